@@ -113,7 +113,7 @@ def chained(num: int, *, hop_s: float = 0.01) -> list[float]:
         world, costs = World(), Costs(fetch_s=1.0, hop_s=hop_s, stage_s=0.0)
         relays = [SimRelay(world, slots=2, costs=costs, address=f"host-{i}") for i in range(num + 1)]
         opened: list[Endpoint] = [await relay.open(8) for relay in relays]
-        world.shelf(opened[0].path).write(4, "digest")
+        world.slots_at(opened[0].path).write(4, "digest")
         await relays[0].stage(4, "digest")
         began_s = asyncio.get_running_loop().time()
 

@@ -98,7 +98,7 @@ def digest_not_compared(patch: pytest.MonkeyPatch) -> None:
 
     async def stage(relay: SimRelay, version: int, digest: str) -> Staged:
         assert relay._endpoint is not None
-        return await honest(relay, version, relay._world.shelf(relay._endpoint.path).written(version))
+        return await honest(relay, version, relay._world.slots_at(relay._endpoint.path).written(version))
 
     patch.setattr(SimRelay, "stage", stage)
 
@@ -121,7 +121,7 @@ def served_version_not_compared(patch: pytest.MonkeyPatch) -> None:
     honest = SimReplica.pull
 
     async def pull(replica: SimReplica, version: int, endpoint: Any) -> Served:
-        newest = replica._world.shelf(endpoint.path).held[-1]
+        newest = replica._world.slots_at(endpoint.path).versions[-1]
         served = await honest(replica, newest, endpoint)
         return msgspec.structs.replace(served, version=version)
 

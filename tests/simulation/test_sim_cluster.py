@@ -60,7 +60,7 @@ def test_hosts_without_relays_are_refused(wrong):
 def test_a_comparison_tells_how_far_it_is(jobs):
     told = []
     base = scenario(config(steps=3))
-    compare(base, {"areal": AReaL(), "laminar": Laminar()}, seeds=1, jobs=jobs, tell=told.append)
+    compare(base, {"areal": AReaL(), "laminar": Laminar()}, seeds=1, jobs=jobs, on_progress=told.append)
     versions = [1, 2, 3] if jobs == 1 else [3]
     names = ["areal", "laminar"]
     assert [(p.schedule, p.run, p.version) for p in told] == [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import millrace
-from millrace.api.configure import Parts, PreparedConfig, prepare
+from millrace.api.configure import Components, PreparedConfig, prepare
 from millrace.api.train import OWN_KEYWORDS
 from millrace.cli import app
 from millrace.config.carried import load_carried
@@ -27,7 +27,7 @@ def prepared(
     config: Any = MODEL, *, reward: Any = backwards, rows: Any = ROWS, **keywords: Any
 ) -> PreparedConfig:
     named = {name: keywords.pop(name, None) for name in ("algorithm", "schedule")}
-    return prepare(config, Parts(reward, rows, **named), keywords, OWN_KEYWORDS)
+    return prepare(config, Components(reward, rows, **named), keywords, OWN_KEYWORDS)
 
 
 def test_dict_file_and_keywords_give_the_same_configuration(tmp_path: Path) -> None:

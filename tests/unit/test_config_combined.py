@@ -170,7 +170,7 @@ def test_keys_combined_are_refused_in_words_or_give_a_first_prompt(
 
 
 async def _first_prompt(worker: FirstLook) -> Prompt | BadPrompt:
-    return await anext(worker.probed(0, found=False))
+    return await anext(worker.probed(0, any_usable=False))
 
 
 @settings(fixed, max_examples=70)

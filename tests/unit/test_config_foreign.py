@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.api.configure import Parts, prepare
+from millrace.api.configure import Components, prepare
 from millrace.config.foreign import FOREIGN, OURS
 from millrace.config.load import validate
 from millrace.config.schema import Config
@@ -45,7 +45,7 @@ def test_another_frameworks_name_is_answered_with_ours(table: str | None, name: 
 
 def test_python_keywords_of_other_frameworks_are_answered_too() -> None:
     with pytest.raises(ConfigError, match=r"The key here is `optimizer=\{'lr': \.\.\.\}`"):
-        prepare(BASE, Parts(), {"learning_rate": 1e-5}, ())
+        prepare(BASE, Components(), {"learning_rate": 1e-5}, ())
 
 
 def test_the_page_names_only_keys_that_exist_and_names_that_are_answered() -> None:

@@ -108,7 +108,7 @@ def test_a_script_gives_its_process_the_url_that_the_directory_lacks(
     asked: list[dict[str, Any]] = []
     url = "https://hooks.example.org/services/SECRET"
     kept(url, tmp_path)
-    monkeypatch.setattr(api_run, "Asked", lambda work, arguments, log: asked.append(arguments))
+    monkeypatch.setattr(api_run, "WorkProcess", lambda work, arguments, log: asked.append(arguments))
     api_run.Run(tmp_path)._start(url)
     assert asked == [{"run": str(tmp_path), "from_version": None, "notify": url}]
     found: list[Config] = []

@@ -69,7 +69,7 @@ def test_the_page_has_points_and_a_table(tmp_path: Path) -> None:
     reward = one.data(Axis.STEP)["reward"]
     at = reward["label"].index("evaluation held-out: greedy")
     assert (reward["xs"][at], reward["ys"][at]) == ([1], [0.25])
-    facts = one.parts()["facts"]
+    facts = one.html_by_id()["facts"]
     assert "held-out" in facts and "0.250" in facts and "too busy" in facts
 
 

@@ -146,7 +146,7 @@ def test_runs_that_are_left_out_of_a_list_are_counted(
     assert "started earlier" not in site.runs({"num": ["3"]}).html
 
 
-def test_a_run_that_ended_while_its_log_was_put_aside_is_found(tmp_path: Path) -> None:
+def test_a_run_that_ended_while_its_log_was_rotated_is_found(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     (tmp_path / "a" / "events.jsonl").rename(tmp_path / "a" / "events.000001.jsonl")
     assert set(find_runs(tmp_path)) == {"a"}
@@ -161,9 +161,9 @@ def test_samples_come_token_by_token(tmp_path: Path) -> None:
     one = overview(tmp_path / "a")
     best = choose(one.run, one.tokenizer, Choice.BEST, 2)
     assert [shown.reward for shown in best] == sorted((shown.reward for shown in best), reverse=True)
-    piece = best[0].pieces[0]
+    piece = best[0].token_texts[0]
     assert (piece.logprob, piece.version) == (-0.5, 3)
-    assert "".join(piece.text for piece in best[0].pieces) == "aaaa"[:4].replace("a", piece.text)
+    assert "".join(piece.text for piece in best[0].token_texts) == "aaaa"[:4].replace("a", piece.text)
 
 
 def test_a_search_looks_from_the_newest_on_and_can_go_on(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_page_and_command_say_the_same_of_a_run_and_of_what_it_told(tmp_path: Pa
     assert told["healthy"] and told["withdrawn"] == ["true-staleness held at version 4; gone since"]
     page = Overview("one", run)
     page.update()
-    assert "knows of no fault" in (said := page.parts()["findings"]) and told["withdrawn"][0] in said
+    assert "knows of no fault" in (said := page.html_by_id()["findings"]) and told["withdrawn"][0] in said
 
 
 def test_the_page_judges_by_the_configuration_as_the_command_does(tmp_path: Path) -> None:
@@ -276,4 +276,4 @@ def test_the_page_judges_by_the_configuration_as_the_command_does(tmp_path: Path
     assert examine(run)["healthy"]
     page = Overview("one", run)
     page.update()
-    assert "knows of no fault" in page.parts()["findings"]
+    assert "knows of no fault" in page.html_by_id()["findings"]

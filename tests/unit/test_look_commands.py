@@ -12,7 +12,7 @@ from millrace.api.run import Run
 from millrace.cli import ui
 from millrace.cli.app import run
 from millrace.look.card import card
-from millrace.observe.sinks.log_files import put_aside
+from millrace.observe.sinks.log_files import rotate
 from millrace.run_directory.run_directory import RunDirectory
 
 
@@ -67,9 +67,9 @@ def test_a_trace_is_written(tmp_path: Path) -> None:
     assert {"step 4", "pull 1"} <= names
 
 
-def test_a_trace_is_written_while_events_are_put_aside(tmp_path: Path) -> None:
+def test_a_trace_is_written_while_events_are_rotated(tmp_path: Path) -> None:
     made = write_run(tmp_path / "a")
-    put_aside(made.events)
+    rotate(made.events)
     assert run(["trace", str(made.path), "--out", str(tmp_path / "trace.json")]) == 0
 
 

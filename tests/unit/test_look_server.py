@@ -17,7 +17,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 from millrace.look.server import Ui
 from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import MetricsLog
-from millrace.observe.sinks.log_files import put_aside
+from millrace.observe.sinks.log_files import rotate
 
 Get = Callable[..., Awaitable[HTTPResponse]]
 AGAIN = b'http-equiv="refresh"'
@@ -119,7 +119,7 @@ def test_a_live_page_gets_what_is_new_and_then_a_sentence_when_the_run_is_gone(t
     assert before["sources"]["reward"]["xs"] == [[1, 2, 3, 4]]
     assert after["sources"]["reward"]["xs"] == [[100, 200, 300, 400, 500]]
     assert before["next_s"] >= 2
-    assert "there is no run a" in gone["parts"]["told"]
+    assert "there is no run a" in gone["html"]["notice"]
 
 
 def test_a_damaged_run_is_a_sentence(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_an_answer_that_takes_too_long_is_said_in_words_and_asked_for_again(
     assert b"the machine is busy" in body and AGAIN in body
 
 
-def test_a_run_is_there_while_its_events_are_put_aside(tmp_path: Path) -> None:
+def test_a_run_is_there_while_its_events_are_rotated(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
-    put_aside(run.events)
+    rotate(run.events)
     body = asked(tmp_path, lambda _, get: get("run/a")).body.decode()
     assert "Timeline" in body
 

@@ -22,7 +22,7 @@ from millrace.core.events import Event
 from millrace.observe.live.live_view import LiveView, plain_line, sample_line
 from millrace.observe.live.panel import render, sparkline
 from millrace.observe.live.status import Status
-from millrace.observe.sinks.notify import told
+from millrace.observe.sinks.notify import message_text
 from millrace.observe.summary import Summary
 
 
@@ -60,8 +60,8 @@ def test_rates_idling_and_time_left_come_from_the_recent_past() -> None:
 
 
 def test_finished_trajectories_without_a_score_are_being_scored() -> None:
-    told = {"tokens": 5, "versions_min": 0, "versions_max": 0, "finish": "stop"}
-    finished = [event("finished", 1.0, trajectory_id=number, **told) for number in range(3)]
+    message_text = {"tokens": 5, "versions_min": 0, "versions_max": 0, "finish": "stop"}
+    finished = [event("finished", 1.0, trajectory_id=number, **message_text) for number in range(3)]
     scored = event("scored", 2.0, trajectory_id=1, value=1.0, outcome="scored", reason="")
     ended = event("ended", 2.0, trajectory_id=2, state="failed", reason="its group's reward failed")
     assert status_of(*finished, scored).scoring == 2
@@ -84,8 +84,10 @@ def test_fairness_is_shown_as_soon_as_it_is_known() -> None:
 
 
 def test_the_panel_says_what_workers_compute_in() -> None:
-    told = [event("computes", 2.0, name=f"replica-{i}", computes="float32; not exact") for i in range(2)]
-    assert "replica-0, replica-1: float32; not exact" in text_of(status_of(*RUN, *told))
+    message_text = [
+        event("computes", 2.0, name=f"replica-{i}", computes="float32; not exact") for i in range(2)
+    ]
+    assert "replica-0, replica-1: float32; not exact" in text_of(status_of(*RUN, *message_text))
 
 
 def test_a_dead_replica_is_shown_as_dead_until_it_is_back() -> None:
@@ -301,7 +303,7 @@ def test_a_slow_start_is_told_as_a_start_and_not_as_a_stall():
     line = plain_line(status_of(run_started(), slow))
     assert "still starting: trainer waits for its weights to load" in line and "stalled" not in line
     assert "still starting" not in plain_line(status_of(run_started(), slow, step(40.0, 1)))
-    assert not told(slow)
+    assert not message_text(slow)
 
 
 def test_a_run_that_the_user_interrupted_did_not_end_by_an_error() -> None:

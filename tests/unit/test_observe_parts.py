@@ -160,9 +160,7 @@ def test_a_disk_too_full_to_condense_on_leaves_the_part_whole(
     assert sum(item.kind == "finished" for item in read_events(path)) == 40
 
 
-def test_a_part_that_cannot_be_put_aside_is_written_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_cannot_be_rotated_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ends the run is that error, and the log still takes the run's end."""
 
     def refused(*_: object) -> None:

@@ -55,7 +55,7 @@ def test_the_live_view_s_trouble_is_harmless() -> None:
 
 
 def test_an_error_s_words_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    app.tell(RewardError(f"raised{OBEYED}"))
+    app.print_error(RewardError(f"raised{OBEYED}"))
     assert "raised\u241b[2J" in capsys.readouterr().err
 
 

@@ -22,7 +22,7 @@ def scene(rng, **faults):
         group_size=rng.randint(2, 3),
         replicas=rng.randint(1, 4),
         slots=rng.randint(1, 6),
-        held_max=rng.randint(1, 5),
+        relay_versions=rng.randint(1, 5),
         step_probability=rng.choice([0.1, 0.3, 1.0]),
         pull_probability=rng.choice([0.2, 0.5, 1.0]),
         group_steps=rng.choice([0.1, 1.0, 10.0]),

@@ -158,7 +158,7 @@ def test_rows_that_are_made_slowly_are_looked_at_for_a_while_only(
     worker = looked.FirstLook(dump(config), limit_memory=False)
 
     async def probed() -> list[Prompt | BadPrompt]:
-        return [prompt async for prompt in worker.probed(0, found=False)]
+        return [prompt async for prompt in worker.probed(0, any_usable=False)]
 
     *unusable, usable = asyncio.run(probed())
     assert isinstance(usable, Prompt) and all(isinstance(prompt, BadPrompt) for prompt in unusable)

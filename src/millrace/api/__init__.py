@@ -1,1 +1,1 @@
-"""Millrace from Python: what `import millrace` offers. Nothing here imports torch into the user's process."""
+"""The Python API: the names of `import millrace`. Nothing here imports torch into the user's process."""

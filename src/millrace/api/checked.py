@@ -1,4 +1,4 @@
-"""Is this run ready to start? Asked before there is a run directory."""
+"""Checks a configuration before there is a run directory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 from millrace.api.configure import PreparedConfig
 from millrace.api.helper_process import ask
-from millrace.api.messages import say, warn
+from millrace.api.messages import info, warn
 from millrace.checks.preflight import preflight
 from millrace.config.inert import inert
 from millrace.run_directory.run_directory import RunDirectory
 
 
 def check(prepared: PreparedConfig, run_path: Path) -> None:
-    """Warn of what is doubtful. Raises: ConfigError, DataError, RewardError: the run could not begin."""
+    """Print warnings. Raises: ConfigError, DataError, RewardError: the run could not begin."""
     for warning in preflight(prepared.config, run_path):
         warn(warning)
     for line in inert(prepared.config):
-        say(f"Note: {line}.")
+        info(f"Note: {line}.")
     with tempfile.TemporaryDirectory(prefix="millrace-") as name:
         place = RunDirectory(Path(name).resolve())
         prepared.place(place.path)

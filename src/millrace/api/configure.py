@@ -1,4 +1,5 @@
-"""From what a script passes to a checked configuration: a dict, file or Config, keywords, functions, rows."""
+"""Makes a checked configuration from a script's arguments: a dict, file or Config, keywords, functions,
+rows."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Section | None
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a script gives beside the configuration. None: the configuration says it."""
+class Components:
+    """The functions and rows that a script passes. None: the configuration has a table for the component."""
 
     reward: Any = None
     rows: Any = None
@@ -37,37 +38,37 @@ class Parts:
 
 @dataclass
 class PreparedConfig:
-    """A configuration, and the files that it names relative to the run's directory."""
+    """A configuration, and the files that the configuration names relative to the run's directory."""
 
     config: Config
     files: dict[str, bytes] = field(default_factory=dict)
 
     def place(self, directory: Path) -> None:
-        """Write the files where the run will look for them."""
+        """Write the files into the run's directory."""
         store(directory, self.files)
 
 
 def configure(schema: type[S], config: ConfigLike, keywords: Mapping[str, Any], own: Iterable[str]) -> S:
-    """A checked configuration of any schema; `own` are the other keywords of the function that asks."""
+    """A checked configuration of any schema; `own` are the other keywords of the calling function."""
     _refuse_unknown(schema, keywords, own)
     return combine(schema, _base(schema, config), read_mapping(schema, keywords, "keyword"))
 
 
 def prepare(
-    config: ConfigLike, parts: Parts, keywords: Mapping[str, Any], own: Iterable[str]
+    config: ConfigLike, components: Components, keywords: Mapping[str, Any], own: Iterable[str]
 ) -> PreparedConfig:
     """A run's configuration, with functions pickled and rows as JSON, in memory.
 
-    Raises: ConfigError, DataError, RewardError: before anything is written or started.
+    Raises: ConfigError, DataError, RewardError: an argument is wrong. Nothing was written or started.
     """
     _refuse_unknown(Config, keywords, own)
     base = _base(Config, config)
-    named = {"reward": parts.reward, "algorithm": parts.algorithm, "schedule": parts.schedule}
+    named = {"reward": components.reward, "algorithm": components.algorithm, "schedule": components.schedule}
     plain = {name: value for name, value in named.items() if isinstance(value, str | Mapping | Section)}
     objects = {name: value for name, value in named.items() if value is not None and name not in plain}
     above = read_mapping(Config, {**keywords, **plain}, "keyword")
-    rows = None if parts.rows is None else read_rows(parts.rows)
-    if rows is not None:  # a table of another kind in `config` says nothing about these rows
+    rows = None if components.rows is None else read_rows(components.rows)
+    if rows is not None:  # a table of another kind in `config` does not concern these rows
         above.tree["task"] = {"kind": "file"} | above.tree.get("task", {})
     tree, files = merge(Config, base.tree, above.tree), dict[str, bytes]()
     if rows is not None:
@@ -79,8 +80,8 @@ def prepare(
         files[path] = data
         tree = merge(Config, tree, {name: {"kind": "function", "path": path} | _limits(tree, name)})
     checked = validate(Config, tree, base.origins | above.origins)
-    if parts.reward in objects.values() and rows is not None:
-        accepted(getattr(parts.reward, "__qualname__", "reward"), parts.reward, rows[0])
+    if components.reward in objects.values() and rows is not None:
+        accepted(getattr(components.reward, "__qualname__", "reward"), components.reward, rows[0])
     return PreparedConfig(checked, files)
 
 
@@ -111,7 +112,7 @@ def _refuse_unknown(schema: type[Section], keywords: Mapping[str, Any], own: Ite
 
 
 def _carry_rows(tree: dict[str, Any], files: dict[str, bytes], rows: list[dict[str, Any]]) -> None:
-    """Make the task a file of these rows. Rows without an answer are a task without one."""
+    """Make the task a file of these rows. If no row has an answer, the task has none."""
     task = dict(tree["task"])
     check_column(rows, "task.prompt", task.get("prompt", "prompt"))
     if "answer" not in task and not any(row.get("answer") is not None for row in rows):
@@ -125,7 +126,7 @@ def _carry_rows(tree: dict[str, Any], files: dict[str, bytes], rows: list[dict[s
 
 
 def _limits(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """Keys of the table that hold for a function too."""
+    """The keys of the table that a function has too."""
     limits = ("timeout_s", "memory_mb", "workers", "workers_max")
     kept = {"reward": limits, "schedule": ("staleness_max",)}.get(name, ())
     return {key: value for key, value in (tree.get(name) or {}).items() if key in kept}

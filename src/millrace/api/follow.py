@@ -1,4 +1,4 @@
-"""Following a run through the lines that it writes, while it writes them."""
+"""Reads the lines of a run's files while the run writes them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ POLL_S = 0.1
 
 
 def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Iterator[dict[str, Any] | None]:
-    """Every line of a JSONL file, and None each time that it has no more for now, until the run has ended.
+    """Every line of a JSONL file until the run has ended, and None whenever no further line is there yet.
 
-    `position` is the byte to begin at. Raises DataError: a line is damaged.
+    `position` is the first byte to read. Raises DataError: a line is damaged.
     """
     tail = Tail(path, position)
     while True:
-        last = has_ended()  # asked before reading: what is written until then is read
+        last = has_ended()  # before reading, so that the last lines are read
         for taken in iter(tail.take, []):
             for line in taken:
                 with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):

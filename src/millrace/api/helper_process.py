@@ -1,7 +1,7 @@
-"""A process that works for this one: torch, processes and event loops stay out of a script or notebook.
+"""A process that works for a script: torch, processes and event loops stay out of the script or notebook.
 
-The process never imports the script, so a script needs no `if __name__ == "__main__"`; and it has an event
-loop of its own, so nothing here minds one that runs already.
+The process never imports the script, so a script needs no `if __name__ == "__main__"`. The process has its
+own event loop, so the script may run one too.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from millrace.core.errors import MillraceError, RemoteError, WorkerDied
 LAST_LINES = 12
 END_S = 70.0  # a run that is asked to stop has 60 s to finish its step
 
-_alive: set[Asked] = set()
+_alive: set[WorkProcess] = set()
 
 
-class Asked:
-    """One piece of work in another process. It ends at the latest when this process does.
+class WorkProcess:
+    """One piece of work in another process. That process ends when this process ends, or before.
 
-    Signals of a terminal do not reach it: who asked decides what an interrupt means.
+    Signals of a terminal do not reach the other process: the caller decides what an interrupt means.
     """
 
     def __init__(self, work: str, arguments: dict[str, Any], log: Path | None = None) -> None:
         self._log = log
         self._answers = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in `result`
-        says = None if log is None else log.open("ab")
+        log_file = None if log is None else log.open("ab")
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "millrace.api.work"],
                 stdin=subprocess.PIPE,
                 stdout=self._answers,
-                stderr=says,
+                stderr=log_file,
                 start_new_session=True,
             )
         finally:
-            if says is not None:
-                says.close()
+            if log_file is not None:
+                log_file.close()
         _alive.add(self)
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"work": work, **arguments}).encode() + b"\n")
@@ -57,13 +57,13 @@ class Asked:
         return self._process.poll() is not None
 
     def stop(self) -> None:
-        """Ask it to end. A run finishes its step and saves."""
+        """Ask the work to end. A run finishes its step and saves."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """End it now. What a run has in its ledger is kept."""
+        """End the work now. A run keeps everything that is in its ledger."""
         with suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
 
@@ -73,11 +73,11 @@ class Asked:
         self.stop()
         _alive.discard(self)
         self._answers.seek(0)
-        said = self._answers.read()
+        text = self._answers.read()
         self._answers.seek(0)
-        if not said.endswith("\n"):
+        if not text.endswith("\n"):
             raise WorkerDied(f"the process that works for this one ended: exit code {code}{self._words()}")
-        answer = json.loads(said)
+        answer = json.loads(text)
         if "error" in answer:
             raise _error(answer["error"], answer["message"])
         return answer["result"]
@@ -90,12 +90,12 @@ class Asked:
 
 
 def ask(work: str, arguments: dict[str, Any]) -> Any:
-    """Have it done, and wait. An interrupt ends it."""
-    asked = Asked(work, arguments)
+    """Do the work in another process, and wait. An interrupt ends the process."""
+    process = WorkProcess(work, arguments)
     try:
-        return asked.result()
+        return process.result()
     except BaseException:
-        asked.kill()
+        process.kill()
         raise
 
 
@@ -108,10 +108,10 @@ def _error(name: str, message: str) -> Exception:
 
 @atexit.register
 def _end_all() -> None:
-    """Runs that a script leaves behind end with it, their step finished and saved."""
-    for asked in list(_alive):
-        asked.stop()
-    for asked in list(_alive):
+    """When the script ends, its runs finish their steps, save and end."""
+    for process in list(_alive):
+        process.stop()
+    for process in list(_alive):
         with suppress(subprocess.TimeoutExpired):
-            asked._process.wait(END_S)
-        asked.kill()
+            process._process.wait(END_S)
+        process.kill()

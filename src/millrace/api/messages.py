@@ -1,4 +1,4 @@
-"""What the API tells a person: on stderr, so that a script's own output stays its own."""
+"""Messages of the API. They go to stderr, because stdout is the script's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from millrace.observe.terminal import Terminal
 _console = Terminal(stderr=True, soft_wrap=True)
 
 
-def say(text: str) -> None:
+def info(text: str) -> None:
     _console.print(text)
 
 

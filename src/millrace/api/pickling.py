@@ -1,7 +1,7 @@
-"""A function of a script or notebook as bytes, or an error that names what cannot be carried.
+"""Pickles a function of a script or notebook, or raises an error that names what cannot be pickled.
 
-cloudpickle writes functions of `__main__`, lambdas and closures out in full; a function of a module that
-can be imported is written as its name.
+cloudpickle writes functions of `__main__`, lambdas and closures by value. A function of a module that can be
+imported is written by name.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from millrace.core.errors import ConfigError
 
 
 def pickled(name: str, thing: Any) -> bytes:
-    """What `config.carried.load_carried` reads back in another process.
+    """The bytes that `config.carried.load_carried` reads in another process.
 
-    Raises: ConfigError: naming the variable of `thing` that cannot be carried, and why.
+    Raises: ConfigError: a variable of `thing` cannot be pickled. The message names the variable and the
+    reason.
     """
     try:
         return pack(_dump(thing))
@@ -36,8 +37,8 @@ def pickled(name: str, thing: Any) -> bytes:
 
 class _Pickler(cloudpickle.Pickler):
     def persistent_id(self, thing: Any) -> None:
-        """Asked of every object. A file would be carried as what it holds now, and device memory as bytes
-        that load only on such a device. Neither is what a user expects later."""
+        """Refuse files and device memory. A file would be pickled with its present content, and device memory
+        as bytes that load only on such a device. A user expects neither."""
         if _is_on_device(thing) or _is_file(thing):
             raise TypeError(_why(thing, TypeError()))
 
@@ -49,7 +50,7 @@ def _dump(thing: Any) -> bytes:
 
 
 def _offenders(thing: Any) -> Iterator[tuple[str, str]]:
-    """(variable, why) of what a function refers to and an object holds."""
+    """(variable, reason) of each value of a function or object that cannot be pickled."""
     for name, value in _referred(thing):
         try:
             _dump(value)
@@ -83,7 +84,7 @@ def _why(value: Any, error: Exception) -> str:
 
 
 def _is_file(value: Any) -> bool:
-    """On disk; the streams of the terminal are carried as their names."""
+    """A file on disk. The streams of the terminal are pickled as their names."""
     on_disk = isinstance(value, io.TextIOWrapper | io.FileIO | io.BufferedIOBase)
     return on_disk and not isinstance(value, io.BytesIO) and value not in (sys.stdin, sys.stdout, sys.stderr)
 

@@ -1,4 +1,4 @@
-"""A plan as a training configuration and as plain records: what command line and API do alike."""
+"""A plan as a training configuration and as plain records, for the command line and the API."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ PLACEHOLDERS: dict[str, Any] = {
     "task": {"kind": "file", "path": "path/to/rows.jsonl"},
     "reward": {"kind": "exact"},
 }
-"""`train` refuses them: neither path exists."""
+"""`train` refuses these: neither path exists."""
 
 DEVICES_OF_A_HOST = 8
 
 
 def base_tree(file: Path | None) -> dict[str, Any]:
-    """The training configuration that the choices are laid over, every key."""
+    """The training configuration, with every key, into which the plan is merged."""
     return PLACEHOLDERS if file is None else dump(load(file))
 
 
 def configuration(answer: Plan, base: dict[str, Any]) -> str:
-    """TOML that `millrace train` accepts, for it was loaded as `train` loads it: what was chosen and what
-    `base` says.
+    """The plan merged into `base`, as TOML that `millrace train` accepts, because `train`'s loader read the
+    plan.
 
-    Raises: ConfigError: the choices contradict `base`.
+    Raises: ConfigError: the plan contradicts `base`.
     """
     header = f"# Planned for {devices(answer)}: {answer.best.candidate.layout.describe()}."
     text = "\n".join([header, *resolved_lines(training_config(answer, base))]) + "\n"
@@ -44,16 +44,16 @@ def configuration(answer: Plan, base: dict[str, Any]) -> str:
 
 
 def beyond(one: Simulated) -> list[str]:
-    """What of a plan its configuration does not say."""
-    layout, found = one.candidate.layout, []
+    """Decisions of a plan that its configuration cannot express."""
+    layout, missing = one.candidate.layout, []
     if layout.generation.dtype != "bf16":
-        found.append(f"generation in {layout.generation.dtype}: here it is float32 or bfloat16")
+        missing.append(f"generation in {layout.generation.dtype}: here it is float32 or bfloat16")
     if one.candidate.transport != "relay":
-        found.append(f"weights by {one.candidate.transport}: here they go through the relay")
+        missing.append(f"weights by {one.candidate.transport}: here they go through the relay")
     num = layout.training.devices + layout.replicas * layout.generation.tensor_parallel
     if num > DEVICES_OF_A_HOST:
-        found.append(f'{num} devices are several hosts: `runtime.kind` "ray" (docs/cluster.md)')
-    return found
+        missing.append(f'{num} devices are several hosts: `runtime.kind` "ray" (docs/cluster.md)')
+    return missing
 
 
 def devices(answer: Plan) -> str:

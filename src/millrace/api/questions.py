@@ -1,4 +1,4 @@
-"""`millrace.evaluate`, `millrace.simulate` and `millrace.plan`: questions, each answered by a process."""
+"""`millrace.evaluate`, `millrace.simulate` and `millrace.plan`. A process answers each call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from millrace.api.configure import ConfigLike, Parts, PreparedConfig, configure, prepare
+from millrace.api.configure import Components, ConfigLike, PreparedConfig, configure, prepare
 from millrace.api.helper_process import ask
 from millrace.api.records import Records
 from millrace.api.run import Run
@@ -38,29 +38,30 @@ def evaluate(
     """Evaluate a model on a task: greedy and sampled accuracy, pass@k, mean reward.
 
     Args:
-        config: as of `train`; or a `Run`: then its configuration and its trained model are used.
+        config: as of `train`, or a `Run`. Of a `Run`, the configuration and the trained model are used.
         model: a directory of a model, of a checkpoint or of a run. Default: the run's, or `model.path`.
         reward, rows: as of `train`. Give rows that training does not draw from.
-        prompts: how many; all rows where there are fewer.
-        samples: sampled completions per prompt, beside a greedy one.
-        noise_seed: of sampling and of the order of prompts.
-        data_seed: `task.data_seed` of a gym task: another one than in training is held-out data.
+        prompts: number of prompts; all rows if the task has fewer.
+        samples: sampled completions per prompt, in addition to a greedy completion.
+        noise_seed: seed of sampling and of the order of prompts.
+        data_seed: `task.data_seed` of a gym task. Another seed than in training makes held-out data.
         correct_at: a reward of at least this is correct.
         keywords: configuration keys, as of `train`.
     Raises:
-        ConfigError, DataError, RewardError: it cannot be evaluated as given.
+        ConfigError, DataError, RewardError: an argument is wrong.
     """
     if isinstance(config, Run):
         model = model or (config.model if config.model.exists() else config.path)
         config = config.config
     own = ("model", "reward", "rows", "prompts", "samples", "noise_seed", "data_seed", "correct_at")
-    prepared = prepare(config, Parts(reward, rows), keywords, own)
+    prepared = prepare(config, Components(reward, rows), keywords, own)
     held_out = {"model": str(Path(model).absolute()) if model else None, "data_seed": data_seed}
-    asked = {"prompts": prompts, "samples": samples, "correct_at": correct_at}
+    settings = {"prompts": prompts, "samples": samples, "correct_at": correct_at}
     with TemporaryDirectory(prefix="millrace-") as scratch:
         run = _placed(prepared, Path(scratch))
-        told = ask("evaluate", {"run": run, "held_out": held_out | {"seed": noise_seed}, "asked": asked})
-    return Evaluation.of_json(told)
+        arguments = {"run": run, "held_out": held_out | {"seed": noise_seed}, "settings": settings}
+        answer = ask("evaluate", arguments)
+    return Evaluation.of_json(answer)
 
 
 def simulate(
@@ -78,16 +79,16 @@ def simulate(
     Args:
         config: a simulated configuration (TOML file, dict or object: docs/simulation.md). With `run`: the
             next run's configuration, by default that run's own.
-        run: a run, or its directory, to take lengths and costs from.
-        compare: names of schedules, or `["presets"]`. Default: the configuration's own.
-        seeds: runs of each schedule; they change lengths, latencies and failures, alike for all.
-        seed: the first one. Default: the configuration's.
-        jobs: processes.
+        run: a run, or its directory. The simulation uses its lengths and costs.
+        compare: names of schedules, or `["presets"]`. Default: the configuration's schedule.
+        seeds: runs of each schedule. All schedules have the same lengths, latencies and failures.
+        seed: the first seed. Default: the configuration's.
+        jobs: number of processes.
         keywords: configuration keys over those of `config`.
     Returns:
         one record per schedule and seed: `schedule`, `seed`, `step_s`, `trained_tokens_per_s` and more.
     Raises:
-        ConfigError, DataError: it cannot be simulated as given.
+        ConfigError, DataError: an argument is wrong.
     """
     own = ("run", "compare", "seeds", "seed", "jobs")
     path = str(run.path) if isinstance(run, Run) else (str(Path(run).absolute()) if run else None)
@@ -103,7 +104,7 @@ def plan(config: ConfigLike = None, **keywords: Any) -> dict[str, Any]:
     """Split a cluster: which devices train, which generate, in which shape, under which schedule.
 
     Args:
-        config: a question to the planner (TOML file, dict or object: docs/planning.md).
+        config: the request to the planner (TOML file, dict or object: docs/planning.md).
         keywords: keys over those of `config`.
     Returns:
         plain types: `ranking`, a list with a dict per simulated plan, the fastest first; `bottleneck`,
@@ -112,13 +113,13 @@ def plan(config: ConfigLike = None, **keywords: Any) -> dict[str, Any]:
         ConfigError: an unknown model or device, or nothing fits.
     """
     question = configure(PlanConfig, config, keywords, ())
-    beside = Path(config).parent if isinstance(config, str | os.PathLike) else Path()
-    base = str((beside / question.base).absolute()) if question.base else None
+    directory = Path(config).parent if isinstance(config, str | os.PathLike) else Path()
+    base = str((directory / question.base).absolute()) if question.base else None
     return dict(ask("plan", {"config": dump(question), "base": base}))
 
 
 def _placed(prepared: PreparedConfig, scratch: Path) -> str:
-    """A directory with a configuration and what it carries, only this user's."""
+    """Write a configuration and its files into `scratch`, which only this user can read."""
     directory = RunDirectory(scratch.resolve())
     prepared.place(directory.path)
     directory.write_config(prepared.config)

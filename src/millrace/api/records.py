@@ -13,7 +13,7 @@ class Records(list[dict[str, Any]]):
         super().__init__(rows)
 
     def frame(self) -> Any:
-        """The same as a `pandas.DataFrame`. A key that a record lacks is a missing value."""
+        """The records as a `pandas.DataFrame`. A key that a record lacks is a missing value."""
         import pandas
 
         return pandas.DataFrame(list(self))

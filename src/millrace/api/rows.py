@@ -1,4 +1,4 @@
-"""Rows of a task as lines of JSON: what a run keeps of a list or a data set."""
+"""Rows of a task as lines of JSON. A run keeps a list or a data set in this form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.environments.rows import find_column
 def read_rows(rows: Any) -> list[dict[str, Any]]:
     """Plain dicts of a sequence of dicts, a `datasets.Dataset` or a pandas frame.
 
-    Raises: DataError: it is none of these, is empty, or a row is no dict.
+    Raises: DataError: `rows` is none of these, is empty, or a row is no dict.
     """
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a pandas frame iterates over its columns
         rows = rows.to_dict("records")
@@ -33,7 +33,7 @@ def read_rows(rows: Any) -> list[dict[str, Any]]:
 
 
 def check_column(rows: list[dict[str, Any]], key: str, column: str) -> None:
-    """Raises: DataError: not one row has the column that `key` names."""
+    """Raises: DataError: no row has the column that `key` names."""
     if not any(find_column(row, column) is not None for row in rows):
         columns = sorted({str(name) for row in rows for name in row})
         raise DataError(
@@ -43,7 +43,7 @@ def check_column(rows: list[dict[str, Any]], key: str, column: str) -> None:
 
 
 def as_lines(rows: list[dict[str, Any]]) -> bytes:
-    """One JSON object a line. Raises: DataError: naming row and column of what JSON cannot hold."""
+    """One JSON object a line. Raises: DataError: JSON cannot represent a value; names row and column."""
     lines = []
     for index, row in enumerate(rows):
         try:
@@ -58,7 +58,7 @@ def as_lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _number(value: Any) -> Any:
-    """NumPy's scalars and arrays as Python's."""
+    """NumPy's scalars and arrays as Python's numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(type(value).__name__)

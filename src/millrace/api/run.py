@@ -1,4 +1,4 @@
-"""A run as Python sees it: metrics, trajectories and summary as plain records, while it trains or later."""
+"""A run in Python: its metrics, trajectories and summary as plain records, during training or later."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from millrace.api.checked import check
 from millrace.api.configure import PreparedConfig
 from millrace.api.follow import lines
-from millrace.api.helper_process import Asked
-from millrace.api.messages import say
+from millrace.api.helper_process import WorkProcess
+from millrace.api.messages import info
 from millrace.api.records import Records
 from millrace.compose.scaling import TIMEOUT_S, scale
 from millrace.config.freeze import dump
@@ -29,24 +29,24 @@ from millrace.run_directory.resume import check_resume
 
 
 class Run:
-    """A run's directory, and what can be asked of it while it trains and after it ended.
+    """A run's directory: its records, during training and after, and its control.
 
     Args:
-        path: a run directory, or a directory of runs: then the newest of them.
+        path: a run directory, or a directory of runs, of which the newest is taken.
     Raises:
         DataError: there is no run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._directory = run_directory.find(Path(path))
-        self._asked: Asked | None = None
+        self._process: WorkProcess | None = None
         self._heard = 0  # bytes of events that earlier sessions wrote
 
     def __repr__(self) -> str:
         return f"<millrace.Run {self.path}: {self.state}>"
 
     def _repr_html_(self) -> str:
-        """Figures and the curve of rewards, in a notebook."""
+        """Figures and the curve of rewards, for a notebook."""
         from millrace.look.card import card
 
         return card(self._directory)
@@ -58,12 +58,12 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The configuration that it runs, or ran last."""
+        """The configuration of the present session, or of the last."""
         return self._directory.read_config()
 
     @property
     def model(self) -> Path:
-        """The trained model: a Hugging Face directory, there once the last step is done."""
+        """The trained model: a Hugging Face directory, which the last step writes."""
         return self._directory.model
 
     @property
@@ -73,19 +73,19 @@ class Run:
             return "running"
         return "finished" if is_finished(self._directory, self.config.steps) else "stopped"
 
-    # ------------------------------------------------------------ what it did
+    # ------------------------------------------------------------ records
 
     def metrics(self) -> Records:
         """One record for each version so far: `version`, `reward/mean`, `trainer/loss` and the others."""
-        found = {line["version"]: line for line in self._lines(self._directory.metrics)}
-        return Records(found[version] for version in sorted(found))
+        by_version = {line["version"]: line for line in self._lines(self._directory.metrics)}
+        return Records(by_version[version] for version in sorted(by_version))
 
     def trajectories(self, version: int | None = None, *, tokens: bool = False) -> Records:
         """One record per trajectory so far, with prompt, completion and reward.
 
         Args:
-            version: only those of the step that made this version.
-            tokens: also token ids, log-probs and versions, as lists.
+            version: only trajectories of the step that made this version.
+            tokens: also give token ids, log-probs and versions, as lists.
         """
         if not self._directory.ledger.exists():
             return Records()
@@ -101,33 +101,33 @@ class Run:
 
     def evaluations(self) -> Records:
         """One record per evaluation while training so far: `name`, `version`, `greedy`, `pass`, `majority`,
-        and why it was `skipped`, if it was."""
+        and in `skipped` the reason if the evaluation was skipped."""
         if not self._directory.ledger.exists():
             return Records()
         with LedgerReader(self._directory.ledger) as reader:
             return Records(evaluations_view(reader, self.config))
 
     def events(self, kind: str | None = None) -> Records:
-        """Every event of the run, in order, or the events of one kind: see docs/observability.md."""
+        """Every event of the run, in order, or the events of one kind (docs/observability.md)."""
         events = self._lines(self._directory.events)
         return Records(event for event in events if kind in (None, event["kind"]))
 
     def summary(self) -> dict[str, Any]:
-        """The run in one dict: rewards, speeds, staleness, accounting. There once it has ended.
+        """The run in one dict: rewards, speeds, staleness, accounting. A run writes its summary at its end.
 
-        Raises: DataError: it has not.
+        Raises: DataError: the run has not ended.
         """
         if not self._directory.summary.exists():
             raise DataError(f"{self.path} has no summary yet: it is written when a run ends")
         with boundary(str(self._directory.summary), "cannot be read", DataError):
             return dict(files.read_json(self._directory.summary))
 
-    # ------------------------------------------------------------ while it trains
+    # ------------------------------------------------------------ during training
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """Each step's metrics as soon as the step is done, until the run ends.
 
-        Raises: what ended the run, if it failed. Leaving the loop early leaves the run alone.
+        Leaving the loop early does not disturb the run. Raises: the error that ended the run.
         """
         for line in lines(self._directory.metrics, self._has_ended):
             if line is not None and not line["replayed"]:
@@ -135,10 +135,11 @@ class Run:
         self._finish()
 
     def wait(self, *, show: bool = True) -> Run:
-        """Wait for the end, and show how it goes. An interrupt (Ctrl-C, the notebook's stop) finishes the
-        step, saves, and is raised again; a second one ends the run at once. Nothing is lost either way.
+        """Wait for the end, and show the progress. After an interrupt (Ctrl-C, the notebook's stop) the run
+        finishes the step and saves, and `wait` raises the interrupt. A second interrupt ends the run at once.
+        In both cases nothing is lost.
 
-        Raises: what ended the run, if it failed. KeyboardInterrupt.
+        Raises: the error that ended the run; KeyboardInterrupt.
         """
         try:
             self._follow(show)
@@ -149,35 +150,35 @@ class Run:
 
     def stop(self) -> Run:
         """Finish the step, save and end. A run that has ended stays as it is."""
-        if self._asked is not None:
-            self._asked.stop()
+        if self._process is not None:
+            self._process.stop()
             self._finish()
         return self
 
     def scale(self, replicas: int, *, timeout_s: float = TIMEOUT_S, show: bool = True) -> Run:
-        """Let replicas join or leave while it trains, and wait until they have.
+        """Let replicas join or leave during training, and wait until they have.
 
         Args:
-            replicas: how many there shall be. 0: the run waits until it has one again.
-            timeout_s: how long to wait.
-            show: print how far it is.
+            replicas: the new number of replicas. At 0 the run waits for the next replica.
+            timeout_s: the longest wait.
+            show: print the progress.
         Raises:
-            WorkerError: it is not running, has no room for them, or could not start them.
-            DeadlineExceeded: it takes longer, and goes on.
+            WorkerError: the run is not running, has no room for the replicas, or could not start them.
+            DeadlineExceeded: the change takes longer than `timeout_s`; the change goes on.
         """
-        scale(self._directory, replicas, timeout_s=timeout_s, report=say if show else lambda line: None)
+        scale(self._directory, replicas, timeout_s=timeout_s, report=info if show else lambda line: None)
         return self
 
     def resume(
         self, *, from_version: int | None = None, wait: bool = True, show: bool = True, **keywords: Any
     ) -> Run:
-        """Go on, from this or another process, with the functions and rows that the run has kept.
+        """Resume the run, from this or another process, with the functions and rows that the run has kept.
 
         Args:
             from_version: first undo the steps after this version.
-            wait: return when the run ends; False: at once.
-            show: print how it goes while waiting.
-            keywords: configuration keys, as of `train`. Those that would change what is learned are refused.
+            wait: return when the run ends; False: return at once.
+            show: print the progress while waiting.
+            keywords: configuration keys, as of `train`. A key that would change what is learned is refused.
         Raises:
             ConfigError: a key cannot change. LedgerError: another process works on the run.
         """
@@ -202,21 +203,21 @@ class Run:
         events = self._directory.events
         self._heard = events.stat().st_size if events.exists() else 0
         arguments = {"run": str(self.path), "from_version": from_version, "notify": notify}
-        self._asked = Asked("train", arguments, log)
+        self._process = WorkProcess("train", arguments, log)
 
     def _is_running(self) -> bool:
-        return not self._asked.has_ended if self._asked is not None else self._directory.is_owned()
+        return not self._process.has_ended if self._process is not None else self._directory.is_owned()
 
     def _has_ended(self) -> bool:
         return not self._is_running()
 
     def _finish(self) -> None:
-        """Take the answer of a process of ours, once."""
-        if (asked := self._asked) is not None:
+        """Read the answer of this object's process, once."""
+        if (process := self._process) is not None:
             try:
-                asked.result()
+                process.result()
             finally:
-                self._asked = None if asked.has_ended else asked
+                self._process = None if process.has_ended else process
 
     def _follow(self, show: bool) -> None:
         console = Terminal(quiet=not show)
@@ -227,16 +228,16 @@ class Run:
         self._finish()
 
     def _interrupted(self) -> None:
-        if self._asked is None:
+        if self._process is None:
             return
-        say("Stopping: finishing the step and saving. Interrupt again to stop at once.")
+        info("Stopping: finishing the step and saving. Interrupt again to stop at once.")
         try:
             self.stop()
         except KeyboardInterrupt:
-            if self._asked is not None:
-                self._asked.kill()
+            if self._process is not None:
+                self._process.kill()
         again = f"millrace.Run({str(self.path)!r}).resume()"
-        say(f"Stopped; nothing is lost. To go on: {again}")
+        info(f"Stopped; nothing is lost. To go on: {again}")
 
     def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
         return (line for line in lines(path, lambda: True) if line is not None)

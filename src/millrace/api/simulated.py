@@ -1,4 +1,4 @@
-"""Simulating a configuration, or the next run after a real one: what command line and API do alike."""
+"""Simulates a configuration, or the next run after a real run, for the command line and the API."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError
 from millrace.sim.calibrate.learn import calibrate
 from millrace.sim.config import SimulatedConfig
-from millrace.sim.report.compare import Comparison, Tell, compare, schedules
+from millrace.sim.report.compare import Comparison, OnProgress, compare, schedules
 from millrace.sim.setup import check_memory, scenario
 from millrace.sim.simulation import Scenario
 
 
 def base_scenario(config: Section | None, run: Path | None, seed: int | None) -> Scenario:
-    """With `run`, its lengths and costs, under `config` or its own configuration."""
+    """The scenario of `config`. With `run`, its lengths and costs, and by default its configuration."""
     if run is not None:
         calibration = calibrate(run)
         next_run = config if isinstance(config, Config) else calibration.config
@@ -32,11 +32,16 @@ def base_scenario(config: Section | None, run: Path | None, seed: int | None) ->
 
 
 def compared(
-    base: Scenario, names: Sequence[str], *, seeds: int, jobs: int, tell: Tell = lambda progress: None
+    base: Scenario,
+    names: Sequence[str],
+    *,
+    seeds: int,
+    jobs: int,
+    on_progress: OnProgress = lambda progress: None,
 ) -> list[Comparison]:
     """The named presets, or the configuration's own schedule, on the same seeds."""
     own: dict[str, Schedule] = {base.config.schedule.kind: base.config.schedule}
-    return compare(base, schedules(names) if names else own, seeds=seeds, jobs=jobs, tell=tell)
+    return compare(base, schedules(names) if names else own, seeds=seeds, jobs=jobs, on_progress=on_progress)
 
 
 def records(comparisons: Sequence[Comparison], first_seed: int) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.api.checked import check
-from millrace.api.configure import ConfigLike, Parts, prepare
-from millrace.api.messages import say
+from millrace.api.configure import Components, ConfigLike, prepare
+from millrace.api.messages import info
 from millrace.api.run import Run
 from millrace.run_directory import run_directory
 
@@ -28,33 +28,33 @@ def train(
     show: bool = True,
     **keywords: Any,
 ) -> Run:
-    """Train a model with reinforcement learning, in processes of their own.
+    """Train a model with reinforcement learning, in other processes.
 
-    Functions are carried to those processes and kept in the run directory, wherever they were defined:
-    in a script, a notebook, another function. The rows are kept there too. So the run can be resumed
+    Functions are pickled for those processes and kept in the run directory. A function may be defined in a
+    script, in a notebook or in another function. The rows are kept there too. So the run can be resumed
     without the script.
 
     Args:
         config: a TOML file, a dict with the same tables and keys, or a `millrace.Config`.
-        reward: `reward(completion, answer, **columns)`, plain or async, as docs/rewards.md says; or the
-            name of a kind, or a dict with its keys.
+        reward: `reward(completion, answer, **columns)`, plain or async (docs/rewards.md); or the name of a
+            kind, or a dict with its keys.
         rows: a sequence of dicts, a `datasets.Dataset` or a pandas frame, with a column `prompt` and, for
-            a reward that compares, `answer`. They replace the task of `config`.
+            a reward that compares, `answer`. The rows replace the task of `config`.
         algorithm: a `millrace.algorithms.Algorithm`, the name of a kind, or a dict with its keys.
         schedule: a function of the configuration that returns a `millrace.schedule.Schedule`, the name of
             a kind, or a dict with its keys.
-        run_dir: where the run is kept. Default: `runs/NAME-DATE-N`.
-        wait: return when the run has ended; False: at once, with a run that trains in the background, and
-            at the latest ends with this process.
-        show: print how it goes while waiting.
-        keywords: configuration keys, over those of `config`: `steps=20`, `optimizer={"lr": 1e-4}`. One
-            with a dot goes in as `**{"optimizer.lr": 1e-4}`.
+        run_dir: the run's directory. Default: `runs/NAME-DATE-N`.
+        wait: return when the run has ended; False: return at once. The run then trains in the background, and
+            ends with this process if it has not ended before.
+        show: print the progress while waiting.
+        keywords: configuration keys, over those of `config`: `steps=20`, `optimizer={"lr": 1e-4}`. A key
+            with a dot is passed as `**{"optimizer.lr": 1e-4}`.
     Raises:
-        ConfigError, DataError, RewardError: something cannot be run as given; nothing was started.
-        KeyboardInterrupt: interrupted; the step was finished and saved.
-        MillraceError: what ended the run.
+        ConfigError, DataError, RewardError: an argument is wrong; nothing was started.
+        KeyboardInterrupt: the user interrupted; the step was finished and saved.
+        MillraceError: the error that ended the run.
     """
-    prepared = prepare(config, Parts(reward, rows, algorithm, schedule), keywords, OWN_KEYWORDS)
+    prepared = prepare(config, Components(reward, rows, algorithm, schedule), keywords, OWN_KEYWORDS)
     chosen = Path(run_dir) if run_dir is not None else None
     check(prepared, chosen or run_directory.RUNS)
     name = Path(config).stem if isinstance(config, str | os.PathLike) else "run"
@@ -63,6 +63,6 @@ def train(
     directory.write_config(prepared.config)
     run = Run(directory.path)
     if show:
-        say(f"Run directory: {run.path}")
+        info(f"Run directory: {run.path}")
     run._start(prepared.config.observe.notify)
     return run.wait(show=show) if wait else run

@@ -1,8 +1,8 @@
-"""What the API has another process do: `python -m millrace.api.work` does one thing and answers.
+"""The process that works for the API: `python -m millrace.api.work` does one piece of work and answers.
 
-It reads one line of JSON from stdin, {"work": NAME, ...arguments}, and writes one to stdout, {"result": ...}
-or {"error": ..., "message": ...}. Its own prints go to stderr. The end of stdin means that the asker is
-gone, or wants an end: a run finishes its step and saves; everything else just ends.
+The process reads one line of JSON from stdin, {"work": NAME, ...arguments}, and writes one line to stdout,
+{"result": ...} or {"error": ..., "message": ...}. Its prints go to stderr. At the end of stdin the caller is
+gone, or asks the process to end: a run finishes its step and saves, and other work ends at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from millrace.run_directory.run_directory import RunDirectory
 
 
 def train(run: str, from_version: int | None = None, notify: str | None = None) -> dict[str, Any]:
-    """Train the run in a directory, or go on with it. `notify` is whole, where the directory has a part.
-    `ended`: False where it was asked to stop."""
+    """Train the run in a directory, or resume it. `notify` is the whole address, of which the directory has a
+    part. In the answer, `ended` is False if the caller stopped the run."""
     from millrace.compose import compose
 
     directory = RunDirectory(Path(run))
@@ -52,8 +52,9 @@ def train(run: str, from_version: int | None = None, notify: str | None = None) 
 
 
 def check(run: str) -> list[str]:
-    """Warnings of the task and reward of the configuration in a directory, tried once. Raises: ConfigError:
-    its algorithm cannot be trained."""
+    """Try task and reward of the configuration in a directory once, and return the warnings.
+
+    Raises: ConfigError: its algorithm cannot be trained."""
     from millrace.algorithms import of_run
     from millrace.checks.first_try import try_first, warnings
 
@@ -62,18 +63,18 @@ def check(run: str) -> list[str]:
     return list(warnings(config, try_first(config)))
 
 
-def evaluate(run: str, held_out: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate the configuration in a directory on other rows, where its task can make other rows."""
+def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate the configuration in a directory, on other rows if its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
     from millrace.evaluation.kept import keep_if_of_a_run
     from millrace.run_directory.models import model_directory, newest
 
     config = RunDirectory(Path(run)).read_config()
     model = Path(held_out["model"] or config.model.path)
-    of = newest(model)  # once: a run that goes on soon has a newer one
+    of = newest(model)  # once, because a live run soon has a newer model
     with model_directory(of) as directory:
         chosen = held_out_config(config, directory, seed=held_out["seed"], data_seed=held_out["data_seed"])
-        result = evaluate(chosen, **asked)
+        result = evaluate(chosen, **settings)
     if trouble := keep_if_of_a_run(of, result):
         Terminal(stderr=True).print(trouble)
     return result.to_json() | {"model": str(model)}
@@ -119,7 +120,7 @@ def main() -> None:
     work = request.pop("work")
     if work != "train":
         threading.Thread(target=_end_with_the_asker, daemon=True).start()
-    with suppress(BrokenPipeError):  # nobody is left to hear it
+    with suppress(BrokenPipeError):  # the caller is gone
         answers.write(json.dumps(_answer(WORKS[work], request)) + "\n")
         answers.flush()
 
@@ -130,8 +131,10 @@ def _answer(work: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, An
     except Exception as raised:
         error = alone(raised)
         traceback.print_exception(raised)
-        told = str(error) if isinstance(error, MillraceError) else "".join(traceback.format_exception(raised))
-        return {"error": type(error).__name__, "message": told}
+        message = (
+            str(error) if isinstance(error, MillraceError) else "".join(traceback.format_exception(raised))
+        )
+        return {"error": type(error).__name__, "message": message}
 
 
 def _end_with_the_asker() -> None:

@@ -1,1 +1,1 @@
-"""A run under attack, in real processes: what is done to it, and what must hold afterwards."""
+"""Attacks on runs in real processes, and checks of the runs afterwards."""

@@ -1,4 +1,4 @@
-"""What must hold of a run after it was attacked, whatever happened to it."""
+"""Checks of a run after attacks of any kind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_ledger(ledger: Path, config: Config) -> list[Check]:
 
 
 def check_served(events: Iterable[Event]) -> Check:
-    """Every digest that a replica served is one that was published or staged for that version."""
+    """Every replica served a digest that was published or staged for the version."""
     published: set[tuple[int, str]] = set()
     served: set[tuple[int, str]] = set()
     for event in events:
@@ -60,7 +60,7 @@ def check_served(events: Iterable[Event]) -> Check:
 
 
 def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
-    """No process and no memory file is left. A file that a living process uses is somebody else's."""
+    """No process and no memory file is left. A file that a living process uses belongs to another run."""
     fresh = shared_memory() - memory_before
     left = sorted(fresh - _mapped()) if fresh else []
     return [
@@ -70,8 +70,8 @@ def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
 
 
 def check_sockets(listening: set[str], run_dir: Path) -> Check:
-    """No process of the run was seen to listen on a port or a socket, and its directory holds no socket.
-    Ranks of a trainer are not looked at: they talk to one another over the loopback interface."""
+    """No process of the run listened on a port or socket, and its directory has no socket. Ranks of a trainer
+    are not checked, because they communicate over the loopback interface."""
     left = {f"unix {path}" for path in run_dir.rglob("*") if path.is_socket()}
     return Check("no port or socket", not listening | left, f"found: {sorted(listening | left)[:5]}")
 
@@ -86,15 +86,15 @@ def shared_memory() -> set[str]:
 
 def _mapped() -> set[str]:
     """Names of the shared-memory files that living processes have mapped."""
-    found = set()
+    names = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            found.update(re.findall(rf"{SHARED_MEMORY}/(\S+)", maps.read_text(errors="replace")))
-    return found
+            names.update(re.findall(rf"{SHARED_MEMORY}/(\S+)", maps.read_text(errors="replace")))
+    return names
 
 
 def reader_ends(states: dict[str, int]) -> list[str]:
-    """Terminal states that any trajectory reached."""
+    """Terminal states that at least one trajectory reached."""
     terminal = ("trained", "rejected", "stale", "abandoned", "failed")
     return [state for state in terminal if states[state]]
 

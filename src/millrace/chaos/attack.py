@@ -1,4 +1,4 @@
-"""Seeded attacks on a run in real processes, and how long it took to recover from each."""
+"""Seeded attacks on a run in real processes, and the time to recover from each attack."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ QUIET_S_MAX = 180.0  # without a step: the run hangs
 PAUSE_S_MEAN = 0.4  # between the moment that an attack may come and the attack
 THAW_S_MAX = 2.0
 SALVO = {1: 6, 2: 2, 3: 1, 5: 1}
-"""How many are attacked at once, and how often."""
+"""Number of processes attacked at once, and its weight."""
 MOMENTS = {"": 4, "step": 2, "published": 2, "checkpoint": 1, "worker_started": 2}
-"""After which event an attack comes, at once; none: at any moment. A step was just committed, and is about
-to be published; what starts is about to replay or to serve."""
-MOMENT_S_MAX = 0.5  # for the event; then at any moment
+"""An attack follows an event of this kind at once; the empty kind is any moment. After `step` the version is
+about to be published. After `worker_started` the worker is about to replay or to serve."""
+MOMENT_S_MAX = 0.5  # the longest wait for the event; then any moment
 NEAR_S = 0.05
 
 WEIGHTS = {"replica": 5, "trainer": 3, "relay": 3, "reward worker": 3, "forkserver": 1, "controller": 2}
 ACTS = {"kill": 6, "pause": 2, "freeze": 2}
-"""kill: SIGKILL. pause: SIGSTOP, and SIGCONT within two seconds. freeze: SIGSTOP for good; whoever
-supervises the process must notice (a frozen controller has nobody, so it is paused)."""
+"""kill: SIGKILL. pause: SIGSTOP, and SIGCONT within two seconds. freeze: SIGSTOP without SIGCONT;
+the supervisor of the process must notice. Nothing supervises a controller, so it is paused."""
 
 SUPERVISION = (
     "supervision.heartbeat_timeout_s=3",
@@ -39,12 +39,13 @@ SUPERVISION = (
     "supervision.restart_window_s=5",
     "supervision.attempts=1000000",
 )
-"""Budgets are meant for bad luck, not for this."""
+"""The default budgets of restarts are too small for so many attacks."""
 
 
 @dataclass(slots=True)
 class Attack:
-    """`back`: a new incarnation has started. `recovery_s`: until that was of use, None while it is not."""
+    """An attack and its recovery. `back`: a new incarnation has started. `recovery_s`: the time until the
+    incarnation did useful work; None before."""
 
     role: str
     name: str
@@ -55,13 +56,13 @@ class Attack:
     recovery_s: float | None = None
 
     def __call__(self, event: Event) -> None:
-        """Take in what the run told since. A pause leaves nothing to recover from."""
+        """Take in an event of the run. After a pause there is no recovery."""
         if self.act == "pause" or self.recovery_s is not None or event.wall_s <= self.wall_s:
             return
         fields = event.fields
         if event.kind == "worker_started" and (
             self.name in ("forkserver", "controller")
-            or f"{self.name}.".startswith(f"{fields['name']}.")  # a rank comes back with its worker
+            or f"{self.name}.".startswith(f"{fields['name']}.")  # a rank restarts with its worker
         ):
             self.back = True
         if self.back and self._of_use(event):
@@ -90,24 +91,24 @@ class Campaign:
     steps: int
     kills: int
     seed: int
-    tell: Callable[[Attack], None] = lambda attack: None
+    on_attack: Callable[[Attack], None] = lambda attack: None
     attacks: list[Attack] = field(default_factory=list)
     orphans: list[int] = field(default_factory=list)
     listening: set[str] = field(default_factory=set)  # sockets that any process of the run listened on
     sessions: int = 1
-    salvos: list[int] = field(default_factory=list)  # how many were attacked at once, each time
+    salvos: list[int] = field(default_factory=list)  # number of processes of each attack
     _thaws: list[tuple[float, int]] = field(default_factory=list)
 
     def wage(self) -> None:
-        """From the run's start to its end.
+        """Attack from the run's start to its end.
 
-        Raises: DeadlineExceeded: it hangs. WorkerError: it ended by itself, with an error.
+        Raises: DeadlineExceeded: the run hangs. WorkerError: the run ended with an error.
         """
         rng = random.Random(self.seed)
         self.run.start()
         while len(self.attacks) < self.kills:
             role = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-            # The last fifth of the steps is left to recover in.
+            # The run recovers during the last fifth of the steps.
             due = 4 * len(self.attacks) * self.steps // (5 * self.kills)
             if not self._go_on(partial(self._ready_for, role, due)) or not self._go_on(self._moment(rng)):
                 break
@@ -115,7 +116,7 @@ class Campaign:
         self._go_on(lambda: False)
 
     def _go_on(self, until: Callable[[], bool]) -> bool:
-        """Watch the run until the condition holds; False if it has ended well before that."""
+        """Watch the run until the condition holds; False if the run ended before, without an error."""
         version, moved_s = self.run.version, time.monotonic()
         while not until():
             self._thaw()
@@ -135,29 +136,29 @@ class Campaign:
         return True
 
     def _ready_for(self, role: str, version: int) -> bool:
-        """The others may be down: what comes on top of an attack is worth most."""
+        """Other roles may be down: an attack during another recovery is the most useful."""
         return self.run.version >= version and bool(self.run.pids(role))
 
     def _moment(self, rng: random.Random) -> Callable[[], bool]:
-        """Whether the drawn moment has come: a while passed, or a thing was just told."""
+        """Draws a moment. The result says whether it has come: after a pause, or just after an event."""
         kind = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
-        now_s, told = time.monotonic(), self.run.counts[kind]
+        now_s, count = time.monotonic(), self.run.counts[kind]
         if not kind:
-            return partial(_past, now_s + rng.expovariate(1 / PAUSE_S_MEAN))
+            return partial(_has_come, now_s + rng.expovariate(1 / PAUSE_S_MEAN))
         near_s, late_s = rng.uniform(0, NEAR_S), now_s + MOMENT_S_MAX
         seen_s: list[float] = []
 
         def come() -> bool:
-            if not seen_s and self.run.counts[kind] > told:
+            if not seen_s and self.run.counts[kind] > count:
                 seen_s.append(time.monotonic())
-            return _past(seen_s[0] + near_s if seen_s else late_s)
+            return _has_come(seen_s[0] + near_s if seen_s else late_s)
 
         return come
 
     # ------------------------------------------------------------ attacks
 
     def _salvo(self, role: str, rng: random.Random) -> None:
-        """One process, or several at once; a controller last, since it ends the others."""
+        """Attack one process, or several at once. A controller is last, because its end ends the others."""
         size = min(rng.choices(list(SALVO), list(SALVO.values()))[0], self.kills - len(self.attacks))
         roles = [role, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=size - 1)]
         before = len(self.attacks)
@@ -169,7 +170,7 @@ class Campaign:
         act = rng.choices(list(ACTS), list(ACTS.values()))[0]
         thaw_s, draw = rng.uniform(0.05, THAW_S_MAX), rng.random()
         victims = sorted(self.run.pids(role).items())
-        if not victims:  # it has just ended for another reason
+        if not victims:  # the process has just ended for another reason
             return
         name, pid = victims[int(draw * len(victims))]
         if role == "controller" and act == "freeze":
@@ -177,7 +178,7 @@ class Campaign:
         self.listening |= sockets.listening(set(self.run.processes()) - self.run.ranks)
         attack = Attack(role, name, act, self.run.version, time.time())
         self.attacks.append(attack)
-        self.tell(attack)
+        self.on_attack(attack)
         if role == "controller" and act == "kill":
             self.orphans += self.run.kill_controller()
             self.run.start()
@@ -201,5 +202,5 @@ class Campaign:
                 attack(event)
 
 
-def _past(moment_s: float) -> bool:
+def _has_come(moment_s: float) -> bool:
     return time.monotonic() >= moment_s

@@ -1,4 +1,4 @@
-"""`millrace train` as a child process that may be attacked: its processes, its events, its end."""
+"""`millrace train` as a child process under attack: its processes, its events, its end."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ROLES = ("replica", "relay", "reward worker", "trainer", "forkserver", "controll
 
 
 class ChildRun:
-    """One run directory, and the controller that works on it at the moment.
+    """One run directory, and its present controller.
 
-    Every process of the run carries a mark in its environment, so that none can be overlooked. `prefix`: a
-    command that runs the controller, such as on another host.
+    Every process of the run has a mark in its environment, so that `processes` finds all of them. `prefix` is
+    a command that runs the controller, for example on another host.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ChildRun:
     # ------------------------------------------------------------ its controller
 
     def start(self) -> None:
-        """Begin the run, or go on with it."""
+        """Start the run, or resume it."""
         self._workers.clear()
         resume = ["--resume"] if self.directory.config.exists() else []
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -75,26 +75,27 @@ class ChildRun:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the controller; None while it lives."""
+        """The controller's exit code; None while it lives."""
         assert self._controller is not None
         return self._controller.poll()
 
     def kill_controller(self) -> list[int]:
-        """SIGKILL. Returns the processes of the run that outlived it: none, or it is a bug."""
+        """Kill the controller with SIGKILL. Returns the processes of the run that are left, which is a
+        bug."""
         assert self._controller is not None
         self._controller.kill()
         self._controller.wait()
         return self.leftovers()
 
     def leftovers(self) -> list[int]:
-        """Processes of this run, once the rest had time to end."""
+        """The processes of this run that are left after the time to end."""
         deadline_s = time.monotonic() + END_TIMEOUT_S
         while (pids := self.processes()) and time.monotonic() < deadline_s:
             time.sleep(0.02)
         return pids
 
     def end(self) -> None:
-        """Kill whatever is left."""
+        """Kill all processes that are left."""
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -102,17 +103,17 @@ class ChildRun:
             self._controller.wait()
 
     def last_words(self, num_lines: int = 12) -> str:
-        """The end of what its controllers printed."""
+        """The last lines that the run's controllers printed."""
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         return "\n".join(lines[-num_lines:])
 
     def session_words(self) -> str:
-        """What its present controller printed."""
+        """The output of the present controller."""
         return self._log.read_bytes()[self._began :].decode(errors="replace")
 
     @property
-    def said(self) -> int:
-        """How much was printed or told so far: it grows while the run gets on."""
+    def num_bytes(self) -> int:
+        """Bytes of output and events so far. The number grows while the run makes progress."""
         files = (self._log, self.directory.events)
         return sum(file.stat().st_size for file in files if file.exists())
 
@@ -120,13 +121,13 @@ class ChildRun:
 
     def processes(self) -> list[int]:
         """Living processes that carry the mark."""
-        mark, found = f"{MARK}={self._mark}".encode(), []
+        mark, pids = f"{MARK}={self._mark}".encode(), []
         for entry in os.listdir("/proc"):
             if entry.isdigit():
                 with suppress(OSError):
                     if mark in Path(f"/proc/{entry}/environ").read_bytes():
-                        found.append(int(entry))
-        return found
+                        pids.append(int(entry))
+        return pids
 
     def pids(self, role: str) -> dict[str, int]:
         """Living processes of a role, by name. Further ranks of a worker are `NAME.RANK`."""
@@ -169,7 +170,7 @@ class ChildRun:
 
 
 def _title(pid: int) -> str:
-    """The name of a living process; empty for one that has ended."""
+    """The name of a living process; empty if the process has ended."""
     try:
         name, _, state = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(") ")
     except OSError:

@@ -1,4 +1,4 @@
-"""Runs whose reward and rows are hostile: each ends with closed accounts, or is refused in words."""
+"""Runs with hostile rewards and rows. Each run must end with closed accounts, or with a clear refusal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUGE_CHARS = 10_000_000
 
 
 def write_rows(file: Path, rng: random.Random) -> None:
-    """Words to repeat, and among them what no run should meet."""
+    """Write rows with words to repeat, and broken rows between them."""
     odd = (
         "",
         "{",
@@ -52,9 +52,9 @@ def try_hostile(
     overrides: Sequence[str],
     count: int,
     seed: int,
-    tell: Callable[[AttackedRun], None] = lambda run: None,
+    on_run: Callable[[AttackedRun], None] = lambda run: None,
 ) -> list[AttackedRun]:
-    """`count` runs, each with the next reward of `HOSTILE` and with rows of its own."""
+    """Make `count` runs, each with the next reward of `HOSTILE` and with its own rows."""
     attacked = []
     for number in range(count):
         reward = HOSTILE[number % len(HOSTILE)].__name__
@@ -67,7 +67,7 @@ def try_hostile(
             f"timeout_s = {TIMEOUT_S}, memory_mb = {MEMORY_MB}}}",
         ]
         attacked.append(_try(reward, ChildRun(config_file, root / f"{number:03d}", sets), config_file, sets))
-        tell(attacked[-1])
+        on_run(attacked[-1])
     return attacked
 
 

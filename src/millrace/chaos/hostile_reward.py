@@ -1,6 +1,6 @@
-"""Rewards that misbehave for about one completion in eight, each in its own way; the rest are scored.
+"""Rewards that misbehave for about one completion in eight, and score the others.
 
-`millrace chaos --hostile` names them in `reward.path`, as a user would.
+`millrace chaos --hostile` names a reward in `reward.path`, as a user does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def allocates(completion: str, answer: str) -> float:
 
 
 def prints(completion: str, answer: str) -> float:
-    """Without end, with what a terminal would obey."""
+    """Prints control characters of a terminal without end."""
     while _hit(completion):
         sys.stdout.write("\x1b[2J\x1b]0;owned\x07\n" * 100)
     return _share(completion, answer)
@@ -66,7 +66,7 @@ def recurses(completion: str, answer: str) -> float:
 
 
 def rubbish(completion: str, answer: str) -> Any:
-    """Everything but a finite number."""
+    """Returns a value that is no finite number."""
     odd: tuple[Any, ...] = (
         float("nan"),
         float("inf"),
@@ -83,7 +83,7 @@ def rubbish(completion: str, answer: str) -> Any:
 
 
 def closes(completion: str, answer: str) -> float:
-    """Every file descriptor that its process has."""
+    """Closes every file descriptor of its process."""
     if _hit(completion):
         os.closerange(0, 1024)
     return _share(completion, answer)

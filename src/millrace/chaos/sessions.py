@@ -1,4 +1,5 @@
-"""Files changed between two sessions of a run. It goes on as if nothing had been, or is refused in words."""
+"""Changes files between two sessions of a run. The run must go on correctly, or be refused with a clear
+message."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ ERROR = re.compile(r"^(?:\w*Error|WorkerDied|OutOfMemory|DeadlineExceeded): ", r
 
 @dataclass(frozen=True)
 class AttackedRun:
-    """What became of one run. `problem` is empty where the rule held."""
+    """The result of one run. `problem` is empty if the run kept the rule."""
 
     kind: str
     changed: str
@@ -35,18 +36,19 @@ class AttackedRun:
 
 @dataclass
 class Sessions:
-    """Runs that are killed, tampered with and resumed; `undisturbed` is what they must come to."""
+    """Runs that are killed, tampered with and resumed. Their results must equal those of the run
+    `undisturbed`."""
 
     config_file: Path
     root: Path
     overrides: Sequence[str]
     seed: int
-    tell: Callable[[AttackedRun], None] = lambda run: None
+    on_run: Callable[[AttackedRun], None] = lambda run: None
     kinds: Sequence[str] = tuple(KINDS)
     _own: list[str] = field(default_factory=list)
 
     def try_all(self, count: int) -> list[AttackedRun]:
-        """`count` runs, each kind of change in turn."""
+        """Make `count` runs, with the kinds of changes in turn."""
         self._borrow()
         whole = ChildRun(self.config_file, self.root / "undisturbed", self._own)
         with ended(whole):
@@ -55,11 +57,11 @@ class Sessions:
         for number in range(count):
             kind = self.kinds[number % len(self.kinds)]
             attacked.append(self._try(kind, number, whole))
-            self.tell(attacked[-1])
+            self.on_run(attacked[-1])
         return attacked
 
     def _borrow(self) -> None:
-        """Copies of the model and the rows: a user's own are not touched."""
+        """Copy model and rows, so that the user's files stay as they are."""
         config = load(self.config_file, list(self.overrides))
         shutil.copytree(config.model.path, self.root / "model")
         self._own = [*self.overrides, f"model.path={self.root / 'model'}"]
@@ -74,8 +76,8 @@ class Sessions:
         stopped = self._stopped(run, number)
         with ended(run), _restored(stopped):
             moved = kind == "moved in the run"
-            told = _run_until(run, rng.randrange(whole.num_events // 10, whole.num_events))
-            if told is None:
+            version = _run_until(run, rng.randrange(whole.num_events // 10, whole.num_events))
+            if version is None:
                 return AttackedRun(kind, "", "nothing to change")
             if moved:
                 return self._move(run, whole)
@@ -87,7 +89,7 @@ class Sessions:
             return self._judge(kind, changed, run, whole, stopped)
 
     def _move(self, run: ChildRun, whole: ChildRun) -> AttackedRun:
-        """The session notices; the next one goes on where the directory is now."""
+        """Move the directory: the session notices the move, and the next session goes on in the new place."""
         path, away = run.directory.path, run.directory.path.with_name(f"{run.directory.path.name}-moved")
         path.rename(away)
         code, words = _await_end(run)
@@ -103,7 +105,7 @@ class Sessions:
     def _judge(
         self, kind: str, changed: Path, run: ChildRun, whole: ChildRun, stopped: StoppedRun
     ) -> AttackedRun:
-        told, outside = run.version, tree_digest(stopped.outside)
+        version, outside = run.version, tree_digest(stopped.outside)
         try:
             code, words = session(run)
         except DeadlineExceeded as error:
@@ -112,21 +114,21 @@ class Sessions:
             names = [changed.name, changed.name.removesuffix("-wal"), changed.parent.name]
             problem = refusal_problem(code, words, names)
         else:
-            problem = self._went_on_problem(run, whole, told)
+            problem = self._went_on_problem(run, whole, version)
         if tree_digest(stopped.outside) != outside:
             problem = f"it wrote outside of its directory; {problem}"
         if kind == "half a checkpoint" and changed.exists():
             problem = f"{changed.name} is still there; {problem}"
         return AttackedRun(kind, changed.name, "refused" if code else "went on", problem)
 
-    def _went_on_problem(self, run: ChildRun, whole: ChildRun, told: int = 0) -> str:
+    def _went_on_problem(self, run: ChildRun, whole: ChildRun, committed: int = 0) -> str:
         try:
             checks = aftermath.check_ledger(run.directory.ledger, self._config)
         except MillraceError as error:
             return f"its ledger cannot be read afterwards: {error}"
         wrong = [f"{check.claim} ({check.detail})" for check in checks if not check.holds]
-        if (resumed := _resumed_version(run)) < told:
-            wrong.append(f"resumed at version {resumed}, though {told} was told as committed")
+        if (resumed := _resumed_version(run)) < committed:
+            wrong.append(f"resumed at version {resumed}, though its events name {committed} as committed")
         if self._config.staleness_bound == 0 and _weights(run) != _weights(whole):
             wrong.append("other weights than those of the undisturbed run")
         return "; ".join(wrong)
@@ -148,7 +150,7 @@ def refusal_problem(code: int, words: str, names: list[str]) -> str:
 
 
 def _run_until(run: ChildRun, num_events: int) -> int | None:
-    """The version at that event; None: the run ended before."""
+    """The version at event `num_events`; None: the run ended before."""
     run.start()
     deadline_s = time.monotonic() + QUIET_S_MAX
     while run.num_events < num_events:
@@ -162,17 +164,17 @@ def _run_until(run: ChildRun, num_events: int) -> int | None:
 
 
 def session(run: ChildRun) -> tuple[int, str]:
-    """One more session to its end: its exit code and what it said."""
+    """Run one more session to its end. Returns its exit code and its output."""
     run.start()
     return _await_end(run)
 
 
 def _await_end(run: ChildRun) -> tuple[int, str]:
-    """Raises DeadlineExceeded: it hangs."""
-    said, deadline_s = run.said, time.monotonic() + QUIET_S_MAX
+    """Raises DeadlineExceeded: the run hangs."""
+    num_bytes, deadline_s = run.num_bytes, time.monotonic() + QUIET_S_MAX
     while run.exit_code is None:
-        if run.said != said:
-            said, deadline_s = run.said, time.monotonic() + QUIET_S_MAX
+        if run.num_bytes != num_bytes:
+            num_bytes, deadline_s = run.num_bytes, time.monotonic() + QUIET_S_MAX
         if time.monotonic() > deadline_s:
             raise DeadlineExceeded(f"no end in {QUIET_S_MAX:g} s:\n{run.last_words()}")
         time.sleep(POLL_S)
@@ -207,7 +209,7 @@ def ended(run: ChildRun) -> Iterator[None]:
 
 @contextmanager
 def _restored(stopped: StoppedRun) -> Iterator[None]:
-    """What other runs read too is put back."""
+    """Restores the files that other runs read too."""
     shared = [path for path in (stopped.model / "model.safetensors", stopped.rows) if path and path.exists()]
     before = {path: path.read_bytes() for path in shared}
     try:
@@ -219,7 +221,7 @@ def _restored(stopped: StoppedRun) -> Iterator[None]:
 
 
 def summarize(attacked: list[AttackedRun]) -> list[Check]:
-    """One claim a kind."""
+    """One check for each kind of change."""
     checks = []
     for kind in dict.fromkeys(run.kind for run in attacked):
         mine = [run for run in attacked if run.kind == kind]

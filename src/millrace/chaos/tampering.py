@@ -1,4 +1,4 @@
-"""What may happen to a run's files while nobody runs it: one seeded change each."""
+"""Seeded changes of a run's files while the run is stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ SAFETENSORS_HEADER_BYTES = 8  # the length of the JSON that follows, little-endi
 
 @dataclass(frozen=True)
 class StoppedRun:
-    """A run whose controller was killed, and what it reads. `outside` is a directory that is not its."""
+    """A run whose controller was killed, and the files that the run reads. `outside` belongs to nobody in the
+    run."""
 
     run: RunDirectory
     model: Path
@@ -29,7 +30,7 @@ class StoppedRun:
 
 
 Tampering = Callable[[StoppedRun, random.Random], Path | None]
-"""Changes something and returns what; None: there was nothing to change."""
+"""Changes a file and returns its path; None: there was nothing to change."""
 
 
 def flip_a_ledger_bit(stopped: StoppedRun, rng: random.Random) -> Path | None:
@@ -57,15 +58,15 @@ def halve_the_log(stopped: StoppedRun, rng: random.Random) -> Path | None:
 
 
 def flip_a_bit(stopped: StoppedRun, rng: random.Random) -> Path | None:
-    """In another file that the run reads again: configuration, events, the ledger's mark, checkpoints."""
+    """In the configuration, the events, the ledger's mark or a checkpoint, which a resume reads."""
     mark = Path(f"{stopped.run.ledger}.mark")
-    files = [stopped.run.config, stopped.run.events, mark, *stopped.run.checkpoints.rglob("*.*")]
-    found = sorted(file for file in files if file.is_file())
-    return _flip(rng.choice(found), rng) if found else None
+    paths = [stopped.run.config, stopped.run.events, mark, *stopped.run.checkpoints.rglob("*.*")]
+    files = sorted(path for path in paths if path.is_file())
+    return _flip(rng.choice(files), rng) if files else None
 
 
 def replace_the_model(stopped: StoppedRun, rng: random.Random) -> Path | None:
-    """Every number a little different: the file is whole, of the same size, and of another model."""
+    """Change every number a little: the file is whole, has the same size, and is another model."""
     file = stopped.model / "model.safetensors"
     if not file.exists():
         return None
@@ -86,7 +87,7 @@ def replace_the_rows(stopped: StoppedRun, rng: random.Random) -> Path | None:
 
 
 def leave_half_a_checkpoint(stopped: StoppedRun, rng: random.Random) -> Path | None:
-    """As a trainer leaves it that dies while it saves."""
+    """The state after a trainer died while it saved."""
     left = stopped.run.checkpoints / f".v{rng.randint(1, 8):08d}.building"
     left.mkdir(parents=True, exist_ok=True)
     (left / "model.safetensors").write_bytes(rng.randbytes(1000))
@@ -94,7 +95,7 @@ def leave_half_a_checkpoint(stopped: StoppedRun, rng: random.Random) -> Path | N
 
 
 def plant_a_link(stopped: StoppedRun, rng: random.Random) -> Path | None:
-    """Something of the run lies outside now, and a link leads to it."""
+    """Move a file or directory of the run outside, and put a link in its place."""
     run = stopped.run
     places = [run.config, run.events, run.metrics, run.summary, run.checkpoints, run.logs, run.ledger]
     place = rng.choice([path for path in places if path.exists()])
@@ -105,7 +106,7 @@ def plant_a_link(stopped: StoppedRun, rng: random.Random) -> Path | None:
 
 
 def move_the_directory(stopped: StoppedRun, rng: random.Random) -> Path | None:
-    """Done while the run goes on: see `sessions`. Between two sessions it may be moved."""
+    """`sessions` moves the directory, while the run goes on. Between two sessions a move is allowed."""
     return None
 
 
@@ -124,7 +125,7 @@ KINDS: dict[str, Tampering] = {
 
 
 def tree_digest(directory: Path) -> str:
-    """Of every file's name and bytes."""
+    """A digest of the names and bytes of all files."""
     digest = hashlib.blake2b()
     for file in sorted(path for path in directory.rglob("*") if path.is_file()):
         digest.update(str(file.relative_to(directory)).encode() + b"\0" + file.read_bytes())

@@ -1,4 +1,4 @@
-"""Whole runs under attack, and what must hold of them afterwards."""
+"""Whole runs under attack, and checks of the runs afterwards."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def attack(
     overrides: list[str],
     kills: int,
     seed: int,
-    tell: Callable[[Attack], None] = lambda attack: None,
+    on_attack: Callable[[Attack], None] = lambda attack: None,
 ) -> tuple[list[Check], list[Attack]]:
-    """One run under `kills` attacks; `tell` hears of each."""
+    """Make one run under `kills` attacks. `on_attack` gets each attack."""
     config = load(config_file, overrides)
     memory, started_s = aftermath.shared_memory(), time.monotonic()
     run = ChildRun(config_file, run_dir, overrides)
-    campaign = Campaign(run, config.steps, kills, seed, tell=tell)
+    campaign = Campaign(run, config.steps, kills, seed, on_attack=on_attack)
     hung = ""
     try:
         campaign.wage()
@@ -62,11 +62,11 @@ def kill_and_resume(
     overrides: list[str],
     points: int,
     seed: int,
-    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> list[Check]:
-    """The controller killed once in each of `points` runs: the weights must come out bit for bit.
+    """Kill the controller once in each of `points` runs. The final weights must be equal bit for bit.
 
-    The engine is exact (`rollout.exact`); where it cannot be, the first run ends with the reason.
+    The engine is exact (`rollout.exact`). If the engine cannot be exact, the first run ends with the reason.
     """
     overrides = [*overrides, "rollout.exact=true"]
     if load(config_file, overrides).staleness_bound != 0:
@@ -85,7 +85,7 @@ def kill_and_resume(
         _finish(run)
         same = _weights(run) == expected
         different += [] if same else [moment]
-        say(f"killed after event {moment} of {whole.num_events}: {'equal' if same else 'DIFFERENT'}")
+        report(f"killed after event {moment} of {whole.num_events}: {'equal' if same else 'DIFFERENT'}")
     detail = f"{len(moments)} points, different at events {different}"
     return [
         Check("resumed weights are bit-equal", not different, detail),
@@ -94,7 +94,8 @@ def kill_and_resume(
 
 
 def _kill_after(run: ChildRun, num_events: int) -> list[int]:
-    """Start it, kill its controller after that many events, and return what was left alive."""
+    """Start the run, kill its controller after `num_events` events, and return the processes that are
+    left."""
     run.start()
     deadline_s = time.monotonic() + QUIET_S_MAX
     while run.num_events < num_events and run.exit_code is None:
@@ -106,7 +107,7 @@ def _kill_after(run: ChildRun, num_events: int) -> list[int]:
 
 
 def _finish(run: ChildRun) -> None:
-    """Start it, or go on with it, to its end."""
+    """Start or resume the run, to its end."""
     run.start()
     deadline_s = time.monotonic() + QUIET_S_MAX
     while run.exit_code is None:

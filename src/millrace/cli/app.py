@@ -1,4 +1,4 @@
-"""`millrace`: the commands, and how errors reach people.
+"""`millrace`: its commands, and the printing of errors.
 
 Nothing here imports torch: `--help`, `--dry-run`, `show` and every configuration error are instant.
 """
@@ -85,7 +85,7 @@ def main() -> None:
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without UTF-8 gets a ?
     code = run(sys.argv[1:])
-    if "ray" in sys.modules:  # its threads may crash the process when the interpreter ends under them
+    if "ray" in sys.modules:  # its threads may crash the process while the interpreter ends
         for stream in sys.stdout, sys.stderr:
             stream.flush()
         os._exit(code)
@@ -94,7 +94,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code: 0, 1 (an error of ours), 2 (configuration or
-    usage), 130 (interrupted). Errors that are not ours keep their traceback: they are bugs."""
+    usage), 130 (interrupted). An error that is not ours keeps its traceback, because it is a bug."""
     debug = "--debug" in arguments
     try:
         _refuse_unset(arguments)
@@ -105,13 +105,13 @@ def run(arguments: Sequence[str]) -> int:
         error = alone(raised)
         if debug or not isinstance(error, MillraceError):
             raise
-        tell(error)
+        print_error(error)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 
 def _refuse_unset(arguments: Sequence[str]) -> None:
-    """Raises: ConfigError: a key of the configuration is written otherwise than `--set KEY=VALUE`."""
+    """Raises: ConfigError: a key of the configuration is given without `--set`."""
     for before, word, then in zip(("", *arguments), arguments, (*arguments[1:], ""), strict=False):
         value = "VALUE" if not then or then.startswith("-") else then
         key = re.fullmatch(r"(?:--)?([a-z_]\w*(?:\.\w+)+)(?:=(.*))?", word)
@@ -126,14 +126,14 @@ def _refuse_unset(arguments: Sequence[str]) -> None:
 
 
 def _is_key(word: str) -> bool:
-    """Of the configuration: a run may be named `lr.x=1` too."""
+    """The word is a key of the configuration. A run may have the name `lr.x=1` too."""
     from millrace.config.schema import Config
 
     return word.partition(".")[0] in Config.model_fields
 
 
-def tell(error: MillraceError) -> None:
-    """One clear message on stderr: the error, then which worker raised it, and what failed after it."""
+def print_error(error: MillraceError) -> None:
+    """Print one message to stderr: the error, the worker that raised it, and what failed after it."""
     console = Terminal(stderr=True, soft_wrap=True)
     console.print(f"{type(error).__name__}:", style="bold red", end=" ")
     console.print(str(error))

@@ -47,19 +47,21 @@ def command(
     checks = []
     if kills:
         hardened = [*(overrides or ()), *SUPERVISION]
-        found, attacks = attack(config_file, run_dir / "run", hardened, kills, seed, _tell)
+        campaign_checks, attacks = attack(config_file, run_dir / "run", hardened, kills, seed, _print_attack)
         console.print(_recoveries(attacks))
-        checks += found
+        checks += campaign_checks
     if resume_points:
         checks += kill_and_resume(
             config_file, run_dir, list(overrides or ()), resume_points, seed, console.print
         )
     own = list(overrides or ())
     if tamperings:
-        sessions = Sessions(config_file, _made(run_dir / "tampered"), own, seed, _tell_attacked)
+        sessions = Sessions(config_file, _made(run_dir / "tampered"), own, seed, _print_attacked_run)
         checks += summarize(sessions.try_all(tamperings))
     if hostile:
-        attacked = try_hostile(config_file, _made(run_dir / "hostile"), own, hostile, seed, _tell_attacked)
+        attacked = try_hostile(
+            config_file, _made(run_dir / "hostile"), own, hostile, seed, _print_attacked_run
+        )
         checks += summarize(attacked)
     raise typer.Exit(0 if print_checks(console, checks) else 1)
 
@@ -69,12 +71,12 @@ def _made(directory: Path) -> Path:
     return directory.resolve()
 
 
-def _tell_attacked(run: AttackedRun) -> None:
+def _print_attacked_run(run: AttackedRun) -> None:
     wrong = f"  WRONG: {run.problem}" if run.problem else ""
     console.print(f"{run.kind}: {run.changed}: {run.end}{wrong}")
 
 
-def _tell(attack: Attack) -> None:
+def _print_attack(attack: Attack) -> None:
     console.print(f"{attack.act:6} {attack.name} at version {attack.version}")
 
 

@@ -1,4 +1,4 @@
-"""`millrace check`: would this run start, here or on its cluster?"""
+"""`millrace check`: says whether a run would start, here or on its cluster."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def command(
         _print(checked)
     if checked.problems and not as_json:
         raise ConfigError("\n".join(checked.problems))
-    notes, told = inert(config), list(checked.warnings)
+    notes, warnings = inert(config), list(checked.warnings)
     if not checked.problems:
-        told += preflight(config, run_dir)
+        warnings += preflight(config, run_dir)
     if as_json:
-        tree = msgspec.to_builtins(msgspec.structs.replace(checked, warnings=told)) | {"inert": notes}
+        tree = msgspec.to_builtins(msgspec.structs.replace(checked, warnings=warnings)) | {"inert": notes}
         typer.echo(json.dumps(tree, indent=2))
         raise typer.Exit(2 if checked.problems else 0)
     console = Terminal(soft_wrap=True)
-    for warning in told:
+    for warning in warnings:
         console.print(f"Warning: {warning}.", style="yellow")
     for note in notes:
         console.print(f"Note: {note}.")

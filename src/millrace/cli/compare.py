@@ -19,7 +19,7 @@ from millrace.run_directory.resume import ABSENT
 
 POINTS = 60
 NAME_MAX, HEADING_MAX, CELL_MIN = 40, 36, 12
-"""Characters of one line: of a run's name beside the curve, of what a row is, and of a run's column."""
+"""Characters of a run's name beside its curve, of a row's heading, and of a run's column."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -29,36 +29,37 @@ def command(
     points: Annotated[int, typer.Option(min=2, help="Points of the reward curve at most.")] = POINTS,
 ) -> None:
     """Compare runs: figures, the curve of rewards, and which keys of the configuration differ."""
-    from millrace.look.comparison import told_of
+    from millrace.look.comparison import comparison_record
     from millrace.look.overview import Overview
 
     if len(runs) < 2:
         raise typer.BadParameter("name at least two runs")
-    found = [run_directory.find(run) for run in runs]
-    names = distinct([run.path for run in found])
-    views = [Overview(name, run) for name, run in zip(names, found, strict=True)]
+    directories = [run_directory.find(run) for run in runs]
+    names = distinct([run.path for run in directories])
+    views = [Overview(name, run) for name, run in zip(names, directories, strict=True)]
     for view in views:
         view.update(read_s=float("inf"))
     terminal = Terminal()
-    beside = min(NAME_MAX, max(map(len, names))) + len(str(len(names))) + 4
-    told = told_of(views, points if as_json else min(points, max(2, terminal.width - beside)))
+    margin = min(NAME_MAX, max(map(len, names))) + len(str(len(names))) + 4
+    record = comparison_record(views, points if as_json else min(points, max(2, terminal.width - margin)))
     if as_json:
-        typer.echo(json.dumps(told, indent=2, default=str))
+        typer.echo(json.dumps(record, indent=2, default=str))
     else:
-        terminal.print(_rendered(told, terminal.width))
+        terminal.print(_rendered(record, terminal.width))
 
 
-def _rendered(told: dict[str, Any], width: int) -> Group:
-    differ = {change["key"]: change["old"] for changes in told["differences"].values() for change in changes}
-    own = [{change["key"]: change["new"] for change in told["differences"].get(n, ())} for n in told["runs"]]
+def _rendered(record: dict[str, Any], width: int) -> Group:
+    differences = record["differences"]
+    differ = {change["key"]: change["old"] for changes in differences.values() for change in changes}
+    own = [{change["key"]: change["new"] for change in differences.get(n, ())} for n in record["runs"]]
     configuration = {key: [run.get(key, first) for run in own] for key, first in differ.items()}
-    values = told["figures"] | {"": [""] * len(own)} | configuration
+    values = record["figures"] | {"": [""] * len(own)} | configuration
     tail = [] if differ else [Text("Their configurations are equal.")]
-    return Group(_curves(told["reward"]), *_side_by_side(values, len(own), width), *tail)
+    return Group(_curves(record["reward"]), *_side_by_side(values, len(own), width), *tail)
 
 
 def _curves(rewards: dict[str, list[float]]) -> Table:
-    """A line for each run, with the number that stands for the run from then on."""
+    """A line for each run, with the number that stands for the run in the tables below."""
     every = [value for curve in rewards.values() for value in curve] or [0.0]
     least, most = min(every), max(every)
     scale = (len(BLOCKS) - 1) / ((most - least) or 1.0)
@@ -73,10 +74,10 @@ def _curves(rewards: dict[str, list[float]]) -> Table:
 
 
 def _side_by_side(values: dict[str, list[Any]], num_runs: int, width: int) -> Iterator[Table]:
-    """A row for each name and a column for each run. Where there is no room for all runs, a table for as many
-    as there is room for, then one for the next ones."""
-    beside = min(HEADING_MAX, max(map(len, values))) + 2
-    at_once = min(num_runs, max(1, (width - beside) // (CELL_MIN + 2)))
+    """A row for each name and a column for each run. If the width has no room for all runs, several tables
+    follow each other."""
+    heading_width = min(HEADING_MAX, max(map(len, values))) + 2
+    at_once = min(num_runs, max(1, (width - heading_width) // (CELL_MIN + 2)))
     for first in range(0, num_runs, at_once):
         table = Table(box=None, pad_edge=False, title=" ")
         table.add_column("", max_width=HEADING_MAX, overflow="fold")

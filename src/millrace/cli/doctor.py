@@ -1,4 +1,4 @@
-"""`millrace doctor`: what is wrong with a run, what shows it, what to change."""
+"""`millrace doctor`: faults of a run, their evidence and their remedies."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from millrace.run_directory import run_directory
 
 def command(run: Run, as_json: AsJson = False) -> None:
     """Look for known faults in a run, live or ended. Exit code 1 if there is one."""
-    told = examine(run_directory.find(run))
+    record = examine(run_directory.find(run))
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(record, indent=2))
     else:
-        _print(told)
-    if told["findings"]:
+        _print(record)
+    if record["findings"]:
         raise typer.Exit(1)
 
 
-def _print(told: dict[str, Any]) -> None:
+def _print(record: dict[str, Any]) -> None:
     console = Terminal(soft_wrap=True)
     head = ("run", "steps", "schedule", "dtype", "end")
     for name in head:
-        console.print(f"{name:10} {told[name]}")
-    for line in told["inert"]:
+        console.print(f"{name:10} {record[name]}")
+    for line in record["inert"]:
         console.print(f"{'note':10} {line}")
-    if told["healthy"]:
+    if record["healthy"]:
         console.print(f"\nNone of {len(RULES)} known faults.", style="green")
-    for line in told["withdrawn"]:
+    for line in record["withdrawn"]:
         console.print(f"  {line}")
-    for finding in told["findings"]:
+    for finding in record["findings"]:
         console.print(f"\n{finding['fault']}", style="bold red")
         for line in finding["evidence"]:
             console.print(f"  it shows: {line}")

@@ -1,4 +1,4 @@
-"""`millrace eval`: how good a model is on a task, on prompts that training does not see."""
+"""`millrace eval`: evaluates a model on a task, with prompts that training does not see."""
 
 from __future__ import annotations
 
@@ -46,12 +46,14 @@ def command(
 ) -> None:
     """Evaluate a model on a configuration's task."""
     config = load(config_file, overrides or ())
-    chosen = newest(model) if model else None  # once: a run that goes on soon has a newer one
+    chosen = newest(model) if model else None  # once, because a live run soon has a newer model
     with model_directory(chosen) if chosen else nullcontext() as directory:
         held_out = held_out_config(config, directory, seed=seed, data_seed=data_seed)
-        check_kernel()  # for its reward worker
-        with progress(Terminal(stderr=True), held_out.model.path) as tell:
-            result = evaluate(held_out, prompts=prompts, samples=samples, correct_at=correct_at, tell=tell)
+        check_kernel()  # which the reward worker needs
+        with progress(Terminal(stderr=True), held_out.model.path) as on_progress:
+            result = evaluate(
+                held_out, prompts=prompts, samples=samples, correct_at=correct_at, on_progress=on_progress
+            )
     result = replace(result, model=str(model or result.model))
     if chosen and (trouble := keep_if_of_a_run(chosen, result)):
         Terminal(stderr=True).print(trouble)
@@ -69,23 +71,25 @@ def command(
 
 @contextmanager
 def progress(console: Console, model: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives what tells how many completions have ended, and of how many: on a terminal in a line that is gone
-    at the end, elsewhere a line every few seconds."""
-    said_s, in_lines = time.monotonic(), not console.is_terminal or console.is_dumb_terminal
+    """Yields a function that shows how many of all completions have ended.
+
+    On a terminal the function updates one line, which disappears at the end. Elsewhere the function prints a
+    line every few seconds."""
+    printed_s, in_lines = time.monotonic(), not console.is_terminal or console.is_dumb_terminal
     with nullcontext() if in_lines else console.status(f"Loading {model}") as status:
         if status is None:
             console.print(f"Loading {model}")
 
-        def tell(ended: int, total: int) -> None:
-            nonlocal said_s
-            told = f"{ended:,} of {total:,} completions{', now their rewards' if ended == total else ''}"
+        def show(ended: int, total: int) -> None:
+            nonlocal printed_s
+            line = f"{ended:,} of {total:,} completions{', now their rewards' if ended == total else ''}"
             if status is not None:
-                status.update(told)
-            elif ended == total or time.monotonic() - said_s >= LINE_EVERY_S:
-                said_s = time.monotonic()
-                console.print(told)
+                status.update(line)
+            elif ended == total or time.monotonic() - printed_s >= LINE_EVERY_S:
+                printed_s = time.monotonic()
+                console.print(line)
 
-        yield tell
+        yield show
 
 
 def _names_rows(overrides: Sequence[str]) -> bool:
@@ -103,9 +107,9 @@ def _table(result: Evaluation) -> Table:
     table.add_column("", justify="right")
     table.add_column("", justify="right")
 
-    def add(told: str, value: float, name: str) -> None:
+    def add(label: str, value: float, name: str) -> None:
         low, high = result.intervals.get(name, (math.nan, math.nan))
-        table.add_row(told, f"{value:.3f}", "" if math.isnan(low) else f"{low:.3f} to {high:.3f}")
+        table.add_row(label, f"{value:.3f}", "" if math.isnan(low) else f"{low:.3f} to {high:.3f}")
 
     add("greedy accuracy", result.greedy_accuracy, "greedy_accuracy")
     add(f"sampled accuracy ({result.num_samples} each)", result.sampled_accuracy, "sampled_accuracy")

@@ -22,13 +22,13 @@ def command(
     adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, as peft reads it.")] = False,
 ) -> None:
     """Write the model of a checkpoint, also while the run goes on."""
-    found = run_directory.find(run)
-    kept = found.versions()
-    if not kept:
+    directory = run_directory.find(run)
+    versions = directory.versions()
+    if not versions:
         raise DataError(
-            f"{found.path} has no checkpoint yet: the first comes after `checkpoints.every` steps"
+            f"{directory.path} has no checkpoint yet: the first comes after `checkpoints.every` steps"
         )
-    chosen = kept[-1] if version is None else version
-    target = out or found.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
-    export(found, chosen, target, adapter=adapter)
+    chosen = versions[-1] if version is None else version
+    target = out or directory.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
+    export(directory, chosen, target, adapter=adapter)
     typer.echo(f"Version {chosen}: {target}")

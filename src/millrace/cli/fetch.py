@@ -13,7 +13,7 @@ from millrace.core.errors import DataError
 from millrace.observe.terminal import Terminal
 
 MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md")
-"""Files of a model's repository: no second copy of the weights in another format."""
+"""Files of a model's repository, without copies of the weights in other formats."""
 ROWS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv")
 DATA = (*ROWS, "*.arrow", "LICENSE*", "README.md")
 """Files of a data set's repository."""
@@ -35,7 +35,7 @@ def command(
     directory = to or Path("data" if data else "models") / name.partition("/")[2]
     fetch(name, directory, revision, data=data)
     if data:
-        _tell_data(name, directory)
+        _print_data(name, directory)
         return
     if problems := list(model_problems(directory)):
         raise DataError("\n".join([f"{name} was fetched into {directory}, and cannot be used:", *problems]))
@@ -43,7 +43,8 @@ def command(
 
 
 def fetch(name: str, directory: Path, revision: str | None, *, data: bool = False) -> None:
-    """Whole files that are there already stay. Raises: DataError: it could not be fetched, and why."""
+    """Fetch a repository. Whole files that exist already stay. Raises: DataError: fetching failed, with the
+    reason."""
     import huggingface_hub
 
     try:
@@ -55,10 +56,10 @@ def fetch(name: str, directory: Path, revision: str | None, *, data: bool = Fals
             allow_patterns=list(DATA if data else MODEL),
         )
     except Exception as error:
-        raise DataError(_told(name, error, data=data)) from error
+        raise DataError(_reason(name, error, data=data)) from error
 
 
-def _tell_data(name: str, directory: Path) -> None:
+def _print_data(name: str, directory: Path) -> None:
     visible = [path for path in sorted(directory.rglob("*")) if ".cache" not in path.parts]
     files = [path for path in visible if any(path.match(pattern) for pattern in ROWS)]
     if not files:
@@ -71,8 +72,8 @@ def _tell_data(name: str, directory: Path) -> None:
         console.print(f"  [task] path = {str(path)!r}  # {path.stat().st_size / 1e6:,.1f} MB")
 
 
-def _told(name: str, error: Exception, *, data: bool) -> str:
-    """By the name of the error: each has a remedy of its own."""
+def _reason(name: str, error: Exception, *, data: bool) -> str:
+    """The message for an error. Each class of errors has its own remedy."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     where = os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
     noun, option = ("data set", "--repo-type dataset ") if data else ("model", "")

@@ -26,12 +26,13 @@ Runs = Annotated[
 
 
 def typed() -> str:
-    """The command as this process was started, so that a hint can be pasted: `millrace` where the shell would
-    find this one, else its path."""
+    """The command that started this process, for hints that a user can paste.
+
+    `millrace` if the shell finds this program under that name, else its path."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return shlex.join([sys.executable, "-m", "millrace"])
-    found = shutil.which("millrace")
-    if program.name != "millrace" or (found is not None and Path(found).resolve() == program.resolve()):
+    path = shutil.which("millrace")
+    if program.name != "millrace" or (path is not None and Path(path).resolve() == program.resolve()):
         return "millrace"
     return shlex.quote(sys.argv[0])

@@ -1,4 +1,4 @@
-"""`millrace plan`: which devices train, which generate, in which shape, under which schedule."""
+"""`millrace plan`: decides which devices train and which generate, in which shape, under which schedule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(
     """Split a cluster: layouts that fit, LlamaRL's optimum, then a search with the simulator."""
     config = load_as(PlanConfig, plan_file, overrides or ())
     base = base_tree(plan_file.parent / config.base if config.base else None)
-    answer = plan(config, on_simulated=_told)
+    answer = plan(config, on_simulated=_print_simulated)
     text = configuration(answer, base)
     if out is not None:
         out.write_text(text, encoding="utf-8")
@@ -42,7 +42,7 @@ def command(
         _show(answer, text, out)
 
 
-def _told(one: Simulated) -> None:
+def _print_simulated(one: Simulated) -> None:
     progress = Terminal(stderr=True, soft_wrap=True)
     progress.print(f"{one.tokens_per_s:>10,.0f} tokens/s  {choice(one)}")
 

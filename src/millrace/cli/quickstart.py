@@ -1,8 +1,8 @@
-"""`millrace quickstart`: the whole job on one small machine, from no model to a better one.
+"""`millrace quickstart`: makes a small model on one small machine and improves it.
 
-A small model with its own tokenizer learns a reasoning-gym task from demonstrations of which most are
-wrong, so it samples a mixture of right and wrong behaviour. Asynchronous RL with two replicas then
-finds the right one; half-way a replica is killed with SIGKILL. Nothing is downloaded.
+A small model with its own tokenizer learns a reasoning-gym task from demonstrations, most of which are wrong.
+So the model samples right and wrong completions. Asynchronous RL with two replicas then makes right
+completions frequent. Half-way a replica is killed with SIGKILL. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ def command(
     started = time.monotonic()
     check_kernel()
     config = _prepare(directory, overwrite, sets or [])
-    _say("1/4", "warm start: a small model learns from demonstrations, most of them wrong")
+    _print_stage("1/4", "warm start: a small model learns from demonstrations, most of them wrong")
     make_start_model(config, directory, console)
-    _say("2/4", "evaluate it on held-out prompts")
+    _print_stage("2/4", "evaluate it on held-out prompts")
     before = _evaluate(config, Path(config.model.path))
-    _say("3/4", f"train: {config.steps} steps, schedule `{config.schedule.kind}`; a replica will be killed")
+    _print_stage(
+        "3/4", f"train: {config.steps} steps, schedule `{config.schedule.kind}`; a replica will be killed"
+    )
     run = run_directory.create("run", directory / "run")
     saboteur = Saboteur(at_version=config.steps // 2)
     _train(config, run, saboteur)
-    _say("4/4", "evaluate what it learned")
+    _print_stage("4/4", "evaluate what it learned")
     after = _evaluate(config, run.model)
     for version, result in (0, before), (config.steps, after):
         keep(run, version, result)
@@ -75,7 +77,7 @@ def command(
 
 
 def look_around(run: Path) -> str:
-    """What to type next."""
+    """The command that shows the run."""
     return f"{typed()} show {shlex.quote(str(run))}"
 
 
@@ -90,7 +92,7 @@ def _prepare(directory: Path, overwrite: bool, sets: list[str]) -> Config:
     return load(target, sets)
 
 
-def _say(stage: str, text: str) -> None:
+def _print_stage(stage: str, text: str) -> None:
     console.print(Text.assemble("\n", (stage, "bold"), " ", text))
 
 

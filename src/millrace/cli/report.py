@@ -19,14 +19,14 @@ def command(
     from millrace.look.overview import Overview
     from millrace.look.report import write_report
 
-    found = [run_directory.find(run) for run in runs]
-    names = distinct([run.path for run in found])
-    size = write_report([Overview(name, run) for name, run in zip(names, found, strict=True)], out)
+    directories = [run_directory.find(run) for run in runs]
+    names = distinct([run.path for run in directories])
+    size = write_report([Overview(name, run) for name, run in zip(names, directories, strict=True)], out)
     typer.echo(f"{out}: {size:,} bytes")
 
 
 def distinct(paths: list[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
+    """The shortest ends of the paths that are all different."""
     length = 1
     while len({path.parts[-length:] for path in paths}) < len(set(paths)):
         length += 1

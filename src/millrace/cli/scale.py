@@ -1,4 +1,4 @@
-"""`millrace scale`: more or fewer replicas, while the run goes on."""
+"""`millrace scale`: changes the number of replicas while the run goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`millrace show`: a run, one of its steps or trajectories, from the ledger. Never disturbs the run."""
+"""`millrace show`: shows a run, a step or a trajectory from the ledger. The command never disturbs the
+run."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ WORDS = {
     "groups_without_signal": "share of groups without signal",
     "truncated": "share truncated",
 }
-"""What tables call a field whose JSON name does not say it."""
+"""Headings of fields whose JSON names do not say enough."""
 
 
 def command(
@@ -66,7 +67,7 @@ def command(
     """Show the state of a run, of one step, of one trajectory, or some trajectories to read. A directory of
     several runs: list them."""
     choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
-    if sum(asked is not None for asked in (step, trajectory, choice)) > 1:
+    if sum(option is not None for option in (step, trajectory, choice)) > 1:
         raise typer.BadParameter("--step, --trajectory and samples exclude each other")
     if step is None and trajectory is None and choice is None and len(runs := _runs(run)) > 1:
         lines = (run_line(name, one) for name, one in runs.items())
@@ -91,7 +92,7 @@ def command(
 
 
 def _runs(path: Path) -> dict[str, RunDirectory]:
-    """Those below `path`; none where it is a run itself."""
+    """The runs below `path`; none if `path` is a run itself."""
     if (path / "config.json").is_file():
         return {}
     with suppress(DataError):  # `run_directory.find` says what is wrong
@@ -155,8 +156,8 @@ def _run(view: dict[str, Any]) -> Group:
 
 
 def _evaluations(records: list[dict[str, Any]]) -> Group:
-    """Why one was skipped is on a line of its own."""
-    told, skipped = [], []
+    """A table of evaluations, then a line for each skipped evaluation with the reason."""
+    lines, skipped = [], []
     for one in records:
         if one["skipped"]:
             skipped.append(Text(f"{one['name']}, version {one['version']}, was skipped: {one['skipped']}"))
@@ -165,8 +166,8 @@ def _evaluations(records: list[dict[str, Any]]) -> Group:
         interval = "" if low is None else f"{low:.3f} to {high:.3f}"
         line = {"evaluation": one["name"], "version": one["version"], "greedy": one["greedy"]}
         line |= {"95 % interval": interval, "pass": one["pass"], "majority": one["majority"]}
-        told.append(line | {"reward": one["reward"], "": one["best"] or " "})
-    return Group(_records("Evaluations", told), *skipped)
+        lines.append(line | {"reward": one["reward"], "": one["best"] or " "})
+    return Group(_records("Evaluations", lines), *skipped)
 
 
 def _hosts(hosts: dict[str, dict[str, Any]]) -> list[Group]:
@@ -199,14 +200,14 @@ def _trajectory(view: dict[str, Any]) -> Group:
 
 
 def _token(token: dict[str, Any]) -> dict[str, Any]:
-    """Likely tokens in one cell."""
+    """The token with its top log-probs in one cell."""
     if "top_logprobs" not in token:
         return token
-    told = (
+    texts = (
         f"{one['token'] if one['text'] is None else one['text']!r} {one['logprob']:.3g}"
         for one in token["top_logprobs"]
     )
-    return token | {"top_logprobs": ", ".join(told)}
+    return token | {"top_logprobs": ", ".join(texts)}
 
 
 def _named(title: str, values: dict[str, Any]) -> Group:
@@ -218,7 +219,7 @@ def _words(name: str) -> str:
 
 
 def _records(title: str, records: list[dict[str, Any]]) -> Group:
-    """A row each, the first `ROWS_SHOWN` of them."""
+    """A row for each of the first `ROWS_SHOWN` records."""
     columns = [_words(name) for name in records[0]] if records else ["none yet"]
     rest = len(records) - ROWS_SHOWN
     table = _table(title, columns, [tuple(record.values()) for record in records[:ROWS_SHOWN]])

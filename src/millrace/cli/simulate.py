@@ -22,13 +22,13 @@ from millrace.config.tables.section import Section
 from millrace.observe.terminal import Terminal
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
-from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, ComparisonProgress, Tell
+from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, ComparisonProgress, OnProgress
 from millrace.sim.report.verdict import verdict
 
 console = Terminal(soft_wrap=True)
 
-TOLD_EVERY = 1_000
-"""Worlds explored, where no progress bar can be shown."""
+PRINTED_EVERY = 1_000
+"""A line is printed after so many explored worlds if no progress bar can be shown."""
 
 WATCHED = (BarColumn(24), TextColumn("{task.description}", markup=False))
 BUSY = ("trainer busy", "replicas busy", "KV used")
@@ -60,42 +60,45 @@ def command(
     schema: type[Section] = SimulatedConfig if from_run is None else Config
     config = load_as(schema, config_file, overrides or []) if config_file else None
     base = base_scenario(config, from_run, seed)
-    with _progress(as_json) as tell:
-        found = compared(base, versus.split(",") if versus else (), seeds=seeds, jobs=jobs, tell=tell)
-    rows = [HEADING, *(_row(comparison) for comparison in found)]
+    with _progress(as_json) as on_progress:
+        names = versus.split(",") if versus else ()
+        comparisons = compared(base, names, seeds=seeds, jobs=jobs, on_progress=on_progress)
+    rows = [HEADING, *(_row(comparison) for comparison in comparisons)]
     if html is not None:
         from millrace.look.simulated import simulated
 
-        html.write_text(simulated(_title(config_file, from_run), base, found, rows[1:]), encoding="utf-8")
+        text = simulated(_title(config_file, from_run), base, comparisons, rows[1:])
+        html.write_text(text, encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in found}))
+        typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in comparisons}))
         return
     console.print(_table(rows))
     console.print()
-    for sentence in verdict(found):
+    for sentence in verdict(comparisons):
         console.print(sentence)
     if html is not None:
         console.print(f"Plots and timeline: {html}")
 
 
 @contextmanager
-def _progress(as_json: bool) -> Iterator[Tell]:
-    """A bar on a terminal; elsewhere a line on stderr for each run that ends. Nothing beside JSON."""
+def _progress(as_json: bool) -> Iterator[OnProgress]:
+    """Shows a bar on a terminal; elsewhere a line on stderr for each run that ends. With JSON it shows
+    nothing."""
     shown = console.is_terminal and not as_json
     with Bar(*WATCHED, console=console, transient=True, disable=not shown) as bar:
         task = bar.add_task("simulating", total=1.0)
 
-        def tell(progress: ComparisonProgress) -> None:
+        def on_progress(progress: ComparisonProgress) -> None:
             if shown:
-                bar.update(task, completed=progress.share, description=told(progress))
+                bar.update(task, completed=progress.share, description=progress_line(progress))
             elif not as_json and progress.version == progress.steps:
-                Terminal(stderr=True, soft_wrap=True).print(told(progress))
+                Terminal(stderr=True, soft_wrap=True).print(progress_line(progress))
 
-        yield tell
+        yield on_progress
 
 
-def told(progress: ComparisonProgress) -> str:
-    """Which run, how far it is, and in what virtual time."""
+def progress_line(progress: ComparisonProgress) -> str:
+    """The run, its step and its virtual time."""
     events = f", {progress.num_events:,} events" if progress.num_events else ""
     return (
         f"run {progress.run} of {progress.runs}, {progress.schedule}, seed {progress.seed}: step "
@@ -130,7 +133,7 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _table(rows: list[tuple[str, ...]]) -> Table:
-    """Headings break between words, cells nowhere: 80 columns hold it."""
+    """Headings break between words, cells never, so that the table fits into 80 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for index, (heading, *cells) in enumerate(zip(*rows, strict=True)):
         widest = max(map(len, [*heading.split(), *cells]))
@@ -146,22 +149,22 @@ def _table(rows: list[tuple[str, ...]]) -> Table:
 def _explore(
     config_file: Path | None, overrides: list[str], seed: int, count: int, jobs: int, as_json: bool
 ) -> None:
-    """Exit code 1 where a seed fails; each failure says how to replay it."""
+    """Exit code 1 if a seed fails. Each failure is printed with the command that replays it."""
     config = load(config_file, overrides) if config_file else None
     words = [f"{typed()} simulate", *([str(config_file)] if config_file else [])]
     with Bar(console=console, transient=True, disable=as_json or not console.is_terminal) as progress:
         bar = progress.add_task("worlds", total=count)
 
-        def tell(verdict: Verdict) -> None:
+        def on_seed(verdict: Verdict) -> None:
             progress.advance(bar)
             done = verdict.seed - seed + 1
             if verdict.problem and not as_json:
                 console.print(f"seed {verdict.seed} ({verdict.schedule}): {verdict.problem}")
                 console.print(f"  replay: {verdict.command}")
-            if progress.disable and not as_json and done % TOLD_EVERY == 0 and done < count:
+            if progress.disable and not as_json and done % PRINTED_EVERY == 0 and done < count:
                 console.print(f"{done:,} of {count:,} worlds")
 
-        report = explore(seed, count, jobs=jobs, on_seed=tell, config=config, command=" ".join(words))
+        report = explore(seed, count, jobs=jobs, on_seed=on_seed, config=config, command=" ".join(words))
     if as_json:
         typer.echo(json.dumps(asdict(report)))
     else:

@@ -20,7 +20,7 @@ def command(
     run: Run,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("trace.json"),
 ) -> None:
-    """Write a run's timeline: open the file at ui.perfetto.dev, or in chrome://tracing."""
+    """Write a run's timeline. Open the file at ui.perfetto.dev, or in chrome://tracing."""
     events = run_directory.find(run).events
     if not parts(events):
         raise DataError(f"{events} is not there: a trace is made of the events that a run wrote")

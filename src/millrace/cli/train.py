@@ -1,4 +1,4 @@
-"""`millrace train`: check, open the run directory, train; or explain and exit (`--dry-run`)."""
+"""`millrace train`: checks, opens the run directory and trains; or explains and exits (`--dry-run`)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def command(
     name = config_file.stem if config_file else ""
     if dry:
         if resume:
-            _open(config, name, run_dir, resume)  # says what changed, or refuses
+            _open(config, name, run_dir, resume)  # prints what changed, or refuses
         derived.show(config)
     first = _check(config, run_dir)
     if dry:
@@ -89,14 +89,14 @@ def command(
 
 
 def _check(config: Config, run_dir: Path | None) -> FirstTry:
-    """Warn, or raise what the run would end with."""
+    """Print warnings, or raise the error with which the run would end."""
     try:
-        told = preflight(config, run_dir or run_directory.RUNS)
+        doubts = preflight(config, run_dir or run_directory.RUNS)
         first = try_first(config)
     except KeyboardInterrupt:
         console.print("\nInterrupted by the user; nothing was started.")
         raise typer.Exit(INTERRUPTED) from None
-    for warning in (*told, *warnings(config, first)):
+    for warning in (*doubts, *warnings(config, first)):
         console.print(f"Warning: {warning}.", style="yellow")
     for line in inert(config):
         console.print(f"Note: {line}.")
@@ -104,7 +104,7 @@ def _check(config: Config, run_dir: Path | None) -> FirstTry:
 
 
 def _config(file: Path | None, overrides: list[str], run_dir: Path | None, resume: bool) -> Config:
-    """Of the file, or of the run to resume."""
+    """The configuration of the file, or of the run to resume."""
     if file is not None:
         return load(file, overrides)
     if not resume or run_dir is None:
@@ -124,7 +124,7 @@ def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunD
 
 def _train(config: Config, run: RunDirectory, again: str, from_version: int | None, log: LogForm) -> bool:
     as_json = log is LogForm.JSON
-    # The live view's, so that messages are printed above it. Beside JSON there is neither.
+    # The live view's terminal, so that messages are printed above the view. With JSON it prints nothing.
     view = Terminal(quiet=True, force_terminal=False) if as_json else Terminal(lasting=True)
     sinks = [StructuredLog(sys.stdout)] if as_json else []
 
@@ -141,8 +141,8 @@ def _train(config: Config, run: RunDirectory, again: str, from_version: int | No
     def training(stop: asyncio.Event) -> Coroutine[None, None, None]:
         return compose.train(config, run, stop, first_step, *sinks, console=view, from_version=from_version)
 
-    say = console.print if as_json else view.print
-    return run_stoppable(training, say, at_once=at_once, has_work=lambda: bool(steps))
+    print_line = console.print if as_json else view.print
+    return run_stoppable(training, print_line, at_once=at_once, has_work=lambda: bool(steps))
 
 
 def _resume_arguments(config_file: Path | None, overrides: list[str], run_path: Path) -> list[str]:

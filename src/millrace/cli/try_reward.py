@@ -1,4 +1,4 @@
-"""`millrace try-reward`: what the reward says of answers whose worth is known, before it is trained on."""
+"""`millrace try-reward`: tries the reward on answers of known worth, before training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.terminal import Terminal
 
 TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 18
-"""Characters of a completion, of a prompt, and of a row's name: the table fits into 80 columns."""
+"""Characters of a completion, of a prompt and of a row's name. The table fits into 80 columns."""
 
 
 def command(
@@ -66,11 +66,11 @@ def _table(results: list[dict[str, Any]]) -> Table:
 
 
 def _reasons(results: list[dict[str, Any]]) -> Iterator[str]:
-    """Each once, with how often."""
+    """Each reason once, with its count."""
     for reason, num in Counter(r["reason"] for r in results if r["reason"]).most_common():
         yield f"{num} of {len(results)} calls: {reason}"
 
 
 def _short(row_id: str) -> str:
-    """Its end, which tells rows apart."""
+    """The end of a row's name, because the ends differ."""
     return row_id if len(row_id) <= ROW_SHOWN else "..." + row_id[3 - ROW_SHOWN :]

@@ -14,7 +14,7 @@ from millrace.core.errors import ConfigError, DataError
 from millrace.run_directory.run_directory import RUNS
 
 NICE = 10
-"""Training comes first where both want the same core."""
+"""Training goes first if both need the same core."""
 
 
 def command(
@@ -35,7 +35,7 @@ def command(
 
 
 async def _serve(runs: Path, port: int) -> None:
-    """Until an interrupt."""
+    """Serves until an interrupt."""
     from millrace.look.server import Ui
     from millrace.look.site import Site
 

@@ -17,7 +17,7 @@ Body = Callable[[asyncio.Event], Awaitable[None]]
 
 def run_stoppable(
     body: Body,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     *,
     at_once: Callable[[], object] = lambda: None,
     has_work: Callable[[], bool] = lambda: True,
@@ -29,12 +29,12 @@ def run_stoppable(
     without work to finish is cancelled at once.
     The second signal calls `at_once` and exits. Workers notice that their parent died; the ledger is durable.
     """
-    return asyncio.run(_run(body, say, at_once, has_work, grace_s))
+    return asyncio.run(_run(body, print_line, at_once, has_work, grace_s))
 
 
 async def _run(
     body: Body,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     at_once: Callable[[], object],
     has_work: Callable[[], bool],
     grace_s: float,
@@ -51,10 +51,10 @@ async def _run(
         stop.set()
         if has_work():
             loop.call_later(grace_s, task.cancel)
-            say("Stopping: finishing the step and saving. Ctrl-C again stops at once.")
+            print_line("Stopping: finishing the step and saving. Ctrl-C again stops at once.")
         else:
             task.cancel()
-            say("Stopping: no step was done yet.")
+            print_line("Stopping: no step was done yet.")
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)

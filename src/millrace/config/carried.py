@@ -1,11 +1,11 @@
-"""What a run carries: a script's own functions and rows, in the run's own directory.
+"""A script's functions and rows, kept in the run's directory.
 
 `millrace.train` pickles a function into `RUN/carried/NAME-DIGEST.pickle`, because the run's processes
 cannot import the script or notebook that defines it. Unpickling runs code. So a carried object is loaded only
 from a directory of that name which nobody else can write into. Its bytes must have the digest that the
 configuration names. A configuration file cannot name one.
 
-`config.json` names what is carried relative to the run directory, which may therefore be moved.
+`config.json` names carried files relative to the run directory. So the directory may be moved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tree = dict[str, Any]
 
 
 def is_carried(path: str) -> bool:
-    """Whether a path names something in the run's directory, which need not exist yet."""
+    """Whether a path names a carried file of a run's directory. The file need not exist yet."""
     return path.startswith(DIRECTORY + os.sep)
 
 
@@ -37,7 +37,7 @@ def is_carried_object(path: str) -> bool:
 
 
 def name_of(what: str, suffix: str, data: bytes) -> str:
-    """The path of `data` relative to its run's directory. It holds the digest."""
+    """The path of `data` relative to its run's directory. The path contains the digest."""
     return f"{DIRECTORY}/{what}-{digest(data)}{suffix}"
 
 
@@ -52,7 +52,7 @@ def store(directory: Path, contents: dict[str, bytes]) -> None:
 
 
 def digest(data: bytes) -> str:
-    """BLAKE2b of 16 bytes, in hexadecimal: nobody finds other bytes with the same digest."""
+    """BLAKE2b of 16 bytes, in hexadecimal. Nobody can construct other bytes with the same digest."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -102,7 +102,7 @@ def _trusted(key: str, file: Path) -> bytes:
 
 
 def relative(tree: Tree, directory: Path) -> Tree:
-    """A dumped configuration with what is carried named relative to the run directory."""
+    """A dumped configuration with carried files named relative to the run directory."""
     folder = str(directory / DIRECTORY) + os.sep
     return _with_paths(tree, lambda path: DIRECTORY + os.sep + path[len(folder) :], folder)
 

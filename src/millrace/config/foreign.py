@@ -105,7 +105,7 @@ FOREIGN = {
 """Present names and, where a framework renamed a key, the former ones."""
 
 OURS = {name: ours for ours, names in FOREIGN.items() for name in names}
-"""By the last part of the other framework's name."""
+"""Our keys, by the last part of the other framework's name."""
 
 RENAMED = {"sampling.choices": "sampling.token_masks"}
 """Former names of our own keys. `config.json` of an older run may hold them."""

@@ -1,4 +1,4 @@
-"""A loaded configuration as data: what `config.json` holds, and its digest."""
+"""A loaded configuration as data: the content of `config.json`, and its digest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError, writing
 
 NOT_KEPT = "(not kept)"
-"""In place of the rest of a URL."""
+"""The text in place of the rest of a URL."""
 
 
 def dump(config: Section) -> dict[str, Any]:
@@ -28,17 +28,17 @@ def dump(config: Section) -> dict[str, Any]:
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """`dump` as files, services and workers may have it: of a URL to notify, only scheme and host."""
+    """`dump` for files, services and workers: of a URL to notify, only scheme and host."""
     tree = dump(config)
     scheme, separator, rest = (config.observe.notify or "").partition("://")
-    host, found, _ = re.sub(r"[/?#]", "/", rest).partition("/")
-    if separator and scheme in ("http", "https") and (found or "@" in host):
+    host, slash, _ = re.sub(r"[/?#]", "/", rest).partition("/")
+    if separator and scheme in ("http", "https") and (slash or "@" in host):
         tree["observe"]["notify"] = f"{scheme}://{host.rpartition('@')[2]}/{NOT_KEPT}"
     return tree
 
 
 def record(config: Config, file: Path) -> None:
-    """Write what `restore` reads, atomically. Raises: StorageError."""
+    """Write the file that `restore` reads, atomically. Raises: StorageError."""
     tree = carried.relative(recorded(config), file.parent)
     partial = file.with_suffix(".json.partial")
     with writing(file):

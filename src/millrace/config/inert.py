@@ -1,6 +1,6 @@
-"""What an algorithm cannot do in a run, though its keys say it. Pure.
+"""Keys of an algorithm that have no effect in a run. Pure.
 
-A clip acts on a ratio, and a ratio is of two policies. Where the two are one, the ratio is 1.
+A clip acts on a ratio of two policies. If the two policies are the same, the ratio is 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from millrace.config.tables.algorithms import PolicyGradient
 
 
 def inert(config: Config) -> list[str]:
-    """What changes nothing in a run of `config`, why, and the key that makes it act: a sentence or two each.
+    """Describes the keys without effect in a run of `config`, the reason, and the key that gives them an
+    effect.
 
     Degenerate:
         An algorithm of one's own -> nothing is known of it: empty.
@@ -47,7 +48,7 @@ def _inert(config: Config, a: PolicyGradient) -> Iterator[str]:
 
 
 def _or_to_behavior(a: PolicyGradient) -> str:
-    """What an asynchronous run has instead, and how the ratio becomes that to the policy that sampled."""
+    """What an asynchronous run has instead, and the key that makes the ratio that to the sampling policy."""
     without = "" if a.correction is None else ' and `algorithm.correction` to "none"'
     remedy = f', or `algorithm.anchor` to "behavior"{without}'
     if a.ratio == "token" or a.correction is None or a.correction_of == "sequence":

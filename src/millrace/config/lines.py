@@ -1,4 +1,4 @@
-"""Which line of a TOML file sets which key: neither `tomllib` nor `tomlkit` says.
+"""Finds the line of a TOML file that sets a key, which neither `tomllib` nor `tomlkit` says.
 
 A statement is a table header or an assignment; it may span lines (multi-line strings, arrays). The
 scan grows each statement line by line until `tomllib` accepts it, so quoting, comments and dotted

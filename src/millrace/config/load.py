@@ -3,7 +3,7 @@
 Rules that are ours and not TOML's:
 - a union's table may be written as its kind alone: `schedule = "areal"`;
 - a `kind` that differs from the one below replaces the whole table, so a preset is switched by
-  changing one key, whatever the file says about the old preset;
+  changing one key, and the file may still have keys of the old preset;
 - `"none"` means off wherever a key admits None (TOML has no null);
 - paths are relative to the file that writes them; those of `--set` to the working directory.
 """
@@ -50,7 +50,7 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True)
 class Source:
-    """One layer of configuration, and where each of its keys was written."""
+    """One layer of configuration, and the place of each of its keys."""
 
     tree: Tree
     origins: dict[str, str]
@@ -96,8 +96,8 @@ def read_file(schema: type[Section], path: Path) -> Source:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
-        told, line = mistake(text, error)
-        raise ConfigError(f"{told}   [{path}:{line}]") from None
+        problem, line = mistake(text, error)
+        raise ConfigError(f"{problem}   [{path}:{line}]") from None
     origins = {key: f"{path}:{line}" for key, line in key_lines(text).items()}
     return Source(_normal(schema, tree, path.absolute().parent), origins)
 
@@ -118,10 +118,10 @@ def read_mapping(schema: type[Section], mapping: Mapping[str, Any], origin: str)
 
 def _at(tree: Tree, key: str) -> Any:
     """The value at a dotted key; None: there is none."""
-    found: Any = tree
+    value: Any = tree
     for name in key.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is wrong with a text that is no TOML, and what to write instead.
+"""Says what is wrong with a text that is no TOML, and what to write instead.
 
 `tomllib` and `tomlkit` name the place, and the character that they did not expect there.
 """
@@ -18,17 +18,19 @@ YAML = re.compile(r"\s*([\w.-]+)\s*:(?:\s+(.*))?")
 
 
 def mistake(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, int]:
-    """What is wrong and what to do, and the 1-based line."""
+    """The mistake with its remedy, and the 1-based line."""
     lines = text.splitlines() or [""]
     place = PLACE.search(str(error))
-    told = PLACE.sub("", str(error))
+    reason = PLACE.sub("", str(error))
     if place is None or place[1] is None:
-        return f"the file ends in the middle of a value ({told}).\n  Close its quotes or brackets", len(lines)
+        return f"the file ends in the middle of a value ({reason}).\n  Close its quotes or brackets", len(
+            lines
+        )
     number = int(place[1])
     line, before = lines[number - 1], lines[: number - 1]
-    found = _twice(line, before) or _foreign(line) or _value(line, before)
+    problem = _twice(line, before) or _foreign(line) or _value(line, before)
     return (
-        found or f"this line is no TOML ({told}): `{line.strip()}`.\n  Write `key = value`, or `[table]`",
+        problem or f"this line is no TOML ({reason}): `{line.strip()}`.\n  Write `key = value`, or `[table]`",
         number,
     )
 
@@ -65,8 +67,8 @@ def _value(line: str, before: list[str]) -> str:
     if value and value[0] in "'\"" and value.count(value[0]) == 1:
         return f"{key} ({value}) has no closing quote.\n  Write {name} = {value}{value[0]}"
     if value.startswith('"'):
-        told = f"{key} has a backslash in double quotes.\n  Write {name} = '{value[1:-1]}'"
-        return told if "\\" in value and value.endswith('"') else ""
+        problem = f"{key} has a backslash in double quotes.\n  Write {name} = '{value[1:-1]}'"
+        return problem if "\\" in value and value.endswith('"') else ""
     if not value:
         return f"{key} has no value.\n  Write one behind `=`, or leave the line out"
     if value.startswith(("[", "{", "'")):
@@ -76,13 +78,13 @@ def _value(line: str, before: list[str]) -> str:
 
 
 def _table(before: list[str]) -> str:
-    """That a line after these belongs to, with its dot."""
+    """The table to which a line after the lines `before` belongs, with a dot."""
     headers = [header[1] for line in before if (header := HEADER.fullmatch(line))]
     return f"{headers[-1]}." if headers else ""
 
 
 def _as_toml(value: str) -> str:
-    """`value` as TOML would have it."""
+    """`value` in TOML."""
     if value.lower() in ("true", "false"):
         return value.lower()
     if value.lower() in ("none", "null", "~"):

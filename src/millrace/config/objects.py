@@ -26,19 +26,19 @@ def load_object(key: str, path: str) -> tuple[Any, str | None]:
         ConfigError: it cannot be imported, or has no such name.
     """
     if is_carried_object(path):
-        found = load_carried(key, path)
-        return found, getattr(getattr(found, "__code__", None), "co_filename", None)
+        value = load_carried(key, path)
+        return value, getattr(getattr(value, "__code__", None), "co_filename", None)
     form = f"`file.py:name` or {FORM}"
-    found, module = find_object(path, f"`{key}`", form=form, load=lambda source: _module(key, source))
-    return found, getattr(module, "__file__", None)
+    value, module = find_object(path, f"`{key}`", form=form, load=lambda source: _module(key, source))
+    return value, getattr(module, "__file__", None)
 
 
 def load_function(key: str, path: str) -> tuple[Callable[..., Any], str | None]:
     """As `load_object`, for something that can be called."""
-    found, file = load_object(key, path)
-    if not callable(found):
-        raise ConfigError(f"`{key}` ({path!r}) is of type {type(found).__name__}, not a function")
-    return found, file
+    function, file = load_object(key, path)
+    if not callable(function):
+        raise ConfigError(f"`{key}` ({path!r}) is of type {type(function).__name__}, not a function")
+    return function, file
 
 
 def _module(key: str, source: str) -> ModuleType:

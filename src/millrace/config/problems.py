@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said so that it can be put right: key, value, line, remedy."""
+"""Describes the problems of a configuration: key, value, line and remedy."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def describe(schema: type[Section], error: ValidationError, origins: dict[str, s
 
 def _locate(schema: type[Section], loc: Location) -> tuple[str, type[Section], FieldInfo | None]:
     """Pydantic's location without its union tags: dotted key, its section, its field if it has one."""
-    section, field, parts, key = schema, None, list(loc), ""
-    while parts:
-        name = parts.pop(0)
+    section, field, names, key = schema, None, list(loc), ""
+    while names:
+        name = names.pop(0)
         key = f"{key}.{name}" if key else str(name)
         field = section.model_fields.get(str(name))
-        if field is None or not parts:
+        if field is None or not names:
             break
-        if (listed := listed_table(field)) and len(parts) > 1:
-            key, section = key + _inner(parts.pop(0)), listed
+        if (listed := listed_table(field)) and len(names) > 1:
+            key, section = key + _inner(names.pop(0)), listed
             continue
-        inner = union_kinds(field).get(str(parts.pop(0))) if union_kinds(field) else plain_table(field)
+        inner = union_kinds(field).get(str(names.pop(0))) if union_kinds(field) else plain_table(field)
         if inner is None:
-            return key + _inner(parts[0]), section, field
+            return key + _inner(names[0]), section, field
         section = inner
     return key, section, field
 
 
-def _inner(part: str | int) -> str:
-    return f"[{part}]" if isinstance(part, int) else f".{part}"
+def _inner(name: str | int) -> str:
+    return f"[{name}]" if isinstance(name, int) else f".{name}"
 
 
 def _message(
@@ -75,8 +75,8 @@ def _message(
             )
         case "value_error":
             return str(detail["ctx"]["error"])
-    told = re.sub(r"^(Input|String) should", "must", detail["msg"])
-    must = "has a type that the key cannot have" if _free_form(field) else told
+    reason = re.sub(r"^(Input|String) should", "must", detail["msg"])
+    must = "has a type that the key cannot have" if _free_form(field) else reason
     return f"`{key}` ({detail['input']!r}) {must}.{_meaning(field)}"
 
 

@@ -1,6 +1,6 @@
-"""What a completion answers, as text: equal answers of different completions are equal texts.
+"""The answer of a completion as text. Equal answers of different completions are equal texts.
 
-For majorities: the same extraction as the reward's own, without a look at what is right.
+Majorities count these answers. The extraction is that of the reward, and does not use the right answer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from millrace.config.tables import task as table
 from millrace.environments.rewards import Extract
 
 LONGEST = 80
-"""Characters; of a longer answer the beginning and a digest are kept."""
+"""The most characters. Of a longer answer, the beginning and a digest are kept."""
 
 
 def make_answer(config: table.Reward) -> Callable[[str], str]:
-    """The answer in a completion; empty: there is none. Of a function's reward it is the whole completion."""
+    """A function that gives the answer of a completion; empty: there is none. With a user's reward function
+    the answer is the whole completion."""
     match config:
         case table.MathRewardSection():
             return _mathematics()
@@ -34,11 +35,11 @@ def shortened(answer: str) -> str:
 
 
 def _mathematics() -> Callable[[str], str]:
-    """What math-verify reads, as it prints it: 1/2 and 0.5 are two answers."""
+    """The expression that math-verify reads, as math-verify prints it. 1/2 and 0.5 are two answers."""
     import math_verify
 
     def answer(completion: str) -> str:
-        found = math_verify.parse(completion, parsing_timeout=None)
-        return shortened(str(found[0]) if found else "")
+        expressions = math_verify.parse(completion, parsing_timeout=None)
+        return shortened(str(expressions[0]) if expressions else "")
 
     return answer

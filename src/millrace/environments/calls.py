@@ -1,4 +1,4 @@
-"""Calling a reward, wherever it must run, and turning whatever happens into a Score."""
+"""Calls a reward, in a thread or on the loop, and turns every outcome into a Score."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from millrace.environments.rows import Row
 from millrace.environments.scores import raised, to_score
 
 LONG_S = 0.001
-"""A call on the loop that takes longer lets other messages have their turn."""
+"""After a longer call on the loop, other messages have their turn."""
 
 
 class Calls:
-    """Calls one reward. Plain functions run in one thread, a call at a time; async ones on the loop, as do
-    plain ones for which a thread is of no use.
+    """Calls one reward. Plain functions run in one thread, one call at a time. Async functions run on the
+    loop, and so do plain functions that need no thread.
 
-    No call that takes longer than `timeout_s` has a score. An async one is cancelled. A plain function in its
-    thread cannot be stopped: that call raises, and whoever asked for it kills the worker. One on the loop, or
-    one that holds the interpreter, is judged when it returns; until then only the asker can end it.
+    A call that takes longer than `timeout_s` has no score. An async call is cancelled. A plain function in
+    the thread cannot be stopped: the call raises, and the caller kills the worker. A call on the loop, or a
+    call that blocks the interpreter, is judged when it returns. Before that, only the caller can end it.
     """
 
     def __init__(self, reward: Reward, timeout_s: float) -> None:
@@ -32,11 +32,11 @@ class Calls:
         self._thread = ThreadPoolExecutor(1, "reward")
 
     async def score(self, completion: str, answer: Any, columns: Row) -> Score:
-        """What the reward does is a Failed, never raised, but for the want of memory.
+        """Score a completion. An error of the reward becomes a Failed, except the want of memory.
 
         Raises:
-            OutOfMemory: whatever holds the memory, this call or those before it.
-            DeadlineExceeded: a plain function is over its deadline, and its thread may never be free.
+            OutOfMemory: memory is used up, by this call or by earlier calls.
+            DeadlineExceeded: a plain function is over its deadline, and its thread may never end.
         """
         arguments = (completion, answer, columns)
         if self._reward.is_async:
@@ -50,11 +50,11 @@ class Calls:
                 )
         except TimeoutError:
             raise DeadlineExceeded(self._too_long) from None
-        # A plain function may hand back a coroutine, as a lambda around an async function does.
+        # A plain function may return a coroutine, for example a lambda around an async function.
         return result if isinstance(result, Score) else await self._awaited(result)
 
     async def _in_place(self, arguments: tuple[str, Any, Row]) -> Score:
-        """On the loop, which turns after a call that took long."""
+        """Call on the loop. After a long call, the loop lets others run."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         score: Score = self._called(arguments)
@@ -67,7 +67,7 @@ class Calls:
             returned = self._reward(*arguments)
         except MemoryError as error:
             raise self._out_of_memory(error) from None
-        except BaseException as error:  # in a thread: even SystemExit must not leave it
+        except BaseException as error:  # not even SystemExit may leave the thread
             return raised(self._reward.name, error, self._reward.file)
         return returned if inspect.isawaitable(returned) else to_score(self._reward.name, returned)
 
@@ -92,5 +92,5 @@ class Calls:
         return f"{self._reward.name} took longer than `reward.timeout_s` ({self._timeout_s:g} s)"
 
     def _out_of_memory(self, error: MemoryError) -> OutOfMemory:
-        told = raised(self._reward.name, error, self._reward.file).reason
-        return OutOfMemory(f"{told} (its worker's limit is `reward.memory_mb`)")
+        reason = raised(self._reward.name, error, self._reward.file).reason
+        return OutOfMemory(f"{reason} (its worker's limit is `reward.memory_mb`)")

@@ -1,4 +1,4 @@
-"""What a run would meet in its task and reward, looked at once before the run starts."""
+"""The worker that tries a run's task and reward before the run starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from millrace.environments.scores import encodable
 from millrace.environments.tasks import PROBED_ROWS
 
 LOOK_S = 10.0
-"""After which rows are asked for only until one is usable: a task may make its rows slowly."""
+"""After so long, probing ends at the first usable row, because a task may make its rows slowly."""
 
 
 class TriedCompletion(msgspec.Struct, frozen=True):
-    """A completion of a row to score. `kind` says in words what it is."""
+    """A completion of a row to score. `kind` describes the completion in words."""
 
     group_id: int
     row_id: str
@@ -27,23 +27,24 @@ class TriedCompletion(msgspec.Struct, frozen=True):
 
 
 class FirstLook(TaskRewardWorker):
-    """Role `millrace.environments.first_look:FirstLook`: the worker of a run, asked before the run."""
+    """Role `millrace.environments.first_look:FirstLook`: the worker of a run, used before the run."""
 
-    async def probed(self, first: int, found: bool) -> AsyncIterator[Prompt | BadPrompt]:
-        """The first prompts in the order of the run, from group `first` on; `found`: one was usable."""
+    async def probed(self, first: int, any_usable: bool) -> AsyncIterator[Prompt | BadPrompt]:
+        """The first prompts in the order of the run, from group `first` on. `any_usable`: an earlier prompt
+        was usable."""
         until_s = time.monotonic() + LOOK_S
         for group_id in range(first, min(self._task.rows, PROBED_ROWS)):
             [prompt] = await self.prompts([group_id])
             yield prompt
-            found = found or isinstance(prompt, Prompt)
-            if found and time.monotonic() >= until_s:
+            any_usable = any_usable or isinstance(prompt, Prompt)
+            if any_usable and time.monotonic() >= until_s:
                 return
 
     async def num_rows(self) -> int:
         return self._task.rows
 
     async def attempts(self, prompts: list[Prompt]) -> list[TriedCompletion]:
-        """Texts that any reward should have an opinion of: a right answer, none, and some text."""
+        """Texts that any reward should score: a right answer, an empty completion, and some text."""
         return await self._in_rows(lambda: [one for prompt in prompts for one in self._attempts(prompt)])
 
     def _attempts(self, prompt: Prompt) -> Iterator[TriedCompletion]:
@@ -52,7 +53,7 @@ class FirstLook(TaskRewardWorker):
             answer = find_column(self._task.columns(self._row(prompt.group_id)), self._task.answer)
             texts = {"the reference answer": str(answer), **texts}
         room = self._config.sampling.max_tokens
-        characters = room * self._characters_per_token  # no tokens are made of megabytes
+        characters = room * self._characters_per_token  # so that megabytes are not tokenized
         for kind, text in texts.items():
             tokens = self._tokenizer.encode(encodable(text[:characters]), add_special_tokens=False)[:room]
             yield TriedCompletion(prompt.group_id, prompt.row_id, kind, tokens)

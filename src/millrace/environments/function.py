@@ -1,4 +1,4 @@
-"""The user's own reward function: finding it, and calling it with the columns it asks for."""
+"""The user's reward function: loads the function, and calls it with the columns that it names."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ OWN_ARGUMENTS = ("completion", "answer")
 class FunctionReward:
     """`def reward(completion, answer, **columns)`, plain or `async`.
 
-    It is called by keyword with `completion` (text), `answer` (the reference, or None) and the row's
-    columns; only with those that its signature names, or all of them if it takes `**columns`.
+    The function is called by keyword with `completion` (text), `answer` (the reference, or None) and columns
+    of the
+    row: the columns that its signature names, or all columns if it takes `**columns`.
 
     Args:
         path: `file.py:name` or `package.module:name`. A file's directory becomes importable, as when
             Python runs that file.
-        columns: names a row provides; a required parameter beyond them is an error now, not later.
+        columns: the columns of a row. A required parameter with another name is an error.
     Raises:
-        RewardError: it cannot be loaded, or its signature cannot be served.
+        RewardError: the function cannot be loaded, or has a parameter that no column provides.
     """
 
     needs_thread = True

@@ -1,4 +1,4 @@
-"""A bound on this process's memory, so that a reward that allocates without end fails by itself.
+"""Bounds the memory of a process, so that a reward that allocates without end fails alone.
 
 A control group needs rights that a run may not have, and kills the process instead of failing one reward.
 """
@@ -20,23 +20,24 @@ def limit_process_memory(extra_mb: int) -> None:
     """Let this process's private memory grow by `extra_mb` MiB from now on; more raises MemoryError.
 
     The limit (RLIMIT_DATA) counts private writable memory, not mapped files or shared weights. Child
-    processes start with the same limit. What modules take that are imported from now on does not count: an
-    extension module that cannot have its memory ends its process.
+    processes start with the same limit. Memory of later imports does not count, because an extension module
+    that gets no memory ends its process.
     """
     _set_limit(_used_bytes() + extra_mb * 2**20)
     builtins.__import__ = _Uncounted(builtins.__import__)
 
 
 class _Uncounted:
-    """`__import__`, with the limit lifted while modules are loaded, and raised by what that took.
+    """`__import__` without the limit while modules are loaded. The limit then grows by the memory of the
+    modules.
 
-    Threads load side by side. Each module has a lock of its own, and with one around all of them two threads
-    could wait for each other.
+    Threads load modules at the same time. Each module has its own lock. With one lock around all of them, two
+    threads could wait for each other.
     """
 
     def __init__(self, load: _Import) -> None:
         self._load, self._lock, self._loading = load, threading.RLock(), 0
-        self._limit = self._before = 0  # bytes, before the first of those that load now
+        self._limit = self._before = 0  # bytes, before the first of the present imports
 
     def __call__(
         self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
@@ -64,9 +65,9 @@ class _Uncounted:
 
 
 def _is_loaded(name: str, fromlist: Any, level: int) -> bool:
-    """A relative import is looked at by the module that makes it, which is being loaded."""
+    """Whether an import needs no loading. A relative import comes from a module that is being loaded."""
     module = sys.modules.get(name)
-    return level == 0 and module is not None and all(hasattr(module, part) for part in fromlist or ())
+    return level == 0 and module is not None and all(hasattr(module, one) for one in fromlist or ())
 
 
 def _used_bytes() -> int:
@@ -75,7 +76,7 @@ def _used_bytes() -> int:
 
 
 def _set_limit(limit: int) -> None:
-    """As far as the hard limit allows."""
+    """Set the limit, as far as the hard limit permits."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:
         limit = hard if limit == resource.RLIM_INFINITY else min(limit, hard)

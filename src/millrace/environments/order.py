@@ -1,4 +1,4 @@
-"""Which row a group gets: a seeded shuffle per epoch that needs no memory and no state."""
+"""The row of each group: a seeded shuffle per epoch, without memory and without state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ROUNDS = 4
 def row_of(group_id: int, rows: int, seed: int) -> int:
     """The row of a group: every row once per epoch of `rows` groups, each epoch in another order.
 
-    A pure function of its arguments, so that a resumed run, and any worker, finds the same row.
+    A pure function of its arguments, so that a resumed run, and every worker, gets the same row.
     """
     epoch, position = divmod(group_id, rows)
     return permuted(position, rows, f"{seed}/{epoch}")
 
 
 def permuted(position: int, size: int, key: str) -> int:
-    """Where `position` goes in a pseudo-random permutation of range(size). Constant time and memory.
+    """The image of `position` in a pseudo-random permutation of range(size). Constant time and memory.
 
     A balanced Feistel network over the next power of four, walked until it lands inside the range
     (under four rounds of the network on average).

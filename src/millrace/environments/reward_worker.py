@@ -28,24 +28,22 @@ T = TypeVar("T")
 _ADVICE = "Raise `reward.memory_mb`, or look for what keeps so much."
 
 Inputs = tuple[str, Row] | Failed | OutOfMemory
-"""A completion's text and its row's columns, or why they cannot be had."""
+"""A completion's text and its row's columns, or the reason why they are missing."""
 
 
 class TaskRewardWorker:
     """Role `millrace.environments.reward_worker:TaskRewardWorker` (a core.protocols.RewardWorker).
 
-    It keeps no state: every answer is a function of the configuration and the request. So any worker can
-    serve any group, and a new worker can replace one that was killed. Rows and tokens are made in one thread
-    and plain reward functions called in another, so the loop is free to answer unless one of them holds the
-    interpreter.
+    The worker keeps no state: every answer is a function of the configuration and the request. So any worker
+    can serve any group, and a new worker can replace a killed worker. One thread makes rows and tokens, and
+    another calls plain reward functions. So the loop can answer unless a function blocks the interpreter.
 
     Args:
         config: a dumped `Config`.
-        limit_memory: bound this process's memory by `reward.memory_mb`; False where the process is not
-            the worker's own.
-        answers: tell with each score what the completion answers.
+        limit_memory: bound this process's memory by `reward.memory_mb`; False if others use the process too.
+        answers: give with each score the answer of the completion.
     Raises:
-        ConfigError, DataError, RewardError: tokenizer, task or reward cannot be had as configured.
+        ConfigError, DataError, RewardError: tokenizer, task or reward cannot be made as configured.
     """
 
     def __init__(self, config: dict[str, Any], limit_memory: bool = True, answers: bool = False) -> None:
@@ -60,7 +58,7 @@ class TaskRewardWorker:
             limit_process_memory(reward.memory_mb)
 
     async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
-        """The prompts of these groups, in order; a row that cannot be one comes with the reason.
+        """The prompts of these groups, in order; an unusable row comes with the reason.
 
         Raises: OutOfMemory: this process is at its limit.
         """
@@ -73,31 +71,31 @@ class TaskRewardWorker:
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.
 
-        Plain functions take turns, each begun when the score before it has been sent: one that ends this
-        process, or holds its interpreter, is the one that is waited for. Async functions all start at once.
-        Closing the iterator cancels what has not begun.
+        Plain functions run one after the other. Each call begins when the score before it was sent. So if a
+        call ends this process, or blocks its interpreter, the caller waits for exactly that call. Async
+        functions all start at once. Closing the iterator cancels calls that have not begun.
 
         Raises:
-            OutOfMemory: this process is at its limit; another may have the next score.
-            DeadlineExceeded: of the next score, a plain function; its thread is lost, and so this process.
+            OutOfMemory: this process is at its limit; another process may compute the next score.
+            DeadlineExceeded: the plain function of the next score; its thread is lost, and so this process.
         """
         inputs = await self._in_rows(lambda: [self._inputs(request) for request in requests])
-        asked = list(zip((request.trajectory_id for request in requests), inputs, strict=True))
+        pairs = list(zip((request.trajectory_id for request in requests), inputs, strict=True))
         if not self._calls.is_async:
-            for trajectory_id, one in asked:
+            for trajectory_id, one in pairs:
                 yield trajectory_id, await self._score(one)
             return
         exhausted = None
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._attempt(one)) for one in inputs]
             try:
-                for (trajectory_id, _), task in zip(asked, tasks, strict=True):
+                for (trajectory_id, _), task in zip(pairs, tasks, strict=True):
                     result = await task
                     if isinstance(result, OutOfMemory):
                         exhausted = result
                         break
                     yield trajectory_id, result
-            except GeneratorExit:  # leave the group normally, or it would wrap this in an exception group
+            except GeneratorExit:  # leave the group normally: it would wrap the exception
                 pass
             for task in tasks:
                 task.cancel()
@@ -105,7 +103,7 @@ class TaskRewardWorker:
             raise exhausted
 
     async def _attempt(self, inputs: Inputs) -> Score | OutOfMemory:
-        """In a task group, which would wrap an error."""
+        """The score. An OutOfMemory is returned, because the task group would wrap an error."""
         try:
             return await self._score(inputs)
         except OutOfMemory as error:
@@ -156,22 +154,23 @@ class TaskRewardWorker:
             return BadPrompt(group_id, row_id, str(error))
         except MemoryError:
             raise
-        except Exception as error:  # a row, a template or a tokenizer can do anything
+        except Exception as error:  # a row, a template or a tokenizer may raise anything
             return BadPrompt(group_id, row_id, f"{row_id}: {type(error).__name__}: {shortened(error)}")
         return Prompt(group_id, row_id, token_array(tokens), text)
 
     @property
     def _room(self) -> int:
-        """Tokens that a prompt may have."""
+        """The most tokens of a prompt."""
         return self._config.rollout.max_sequence_tokens - self._config.sampling.max_tokens
 
     @cached_property
     def _characters_per_token(self) -> int:
-        """At most; a normalizer that joins or drops characters can only make it more."""
+        """The most characters of a token in the vocabulary. A normalizer that drops characters allows
+        more."""
         return max(len(token) for token in self._tokenizer.get_vocab())
 
     def _check_characters(self, row_id: str, text: str) -> None:
-        """Before tokens are made: that takes seconds for some megabytes, of one row for a whole run."""
+        """Refuse a long text before tokenization, which takes seconds for some megabytes."""
         if len(text) > self._room and len(text) > self._room * self._characters_per_token:
             raise DataError(
                 f"{row_id}: the prompt has {len(text):,} characters, more than {self._room} tokens can hold "
@@ -196,7 +195,7 @@ class TaskRewardWorker:
 
 
 def _check_surrogates(row_id: str, text: str) -> None:
-    """JSON can hold half of a surrogate pair; no tokenizer can encode that."""
+    """Refuse half of a surrogate pair. JSON can contain it, and no tokenizer can encode it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Rewards: a number for a completion. Each is called with (completion, answer, columns)."""
+"""Rewards: a number for a completion. A reward is called with (completion, answer, columns)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from millrace.environments.tasks import GymTask, Task, first_usable
 
 
 class Reward(Protocol):
-    """`name` and `file` locate it in failures. A call returns what `scores.to_score` judges.
+    """`name` and `file` locate it in failures. `scores.to_score` judges the result of a call.
 
-    `needs_thread`: a plain call may wait, or take long without the interpreter.
+    `needs_thread`: a plain call may wait, or compute long without the interpreter.
     """
 
     name: str
@@ -31,7 +31,7 @@ def make_reward(config: table.Reward, task: Task) -> Reward:
     """The reward of a configuration, for the rows of a task.
 
     Raises:
-        ConfigError: it does not fit the task. RewardError: the user's function cannot be loaded.
+        ConfigError: the reward does not fit the task. RewardError: the user's function cannot be loaded.
     """
     match config:
         case table.GymRewardSection():
@@ -49,7 +49,7 @@ def make_reward(config: table.Reward, task: Task) -> Reward:
 class GymReward:
     """The scorer of the reasoning-gym data set; values below the threshold are 0.
 
-    The threshold is there because many scorers give a little for any answer at all.
+    The threshold is needed because many scorers give a little for any answer.
     """
 
     file: str | None = None
@@ -61,17 +61,17 @@ class GymReward:
         self._extract = Extract(config.extract)
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        found = self._extract(completion)
-        if found is None:
+        extracted = self._extract(completion)
+        if extracted is None:
             return 0.0
-        value = self._score(answer=found, entry=columns)
+        value = self._score(answer=extracted, entry=columns)
         return value if value >= self._threshold else 0.0
 
 
 class ExactReward:
     """1 if the extracted answer equals the reference as text, without surrounding space; else 0.
 
-    It needs no thread: a regular expression holds the interpreter, and no other thread would run.
+    The reward needs no thread: a regular expression blocks the interpreter, and no other thread could run.
     """
 
     name, is_async, needs_thread = "exact match", False, False
@@ -87,8 +87,8 @@ class ExactReward:
 class MathReward:
     """1 if math-verify finds the completion's last expression equal to the reference; else 0.
 
-    math-verify's own time limits are off: they use SIGALRM, which works in no thread. Some answers
-    (towers of powers) take it for ever; the caller's deadline kills this process.
+    The time limits of math-verify are off, because they use SIGALRM, which works in no thread. Some answers
+    (towers of powers) never end; then the caller's deadline kills this process.
     """
 
     name, is_async, needs_thread = "math-verify", False, True
@@ -99,7 +99,7 @@ class MathReward:
 
         self._parse, self._verify = math_verify.parse, math_verify.verify
         self._reference = ExpectedAnswer(self.name, extract_answer)
-        # It would warn, once per process, that its limits are off.
+        # math-verify would warn, once per process, that its limits are off.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
@@ -110,8 +110,8 @@ class MathReward:
             raise DataError(
                 f"the reference answer {reference!r} is not mathematics that math-verify can read"
             )
-        found = self._parse(completion, parsing_timeout=None)
-        return float(self._verify(gold, found, timeout_seconds=None, raise_on_error=True))
+        expressions = self._parse(completion, parsing_timeout=None)
+        return float(self._verify(gold, expressions, timeout_seconds=None, raise_on_error=True))
 
 
 class Extract:
@@ -126,7 +126,7 @@ class Extract:
             raise ConfigError(f"`{key}` ({pattern!r}) has {self._pattern.groups} groups, it needs one")
 
     def __call__(self, text: str) -> str | None:
-        """Stripped of surrounding space; None where the pattern does not match."""
+        """The extracted text without surrounding space; None if the pattern does not match."""
         if self._pattern is None:
             return text.strip()
         matches = self._pattern.findall(text)
@@ -134,22 +134,22 @@ class Extract:
 
 
 class ExpectedAnswer:
-    """What a completion is compared with: the row's answer, or what a pattern finds in it."""
+    """The expected answer of a row: its answer column, or the part of it that a pattern matches."""
 
     def __init__(self, reward: str, pattern: str | None) -> None:
         self._reward, self._pattern = reward, pattern
         self._extract = Extract(pattern, "reward.extract_answer")
 
     def __call__(self, answer: Any) -> str:
-        """Stripped of surrounding space. Raises: DataError: there is none."""
+        """The expected answer without surrounding space. Raises: DataError: there is none."""
         if answer is None:
             raise DataError(
                 f"{self._reward} needs a reference answer, the row has none: set `task.answer` to its column"
             )
-        found = self._extract(str(answer))
-        if found is None:
+        expected = self._extract(str(answer))
+        if expected is None:
             raise DataError(
                 f"the answer {str(answer)[-80:]!r} has nothing that `reward.extract_answer` "
                 f"({self._pattern!r}) finds"
             )
-        return found
+        return expected

@@ -1,4 +1,4 @@
-"""Rows of a data file, found by index. JSON Lines stay on disk; other formats are read once."""
+"""Rows of a data file, by index. JSON Lines stay on disk; other formats are read once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _TO_UTF8 = "Write it anew: `iconv -f {} -t utf-8 OLD > NEW`, with its own encodi
 
 
 def find_column(row: Row, name: str) -> Any:
-    """A column, or what a dotted name, as `reward_model.ground_truth`, finds in its tables; None: nothing."""
+    """A column; with a dotted name, such as `reward_model.ground_truth`, a value of its tables. None: no
+    value."""
     if name in row:
         return row[name]
     first, dot, rest = name.partition(".")
@@ -37,7 +38,7 @@ def find_column(row: Row, name: str) -> Any:
 
 
 def has_column(row: Row, name: str) -> bool:
-    """Also where it holds nothing."""
+    """Whether the row has the column, also with an empty value."""
     first, dot, rest = name.partition(".")
     inner = row.get(first) if dot else None
     return name in row or (isinstance(inner, Mapping) and has_column(inner, rest))
@@ -47,14 +48,14 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Row:
-        """Raises DataError, saying where, if the row is broken."""
+        """Raises DataError: the row is broken; the message names its place."""
 
     def place(self, index: int) -> str:
         """Where the row is in the file: a line, or an index."""
 
 
 class FunctionRows:
-    """What a user's function returns: `def rows() -> Sequence[dict]`, the same at every call."""
+    """The rows of a user's function `def rows() -> Sequence[dict]`, which returns the same at every call."""
 
     def __init__(self, path: str) -> None:
         function, _ = load_function("task.path", path)
@@ -79,7 +80,7 @@ def open_rows(path: str) -> Rows:
     """The rows of a file or data set directory.
 
     Raises:
-        DataError: no such file, a format that is not known, not readable, or without rows.
+        DataError: the file does not exist, cannot be read, has no rows, or has an unknown format.
     """
     file = Path(path)
     if not file.exists():
@@ -138,7 +139,7 @@ class JsonLines:
 
 
 class Listed:
-    """Rows in memory, or in a table that gives a row as a dict for an index."""
+    """Rows in memory, or in a table that returns a row as a dict."""
 
     def __init__(self, file: Path, rows: Any, places: list[int] | None = None) -> None:
         self._file, self._rows, self._places = file, rows, places
@@ -184,7 +185,7 @@ def _json(file: Path) -> Rows:
 
 
 def _csv(file: Path) -> Rows:
-    """UTF-8, or UTF-16 with its mark, as spreadsheets write it, with the delimiter that the header has."""
+    """Rows in UTF-8, or in UTF-16 with its mark, as spreadsheets write. The header decides the delimiter."""
     content = file.read_bytes()
     utf16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     try:

@@ -1,4 +1,4 @@
-"""From what a reward function returned, or raised, to a Score. A failure never becomes a zero."""
+"""Makes a Score of a reward function's result or exception. A failure never becomes a zero."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from millrace.core.types import Abstain, Failed, Score, Scored
 
 SHOWN_CHARACTERS = 200
 REWARD_MAX = 1e16
-"""Of a reward's size. Advantages and losses are float32, in which the squares of three million such rewards
-still have a sum."""
+"""The largest size of a reward. Advantages and losses are float32, in which the squares of three million such
+rewards still have a finite sum."""
 
 
 def to_score(name: str, returned: Any) -> Score:
     """Judge a returned value: a number (or bool), a dict with `reward` and metrics, or None.
 
     None, alone or as the `reward` of a dict, abstains. Anything else fails, naming function and value.
-    Of the other keys of a dict, finite numbers are metrics. What else is there, such as text, is left out: it
-    says nothing about the reward.
+    Of the other keys of a dict, finite numbers are metrics. Other values, such as text, are left out.
     """
     if returned is None:
         return Abstain(f"{name} returned None")
@@ -45,7 +44,7 @@ def to_score(name: str, returned: Any) -> Score:
 
 
 def raised(name: str, error: BaseException, file: str | None = None) -> Failed:
-    """The failure that an exception is: its type, message and the line it came from.
+    """The failure of an exception: its type, its message and the line that raised it.
 
     The line is the innermost one in `file` (the user's), or the innermost of all.
     """
@@ -67,7 +66,7 @@ def _number(value: Any) -> float | None:
         if not isinstance(value, (Real, Decimal, np.bool_)):
             return None
         number = float(value)
-    except Exception:  # a number too large for a float, or an object of the user's that is none
+    except Exception:  # a number too large for a float, or an object that is no number
         return None
     return number if math.isfinite(number) else None
 
@@ -93,7 +92,7 @@ def _shown(value: Any) -> str:
 
 
 def shortened(error: BaseException) -> str:
-    """Its message, as far as it can be shown."""
+    """The message of an error, shortened, with printable characters."""
     try:
         return encodable(str(error)[:SHOWN_CHARACTERS])
     except Exception as broken:
@@ -101,5 +100,5 @@ def shortened(error: BaseException) -> str:
 
 
 def encodable(text: str) -> str:
-    """With an escape for half of a surrogate pair, which UTF-8 cannot hold."""
+    """The text with an escape for half of a surrogate pair, which UTF-8 cannot encode."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Tasks: where prompts come from. A task is rows; a row has columns and a prompt text."""
+"""Tasks: the sources of prompts. A task has rows; a row has columns and a prompt text."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ CACHED_ROWS = 1024
 
 
 class Task(Protocol):
-    """`rows` is their number; a row is an index below it. Asking for a broken one raises DataError."""
+    """`rows` is the number of rows; a row is an index below that number. A broken row raises DataError."""
 
     rows: int
     answer: str | None  # the column with the reference answer: see `rows.find_column`
 
     def row_id(self, row: int) -> str:
-        """Names the row in the ledger and in reports."""
+        """The name of the row in the ledger and in reports."""
 
     def columns(self, row: int) -> Row:
-        """What rewards may see."""
+        """The columns, for rewards."""
 
     def prompt_text(self, row: int) -> str:
-        """What the model is given, rendered through the chat template if it `is_chat`."""
+        """The text of the prompt, rendered through the chat template if the row `is_chat`."""
 
     def is_chat(self, row: int) -> bool:
-        """A chat template renders the prompt, with the special tokens in it."""
+        """Whether a chat template renders the prompt, which then has special tokens."""
 
 
 def make_task(config: table.Task, tokenizer: Any) -> Task:
     """The task of a configuration. `tokenizer` (Hugging Face) renders chat prompts.
 
     Raises:
-        ConfigError, DataError: it cannot give a single prompt as configured.
+        ConfigError, DataError: the task has no usable prompt as configured.
     """
     if config.chat and not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
@@ -51,11 +51,11 @@ def make_task(config: table.Task, tokenizer: Any) -> Task:
 
 
 class GymTask:
-    """A reasoning-gym data set, each row generated when it is asked for.
+    """A reasoning-gym data set. Each row is generated when it is needed.
 
-    reasoning-gym seeds row i with `seed + i`, so neighbouring seeds share nearly all rows. Seeds are
-    therefore spread by the golden ratio over 31 bits: small `data_seed`s are hundreds of thousands of
-    rows apart, and a held-out set under another seed has other rows.
+    reasoning-gym seeds row i with `seed + i`, so neighbouring seeds share nearly all rows. So the golden
+    ratio spreads seeds over 31 bits: small `data_seed`s are hundreds of thousands of rows apart, and a
+    held-out set with another seed has other rows.
     """
 
     answer: str | None = "answer"
@@ -88,8 +88,8 @@ class GymTask:
 
 
 class RowsTask:
-    """Rows of a file, or of a user's function. A broken row raises when it is asked for, with its place;
-    the others are used."""
+    """Rows of a file, or of a user's function. A broken row raises an error with its place when it is read;
+    the other rows are used."""
 
     def __init__(self, config: table.FileTaskSection | table.FunctionTaskSection, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
@@ -188,7 +188,7 @@ def first_usable(task: Task) -> Row:
     """The columns of the first row that makes a prompt.
 
     Raises:
-        DataError: none of the first rows does: then the configuration is wrong, not a row.
+        DataError: none of the first rows makes a prompt. Then the configuration is wrong, not a row.
     """
     faults = []
     for row in range(min(task.rows, PROBED_ROWS)):

@@ -1,4 +1,4 @@
-"""Tokenizers: loading a model directory's own, and making a small character-level one."""
+"""Loads the tokenizer of a model directory, and makes a small tokenizer of characters."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ CHAT_TEMPLATE = (
 )
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-"""A directory with none of these has no tokenizer. transformers makes an empty one of it, without a word."""
+"""A directory with none of these has no tokenizer. transformers would make an empty tokenizer without an
+error."""
 
 READ = (*FILES, "tokenizer_config.json", "config.json", "merges.txt", "special_tokens_map.json",
         "added_tokens.json", "chat_template.jinja", "chat_template.json")  # fmt: skip
 FILE_BYTES_MAX = 256 << 20
 
-# A tokenizer saved under one of these classes is its tokenizer.json and nothing else. So it can be read
-# without transformers' auto classes, which import torch. That saves a reward worker 2 s and 100 MB.
+# A tokenizer of one of these classes consists of its tokenizer.json alone. So it can be read without the auto
+# classes of transformers, which import torch. A reward worker saves 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 
 
 def make_character_tokenizer(directory: str | Path, alphabet: str) -> None:
     """Save a tokenizer with one token per character of `alphabet` as a Hugging Face directory.
 
-    For small models and tests: nothing is learned, digits are single tokens, decoding gives back the text
-    exactly, and other characters become `<|unknown|>`. It has `<|end|>` (end of sequence), `<|pad|>` and
-    a chat template with `<|user|>` and `<|assistant|>`. Special tokens come first, then the alphabet in
-    the given order without repeats.
+    For small models and tests: nothing is learned, digits are single tokens, decoding gives the text exactly,
+    and other characters become `<|unknown|>`. The tokenizer has `<|end|>` (end of sequence), `<|pad|>` and a
+    chat template with `<|user|>` and `<|assistant|>`. Special tokens come first, then the alphabet in the
+    given order without repeats.
     """
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
     special = [PAD, END, UNKNOWN, USER, ASSISTANT]
     vocabulary = {token: index for index, token in enumerate([*special, *dict.fromkeys(alphabet)])}
-    # Byte-pair encoding without merges is exactly "one token per known character".
+    # Byte-pair encoding without merges has one token per known character.
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(special)
@@ -60,10 +61,10 @@ def make_character_tokenizer(directory: str | Path, alphabet: str) -> None:
 
 
 def load_tokenizer(directory: str | Path) -> Any:
-    """The Hugging Face tokenizer of a model directory, without importing torch where that is possible.
+    """The Hugging Face tokenizer of a model directory, without importing torch if that is possible.
 
     Raises:
-        DataError: there is no tokenizer, or it cannot be read.
+        DataError: there is no tokenizer, or the tokenizer cannot be read.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -87,14 +88,15 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a prompt, with the tokenizer's own beginning of a sequence: once, also where the text was
-    rendered with it, as by a chat template."""
+    """Token ids of a prompt, with the tokenizer's begin-of-sequence token exactly once. A chat template may
+    have rendered that token already."""
     rendered = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
     return list(tokenizer.encode(text, add_special_tokens=not rendered))
 
 
 def _refuse_odd(directory: Path) -> None:
-    """A stranger's run names this directory too. Raises: DataError: a file without end would be read."""
+    """Raises: DataError: a file of the directory is no plain file. A run of another person may name such a
+    file."""
     for path in (directory / name for name in READ if (directory / name).exists()):
         if not path.is_file() or path.stat().st_size > FILE_BYTES_MAX:
             raise DataError(f"{path} is no file of a tokenizer: it is no regular file, or has too many bytes")

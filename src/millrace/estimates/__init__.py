@@ -1,1 +1,1 @@
-"""What a sample of completions says of a model: estimators and their intervals. Pure."""
+"""Estimators of a model's accuracy from sampled completions, and their intervals. Pure."""

@@ -1,4 +1,4 @@
-"""What an evaluation reports, from the scores of greedy and of sampled completions."""
+"""The figures of an evaluation, from the scores of greedy and sampled completions."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from millrace.estimates.pass_at_k import pass_at_k
 
 @dataclass(frozen=True)
 class Attempt:
-    """One completion of a prompt and what became of it."""
+    """One completion of a prompt and its score."""
 
     score: Score
     truncated: bool
 
     @property
     def reward(self) -> float | None:
-        """None: the reward failed or abstained, which is not a zero."""
+        """None if the reward failed or abstained, which is not a reward of 0."""
         return self.score.value if isinstance(self.score, Scored) else None
 
     @property
     def answer(self) -> str | None:
-        """None: nobody asked for it."""
+        """The answer of the completion; None if the request did not ask for answers."""
         return self.score.answer if isinstance(self.score, Scored) else None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Shares are in [0, 1]. Completions without a reward are left out of every mean, and counted. Each prompt
-    with a reward weighs the same, however many of its samples have one.
+    """The result of an evaluation. Shares are in [0, 1]. Completions without a reward are left out of every
+    mean, and counted. All prompts with a reward have equal weight.
 
     `pass_at_k` and `majority_at_k` are over prompts with at least k scored samples. `intervals` are of 95 %,
     over prompts, by the names of the other fields: `greedy_accuracy`, `pass_at_k.4`, `reward_mean`.
@@ -54,7 +54,7 @@ class Evaluation:
     intervals: dict[str, Interval] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types; a mean of nothing is null."""
+        """The evaluation as JSON types. A mean of no values is null."""
         tree: dict[str, Any] = _json(asdict(self))
         return tree
 
@@ -71,9 +71,8 @@ class Evaluation:
 def summarize(
     model: str, greedy: Sequence[Attempt], sampled: Sequence[Sequence[Attempt]], *, correct_at: float
 ) -> Evaluation:
-    """`greedy` has one attempt per prompt, `sampled` a row per prompt. A reward of at least
-    `correct_at` is correct. Majorities are counted where it is known what completions answer; an empty answer
-    is none, and has no vote."""
+    """`greedy` has one attempt per prompt, `sampled` a row per prompt. A reward of at least `correct_at` is
+    correct. Majorities are counted if the answers of completions are known. An empty answer has no vote."""
     rows = [[a for a in row if a.reward is not None] for row in sampled]
     rewards = [[a.reward for a in row if a.reward is not None] for row in rows]
     correct = [[reward >= correct_at for reward in row] for row in rewards]
@@ -113,7 +112,7 @@ def summarize(
 
 
 def figure(tree: Mapping[str, Any], by: str) -> float | None:
-    """Of an evaluation as JSON: what `by` of `[[evaluations]]` names. None: it could not be measured."""
+    """The figure of an evaluation that `by` of `[[evaluations]]` names. None: it could not be measured."""
     match by:
         case "pass" | "majority":
             return tree[f"{by}_at_k"].get(str(tree["num_samples"]))
@@ -128,7 +127,7 @@ def powers_of_two(limit: int) -> list[int]:
 
 
 def _votes(row: Sequence[Attempt], correct: Sequence[bool]) -> Answers:
-    """The answers of a prompt. An empty one is none."""
+    """The answers of a prompt. An empty answer counts as none."""
     answered = [(a.answer, right) for a, right in zip(row, correct, strict=True) if a.answer]
     return classes([answer for answer, _ in answered], [right for _, right in answered])
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 Z = 1.959964
-"""Of a normal distribution, 95 % lies within this many standard deviations."""
+"""95 % of a normal distribution lies within so many standard deviations."""
 
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
 
@@ -14,9 +14,9 @@ Interval = tuple[float, float]
 
 
 def t_975(freedom: int) -> float:
-    """Student's t: 95 % lies within this many standard errors, by degrees of freedom from 1 on.
+    """Student's t for `freedom` degrees: 95 % lies within so many standard errors.
 
-    By a table, then by the series in 1 / freedom of Abramowitz and Stegun, 26.7.5, to within 0.0005.
+    From a table, then from the series in 1 / freedom of Abramowitz and Stegun, 26.7.5, to within 0.0005.
     """
     if freedom <= len(_T_975):
         return _T_975[freedom - 1]
@@ -26,12 +26,12 @@ def t_975(freedom: int) -> float:
 
 
 def of_shares(values: Sequence[float]) -> Interval:
-    """Of the mean of values in [0, 1], one for each prompt.
+    """The interval of the mean of values in [0, 1], one for each prompt.
 
         (m + t^2 / 2n -+ t sqrt(m (1 - m) / n + t^2 / 4n^2)) / (1 + t^2 / n)
 
-    Of all distributions on [0, 1] with mean m, that of 0 and 1 alone has the largest variance, m (1 - m). So
-    for values between 0 and 1, such as pass@k of a prompt, the interval is wide enough, and never too narrow.
+    Of all distributions on [0, 1] with mean m, the distribution on 0 and 1 alone has the largest variance,
+    m (1 - m). So the interval is wide enough for values between 0 and 1, such as pass@k of a prompt.
 
     Degenerate:
         No values -> (nan, nan). One -> (0, 1).
@@ -50,7 +50,7 @@ def of_shares(values: Sequence[float]) -> Interval:
 
 
 def of_mean(values: Sequence[float]) -> Interval:
-    """Of the mean of any values, one for each prompt: the mean -+ t standard errors.
+    """The interval of the mean of any values, one for each prompt: the mean -+ t standard errors.
 
     Degenerate:
         Fewer than two values -> (nan, nan).

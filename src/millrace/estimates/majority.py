@@ -9,29 +9,30 @@ from math import comb
 from millrace.core.errors import DataError
 
 Answers = tuple[tuple[int, float], ...]
-"""Of each distinct answer: how many completions gave it, and the share of these that is correct."""
+"""For each distinct answer: the number of its completions, and the share of them that is correct."""
 
 
 def classes(answers: Sequence[str], correct: Sequence[bool]) -> Answers:
     """The distinct answers, in an order that depends on their counts alone."""
-    found: dict[str, list[bool]] = {}
+    by_answer: dict[str, list[bool]] = {}
     for answer, right in zip(answers, correct, strict=True):
-        found.setdefault(answer, []).append(right)
-    return tuple(sorted(((len(each), sum(each) / len(each)) for each in found.values()), reverse=True))
+        by_answer.setdefault(answer, []).append(right)
+    return tuple(sorted(((len(each), sum(each) / len(each)) for each in by_answer.values()), reverse=True))
 
 
 @lru_cache(maxsize=4096)
 def majority_at_k(answers: Answers, k: int, silent: int = 0) -> float:
-    """Probability that the most frequent of k answers is correct. Answers that are equally frequent share it.
-    `silent`: how many completions have no answer. They are drawn as the others are, and have no vote.
+    """Probability that the most frequent of k answers is correct. If several answers are the most frequent,
+    the mean of their shares counts. `silent` completions have no answer: they are drawn too, and have no
+    vote.
 
-    The mean over all C(n, k) ways to take k of the n completions, so it is unbiased. Summed over the highest
-    count t: in x^k of the product over the answers i of
+    The estimate is the mean over all C(n, k) choices of k completions, so it is unbiased. It is summed over
+    the highest count t: in x^k of the product over the answers i of
 
         sum_{u<t} C(c_i, u) x^u  +  y C(c_i, t) x^t
 
-    times the sum over u of C(silent, u) x^u, the power of y is the number of winners. Beside each coefficient
-    goes the sum of the winners' shares.
+    times the sum over u of C(silent, u) x^u, the power of y is the number of winners. Each coefficient has
+    a second number, the sum of the winners' shares.
 
     Raises:
         DataError: not 1 <= k <= n.
@@ -48,17 +49,17 @@ def majority_at_k(answers: Answers, k: int, silent: int = 0) -> float:
 
 
 def _won_with(answers: Answers, k: int, t: int, silent: int) -> float:
-    """Ways, weighed by the winners' mean share, in which the highest count is `t`."""
-    ways: dict[tuple[int, int], tuple[float, float]]  # (taken, winners)
-    ways = {(taken, 0): (float(comb(silent, taken)), 0.0) for taken in range(min(silent, k) + 1)}
+    """The number of choices whose highest count is `t`, weighed by the winners' mean share."""
+    states: dict[tuple[int, int], tuple[float, float]]  # (taken, winners)
+    states = {(taken, 0): (float(comb(silent, taken)), 0.0) for taken in range(min(silent, k) + 1)}
     for count, share in answers:
         grown: dict[tuple[int, int], tuple[float, float]] = {}
-        for (taken, winners), (number, shares) in ways.items():
+        for (taken, winners), (number, shares) in states.items():
             for more in range(min(t, count, k - taken) + 1):
                 wins, times = more == t, comb(count, more)
                 key = taken + more, winners + wins
                 before = grown.get(key, (0.0, 0.0))
                 gained = shares + (share * number if wins else 0.0)
                 grown[key] = before[0] + times * number, before[1] + times * gained
-        ways = grown
-    return sum(shares / winners for (taken, winners), (_, shares) in ways.items() if taken == k and winners)
+        states = grown
+    return sum(shares / winners for (taken, winners), (_, shares) in states.items() if taken == k and winners)

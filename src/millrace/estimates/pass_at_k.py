@@ -15,7 +15,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Raises:
         DataError: not 0 <= c <= n or not 1 <= k <= n.
     Degenerate:
-        Fewer than k wrong ones -> 1.
+        Fewer than k wrong completions -> 1.
     Source:
         Chen et al., arXiv:2107.03374, equation 1.
     """

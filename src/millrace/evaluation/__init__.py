@@ -1,1 +1,1 @@
-"""How good a model is on a task, and what a reward says, outside a run."""
+"""Evaluates a model on a task, and tries a reward, outside a run."""

@@ -1,4 +1,4 @@
-"""Evaluating a model on a task: greedy and sampled completions, scored as training would score them."""
+"""Evaluates a model on a task. Greedy and sampled completions are scored as training scores them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELD_OUT_SEED = 2
 
 
 def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed: int) -> Config:
-    """The same task on other rows, where the task can make other rows, and another model."""
+    """The configuration with another model, and with other rows if the task can make other rows."""
     task = config.task
     if isinstance(task, GymTaskSection):
         task = task.model_copy(update={"data_seed": data_seed})
@@ -34,20 +34,20 @@ def evaluate(
     prompts: int,
     samples: int,
     correct_at: float = 1.0,
-    tell: Callable[[int, int], None] = lambda ended, total: None,
+    on_progress: Callable[[int, int], None] = lambda ended, total: None,
 ) -> Evaluation:
     """Evaluate `config.model` on the first `prompts` prompts of `config.task`.
 
-    One greedy completion and `samples` sampled ones (by `config.sampling`, noise from `config.seed`)
-    per prompt, generated in this process and scored in an environment worker. `tell` gets how many
-    completions have ended, and of how many. Call from the main thread, with no event loop running.
+    Each prompt has one greedy completion and `samples` sampled completions (by `config.sampling`, noise from
+    `config.seed`). This process generates; a reward worker scores. `on_progress` gets the number of
+    completions that have ended, and the number of all. Call from the main thread, with no event loop running.
     """
     from millrace.devices.device import torch_device
     from millrace.engines.own.load import load_engine
 
     torch_device(config.model.device)  # refused before a worker starts
-    asked = scores.prompts(config, prompts)
-    tokens = [prompt.tokens for prompt in asked]
+    chosen = scores.prompts(config, prompts)
+    tokens = [prompt.tokens for prompt in chosen]
     engine = load_engine(
         config.model.path,
         dtype=config.model.dtype,
@@ -59,24 +59,24 @@ def evaluate(
     )
     sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False)
     greedy = replace(sampling, temperature=0.0)
-    ended, total = itertools.count(1), len(asked) * (1 + samples)
+    ended, total = itertools.count(1), len(chosen) * (1 + samples)
 
     def on_end() -> None:
-        tell(next(ended), total)
+        on_progress(next(ended), total)
 
     best = generate(engine, tokens, greedy, n=1, seed=config.seed, on_end=on_end)
     drawn = generate(engine, tokens, sampling, n=samples, seed=config.seed, on_end=on_end)
-    rows = _attempts(config, asked, [b + d for b, d in zip(best, drawn, strict=True)])
+    rows = _attempts(config, chosen, [b + d for b, d in zip(best, drawn, strict=True)])
     return summarize(
         config.model.path, [row[0] for row in rows], [row[1:] for row in rows], correct_at=correct_at
     )
 
 
 def _attempts(
-    config: Config, asked: list[Prompt], completions: list[list[Completion]]
+    config: Config, prompts: list[Prompt], completions: list[list[Completion]]
 ) -> list[list[Attempt]]:
     """Score every completion; a row per prompt."""
-    owners = [prompt.group_id for prompt, row in zip(asked, completions, strict=True) for _ in row]
+    owners = [prompt.group_id for prompt, row in zip(prompts, completions, strict=True) for _ in row]
     flat = [completion for row in completions for completion in row]
     requests = [
         ScoreRequest(index, group_id, token_array(one.tokens), one.finish)

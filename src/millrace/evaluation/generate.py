@@ -10,12 +10,12 @@ from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Sampling, Work
 from millrace.rollout.protocol import Engine
 
-# Every call numbers its trajectories from 0; a newer lease tells them from those of earlier calls.
+# Every call numbers its trajectories from 0. A newer lease distinguishes them from those of earlier calls.
 _leases = itertools.count()
 
 
 class Completion(NamedTuple):
-    """Token ids, and why there are no more."""
+    """Token ids, and the reason why generation ended."""
 
     tokens: list[int]
     finish: Finish
@@ -33,7 +33,7 @@ def generate(
     """`n` completions of every prompt, in the order of the prompts.
 
     The engine must serve a version and be otherwise idle. Completion j of prompt i depends on the
-    weights, the prompt, `sampling`, `seed` and (i, j) only. `on_end` is called as each ends.
+    weights, the prompt, `sampling`, `seed` and (i, j) only. `on_end` is called at the end of each completion.
     """
     assert engine.version >= 0 and not engine.has_work, engine.load()
     lease = next(_leases)

@@ -1,4 +1,5 @@
-"""Evaluations of a run's models, kept beside the run: its page draws them over the curve of rewards."""
+"""Evaluations of a run's models, kept in the run's directory. Its page draws them over the curve of
+rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from millrace.run_directory.run_directory import RunDirectory
 def keep(run: RunDirectory, version: int, result: Evaluation) -> None:
     """Append a line to `evaluations.jsonl`. Raises StorageError."""
     line = {"version": version} | result.to_json()
-    del line["model"]  # a directory that may be gone tomorrow; the version tells it
+    del line["model"]  # the version names the model, and the directory may vanish
     with (
         writing(run.evaluations, "The evaluation itself is done, but is not kept with its run."),
         run.evaluations.open("a", encoding="utf-8") as file,
@@ -23,10 +24,11 @@ def keep(run: RunDirectory, version: int, result: Evaluation) -> None:
 
 
 def keep_if_of_a_run(model: Path, result: Evaluation) -> str:
-    """Keep `result` where `model`, or this checkpoint, is of a run. Returns why that failed, or nothing."""
+    """Keep `result` if the model or checkpoint belongs to a run. Returns why keeping failed, or an empty
+    text."""
     try:
-        if found := origin(model):
-            keep(*found, result)
+        if owner := origin(model):
+            keep(*owner, result)
     except StorageError as error:
         return str(error)
     return ""

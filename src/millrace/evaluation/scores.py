@@ -19,27 +19,27 @@ from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 TARGET = "millrace.environments.reward_worker:TaskRewardWorker"
-GRACE_S = 2.0  # beyond the deadline, which the worker keeps itself unless its reward holds the interpreter
+GRACE_S = 2.0  # after the deadline, which the worker keeps unless its reward blocks the interpreter
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A score and how long it took, the first of a new worker included."""
+    """A score and its duration. The first score of a new worker includes the start of the worker."""
 
     score: Score
     seconds: float
 
 
 def prompts(config: Config, count: int) -> list[Prompt]:
-    """The first `count` usable prompts of the task, each row once: fewer where it has fewer rows.
+    """The first `count` usable prompts of the task, each row once; fewer if the task has fewer rows.
 
-    Raises: DataError: none of them can be used, or more than `count` cannot.
+    Raises: DataError: no prompt can be used, or more than `count` prompts cannot.
     """
     return asyncio.run(_prompts(config, count))
 
 
 def scores(config: Config, requests: Sequence[ScoreRequest], *, answers: bool = False) -> list[Timed]:
-    """One score per request, in their order; with `answers`, what the completion answers."""
+    """One score per request, in their order. With `answers`, a score has the answer of its completion."""
     return asyncio.run(_scores(config, requests, answers))
 
 
@@ -47,20 +47,20 @@ async def _prompts(config: Config, count: int) -> list[Prompt]:
     runtime = LocalRuntime()
     try:
         worker = await start_worker(runtime, config)
-        found: dict[str, Prompt] = {}  # by row; a row that comes again begins the second epoch
+        usable: dict[str, Prompt] = {}  # by row; the first repeated row begins the second epoch
         unusable: dict[str, BadPrompt] = {}
         start = 0
-        while len(found) < count and len(unusable) <= count and start == len(found) + len(unusable):
-            ids = list(range(start, start + count - len(found)))
+        while len(usable) < count and len(unusable) <= count and start == len(usable) + len(unusable):
+            ids = list(range(start, start + count - len(usable)))
             for prompt in await worker.call("prompts", ids, timeout_s=config.supervision.spawn_timeout_s):
-                (found if isinstance(prompt, Prompt) else unusable).setdefault(prompt.row_id, prompt)
+                (usable if isinstance(prompt, Prompt) else unusable).setdefault(prompt.row_id, prompt)
             start += len(ids)
     finally:
         await runtime.close()
-    if not found or len(unusable) > count:
+    if not usable or len(unusable) > count:
         last = next(reversed(unusable.values()))
-        raise DataError(f"only {len(found)} of {start} prompts can be used; the last refusal: {last.reason}")
-    return list(found.values())
+        raise DataError(f"only {len(usable)} of {start} prompts can be used; the last refusal: {last.reason}")
+    return list(usable.values())
 
 
 async def _scores(config: Config, requests: Sequence[ScoreRequest], answers: bool) -> list[Timed]:
@@ -79,7 +79,7 @@ async def _scores(config: Config, requests: Sequence[ScoreRequest], answers: boo
 async def drain(
     worker: Handle, timeout_s: float, requests: Sequence[ScoreRequest], results: list[Timed]
 ) -> bool:
-    """Append scores until all are there, or until one costs the worker. True: it did."""
+    """Append scores until all are there, or until a score ends the worker. Returns whether a score did."""
     stream = worker.stream("score", list(requests))
     for _ in requests:
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a reward says of answers whose worth is known: a right one, none, garbage, and your own."""
+"""Tries a reward on answers of known worth: a right answer, none, garbage, and your own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GARBAGE = "lorem ipsum 42 )}]"
 @dataclass(frozen=True)
 class Trial:
     """A completion of a row: `kind` is "reference", "empty", "garbage" or "yours". The reward gets `seen`,
-    what is left of `text` when it has been tokens. `prompt` is what the model gets."""
+    the text that `text` becomes through the tokenizer. The model gets `prompt`."""
 
     prompt: str
     prompt_tokens: int
@@ -63,7 +63,7 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
 
 
 def judge(results: list[dict[str, Any]]) -> Iterator[str]:
-    """What would spoil training: one sentence each."""
+    """A sentence for each result that would spoil training."""
     failed = [r for r in results if r["outcome"] == "failed"]
     if failed:
         yield f"{len(failed)} of {len(results)} calls failed, the first: {failed[0]['reason']}"

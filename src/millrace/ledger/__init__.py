@@ -1,4 +1,4 @@
-"""The durable record of every prompt and trajectory: `SqliteLedger` writes it, `reading` looks at it."""
+"""The durable record of every prompt and trajectory: `SqliteLedger` writes the record, `reading` reads it."""
 
 from millrace.ledger.sqlite import SqliteLedger
 

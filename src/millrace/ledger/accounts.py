@@ -1,8 +1,8 @@
-"""The accounts of a run: how many trajectories are in each state, and who may still move.
+"""The accounts of a run: the number of trajectories in each state, and the trajectories that may still move.
 
     admitted = trained + rejected + stale + abandoned + failed + in_flight
 
-Pure bookkeeping, kept beside the file and compared with the file's own counts at every flush.
+The accounts are kept in memory, and compared with the counts in the file at every flush.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from millrace.ledger.schema import ADMITTED
 
 
 class Accounts:
-    """Counts by state. `states` holds the trajectories that may still move, and those that ended
-    since the last `settle`: its size follows what is in flight, not the length of the run."""
+    """Counts by state. `states` has the trajectories that may still move, and those that ended since the last
+    `settle`. So its size follows the trajectories in flight, not the length of the run."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self.admitted = counts.get(ADMITTED, 0)
@@ -32,7 +32,7 @@ class Accounts:
         self.states[trajectory_id] = state
 
     def move(self, trajectory_id: int, state: State) -> None:
-        """Into `state`. Raises LedgerError: it has ended already, in another state."""
+        """Move a trajectory into `state`. Raises LedgerError: it has ended already, in another state."""
         before = self.states[trajectory_id]
         if before is state:
             return
@@ -46,7 +46,7 @@ class Accounts:
         self.states[trajectory_id] = state
 
     def counts_after_training(self, trajectory_ids: Iterable[int]) -> Counter[State]:
-        """What the counts will be; nothing changes yet."""
+        """The counts after training. This method changes nothing."""
         after = self.counts.copy()
         for trajectory_id in trajectory_ids:
             after[self.states[trajectory_id]] -= 1
@@ -69,15 +69,17 @@ def accounting_of(admitted: int, counts: Mapping[State, int]) -> Accounting:
 
 
 def refuse_imbalance(
-    where: str, admitted: int, counts: Mapping[State, int], found: Mapping[str, int]
+    where: str, admitted: int, counts: Mapping[State, int], recorded: Mapping[str, int]
 ) -> None:
-    """Compare what should be with the file's own counts.
+    """Compare the expected counts with the counts that the file recorded.
 
-    Raises LedgerError naming every count that differs, or the identity if it does not hold.
+    Raises LedgerError, which names every count that differs, or says that the counts do not add up.
     """
     due = {ADMITTED: admitted, **{state.value: counts.get(state, 0) for state in State}}
     wrong = [
-        f"{name} is {found.get(name, 0)}, not {num}" for name, num in due.items() if found.get(name, 0) != num
+        f"{name} is {recorded.get(name, 0)}, not {num}"
+        for name, num in due.items()
+        if recorded.get(name, 0) != num
     ]
     if not wrong and not accounting_of(admitted, counts).balanced:
         wrong = [f"admitted {admitted} is not the sum of all states {sum(counts.values())}"]

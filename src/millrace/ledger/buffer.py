@@ -1,8 +1,8 @@
-"""What was recorded since the last flush, by reference, and how it becomes rows.
+"""The changes since the last flush, kept by reference, and their rows.
 
-What a flush costs is bounded: of trajectories that only grew it writes `GROWING_MAX`, those that have waited
-longest. Thousands of trajectories that report every second are thereby written every few seconds, in chunks
-that are worth a row; a few are written at once.
+The cost of a flush is bounded. Of trajectories that only grew, a flush writes `GROWING_MAX`, those that have
+waited longest. So thousands of trajectories that report every second are written every few seconds, in larger
+chunks. A few trajectories are written at once.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _TRAIN = (
 class Buffer:
     """Unwritten changes and the accounts that already contain them.
 
-    `_dirty` holds what changed in more than its tokens, `_growing` what only grew. Trajectories are held by
-    reference and looked at again when they are written. TRAINED is left to `write_step`: until then a
-    trajectory counts, and is written, in the state it had before.
+    `_dirty` has trajectories that changed in more than their tokens, `_growing` those that only grew. The
+    buffer keeps references, and reads the trajectories when it writes them. `write_step` alone writes
+    TRAINED. Before that, a trajectory counts, and is written, in its previous state.
     """
 
     def __init__(self, accounts: Accounts) -> None:
@@ -56,7 +56,8 @@ class Buffer:
         self._groups[group.group_id] = group
 
     def adopt(self, trajectory: Trajectory, recorded: State) -> None:
-        """It was read from the file, where its state is `recorded`; a difference is due to be written."""
+        """Take a trajectory that was read from the file with the state `recorded`. A difference will be
+        written."""
         self.accounts.states[trajectory.trajectory_id] = recorded
         self._tokens.recorded(trajectory)
         self._rows[trajectory.trajectory_id] = ()
@@ -89,8 +90,8 @@ class Buffer:
                 )
 
     def write(self, db: sqlite3.Connection, growing_max: int | None) -> None:
-        """Inside a transaction. Nothing here changes until `written` says that it was committed.
-        `growing_max` None: everything."""
+        """Write inside a transaction. The buffer changes only in `written`, after the commit. `growing_max`
+        None: everything is written."""
         db.executemany(records.INSERT_GROUP, [records.group_row(g) for g in self._groups.values()])
         skips = [(p.group_id, p.row_id, p.reason) for p in self._skips]
         db.executemany(records.INSERT_SKIPPED, skips)

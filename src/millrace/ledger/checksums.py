@@ -1,8 +1,8 @@
-"""Damage to a ledger file: found row by row, table by table, or in what SQLite keeps for itself.
+"""Finds damage to a ledger file: in rows, in tables, and in the structures of SQLite.
 
-SQLite sees no change of a value, and its `integrity_check` no change of a row that stays well-formed. So each
-row has a checksum, and a file is taken for whole if its structure is sound, its tables are those of this
-program, every row has its checksum and no step is missing.
+SQLite does not notice a changed value, nor does `integrity_check` if the row stays well-formed. So each row
+has a checksum. A file counts as whole if its structure is right, its tables are those of this program, every
+row has its checksum and no step is missing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROBLEMS_MAX = 3
 
 
 class DamageError(Exception):
-    """What is damaged; `failures.reading` adds the file and what to do."""
+    """Names the damage. `failures.reading` adds the file and the remedy."""
 
 
 def row_checksum(*values: Any) -> int:
@@ -41,12 +41,12 @@ def row_checksum(*values: Any) -> int:
 
 
 def register(db: sqlite3.Connection) -> None:
-    """Without it a connection can read the tables, and not write them."""
+    """Give the connection the function `row_checksum`, without which it cannot write."""
     db.create_function("row_checksum", -1, row_checksum, deterministic=True)
 
 
 def refuse_damage(db: sqlite3.Connection) -> None:
-    """Look at everything in the file. Raises DamageError, sqlite3.Error."""
+    """Check everything in the file. Raises DamageError, sqlite3.Error."""
     problems = [row[0] for row in db.execute(f"PRAGMA integrity_check({_PROBLEMS_MAX})")]
     if problems != ["ok"]:
         raise DamageError(f"corrupt: {'; '.join(problems)}")
@@ -59,7 +59,7 @@ def refuse_damage(db: sqlite3.Connection) -> None:
 
 
 def checked(table: str, row: Sequence[Any]) -> Sequence[Any]:
-    """A row that was selected with `intact(table)` last, without that. Raises DamageError."""
+    """A row without its last column, which is `intact(table)`. Raises DamageError."""
     if not row[-1]:
         raise DamageError(f"table {table}, {_KEYS[table]} {row[0]}: its checksum is not that of its content")
     return row[:-1]
@@ -73,15 +73,15 @@ def _refuse_damaged_rows(db: sqlite3.Connection, table: str) -> None:
 
 
 def _refuse_other_tables(db: sqlite3.Connection) -> None:
-    """The text of a trigger or table decides what later statements do."""
+    """Compare the text of tables and triggers, which decides the effect of later statements."""
     fresh = sqlite3.connect(":memory:")
     try:
         register(fresh)
         fresh.executescript(TABLES)
         query = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
-        due, found = fresh.execute(query).fetchall(), db.execute(query).fetchall()
+        expected, actual = fresh.execute(query).fetchall(), db.execute(query).fetchall()
     finally:
         fresh.close()
-    wrong = {row[1] for row in {*due} ^ {*found}}
+    wrong = {row[1] for row in {*expected} ^ {*actual}}
     if wrong:
         raise DamageError(f"its tables are not a ledger's: {', '.join(sorted(map(repr, wrong)))}")

@@ -1,10 +1,11 @@
-"""Tokens as bytes: what is read is bit for bit what was written.
+"""Tokens as bytes. Reading gives bit for bit what was written.
 
-A growing trajectory is written plainly and often, a finished one squeezed and once. Plain are the columns as
-they are: int32 ids, then float32 log-probs, little-endian. Squeezed, both go byte plane by byte plane (all
-lowest bytes first), which zstd likes about 15 % better. The first byte says which of the two it is. Ids and
-log-probs of likely tokens lie behind those of the sampled tokens. Choices, where there are some, come first:
-a byte of their own, how many bytes they take, and their counts and ids, written plainly or squeezed.
+A growing trajectory is written plainly and often; a finished trajectory is squeezed and written once. The
+plain form has the columns as they are: int32 ids, then float32 log-probs, little-endian. The squeezed form
+has byte planes (all lowest bytes first), which zstd compresses about 15 % better. The first byte names the
+form. Ids and log-probs of the top log-probs follow those of the sampled tokens. Token masks, if there are
+any, come first: a byte that marks them, their number of bytes, and their counts and ids in one of the two
+forms.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.top_logprobs import TopLogprobs
 from millrace.core.errors import LedgerError
 
-_PLAIN, _SQUEEZED, _CHOICES = b"p", b"z", b"c"
+_PLAIN, _SQUEEZED, _TOKEN_MASKS = b"p", b"z", b"c"
 
 PLAIN_BYTES_MAX = 1 << 28
-"""Of one trajectory: a million tokens, with 30 likely ones each."""
+"""The most of one trajectory: a million tokens, with 30 top log-probs each."""
 
-# Making one costs ten times what using it does. Only a ledger's one writing thread compresses.
+# Making a compressor costs ten times its use. Only the one writing thread of a ledger compresses.
 _COMPRESSOR = zstandard.ZstdCompressor(level=3, write_checksum=True)
 _DECOMPRESSOR = zstandard.ZstdDecompressor()
 
 
 def pack_plain(columns: TokenColumns) -> bytes:
-    """Cheap to write."""
+    """The plain form, which is cheap to write."""
     ids, logprobs = _with_top_logprobs(columns)
-    first = _choices_first(columns, lambda values: _PLAIN + _little(values))
+    first = _token_masks_first(columns, lambda values: _PLAIN + _little(values))
     return first + _PLAIN + _little(ids) + _little(logprobs)
 
 
 def pack_squeezed(columns: TokenColumns) -> bytes:
-    """Cheap to keep."""
+    """The squeezed form, which is cheap to keep."""
     ids, logprobs = _with_top_logprobs(columns)
-    first = _choices_first(columns, lambda values: _squeeze(_planes(values)))
+    first = _token_masks_first(columns, lambda values: _squeeze(_planes(values)))
     return first + _squeeze(_planes(ids) + _planes(logprobs))
 
 
@@ -52,7 +53,7 @@ def pack_prompt(tokens: array[int]) -> bytes:
 
 
 def unpack_columns(data: bytes, versions: bytes) -> TokenColumns:
-    """What `pack_plain` or `pack_squeezed` packed, with the runs of `pack_versions`. Raises LedgerError."""
+    """The reverse of `pack_plain`, `pack_squeezed` and `pack_versions`. Raises LedgerError."""
     with _decoding("tokens"):
         runs = version_runs(versions)
         end = 4 * sum(count for _, count in runs)
@@ -88,17 +89,17 @@ def _with_top_logprobs(columns: TokenColumns) -> tuple[array[int], array[float]]
     return columns.tokens + top_logprobs.tokens, columns.logprobs + top_logprobs.logprobs
 
 
-def _choices_first(columns: TokenColumns, packed: Callable[[array[int]], bytes]) -> bytes:
+def _token_masks_first(columns: TokenColumns, packed: Callable[[array[int]], bytes]) -> bytes:
     token_masks = columns.token_masks
     if token_masks is None:
         return b""
     data = packed(token_masks.counts + token_masks.tokens)
-    return _CHOICES + len(data).to_bytes(8, "little") + data
+    return _TOKEN_MASKS + len(data).to_bytes(8, "little") + data
 
 
 def _token_masks_of(data: bytes, end: int) -> tuple[tuple[bytes, bytes] | None, bytes]:
-    """The bytes of counts and ids, and what is behind them. `end`: bytes of the counts."""
-    if data[:1] != _CHOICES:
+    """The bytes of counts and ids, and the bytes after them. `end`: bytes of the counts."""
+    if data[:1] != _TOKEN_MASKS:
         return None, data
     behind = 9 + int.from_bytes(data[1:9], "little")
     own = data[9:behind]
@@ -118,7 +119,7 @@ def _halves(data: bytes) -> tuple[bytes, bytes]:
 
 @contextmanager
 def _decoding(what: str) -> Iterator[None]:
-    """Bytes that are not what was packed: the file was damaged, or written by another program."""
+    """Raises LedgerError for bytes that do not decode: the file was damaged, or another program wrote it."""
     try:
         yield
     except (msgspec.MsgspecError, zstandard.ZstdError, ValueError, TypeError, MemoryError) as error:
@@ -146,7 +147,7 @@ def _little(values: array[Any]) -> bytes:
 
 
 def _native(data: bytes) -> bytes:
-    """Between little-endian and this machine's byte order, either way."""
+    """Converts between little-endian and this machine's byte order."""
     if sys.byteorder == "little":
         return data
     swapped = array("i", data)

@@ -1,6 +1,6 @@
-"""Evaluations in the file: a stream of its own. Nothing of it can be trained on, and it has its own accounts.
+"""Evaluations in the file. They are never trained on, and have their own accounts.
 
-An evaluation is written whole: its row names how many attempts it has, and they come with it.
+An evaluation is written whole: its row has the number of its attempts, and the attempts are written with it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _SELECT_ATTEMPTS = (
 )
 _INCOMPLETE = (
     "SELECT name, version, num_attempts, (SELECT count(*) FROM evaluation_attempts a WHERE a.name = e.name"
-    " AND a.version = e.version) AS found FROM evaluations e WHERE num_attempts <> found LIMIT 1"
+    " AND a.version = e.version) AS recorded FROM evaluations e WHERE num_attempts <> recorded LIMIT 1"
 )
 
 
 def insert(
     db: sqlite3.Connection, record: EvaluationRecord, attempts: Sequence[EvaluationAttempt], wall_s: float
 ) -> None:
-    """Inside a transaction. Raises sqlite3.IntegrityError: this one is there already."""
+    """Write inside a transaction. Raises sqlite3.IntegrityError: the evaluation exists already."""
     key = record.name, record.version
     metrics = encode(record.metrics)
     db.execute(_INSERT, (*key, len(attempts), metrics, record.reason, record.took_s, wall_s))
@@ -51,29 +51,29 @@ def insert(
 
 def load(db: sqlite3.Connection) -> list[EvaluationRecord]:
     """Raises DamageError."""
-    found = []
+    evaluations = []
     for row in db.execute(_SELECT):
         name, version, metrics, reason, took_s = checked("evaluations", row)
-        found.append(EvaluationRecord(name, version, msgspec.msgpack.decode(metrics), reason, took_s))
-    return found
+        evaluations.append(EvaluationRecord(name, version, msgspec.msgpack.decode(metrics), reason, took_s))
+    return evaluations
 
 
 def load_attempts(db: sqlite3.Connection, name: str, version: int) -> list[EvaluationAttempt]:
     """Raises DamageError."""
-    found = []
+    attempts = []
     for row in db.execute(_SELECT_ATTEMPTS, (name, version)):
         index, row_id, attempt, tokens, finish, reward, answer, reason = checked("evaluation_attempts", row)
         one = (index, row_id, attempt, unpack_prompt(tokens), Finish(finish), reward, answer, reason)
-        found.append(EvaluationAttempt(*one))
-    return found
+        attempts.append(EvaluationAttempt(*one))
+    return attempts
 
 
 def refuse_lost(db: sqlite3.Connection) -> None:
-    """Its accounts: each evaluation has its attempts. Raises DamageError."""
+    """Check that each evaluation has its attempts. Raises DamageError."""
     row = db.execute(_INCOMPLETE).fetchone()
     if row is not None:
-        name, version, due, found = row
-        raise DamageError(f"evaluation {name} of version {version} has {found} of its {due} attempts")
+        name, version, due, recorded = row
+        raise DamageError(f"evaluation {name} of version {version} has {recorded} of its {due} attempts")
 
 
 def _row(one: EvaluationAttempt) -> tuple[object, ...]:

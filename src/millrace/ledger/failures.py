@@ -1,4 +1,4 @@
-"""SQLite's errors, said in terms of a run: what is wrong, with which file, and what to do."""
+"""SQLite's errors in terms of a run: the fault, the file and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER_PATH = "Give the path of a run's ledger.sqlite, or another run directory f
 
 @contextmanager
 def ledger_failures(path: str, doing: str) -> Iterator[None]:
-    """Turn what SQLite raises while `doing` something with the ledger at `path` into LedgerError."""
+    """Turn SQLite's errors while `doing` something with the ledger at `path` into LedgerError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -28,7 +28,7 @@ def ledger_failures(path: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str, doing: str) -> Iterator[None]:
-    """As `ledger_failures`; and what cannot be decoded was damaged too."""
+    """As `ledger_failures`. A value that cannot be decoded counts as damage too."""
     try:
         with ledger_failures(path, doing):
             yield

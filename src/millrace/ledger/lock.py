@@ -1,6 +1,6 @@
-"""One writer per run, held by the operating system: the lock goes with the process, however that ends.
+"""One writer per run. The operating system drops the lock when the process ends in any way.
 
-`filelock` would replace two calls of `flock`: it has no shared lock for who looks, and names no holder.
+`filelock` would replace two calls of `flock`. It has no shared lock for readers, and names no holder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millrace.core.clock import wall
 from millrace.core.errors import LedgerError
 
 _LOOKS_MAX = 20_000
-"""How often the lock is asked for while somebody has a shared lock: at least some 50 ms."""
+"""Attempts to take the lock while a reader has a shared lock, for at least some 50 ms."""
 
 
 class _Holder(msgspec.Struct):
@@ -25,10 +25,10 @@ class _Holder(msgspec.Struct):
 
 
 class RunLock:
-    """An exclusive lock beside the ledger. The file stays; only the lock on it means anything.
+    """An exclusive lock beside the ledger. The file stays after the lock is released.
 
     Raises:
-        LedgerError: another process holds it (named by pid and host), or it cannot be made.
+        LedgerError: another process has the lock (named by pid and host), or the file cannot be made.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,12 +58,13 @@ class RunLock:
             self._fd = -1
 
     def _take(self) -> None:
-        """Who looks whether the run is held has a shared lock for a moment: that moment is waited for."""
+        """Take the lock. A reader that checks the lock has a shared lock for a moment, so this method waits
+        that long."""
         for _ in range(_LOOKS_MAX):
             with suppress(BlockingIOError):
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
-            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # refused at once where a run holds it
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # refused at once if a run has the lock
             fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.sched_yield()
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,8 +1,8 @@
-"""The write-ahead log, watched: SQLite takes a log that was cut, damaged or deleted for a shorter one.
+"""Watches the write-ahead log, because SQLite takes a cut, damaged or deleted log for a shorter log.
 
-A mark beside the file, `ledger.sqlite.mark`, names the newest committed version. It is written durably after
-each commit and removed when a clean end has folded the log into the file. A ledger that holds fewer steps
-than its mark says was rolled back.
+The file `ledger.sqlite.mark` names the newest committed version. The mark is written durably after each
+commit, and removed when a clean end has folded the log into the file. A ledger with fewer steps than its mark
+says was rolled back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millrace.ledger.opening import MEMORY
 
 
 class Log:
-    """The log of the ledger at `path`, and its mark. For a ledger in memory everything here does nothing."""
+    """The log of the ledger at `path`, and its mark. For a ledger in memory its methods do nothing."""
 
     def __init__(self, path: str) -> None:
         self._path, self._mark = path, path + ".mark"
@@ -25,15 +25,15 @@ class Log:
         self.is_cut = False
 
     def look(self) -> None:
-        """Remember the log as a transaction has left it."""
+        """Remember the log's state after a transaction."""
         self._seen = self._state()
 
     def refuse_cut(self, doing: str) -> None:
-        """While a run goes on its log never shrinks, nor becomes another file. Raises LedgerError."""
-        found = self._state()
-        if self._seen is None or (found and found[0] == self._seen[0] and found[1] >= self._seen[1]):
+        """Raises LedgerError: the log shrank, or is another file. Neither happens while a run goes on."""
+        state = self._state()
+        if self._seen is None or (state and state[0] == self._seen[0] and state[1] >= self._seen[1]):
             return
-        self.is_cut = found is not None
+        self.is_cut = state is not None
         raise LedgerError(
             f"ledger {self._path}: {doing}: its write-ahead log was cut or deleted while the run went on\n"
             "  Look for what changes files there, then `millrace train --resume`: it says whether a "
@@ -41,7 +41,7 @@ class Log:
         )
 
     def committed(self, version: int) -> None:
-        """Durably. Raises StorageError."""
+        """Write the mark durably. Raises StorageError."""
         if self._path == MEMORY:
             return
         with writing(self._mark):
@@ -56,7 +56,8 @@ class Log:
                 _sync_directory(os.path.dirname(self._mark))
 
     def refuse_rolled_back(self, version: int) -> None:
-        """`version` is what the ledger holds. Raises LedgerError: the mark says more, or is damaged."""
+        """`version` is the ledger's last. Raises LedgerError: the mark names a later version, or is
+        damaged."""
         marked = self._read_mark()
         if version < marked:
             raise LedgerError(
@@ -67,7 +68,8 @@ class Log:
             )
 
     def folded(self, version: int) -> None:
-        """Everything up to `version` is in the file. A mark that says more stays, to be told again."""
+        """Everything up to `version` is in the file. A mark of a later version stays, for the next
+        opening."""
         with suppress(LedgerError, FileNotFoundError):
             if self._read_mark() <= version:
                 os.unlink(self._mark)
@@ -76,13 +78,13 @@ class Log:
         if self._path == MEMORY:
             return None
         try:
-            found = os.stat(self._path + "-wal")
+            status = os.stat(self._path + "-wal")
         except OSError:
             return None
-        return found.st_ino, found.st_size
+        return status.st_ino, status.st_size
 
     def _read_mark(self) -> int:
-        """0: there is none."""
+        """The marked version; 0: there is no mark."""
         try:
             with open(self._mark, "rb") as file:
                 data = file.read()

@@ -1,4 +1,4 @@
-"""Opening a ledger file: make it, verify it, or say exactly why not."""
+"""Opens a ledger file: creates it, verifies it, or says why neither is possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WAL_PAGES_MAX = 16384  # 64 MiB: a safety valve; the ledger folds the log back 
 
 
 def open_for_writing(path: str, run: Mapping[str, Any]) -> sqlite3.Connection:
-    """A verified ledger, made with `run` if there is none. The caller holds the run's lock."""
+    """A verified ledger. If there is none, it is created with `run`. The caller holds the run's lock."""
     if path == MEMORY:
         db = _connect(MEMORY)
         _create_tables(db, run)
@@ -51,11 +51,11 @@ def open_for_writing(path: str, run: Mapping[str, Any]) -> sqlite3.Connection:
 
 
 def open_for_reading(path: str, *, check: bool = True) -> sqlite3.Connection:
-    """A verified ledger that this connection cannot change, nor anything beside it. `check` reads the whole
-    file first, if it has no more than 1 GiB.
+    """A verified ledger. This connection can change neither the ledger nor its log. `check` reads the whole
+    file first, if the file has no more than 1 GiB.
 
-    Without a write-ahead log nobody writes and everything is in the file; with one, its index is
-    mapped read-only, so that looking at a run never disturbs it, alive or dead.
+    Without a write-ahead log nobody writes, and everything is in the file. With a log, its index is mapped
+    read-only. So reading never disturbs a run, alive or dead.
     """
     if not os.path.exists(path):
         raise LedgerError(f"ledger {path}: there is no such file\n  Give the directory of a run.")
@@ -79,31 +79,33 @@ def open_for_reading(path: str, *, check: bool = True) -> sqlite3.Connection:
 
 @contextmanager
 def keeping_the_log(path: str) -> Iterator[None]:
-    """A connection that is closed in here leaves the file as it is: the last to close folds the log into it,
-    page by page, and half a log makes half a change. A reader beside it is the last, and folds nothing."""
+    """A connection that is closed inside does not fold the log into the file.
+
+    The last connection to close folds the log page by page, and half a log makes half a change. So a reader
+    stays open until the end: the reader is the last, and folds nothing."""
     with ExitStack() as stack:
-        with suppress(sqlite3.Error):  # a file that nobody can open folds nothing either
+        with suppress(sqlite3.Error):  # if nobody can open the file, nothing is folded
             reader = stack.enter_context(closing(_connect(f"file:{quote(path)}?mode=ro&readonly_shm=1")))
             reader.execute("PRAGMA user_version").fetchone()
         yield
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """Which file lies at `path` (device and inode); None: none does."""
+    """Device and inode of the file at `path`; None: there is no file."""
     if path == MEMORY:
         return None
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def refuse_moved(path: str, opened: tuple[int, int] | None, doing: str) -> None:
-    """A file that was moved or deleted while it is open takes every write, and nobody finds them."""
-    found = identity(path)
-    if found != opened:
-        state = "is gone" if found is None else "is another file"
+    """Refuse a file that was moved or deleted while open: writes to that file would be lost."""
+    present = identity(path)
+    if present != opened:
+        state = "is gone" if present is None else "is another file"
         raise LedgerError(
             f"ledger {path}: {doing}: what was opened there {state}: the run directory was moved, deleted or "
             "replaced while the run went on\n  What was committed before is in the moved directory: put it "
@@ -112,8 +114,8 @@ def refuse_moved(path: str, opened: tuple[int, int] | None, doing: str) -> None:
 
 
 def begin_reading(db: sqlite3.Connection) -> None:
-    """Start a transaction that sees one flush. While the writer sets up the log's index, which a reader
-    may not do for it, SQLite refuses for some microseconds: ask again."""
+    """Start a transaction that sees one flush. While the writer sets up the log's index, SQLite
+    refuses readers for some microseconds. So a refusal is tried again."""
     for attempt in range(_READ_ATTEMPTS):
         try:
             db.execute("BEGIN")
@@ -127,7 +129,7 @@ def begin_reading(db: sqlite3.Connection) -> None:
 
 
 def read_about(db: sqlite3.Connection) -> dict[str, Any]:
-    """What the run was created with."""
+    """The description with which the run was created."""
     row = db.execute(f"SELECT about, {intact('run')} FROM run").fetchone()
     if row is None:
         raise DamageError("table run: its row is missing")
@@ -142,17 +144,18 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 
 def _create_file(path: str, run: Mapping[str, Any]) -> None:
-    """Made aside and renamed: a ledger that exists is whole, so an empty one is known to be damaged."""
-    aside = path + ".new"
-    if os.path.exists(aside):
-        os.unlink(aside)
+    """Create a temporary file and rename it. So a ledger that exists is whole, and an empty ledger is
+    damaged."""
+    temporary = path + ".new"
+    if os.path.exists(temporary):
+        os.unlink(temporary)
     with ledger_failures(path, "create"):
-        db = _connect(f"file:{quote(aside)}?mode=rwc")
+        db = _connect(f"file:{quote(temporary)}?mode=rwc")
         try:
             _create_tables(db, run)
         finally:
             db.close()
-    os.replace(aside, path)
+    os.replace(temporary, path)
 
 
 def _create_tables(db: sqlite3.Connection, run: Mapping[str, Any]) -> None:
@@ -162,8 +165,8 @@ def _create_tables(db: sqlite3.Connection, run: Mapping[str, Any]) -> None:
 
 
 def _refuse_odd(path: str) -> None:
-    """Looks at names and sizes only: closing the file, once opened here, would drop the locks that SQLite
-    holds on it for this process (POSIX)."""
+    """Checks names and sizes, and does not open the file. Closing it would drop the locks that SQLite holds
+    on it for this process (POSIX)."""
     try:
         for name in (path, path + "-wal", path + "-shm"):
             files.refuse_irregular(name)
@@ -179,12 +182,12 @@ def _refuse_odd(path: str) -> None:
 def _verify(db: sqlite3.Connection, path: str) -> None:
     with ledger_failures(path, "open"):
         application_id = db.execute("PRAGMA application_id").fetchone()[0]
-        found = db.execute("PRAGMA user_version").fetchone()[0]
+        number = db.execute("PRAGMA user_version").fetchone()[0]
     if application_id != APPLICATION_ID:
         raise LedgerError(f"ledger {path}: this is an SQLite file, but not a ledger\n  {OTHER_PATH}")
-    if found != FORMAT:
-        age = "newer" if found > FORMAT else "older"
+    if number != FORMAT:
+        age = "newer" if number > FORMAT else "older"
         raise LedgerError(
-            f"ledger {path}: written in format {found} by {'a' if age == 'newer' else 'an'} {age} Millrace; "
+            f"ledger {path}: written in format {number} by {'a' if age == 'newer' else 'an'} {age} Millrace; "
             f"this one reads format {FORMAT}\n  Use the version that made the run, or start a new one."
         )

@@ -1,4 +1,4 @@
-"""Rows of the file as the nouns of `core`: the one place where each is written, and read back."""
+"""Converts between rows of the file and the types of `core`."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def group_row(group: Group) -> tuple[Any, ...]:
 
 
 def is_final(trajectory: Trajectory) -> bool:
-    """No token will be added or taken away."""
+    """The tokens of the trajectory change no more."""
     return trajectory.finish is not None or not trajectory.live
 
 
 def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
-    """Parameters of UPDATE_TRAJECTORY; with the group id added, of INSERT_TRAJECTORY."""
+    """Parameters of UPDATE_TRAJECTORY and, with the group id added, of INSERT_TRAJECTORY."""
     return (
         state.value,
         trajectory.reason,
@@ -132,13 +132,14 @@ def load_published(db: sqlite3.Connection, version: int) -> list[VersionRecord]:
 
 
 def relative(path: str, directory: str) -> str:
-    """As it is remembered: what lies beside the ledger moves with it, anything else stays where it is."""
+    """The path as recorded. A path in the ledger's directory moves with the ledger; other paths are
+    absolute."""
     inside = directory and os.path.commonpath([os.path.abspath(path), directory]) == directory
     return os.path.relpath(path, directory) if inside else path
 
 
 def load_prompt(db: sqlite3.Connection, group_id: int) -> Prompt:
-    """Of a group that was admitted. Raises DamageError."""
+    """The prompt of an admitted group. Raises DamageError."""
     row = db.execute(_SELECT_GROUP, (group_id,)).fetchone()
     if row is None:
         raise DamageError(f"table groups, group_id {group_id}: the row is missing")
@@ -147,7 +148,7 @@ def load_prompt(db: sqlite3.Connection, group_id: int) -> Prompt:
 
 
 def load_group(db: sqlite3.Connection, group_id: int) -> Group:
-    """With all members, by id, and their tokens. Raises DamageError."""
+    """A group with all members, by id, and their tokens. Raises DamageError."""
     prompt = load_prompt(db, group_id)
     rows = db.execute(f"{SELECT_TRAJECTORIES} WHERE group_id = ? ORDER BY trajectory_id", (group_id,))
     members = [load_trajectory(db, member) for member in rows.fetchall()]
@@ -155,7 +156,7 @@ def load_group(db: sqlite3.Connection, group_id: int) -> Group:
 
 
 def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
-    """From a row of SELECT_TRAJECTORIES, with its tokens. Raises DamageError."""
+    """The trajectory of a row of SELECT_TRAJECTORIES, with its tokens. Raises DamageError."""
     row = checked("trajectories", row)
     trajectory = Trajectory(
         trajectory_id=row[0],
@@ -181,5 +182,5 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
 
 
 def read_counts(db: sqlite3.Connection) -> dict[str, int]:
-    """The file's own counts, kept by its triggers."""
+    """The counts that the file's triggers keep."""
     return dict(db.execute("SELECT name, num FROM counts").fetchall())

@@ -1,4 +1,4 @@
-"""What a ledger holds, made ready to go on from."""
+"""The state of a ledger from which a run resumes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ CheckpointOk = Callable[[CheckpointInfo], bool]
 
 @dataclass(slots=True)
 class Recovery:
-    """State found in the ledger. `unused_group_ids` are positions of the data stream below
-    `next_group_id` that were neither admitted nor skipped: none, as the controller takes them in order.
+    """The state that was read from the ledger. `unused_group_ids` are positions of the data stream below
+    `next_group_id` that were neither admitted nor skipped. There are none, because the controller admits in
+    order.
     """
 
     next_group_id: int
@@ -28,7 +29,7 @@ class Recovery:
 
 
 def read_recovery(db: sqlite3.Connection) -> Recovery:
-    """Leases do not survive: leased trajectories are queued again, with the tokens they have.
+    """Leases do not survive. Leased trajectories are queued again, with their tokens.
 
     Raises DamageError: a group or a token that the record refers to is missing or damaged.
     """
@@ -54,7 +55,7 @@ def steps_after(db: sqlite3.Connection, version: int) -> list[StepRecord]:
 
 
 def last_version(db: sqlite3.Connection) -> int:
-    """After the last committed step; 0 where there is none."""
+    """The version of the last committed step; 0 if there is no step."""
     version: int = db.execute("SELECT ifnull(max(version), 0) FROM steps").fetchone()[0]
     return version
 
@@ -62,7 +63,7 @@ def last_version(db: sqlite3.Connection) -> int:
 def newest_checkpoint(
     db: sqlite3.Connection, directory: str, checkpoint_ok: CheckpointOk
 ) -> CheckpointInfo | None:
-    """Of those that are `checkpoint_ok`. They lie where the file in `directory` says, relative to that."""
+    """The newest checkpoint that is `checkpoint_ok`. Recorded paths are relative to `directory`."""
     rows = db.execute(SELECT_CHECKPOINTS).fetchall()
     saved = (to_checkpoint(row, directory) for row in rows)
     return next((info for info in saved if checkpoint_ok(info)), None)
@@ -75,7 +76,7 @@ def live_group_ids(db: sqlite3.Connection) -> list[int]:
 
 
 def _quarantined(db: sqlite3.Connection) -> list[str]:
-    """Rows of which a trajectory was abandoned: replica after replica died of it."""
+    """Rows with an abandoned trajectory, with which several replicas died."""
     query = (
         "SELECT DISTINCT row_id FROM groups JOIN trajectories USING (group_id)"
         f" WHERE state = '{State.ABANDONED}' ORDER BY row_id"

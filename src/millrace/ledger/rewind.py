@@ -1,8 +1,9 @@
-"""Going back to an earlier version: the later steps are undone, and what came of them ends.
+"""Goes back to an earlier version: the later steps are undone, and their trajectories end.
 
-The steps after `version` leave the record. Their trajectories are `rejected`, and so is every live group with
-a token sampled under one of their versions: those weights are no ancestors of the run's any more. Groups that
-were skipped or ended stay as they are, and the data stream goes on where it was, so no prompt comes twice.
+The steps after `version` are deleted. Their trajectories become `rejected`, and so does every live group with
+a token that an undone version sampled: those weights are no ancestors of the run's weights any more. Groups
+that were skipped or ended stay as they are. The data stream goes on from its position, so no prompt comes
+twice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from millrace.ledger.schema import LIVE_STATES
 
 
 def rewind(db: sqlite3.Connection, version: int) -> int:
-    """Inside a transaction. Returns how many trajectories ended by it.
+    """Rewind inside a transaction. Returns the number of trajectories that end by it.
 
     Raises LedgerError: `version` was never committed.
     """
@@ -45,7 +46,7 @@ def rewind(db: sqlite3.Connection, version: int) -> int:
 
 
 def _end(db: sqlite3.Connection, group_id: int, reason: str) -> int:
-    """End the live members. What they have of tokens is all they will ever have."""
+    """End the live members of a group. Their tokens change no more."""
     counted = "(SELECT ifnull(sum(c.num_tokens), 0) FROM chunks c WHERE c.trajectory_id = t.trajectory_id)"
     return db.execute(
         f"UPDATE trajectories AS t SET state = '{State.REJECTED}', reason = ?, num_tokens = {counted}"

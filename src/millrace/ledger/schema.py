@@ -1,7 +1,7 @@
-"""Tables of a ledger file, and how a file says that it is one.
+"""Tables of a ledger file, and the numbers that identify such a file.
 
-Triggers keep `counts`, not the program. So if anyone loses or changes a row, by whatever statement, the next
-check of the accounts shows it. Every other row has a `checksum` of what it holds. SQLite computes it with
+Triggers keep `counts`, not the program. So if any statement deletes or changes a row, the next check of the
+accounts shows the fault. Every other row has a `checksum` of its values. SQLite computes it with
 `row_checksum` (checksums.py) whenever the row is written.
 """
 
@@ -36,11 +36,12 @@ CHECKED = {
         *("finish", "reward", "answer", "reason"),
     ),
 }
-"""Columns that a row's checksum covers: all of a table's."""
+"""The columns that a row's checksum covers: all columns of the table."""
 
 
 def computed(table: str) -> str:
-    """The checksum of a row as it is now, as SQL. Texts go as bytes: damaged ones may not be UTF-8."""
+    """SQL for the checksum of a row's present values. Texts count as bytes, because damaged texts may not be
+    UTF-8."""
     texts = {"about", "row_id", "text", "reason", "state", "replica", "finish", "path"}
     texts |= {"digest", "arithmetic", "name", "answer"}
     columns = (f"CAST({name} AS BLOB)" if name in texts else name for name in CHECKED[table])
@@ -48,7 +49,7 @@ def computed(table: str) -> str:
 
 
 def intact(table: str) -> str:
-    """Whether a row is as it was written, as SQL."""
+    """SQL that says whether a row is as it was written."""
     return f"checksum IS {computed(table)}"
 
 

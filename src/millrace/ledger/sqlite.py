@@ -1,8 +1,8 @@
 """The ledger in SQLite: one file a run, one writer, one transaction a flush.
 
-What the controller records is buffered by reference and written by `flush`, in its state at that
-moment. A transaction survives the death of the process at any instant; a committed step or checkpoint
-also survives the death of the machine (its transaction waits for the disk, others do not).
+The ledger buffers records by reference. `flush` writes them with their values at that moment. A transaction
+survives the death of the process at any instant; a committed step or checkpoint also survives the death of
+the machine (its transaction waits for the disk, others do not).
 """
 
 from __future__ import annotations
@@ -64,15 +64,14 @@ def _directory_exists(info: CheckpointInfo) -> bool:
 class SqliteLedger:
     """The durable record of one run. Implements `core.protocols.Ledger`.
 
-    `path` is the run's file, or ":memory:" for a simulation (nothing survives it). `run` describes a
-    new run; an existing file keeps its own, which is then `self.run`. `checkpoint_ok` says whether a
-    checkpoint is whole. Call `recover` before anything else on a file that existed. Not for use from several
-    threads.
+    `path` is the run's file, or ":memory:" for a simulation. `run` describes a new run; an existing file
+    keeps its description, which is `self.run`. `checkpoint_ok` says whether a checkpoint is whole. On an
+    existing file, call `recover` before anything else. Not for use from several threads.
 
     Raises:
         LedgerError: the file is in use, damaged, not a ledger, or of another format; later, when the
-            disk is full or the accounts do not close. A failed flush loses nothing: what was buffered
-            stays so, and flushing again may succeed.
+            disk is full or the accounts do not close. A failed flush loses nothing: the buffer
+            stays, and flushing again may succeed.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class SqliteLedger:
     # ------------------------------------------------------------ recording
 
     def admit(self, groups: Sequence[Group]) -> None:
-        """Raises LedgerError: an id is used twice (one that has ended shows in the flush)."""
+        """Raises LedgerError: an id is used twice. For an ended trajectory the flush raises the error."""
         for group in groups:
             self._buffer.admit(group)
 
@@ -110,9 +109,9 @@ class SqliteLedger:
         self._buffer.skip(prompts)
 
     def update(self, trajectories: Sequence[Trajectory]) -> None:
-        """TRAINED is taken from `commit_step` alone; here it changes nothing.
+        """Record changes. `commit_step` alone records TRAINED; here that state changes nothing.
 
-        Raises LedgerError: unknown, or ended before in another state.
+        Raises LedgerError: a trajectory is unknown, or has ended in another state.
         """
         for trajectory in trajectories:
             if trajectory.trajectory_id in self._accounts.states:
@@ -121,7 +120,7 @@ class SqliteLedger:
                 self._refuse_unless_ended_so(trajectory)
 
     def grow(self, trajectories: Sequence[Trajectory]) -> None:
-        """Raises LedgerError: unknown, or ended before."""
+        """Raises LedgerError: a trajectory is unknown, or has ended."""
         for trajectory in trajectories:
             if trajectory.trajectory_id not in self._accounts.states:
                 self._refuse_unless_ended_so(trajectory)
@@ -132,7 +131,7 @@ class SqliteLedger:
         return self.accounting()
 
     def commit_step(self, record: StepRecord) -> None:
-        """Everything buffered, the record and its trajectories' end, in one durable transaction.
+        """Write the buffer, the record and its trajectories' end in one durable transaction.
 
         Raises LedgerError: a trajectory has ended before, or versions do not follow.
         """
@@ -148,7 +147,7 @@ class SqliteLedger:
         self._fold_log()
 
     def commit_checkpoint(self, info: CheckpointInfo) -> None:
-        """Raises LedgerError: it covers a step that is not committed."""
+        """Raises LedgerError: the checkpoint covers a step that is not committed."""
         if info.version > self._version:
             raise LedgerError(
                 f"ledger {self._path}: checkpoint {info.version} covers steps after {self._version}, "
@@ -162,7 +161,7 @@ class SqliteLedger:
         self._buffer.published.append(record)
 
     def evaluated(self, record: EvaluationRecord, attempts: Sequence[EvaluationAttempt]) -> None:
-        """Raises LedgerError: of a version that is not committed, or it is recorded already."""
+        """Raises LedgerError: the version is not committed, or the evaluation is recorded already."""
         if record.version > self._version or any(
             (record.name, record.version) == (known.name, known.version) for known in self.evaluations()
         ):
@@ -178,8 +177,8 @@ class SqliteLedger:
             return evaluations.load(self._db)
 
     def rewind(self, version: int) -> int:
-        """Go back to a committed version, durably. Returns how many trajectories ended by it. Meant for the
-        start of a run, before `recover`.
+        """Go back to a committed version, durably. Returns the number of trajectories that end by it. Meant
+        for the start of a run, before `recover`.
 
         Raises LedgerError: there is no such version, or something is recorded already.
         """
@@ -196,18 +195,20 @@ class SqliteLedger:
 
     @property
     def version(self) -> int:
-        """After the last committed step; 0 where there is none."""
+        """The version of the last committed step; 0 if there is no step."""
         return self._version
 
     def accounting(self) -> Accounting:
-        """With what is buffered."""
+        """The accounts, including the buffer."""
         return self._accounts.accounting()
 
     def recover(self) -> Recovery:
-        """What the file holds, after a flush of everything. Meant for the start of a run: it reads every
-        live group. Good at any time: trajectories that this object knows already are only read.
+        """Flush everything, and read the state from the file. Meant for the start of a run, because it reads
+        every live group. It may be called at any time: trajectories that this object knows already are only
+        read.
 
-        Raises LedgerError: damaged, or committed steps are missing: only `rewind` goes on from there.
+        Raises LedgerError: the file is damaged, or committed steps are missing. Then only `rewind` is
+        possible.
         """
         self._log.refuse_rolled_back(self._version)
         self._write(None, None)
@@ -219,7 +220,7 @@ class SqliteLedger:
         return recovery
 
     def checkpoint(self) -> CheckpointInfo | None:
-        """The newest whole one."""
+        """The newest whole checkpoint."""
         with reading(self._path, "look for a checkpoint"):
             return newest_checkpoint(self._db, self._directory, self._checkpoint_ok)
 
@@ -229,15 +230,15 @@ class SqliteLedger:
 
     def published(self, version: int) -> list[VersionRecord]:
         with reading(self._path, f"read version {version}"):
-            found = records.load_published(self._db, version)
-        return found + [record for record in self._buffer.published if record.version == version]
+            recorded = records.load_published(self._db, version)
+        return recorded + [record for record in self._buffer.published if record.version == version]
 
     def group(self, group_id: int) -> Group:
         with reading(self._path, f"read group {group_id}"):
             return records.load_group(self._db, group_id)
 
     def close(self) -> None:
-        """Flush everything, unless the last write failed, and let the run go. Idempotent.
+        """Flush everything, unless the last write failed, and release the run. Idempotent.
 
         Raises LedgerError: the file cannot be written, or was damaged while it was open.
         """
@@ -251,11 +252,11 @@ class SqliteLedger:
             self._release()
 
     def _check_the_end(self) -> None:
-        """Everything into the one file, which is then read as a resume would."""
+        """Fold everything into the one file, and read the file as a resume does."""
         with reading(self._path, "close"):
             busy = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             refuse_damage(self._db)
-        if not busy:  # by somebody who reads the run, and keeps the log
+        if not busy:  # with a reader of the run, which keeps the log
             self._log.folded(self._version)
 
     # ------------------------------------------------------------ writing
@@ -286,7 +287,7 @@ class SqliteLedger:
                 yield
                 self._db.execute("COMMIT")
             finally:
-                with suppress(sqlite3.Error):  # on some failures SQLite has rolled back by itself
+                with suppress(sqlite3.Error):  # after some failures SQLite has already rolled back
                     self._db.rollback()
                 if durable:
                     self._db.execute("PRAGMA synchronous = NORMAL")
@@ -303,11 +304,11 @@ class SqliteLedger:
     # ------------------------------------------------------------ opening and refusing
 
     def _refuse_lost_rows(self) -> None:
-        """Count everything, once, on opening."""
+        """Count all rows once, on opening."""
         query = "SELECT state, count(*) FROM trajectories GROUP BY state"
-        found = dict(self._db.execute(query).fetchall())
-        found["admitted"] = sum(found.values())
-        refuse_imbalance(self._path, self._accounts.admitted, self._accounts.counts, found)
+        counts = dict(self._db.execute(query).fetchall())
+        counts["admitted"] = sum(counts.values())
+        refuse_imbalance(self._path, self._accounts.admitted, self._accounts.counts, counts)
 
     def _refuse_training_again(self, record: StepRecord) -> None:
         seen: set[int] = set()

@@ -1,7 +1,7 @@
-"""Which tokens of which trajectory are in the file already, so that only new ones are written.
+"""Knows which tokens of each trajectory are in the file, so that only new tokens are written.
 
-Columns grow by appending, and a restart takes new ones: tokens go on from what is recorded if the columns are
-the same object. Once generation has finished, plain chunks become one squeezed chunk.
+Columns grow by appending, and a restart takes new columns. If the columns are the same object, new tokens
+follow the recorded tokens. After the end of generation, plain chunks become one squeezed chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millrace.ledger.records import ChunkRow, chunk_row, is_final
 
 
 class _Mark(NamedTuple):
-    """How far a trajectory is recorded, and from which columns."""
+    """The number of recorded tokens of a trajectory, and their columns."""
 
     columns: TokenColumns
     num_tokens: int
@@ -26,18 +26,18 @@ _NOTHING = _Mark(TokenColumns(), 0, False)
 
 
 class TokenLog:
-    """Plans chunk rows; the plan counts as recorded only when `confirm` follows."""
+    """Plans chunk rows. A plan counts as recorded only after `confirm`."""
 
     def __init__(self) -> None:
         self._marks: dict[int, _Mark] = {}
         self.planned: dict[int, _Mark] = {}  # by trajectory, of the last plan
 
     def recorded(self, trajectory: Trajectory) -> None:
-        """The present tokens of `trajectory` were read from the file."""
+        """Note that the present tokens of `trajectory` were read from the file."""
         self._marks[trajectory.trajectory_id] = _mark(trajectory)
 
     def plan(self, trajectories: Iterable[Trajectory]) -> tuple[list[tuple[int]], list[ChunkRow]]:
-        """(trajectories whose chunks go, rows to insert)."""
+        """(trajectories whose chunks are deleted, rows to insert)."""
         drops: list[tuple[int]] = []
         rows: list[ChunkRow] = []
         self.planned = {}
@@ -54,7 +54,7 @@ class TokenLog:
         return drops, rows
 
     def confirm(self, ended: Iterable[int]) -> None:
-        """The last plan is in the file; forget trajectories that have `ended`."""
+        """Note that the last plan is in the file, and forget trajectories that have `ended`."""
         self._marks.update(self.planned)
         self.planned = {}
         for trajectory_id in ended:

@@ -15,7 +15,7 @@ POINTS, WIDTH, HEIGHT = 120, 360, 60
 
 
 def card(run: RunDirectory) -> str:
-    """HTML. What is wrong with the run is told in the card: showing never raises."""
+    """HTML. Never raises: the card says what is wrong with the run."""
     try:
         line, steps = run_line(run.path.name, run), Steps(run.metrics)
         steps.update()
@@ -23,11 +23,11 @@ def card(run: RunDirectory) -> str:
         first, last = ends_of(steps.column("reward/mean"))
     except (MillraceError, OSError) as error:
         return fragments.notice(str(error))
-    told = line.trouble or f"{line.state}, {line.version} of {line.steps} steps, schedule {line.schedule}"
-    name, told, path = (fragments.safe(text) for text in (line.name, told, str(run.path)))
+    status = line.trouble or f"{line.state}, {line.version} of {line.steps} steps, schedule {line.schedule}"
+    name, status, path = (fragments.safe(text) for text in (line.name, status, str(run.path)))
     ends = f"reward, first and last tenth: {first:.3g} → {last:.3g}"
     reward = f"<div>{ends}</div>{spark(rewards)}" if rewards else ""
-    return f"<div><b>{name}</b> <div>{told}</div>{reward}<small><code>{path}</code></small></div>"
+    return f"<div><b>{name}</b> <div>{status}</div>{reward}<small><code>{path}</code></small></div>"
 
 
 def spark(values: Sequence[float]) -> str:

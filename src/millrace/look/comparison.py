@@ -16,34 +16,34 @@ from millrace.run_directory.resume import diff
 
 
 def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[Section]:
-    """The charts that any run has points for. `legend` tells their colours, once for all."""
-    found = [(chart, figures.curves_data(overlaid(chart, runs, by, points))) for chart in CHARTS]
+    """The charts for which any run has points. `legend` shows the colours of all of them."""
+    drawn = [(chart, figures.curves_data(overlaid(chart, runs, by, points))) for chart in CHARTS]
     return [
         (
             c.heading,
             f"{c.explanation}{_first(c, runs)}",
             figures.curves(c.name, data, AXES[by], c.digits, log=c.log, legend=False),
         )
-        for c, data in found
+        for c, data in drawn
         if data["xs"]
     ]
 
 
 def legend(names: Iterable[str]) -> str:
     """The colour of each run."""
-    told = (fragments.swatch(color, name) for name, color in zip(names, cycle(figures.COLORS)))
-    return f'<p class="legend">{"".join(told)}</p>'
+    swatches = (fragments.swatch(color, name) for name, color in zip(names, cycle(figures.COLORS)))
+    return f'<p class="legend">{"".join(swatches)}</p>'
 
 
 def _first(chart: Chart, runs: Mapping[str, Steps]) -> str:
-    """Which line is drawn, where a chart of one run has several."""
+    """Names the drawn line if a chart of one run has several."""
     labels = list(chart.lines(next(iter(runs.values()))))
     return f" Drawn: {labels[0]}." if len(labels) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of each run, in their order."""
+    """One figure of each run, in the order of the runs."""
 
     name: str
     values: tuple[Any, ...]
@@ -70,19 +70,19 @@ _FIGURES: dict[str, Sequence[str]] = {
 
 
 def figures_of(runs: Sequence[Overview]) -> list[Figure]:
-    """What both summaries tell, live runs included."""
+    """The figures of the summaries. A live run has a summary too."""
     summaries = [run.story.summary() for run in runs]
-    return [Figure(name, tuple(_at(told, path) for told in summaries)) for name, path in _FIGURES.items()]
+    return [Figure(name, tuple(_at(one, path) for one in summaries)) for name, path in _FIGURES.items()]
 
 
-def _at(told: Any, path: Sequence[str]) -> Any:
+def _at(value: Any, path: Sequence[str]) -> Any:
     for key in path:
-        told = told[key]
-    return told
+        value = value[key]
+    return value
 
 
-def told_of(runs: Sequence[Overview], points: int) -> dict[str, Any]:
-    """What `millrace compare` says, as JSON types: each run is compared with the first."""
+def comparison_record(runs: Sequence[Overview], points: int) -> dict[str, Any]:
+    """The output of `millrace compare` as JSON types. Each run is compared with the first."""
     first = runs[0]
     return {
         "runs": [run.name for run in runs],

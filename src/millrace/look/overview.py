@@ -1,4 +1,4 @@
-"""A run directory as the content of one page. The next look reads only what is new."""
+"""A run directory as the content of one page. `Overview.update` reads only what is new."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from millrace.run_directory.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
 
 READ_S, FIRST_READ_S = 0.4, 0.1
-"""A look reads new events for about so long, the first look less. The next one goes on."""
+"""An update reads new events for about so long. The first update of a page is shorter."""
 
 AXES = {Axis.STEP: "step", Axis.TOKENS: "trained tokens", Axis.TIME: "minutes since the first step"}
 
 
 class Overview:
-    """One run. `update` first, then ask. Not for use from several threads.
+    """One run, as of the last `update`. Not for use from several threads.
 
     Raises: DataError, ConfigError: the directory is no run, or a file in it is damaged.
     """
@@ -42,7 +42,7 @@ class Overview:
         self.config: Config = run.read_config()
         self.steps = Steps(run.metrics)
         self.story = Story(run.events, self.config)
-        self._tokenizer: list[Any] = []  # one, once it was asked for
+        self._tokenizer: list[Any] = []  # empty until it is needed
 
     def update(self, read_s: float = READ_S) -> None:
         until_s = time.monotonic() + read_s
@@ -53,7 +53,7 @@ class Overview:
 
     @property
     def is_whole(self) -> bool:
-        """All events are read but for the newest."""
+        """All events are read, except perhaps the newest."""
         return self.story.behind_bytes < SLICE_BYTES
 
     @property
@@ -73,16 +73,16 @@ class Overview:
     # ------------------------------------------------------------ content
 
     def data(self, by: Axis, points: int = POINTS) -> dict[str, figures.Data]:
-        """Of every plot, by its name."""
+        """The data of every plot, by the plot's name."""
         lines = {chart.name: overlaid(chart, {self.name: self.steps}, by, points) for chart in CHARTS}
         lines["reward"]["evaluations"] = evaluated(self.run.evaluations, self.steps, by)
         going_by = {section.name: section.by for section in self.config.evaluations}
         lines["reward"] |= while_training(self.story.evaluations, going_by, self.steps, by)
-        found = {name: figures.curves_data(curves) for name, curves in lines.items()}
-        found |= {f"{name} points": figures.points_data(data) for name, data in found.items()}
-        found["lanes"] = figures.lanes_data([*self.story.activity.spans, *self.story.spans])
-        found["shares"] = figures.shares_data(self._shares())
-        return found
+        data = {name: figures.curves_data(curves) for name, curves in lines.items()}
+        data |= {f"{name} points": figures.points_data(drawn) for name, drawn in data.items()}
+        data["lanes"] = figures.lanes_data([*self.story.activity.spans, *self.story.spans])
+        data["shares"] = figures.shares_data(self._shares())
+        return data
 
     def plots(self, data: dict[str, figures.Data], by: Axis) -> list[tuple[str, str, Any]]:
         """(heading, explanation, plot) for the charts that have points, then shares and lanes."""
@@ -99,17 +99,17 @@ class Overview:
             drawn.append(("Timeline", LANES, figures.lanes("lanes", data["lanes"], rows)))
         return drawn
 
-    def parts(self) -> dict[str, str]:
-        """HTML by the id of its place."""
-        told = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
+    def html_by_id(self) -> dict[str, str]:
+        """The HTML of each element of the page, by the element's id."""
+        troubles = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
         return {
             "facts": fragments.facts(self._facts(), MEANINGS) + self._accounts() + self._evaluations(),
-            "told": self._notice(),
+            "notice": self._notice(),
             "findings": self._findings(),
             "troubles": fragments.table(
-                ("minute", "who", "what"), told, empty="Nobody died, and nothing stalled."
+                ("minute", "who", "what"), troubles, empty="Nobody died, and nothing stalled."
             )
-            + (_OLDER_TROUBLES if len(told) == TROUBLES_MAX else ""),
+            + (_OLDER_TROUBLES if len(troubles) == TROUBLES_MAX else ""),
         }
 
     def configuration(self) -> str:
@@ -121,12 +121,12 @@ class Overview:
         return "" if len(self.steps) else fragments.notice("There is no optimizer step yet.")
 
     def _findings(self) -> str:
-        """As `millrace doctor` has them."""
+        """The findings of `millrace doctor`."""
         if not self.is_whole:
             return fragments.notice("The doctor waits until all events are read.")
         evidence = self.story.evidence
         until_s = time.monotonic() + READ_S
-        with suppress(MillraceError):  # then by the events alone
+        with suppress(MillraceError):  # then the doctor judges by the events alone
             with LedgerReader(
                 self.run.ledger, check=False, stop=lambda: time.monotonic() > until_s
             ) as reader:
@@ -150,22 +150,22 @@ class Overview:
         }
 
     def _accounts(self) -> str:
-        """What became of every trajectory: the figures add up."""
-        told = [
+        """The final states of all trajectories. The counts add up."""
+        counts = [
             f"{int(value):,} {name.partition('/')[2].replace('_', ' ')}"
             for name in self.steps.names("accounting/")
             if (value := self.steps.last(name)) is not None
         ]
-        return f'<p class="quiet">Trajectories: {fragments.safe(", ".join(told))}.</p>' if told else ""
+        return f'<p class="quiet">Trajectories: {fragments.safe(", ".join(counts))}.</p>' if counts else ""
 
     def _evaluations(self) -> str:
-        told = rows(self.story.evaluations)
-        return fragments.table(HEAD, told) if told else ""
+        lines = rows(self.story.evaluations)
+        return fragments.table(HEAD, lines) if lines else ""
 
     def _shares(self) -> dict[str, dict[str, float]]:
-        """Seconds of each role by what they went to."""
+        """Of each role, the seconds of each kind of work."""
         took = self.story.took_s
-        found = {
+        shares = {
             "trainer": {
                 "optimizer steps": took["step"],
                 "waiting for a batch": took["wait"],
@@ -174,8 +174,8 @@ class Overview:
             }
         }
         for name, replica in self.story.summary()["replicas"].items():
-            found[name] = {"decoding": replica["busy_s"], "idle": replica["idle_s"]}
-        return found
+            shares[name] = {"decoding": replica["busy_s"], "idle": replica["idle_s"]}
+        return shares
 
 
 MEANINGS = {
@@ -186,7 +186,7 @@ MEANINGS = {
     "fairness": "Of the last 32 batches. 1: random choices of groups; usual are 0.5 to 1.3.",
     "restarts": "Of workers, since the first start of the run.",
 }
-"""Of the figures whose names do not say it."""
+"""The meanings of figures whose names do not say enough."""
 
 LANES = (
     "Green is work, the darker the more of the time. Grey is a worker that starts. Magenta is weights that "
@@ -201,19 +201,19 @@ _OLDER_TROUBLES = (
 
 
 def who_waits(shares: dict[str, dict[str, float]]) -> str:
-    """Who idles, and why, in a sentence."""
+    """Says in a sentence who idles, and why."""
     waits = _share(shares.get("trainer", {}), "waiting for a batch")
-    replicas = [_share(parts, "idle") for name, parts in shares.items() if name != "trainer"]
+    replicas = [_share(took_s, "idle") for name, took_s in shares.items() if name != "trainer"]
     idle = sum(replicas) / len(replicas) if replicas else 0.0
-    told = (
+    sentence = (
         f"Green is work, grey is waiting, magenta is weights. The trainer waits {waits:.0%} of the time for "
         f"batches, replicas idle {idle:.0%}. "
     )
     if max(waits, idle) < 0.1:
-        return told + "Neither side waits much for the other."
+        return sentence + "Neither side waits much for the other."
     if waits >= idle:
-        return told + "Generation is the slower side: batches are not complete when the trainer is."
-    return told + "Training is the slower side: replicas are as far ahead as the schedule lets them be."
+        return sentence + "Generation is the slower side: batches are not complete when the trainer is."
+    return sentence + "Training is the slower side: replicas are as far ahead as the schedule lets them be."
 
 
 def _share(seconds: dict[str, float], what: str) -> float:

@@ -9,13 +9,13 @@
     if (!plot) return (data.xs ?? data.row ?? []).length > 0;
     return (data.row ?? []).some((row) => !plot.y_range.factors.includes([row].flat()[0]));
   };
-  const put = (told) => {
-    if (told.parts.facts && !document.getElementById("facts")) return location.reload(); // a trouble is over
-    for (const [id, html] of Object.entries(told.parts)) {
+  const put = (content) => {
+    if (content.html.facts && !document.getElementById("facts")) return location.reload(); // a trouble is over
+    for (const [id, html] of Object.entries(content.html)) {
       const place = document.getElementById(id);
       if (place && place.innerHTML !== html) place.innerHTML = html;
     }
-    for (const [name, data] of Object.entries(told.sources)) {
+    for (const [name, data] of Object.entries(content.sources)) {
       for (const shown of Bokeh.documents) {
         if (lacks(shown, name, data)) return location.reload();
         const source = shown.get_model_by_name(name);
@@ -30,11 +30,11 @@
     try {
       const answer = await fetch(address, { signal: AbortSignal.timeout(30000) });
       if (answer.status === 404) trouble = "The server was started again: open the address that it printed now.";
-      const told = await answer.json();
-      put(told);
-      next_s = told.next_s;
+      const content = await answer.json();
+      put(content);
+      next_s = content.next_s;
     } catch {
-      const place = document.getElementById("told");
+      const place = document.getElementById("notice");
       if (place) place.textContent = trouble;
     }
     setTimeout(refresh, 1000 * next_s);

@@ -1,4 +1,4 @@
-"""The frame of every page: style, charts in a grid, one document. Dark or light is the reader's choice."""
+"""The frame of every page: style, charts in a grid, one document. The browser chooses dark or light."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bokeh.resources import Resources
 from millrace.look.drawing.fragments import LEVELS, VERSION_COLORS, safe
 
 Section = tuple[str, str, Any]
-"""Heading, explanation, plot."""
+"""A heading, an explanation and a plot."""
 
 _SHADES = "".join(f"i.p{n}{{--shade:{n / LEVELS:.2f}}}" for n in range(LEVELS + 1))
 _HUES = "".join(f"i.v{n}{{--hue:{210 + n * 360 // VERSION_COLORS}}}" for n in range(VERSION_COLORS))
@@ -23,12 +23,12 @@ STYLE = (files("millrace.look") / "page.css").read_text(encoding="utf-8") + _SHA
 
 
 AGAIN = '<meta http-equiv="refresh" content="5">'
-"""In the head of a page that loads itself again, after 5 s."""
+"""In the head of a page that loads itself again after 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """HTML with plots in it, and the script that draws them. `again`: the page loads itself again soon."""
+    """HTML with plots, and the script that draws them. With `again` the page loads itself again soon."""
 
     html: str
     script: str = ""
@@ -36,7 +36,7 @@ class PageContent:
 
 
 def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> PageContent:
-    """Plots in a grid. Those whose heading is in `whole` take a row each."""
+    """Plots in a grid. A plot whose heading is in `whole` has a row of its own."""
     if not sections:
         return PageContent("")
     together = Document()
@@ -52,9 +52,9 @@ def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> PageCon
     return PageContent(f'<div class="charts">{"".join(cards)}</div>', script)
 
 
-def place(part: str, html: str) -> str:
-    """Where a live page puts the newest of a part."""
-    return f'<div id="{escape(part)}">{html}</div>'
+def place(name: str, html: str) -> str:
+    """An element whose HTML a live page replaces. `name` is its id."""
+    return f'<div id="{escape(name)}">{html}</div>'
 
 
 def whole_file(title: str, bodies: Sequence[PageContent]) -> str:
@@ -66,10 +66,10 @@ def whole_file(title: str, bodies: Sequence[PageContent]) -> str:
 
 def document(title: str, body: str, *, head: str = "", live: str = "") -> str:
     """One HTML document. `live` is the address of its newest data."""
-    told = f' data-live="{escape(live)}"' if live else ""
+    data = f' data-live="{escape(live)}"' if live else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{safe(title)}</title><style>{STYLE}</style>{head}</head>"
-        f"<body{told}><main>{body}</main></body></html>\n"
+        f"<body{data}><main>{body}</main></body></html>\n"
     )

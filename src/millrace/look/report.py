@@ -1,4 +1,4 @@
-"""One or several runs as one HTML file, to read without a server and to send."""
+"""One or several runs as one HTML file, which needs no server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millrace.run_directory.resume import diff
 
 BYTES_MAX = 2_000_000
 POINTS = 400
-"""Points of a curve in a file, all runs together."""
+"""Points of a curve in a file, of all runs together."""
 SAMPLES, SAMPLE_TOKENS = 4, 250
 WHOLE = ("Timeline", "Where the time went")
 
@@ -25,7 +25,7 @@ WHOLE = ("Timeline", "Where the time went")
 def write_report(runs: Sequence[Overview], out: Path) -> int:
     """Read the runs to their ends, write the file, and return its size in bytes.
 
-    Raises: ConfigError: so many runs do not go into one file. StorageError: it cannot be written.
+    Raises: ConfigError: too many runs for one file. StorageError: the file cannot be written.
     """
     for run in runs:
         run.update(read_s=float("inf"))
@@ -41,7 +41,7 @@ def write_report(runs: Sequence[Overview], out: Path) -> int:
 
 
 def report(runs: Sequence[Overview]) -> str:
-    """The whole document. The first run is what the others are compared with."""
+    """The whole document. The other runs are compared with the first run."""
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     bodies = [_compared(runs)] if len(runs) > 1 else []
     bodies += [_run(run, max(2, POINTS // len(runs))) for run in runs]
@@ -62,18 +62,18 @@ def _compared(runs: Sequence[Overview]) -> page.PageContent:
 
 def _run(run: Overview, points: int) -> page.PageContent:
     drawn = page.charts(run.plots(run.data(Axis.STEP, points), Axis.STEP), whole=WHOLE)
-    told = run.parts()
-    html = (
-        f"<h1>{fragments.safe(run.name)}</h1>{told['facts']}{told['told']}{told['findings']}{drawn.html}"
-        f"<h2>Troubles</h2>{told['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
+    html = run.html_by_id()
+    body = (
+        f"<h1>{fragments.safe(run.name)}</h1>{html['facts']}{html['notice']}{html['findings']}{drawn.html}"
+        f"<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
-    return page.PageContent(html, drawn.script)
+    return page.PageContent(body, drawn.script)
 
 
 def _samples(run: Overview) -> str:
     shown = {choice: choose(run.run, run.tokenizer, choice, SAMPLES, SAMPLE_TOKENS) for choice in Choice}
     return "".join(
-        f"<h2>Trajectories: {choice.value}</h2>{fragments.samples(found, group=f'{run.name} {choice}')}"
-        for choice, found in shown.items()
-        if found
+        f"<h2>Trajectories: {choice.value}</h2>{fragments.samples(chosen, group=f'{run.name} {choice}')}"
+        for choice, chosen in shown.items()
+        if chosen
     )

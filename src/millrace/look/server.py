@@ -1,8 +1,8 @@
 """`millrace ui` as a local web server: loopback only, a secret in every address, nothing but GET.
 
-Whoever runs programs on this machine could ask a port; so an address begins with a random token. A page of
-another site could ask through a browser; so the Host header must be ours, and no page may be framed. What a
-run wrote is escaped, and the content security policy lets no script run but the page's own.
+Any program on this machine can connect to a port. So every address begins with a random token. A page of
+another site can send requests through a browser. So the Host header must be ours, and no page may be framed.
+Text of a run is escaped, and the content security policy permits only the page's own scripts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millrace.look.site import Site, trouble
 
 LOOPBACK = "127.0.0.1"
 ANSWER_S = 20.0
-"""After which a page says that the machine is too busy."""
+"""After so long a page says that the machine is too busy."""
 _DAY_S = 86_400
 
 SCRIPTS = {
@@ -37,23 +37,22 @@ SCRIPTS = {
 
 
 class Ui:
-    """A server of the runs below a directory. `url` is what to open; `close` ends it."""
+    """A server of the runs below a directory. Open `url`. `close` ends the server."""
 
     def __init__(self, make_site: Callable[[str], Site], port: int = 0) -> None:
         """Raises OSError: the port is taken."""
-        page.charts(
-            [("", "", figures.curves("", figures.curves_data({}), "", "0"))]
-        )  # the first takes longest
+        empty = figures.curves("", figures.curves_data({}), "", "0")
+        page.charts([("", "", empty)])  # now, because the first chart takes longest
         token = secrets.token_urlsafe(16)
         sockets = bind_sockets(port, LOOPBACK)
         self.port = sockets[0].getsockname()[1]
         self.url = f"http://{LOOPBACK}:{self.port}/{token}/"
-        # One thread: what it asks of a run is asked in turn, and a slow file never stops the loop.
+        # One thread, so that queries of a run follow each other. A slow file does not stop the loop.
         self._pool = ThreadPoolExecutor(1, "queries")
-        told = {"site": make_site(f"/{token}/"), "pool": self._pool, "token": token, "port": self.port}
+        context = {"site": make_site(f"/{token}/"), "pool": self._pool, "token": token, "port": self.port}
         pages = [
-            (r"/([^/]+)/scripts/([a-z.]+)", _Script, told),
-            (r"/([^/]+)/(?:([a-z]+)(?:/(.*))?)?", _Page, told),
+            (r"/([^/]+)/scripts/([a-z.]+)", _Script, context),
+            (r"/([^/]+)/(?:([a-z]+)(?:/(.*))?)?", _Page, context),
         ]
         self._server = HTTPServer(Application(pages, default_handler_class=_Nothing, log_function=_quiet))
         self._server.add_sockets(sockets)
@@ -90,7 +89,7 @@ class _Page(_Guarded):
     async def get(self, _: str, view: str | None = None, name: str | None = None) -> None:
         query = {key: self.get_query_arguments(key) for key in self.request.query_arguments}
         site = self._site
-        asked: dict[str | None, Callable[[], page.PageContent]] = {
+        views: dict[str | None, Callable[[], page.PageContent]] = {
             None: lambda: site.runs(query),
             "run": lambda: site.run(name or "", query),
             "samples": lambda: site.samples(name or "", query),
@@ -99,10 +98,10 @@ class _Page(_Guarded):
         }
         if view == "data":
             self.finish(await self._data(lambda: site.data(name or "", query)))
-        elif view in asked:
+        elif view in views:
             live = f"{self.request.uri}".replace("/run/", "/data/", 1) if view == "run" else ""
-            told = await self._document(asked[view], name or "Millrace", live)
-            self.finish(told.encode(errors="replace"))  # the name of a file may hold what is no character
+            html = await self._document(views[view], name or "Millrace", live)
+            self.finish(html.encode(errors="replace"))  # a file's name may have bytes that are no character
         else:
             raise HTTPError(404)
 
@@ -110,7 +109,7 @@ class _Page(_Guarded):
         try:
             drawn = await self._ask(ask)
         except (MillraceError, OSError, TimeoutError) as error:
-            drawn = page.PageContent(trouble(error), again=not live)  # a live page asks again itself
+            drawn = page.PageContent(trouble(error), again=not live)  # the script of a live page asks again
         base = f"/{self._token}/scripts/"
         head = f'<script src="{base}bokeh.js"></script>' if drawn.script else ""
         head += page.AGAIN if drawn.again else ""
@@ -120,10 +119,10 @@ class _Page(_Guarded):
     async def _data(self, ask: Callable[[], dict[str, Any]]) -> bytes:
         self.set_header("Content-Type", "application/json")
         try:
-            told = await self._ask(ask)
+            answer = await self._ask(ask)
         except (MillraceError, OSError, TimeoutError) as error:
-            told = {"parts": {"told": trouble(error)}, "sources": {}, "next_s": 5.0}
-        return msgspec.json.encode(told)
+            answer = {"html": {"notice": trouble(error)}, "sources": {}, "next_s": 5.0}
+        return msgspec.json.encode(answer)
 
     async def _ask(self, ask: Callable[[], Any]) -> Any:
         async with asyncio.timeout(ANSWER_S):
@@ -146,4 +145,4 @@ class _Nothing(RequestHandler):
 
 
 def _quiet(_: RequestHandler) -> None:
-    """Addresses hold the token: they are not logged."""
+    """Addresses are not logged, because they have the token."""

@@ -1,4 +1,4 @@
-"""A simulated run, or several compared, as one HTML file, which looks like the report of a run."""
+"""A simulated run, or a comparison of several, as one HTML file that looks like the report of a run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _CURVES = (
 def simulated(
     title: str, base: Scenario, compared: Sequence[Comparison], rows: Sequence[Sequence[str]]
 ) -> str:
-    """`base` with other schedules and seeds gave `compared`. `rows` are those of the terminal's table."""
+    """`compared` has the results of `base` by schedule and seed. `rows` are the terminal's table."""
     over_time = [*_over_time(compared), *_timelines(compared)]
     drawn = page.charts([*_figures(compared), *over_time], whole=[heading for heading, *_ in over_time])
     said = "".join(f"<p>{fragments.quoted(sentence)}</p>" for sentence in verdict(compared))
@@ -64,7 +64,7 @@ def simulated(
 
 
 def _about(base: Scenario) -> str:
-    """What was simulated, in words."""
+    """The simulated scenario in words."""
     costs = base.costs
     where = str(costs.cluster) if isinstance(costs, ClusterCosts) else "roles as fast as those of a real run"
     return (
@@ -98,8 +98,8 @@ def _figures(compared: Sequence[Comparison]) -> Iterator[page.Section]:
     yield "Where the time went", _SHARES, plot
     staleness = {one.name: one.results[0].staleness for one in compared}
     lines = {name: Curve([*map(float, of)], [*of.values()]) for name, of in staleness.items()}
-    told = "Share of trained tokens by their staleness (first seed)."
-    yield "Staleness", told, figures.curves("staleness", figures.curves_data(lines), "versions", "0%")
+    caption = "Share of trained tokens by their staleness (first seed)."
+    yield "Staleness", caption, figures.curves("staleness", figures.curves_data(lines), "versions", "0%")
 
 
 def _pair(interval: Interval | None) -> tuple[float, float] | None:
@@ -107,7 +107,7 @@ def _pair(interval: Interval | None) -> tuple[float, float] | None:
 
 
 def _shares(one: Comparison) -> dict[str, dict[str, float]]:
-    """Of its time."""
+    """The shares of the time of the trainer and of the replicas."""
     steps, waits, busy = (
         one.estimate(quantity).mean for quantity in ("trainer_busy", "trainer_waits", "replica_busy")
     )
@@ -138,13 +138,13 @@ def _mean_over_time(timeline: Timeline, what: str, *, total: bool) -> Curve:
 
 
 def _timelines(compared: Sequence[Comparison]) -> Iterator[page.Section]:
-    """Over one length of time, so that their bars compare."""
+    """Timelines of equal length, so that their bars can be compared."""
     end = max((spans[-1].end_s for one in compared if (spans := one.timeline.trainer)), default=0.0) / 60
     for one in compared:
         rows = ["trainer", *_spread(sorted(one.timeline.samples, key=row_order), LANES_MAX)]
         data = figures.lanes_data(_spans(one.timeline, rows, SPANS_MAX // len(compared)))
-        told = LANES if one is compared[0] else ""
-        yield f"Timeline of {one.name}", told, figures.lanes(f"lanes {one.name}", data, rows, end)
+        caption = LANES if one is compared[0] else ""
+        yield f"Timeline of {one.name}", caption, figures.lanes(f"lanes {one.name}", data, rows, end)
 
 
 def _spans(timeline: Timeline, rows: Sequence[str], spans_max: int) -> list[TimelineBar]:
@@ -162,7 +162,7 @@ def _spans(timeline: Timeline, rows: Sequence[str], spans_max: int) -> list[Time
 
 
 def _spread(names: Sequence[str], count: int) -> list[str]:
-    """At most `count`, evenly."""
+    """At most `count` names, evenly chosen."""
     if len(names) <= count:
         return list(names)
     return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]

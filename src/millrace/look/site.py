@@ -1,4 +1,4 @@
-"""The pages of `millrace ui`: each a function from a question to HTML. No socket here."""
+"""The pages of `millrace ui`. Each page is a function from a query to HTML. No socket here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from millrace.look.report import WHOLE
 from millrace.run_directory.resume import diff
 
 KEPT_MAX = 8
-"""Runs whose figures are kept between two looks."""
+"""The most runs whose figures are kept between two requests."""
 COMPARED_MAX = 6
 SHOWN, SHOWN_MAX = 10, 100
 REFRESH_S, CATCH_UP_S = 2.0, 0.5
 REST = 80.0
-"""A run is looked at again after this many times the CPU time of the last look: at most 2 % of a core."""
+"""A run is read again after so many times the CPU time of its last reading. So reading takes at most 2 %
+of a core."""
 
 _VIEWS = {"run": "Run", "samples": "Trajectories", "config": "Configuration"}
 
@@ -38,17 +39,17 @@ Query = Mapping[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class PageResponse:
-    """`told` is JSON for the page's script; who asks before `until_s` gets it again."""
+    """`content` is JSON for the page's script. A request before `until_s` gets the same content."""
 
-    told: dict[str, Any]
+    content: dict[str, Any]
     until_s: float
 
 
 class Site:
-    """What can be asked about the runs below `root`. `base` is where the site is, with a slash at its end.
+    """Pages of the runs below `root`. `base` is the site's address, with a slash at its end.
     Not for use from several threads.
 
-    Raises: MillraceError: from every page, where a run cannot be read.
+    Raises: MillraceError: from every page, if a run cannot be read.
     """
 
     def __init__(self, root: Path, base: str) -> None:
@@ -59,45 +60,45 @@ class Site:
     # ------------------------------------------------------------ pages
 
     def runs(self, query: Query) -> page.PageContent:
-        """The newest, or as many as the query says."""
-        found = find_runs(self._root)
+        """The newest runs. The query may name another number of runs."""
+        runs = find_runs(self._root)
         shown = _number(query, "num") or RUNS_MAX
-        lines = [run_line(name, run) for name, run in islice(found.items(), shown)]
-        left_out = len(found) - len(lines)
-        further = fragments.link(f"{self._base}?num={len(found)}", "Show all")
-        more = f"<p>{left_out:,} more, started earlier: {further}</p>" if left_out else ""
+        lines = [run_line(name, run) for name, run in islice(runs.items(), shown)]
+        left_out = len(runs) - len(lines)
+        link = fragments.link(f"{self._base}?num={len(runs)}", "Show all")
+        more = f"<p>{left_out:,} more, started earlier: {link}</p>" if left_out else ""
         table = fragments.runs(self._base, lines)
         return page.PageContent(f"<h1>Runs in {fragments.safe(str(self._root))}</h1>{table}{more}")
 
     def run(self, name: str, query: Query) -> page.PageContent:
-        """Curves, findings and the timeline; the page goes on by itself with `data`."""
+        """Curves, findings and the timeline; the page's script renews them from `data`."""
         by, run = _axis(query), self._run(name)
         run.update(FIRST_READ_S)
         drawn = page.charts(run.plots(run.data(by), by), whole=WHOLE)
-        told = {part: page.place(part, html) for part, html in run.parts().items()}
+        places = {key: page.place(key, html) for key, html in run.html_by_id().items()}
         html = (
-            f"{self._head(name, 'run')}{told['facts']}{told['told']}{told['findings']}"
-            f"{self._axes(f'run/{quote(name)}?', by)}{drawn.html}<h2>Troubles</h2>{told['troubles']}"
+            f"{self._head(name, 'run')}{places['facts']}{places['notice']}{places['findings']}"
+            f"{self._axes(f'run/{quote(name)}?', by)}{drawn.html}<h2>Troubles</h2>{places['troubles']}"
         )
         return page.PageContent(html, drawn.script)
 
     def data(self, name: str, query: Query) -> dict[str, Any]:
-        """The newest of a run's page, and after how many seconds to ask again."""
+        """The newest content of a run's page, and the seconds until the script asks again."""
         by, now_s = _axis(query), time.monotonic()
         kept = self._answers.get((name, by))
         if kept is None or now_s >= kept.until_s:
             run, began_s = self._run(name), time.thread_time()
             was_whole = run.is_whole
             run.update()
-            told = {"parts": run.parts(), "sources": run.data(by)}
+            content = {"html": run.html_by_id(), "sources": run.data(by)}
             rest_s = max(REFRESH_S, REST * (time.thread_time() - began_s)) if was_whole else CATCH_UP_S
-            kept = PageResponse(told | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
+            kept = PageResponse(content | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
             others = [(key, answer) for key, answer in self._answers.items() if key != (name, by)]
             self._answers = {(name, by): kept} | dict(others[: KEPT_MAX - 1])
-        return kept.told
+        return kept.content
 
     def samples(self, name: str, query: Query) -> page.PageContent:
-        """Trajectories: a choice of them, or those with a text."""
+        """A choice of trajectories, or the trajectories with a text."""
         run, text = self._run(name), _one(query, "text")
         choice = _choice(query)
         num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
@@ -112,12 +113,12 @@ class Site:
             f'<form action="{escape(address)}"><input name="text" value="{escape(text)}" aria-label="text" '
             'placeholder="in prompt or completion"> <button>Search</button></form>'
         )
-        found = self._found(run, text, num, query, address) if text else ""
+        content = self._search(run, text, num, query, address) if text else ""
         if not text:
             shown = choose(run.run, run.tokenizer, choice, num)
             more = fragments.link(f"{address}?choice={choice}&num={2 * num}", "Show more")
-            found = fragments.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
-        return page.PageContent(f"{self._head(name, 'samples')}<nav>{' '.join(links)}</nav>{form}{found}")
+            content = fragments.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
+        return page.PageContent(f"{self._head(name, 'samples')}<nav>{' '.join(links)}</nav>{form}{content}")
 
     def config(self, name: str, query: Query) -> page.PageContent:
         run = self._run(name)
@@ -126,8 +127,8 @@ class Site:
 
     def compare(self, query: Query) -> page.PageContent:
         """Curves of several runs over one axis, figures, and keys that differ from the first run's."""
-        asked, by = query.get("run", []), _axis(query)
-        names = asked[:COMPARED_MAX]
+        chosen_names, by = query.get("run", []), _axis(query)
+        names = chosen_names[:COMPARED_MAX]
         if not names:
             return page.PageContent("<h1>Compare</h1>" + fragments.notice("Choose runs in the list of runs."))
         runs = [self._run(name) for name in names]
@@ -137,7 +138,7 @@ class Site:
         chosen = "&".join(f"run={quote(name)}" for name in names)
         rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
         html = (
-            f"<h1>Runs compared</h1>{_not_compared(asked[COMPARED_MAX:])}"
+            f"<h1>Runs compared</h1>{_not_compared(chosen_names[COMPARED_MAX:])}"
             f"{self._axes(f'compare?{chosen}&', by)}{legend(names)}{drawn.html}"
             f"<h2>Figures</h2>{''.join(map(_unread, runs))}{fragments.table(('', *names), rows)}"
         )
@@ -147,22 +148,22 @@ class Site:
         return page.PageContent(html, drawn.script, again=not all(run.is_whole for run in runs))
 
     def home(self) -> str:
-        """A way back, for the head of every page."""
+        """The link to the list of runs, for the head of every page."""
         return f"<nav>{fragments.link(self._base, 'All runs')}</nav>"
 
     # ------------------------------------------------------------ parts of pages
 
-    def _found(self, run: Overview, text: str, num: int, query: Query, address: str) -> str:
-        found = search(run.run, run.tokenizer, text, num, _number(query, "before"))
-        told = f"Looked at {found.looked_at:,} trajectories. "
-        on = f"{address}?text={quote(text)}&before={found.before}"
-        further = fragments.link(on, "Look further back") if found.before is not None else "These were all."
-        return f'<p class="quiet">{told}{further}</p>{fragments.samples(found.shown)}'
+    def _search(self, run: Overview, text: str, num: int, query: Query, address: str) -> str:
+        results = search(run.run, run.tokenizer, text, num, _number(query, "before"))
+        count = f"Looked at {results.looked_at:,} trajectories. "
+        on = f"{address}?text={quote(text)}&before={results.before}"
+        link = fragments.link(on, "Look further back") if results.before is not None else "These were all."
+        return f'<p class="quiet">{count}{link}</p>{fragments.samples(results.shown)}'
 
     def _head(self, name: str, view: str) -> str:
         links = [
-            f'<a href="{self._base}{one}/{quote(name)}"{" aria-current=page" * (one == view)}>{told}</a>'
-            for one, told in _VIEWS.items()
+            f'<a href="{self._base}{one}/{quote(name)}"{" aria-current=page" * (one == view)}>{label}</a>'
+            for one, label in _VIEWS.items()
         ]
         return f"<h1>{fragments.safe(name)}</h1><nav>{''.join(links)}</nav>"
 
@@ -176,7 +177,7 @@ class Site:
         return f'<nav><span class="quiet">Curves by</span> {" ".join(links)}</nav>'
 
     def _run(self, name: str) -> Overview:
-        """Kept from the last look, unless its directory is gone or another."""
+        """The overview that an earlier request made, unless the run's directory is gone."""
         kept = self._kept.pop(name, None)
         if kept is None or not kept.run.config.exists():
             runs = find_runs(self._root)
@@ -190,7 +191,7 @@ class Site:
 
 
 def trouble(error: Exception) -> str:
-    """What a page says instead of a traceback."""
+    """The notice that a page shows instead of a traceback."""
     if isinstance(error, MillraceError):
         return fragments.notice(str(error))
     if isinstance(error, TimeoutError):
@@ -199,7 +200,7 @@ def trouble(error: Exception) -> str:
 
 
 def _unread(run: Overview) -> str:
-    """Of a run whose figures are not those of all its events."""
+    """A notice if not all events of the run are read."""
     if run.is_whole:
         return ""
     read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
@@ -217,15 +218,15 @@ def _one(query: Query, name: str) -> str:
 
 
 def _number(query: Query, name: str) -> int | None:
-    told = _one(query, name)
-    return int(told) if told.isascii() and told.isdigit() and len(told) < 19 else None
+    value = _one(query, name)
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
 
 
 def _axis(query: Query) -> Axis:
-    told = _one(query, "by")
-    return Axis(told) if told in list(Axis) else Axis.STEP
+    value = _one(query, "by")
+    return Axis(value) if value in list(Axis) else Axis.STEP
 
 
 def _choice(query: Query) -> Choice:
-    told = _one(query, "choice")
-    return Choice(told) if told in list(Choice) else Choice.NEWEST
+    value = _one(query, "choice")
+    return Choice(value) if value in list(Choice) else Choice.NEWEST

@@ -1,1 +1,1 @@
-"""What people and services see of a run: sinks, the live view, the doctor, and totals of events."""
+"""Shows a run to people and services: sinks, the live view, the doctor, and totals of events."""

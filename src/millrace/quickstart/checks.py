@@ -1,4 +1,4 @@
-"""What the quickstart claims in the end, and whether it holds."""
+"""The claims of the quickstart, and whether they are true."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _learned(before: Evaluation, after: Evaluation) -> Check:
 
 
 def _recovered(events: list[Event], saboteur: Saboteur) -> Check:
-    """The killed replica came back, and its trajectories went on from their partial tokens."""
+    """The killed replica restarted, and its trajectories went on from their partial tokens."""
     died = [e for e in events if e.kind == "worker_died" and e.fields["name"] == saboteur.victim]
     back = [e for e in events if e.kind == "worker_recovered" and e.fields["name"] == saboteur.victim]
     if not died or not back:
@@ -54,7 +54,7 @@ def _recovered(events: list[Event], saboteur: Saboteur) -> Check:
 
 
 def _lost(events: list[Event], saboteur: Saboteur) -> set[int]:
-    """What the killed replica was working on."""
+    """The trajectories on which the killed replica worked."""
     lost: set[int] = set()
     for event in events:
         if event.time_s > saboteur.killed_s:
@@ -81,8 +81,8 @@ def _nothing_lost(run: RunDirectory, summary: dict[str, Any]) -> Check:
 
 
 def _digests_equal(events: list[Event]) -> Check:
-    """What every replica served is what the trainer published, version by version."""
-    kinds = ("published", "staged")  # of several ranks' pieces, then of the tensors that they make
+    """Every replica served what the trainer published, for each version."""
+    kinds = ("published", "staged")  # digests of several ranks' blocks, then of the whole tensors
     published = {e.fields["version"]: e.fields["digest"] for e in events if e.kind in kinds}
     served = [(e.fields["version"], e.fields["digest"]) for e in events if e.kind == "pulled"]
     equal = sum(published.get(version) == digest for version, digest in served)

@@ -11,24 +11,27 @@ from collections import Counter
 from millrace.core.events import Event
 
 DRAIN_S = 0.25
-"""What a suspended replica has sent arrives within this."""
+"""The messages of a suspended replica arrive within this time."""
 _BEGUN_S = 0.003
-"""So long after a lease a replica is in the middle of the work."""
-_HELD_S = 0.03
-"""Longer than `rollout.report_interval_s`: a replica that was held so long tells at once how far it is."""
+"""So long after a lease, the replica works on the trajectory."""
+_SUSPENDED_S = 0.03
+"""Longer than `rollout.report_interval_s`, so that the replica reports its progress at once afterwards."""
 
 
 class Saboteur:
-    """A sink that kills a replica with SIGKILL: the first, from `at_version` on, with tokens of trajectories
-    that have not finished. It is suspended first, since it may finish them before the signal comes; one that
-    did goes on. A fast replica finishes its work before it tells of any token, so each lease is held up."""
+    """A sink that kills a replica with SIGKILL, from `at_version` on: the first replica that has generated
+    tokens of unfinished trajectories.
+
+    The replica is suspended first, because it may finish its trajectories before the signal arrives. A
+    replica that did so goes on. A fast replica finishes its work before it reports any token, so the saboteur
+    suspends it shortly at each lease."""
 
     def __init__(self, at_version: int) -> None:
         self._at_version = at_version
         self._version = 0
         self._pids: dict[str, int] = {}
         self._holder: dict[int, str] = {}  # trajectory -> the replica that works on it
-        self._brought: Counter[str] = Counter()  # tokens that came with leases, without those that left
+        self._brought: Counter[str] = Counter()  # tokens that came with leases, less those that left
         self._generated: Counter[str] = Counter()
         self._suspended: tuple[str, float] | None = None  # replica, since when
         self.victim: str | None = None
@@ -62,7 +65,7 @@ class Saboteur:
         time.sleep(_BEGUN_S)
         if self._wants_victim():
             os.kill(self._pids[replica], signal.SIGSTOP)
-            time.sleep(_HELD_S)
+            time.sleep(_SUSPENDED_S)
             if replica not in (self.victim, self._suspended and self._suspended[0]):
                 os.kill(self._pids[replica], signal.SIGCONT)
 
@@ -74,7 +77,7 @@ class Saboteur:
         self._holder.update(dict.fromkeys(trajectory_ids, replica))
 
     def _decide(self, replica: str, time_s: float) -> None:
-        """Kill it if what was generated there, or came with leases, has not all finished."""
+        """Kill the replica if it has tokens of unfinished trajectories, generated there or leased."""
         self._suspended = None
         if self._generated[replica] + self._brought[replica] > 0:
             self.victim, self.killed_s = replica, time_s

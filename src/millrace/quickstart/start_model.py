@@ -1,7 +1,7 @@
-"""The quickstart's start: a small model with its own tokenizer that spells words backwards badly.
+"""The quickstart's start model: small, with its own tokenizer, and bad at spelling words backwards.
 
-It learned from demonstrations of which most are wrong, so it samples a mixture of right and wrong
-behaviour. Nothing is downloaded.
+The model learns from demonstrations, most of which are wrong. So it samples right and wrong completions.
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WARM_START_STEPS = 250
 
 
 def make_start_model(config: Config, directory: Path, console: Console) -> None:
-    """Write it to `config.model.path`, and the untrained one to `directory/base`."""
+    """Write the model to `config.model.path`, and the untrained model to `directory/base`."""
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import SFTStep, sft
 

@@ -67,12 +67,12 @@ def sft(
     `seed`.
 
     Units:
-        batch_tokens  prompt and completion tokens per optimizer step, about
+        batch_tokens  about so many prompt and completion tokens per optimizer step
         row_tokens    per micro-batch; changes speed and memory, never a gradient
         optimizer     "muon": Muon for the matrices of the layers (with AdamW's update size, so one
                       `lr` serves both), AdamW for the rest
     Raises:
-        DataError: no examples, one with an empty prompt or completion, or a token that the model lacks.
+        DataError: no examples, an empty prompt or completion, or a token that the model lacks.
         TrainingError: a loss, a gradient or a trained weight is not finite. Nothing is saved.
     """
     _check(examples)
@@ -86,7 +86,7 @@ def sft(
         rate = lr * min((step + 1) / warmup, (steps - step) / max(1, steps - warmup + 1))
         for group in [group for each in optimizers for group in each.param_groups]:
             group["lr"] = rate
-        with _told(step, steps, lr):
+        with _explained(step, steps, lr):
             loss, norm, tokens, step_s = _step(model, optimizers, pack(next(batches), row_tokens))
         history.append(SFTStep(step, loss, norm, rate, tokens, step_s))
         if on_step is not None:
@@ -102,8 +102,8 @@ def sft(
 
 
 @contextmanager
-def _told(step: int, steps: int, lr: float) -> Iterator[None]:
-    """Where a step failed, and what to do. Tokens are integers, so that only weights can be at fault."""
+def _explained(step: int, steps: int, lr: float) -> Iterator[None]:
+    """Adds to an error the step and the remedy. Tokens are integers, so only weights can be at fault."""
     try:
         yield
     except TrainingError as error:
@@ -180,7 +180,7 @@ def _check(examples: Sequence[Example]) -> None:
 
 def _check_tokens(examples: Sequence[Example], vocab: int) -> None:
     for index, (prompt, completion) in enumerate(examples):
-        outside = [token for part in (prompt, completion) for token in part if not 0 <= token < vocab]
+        outside = [token for tokens in (prompt, completion) for token in tokens if not 0 <= token < vocab]
         if outside:
             raise DataError(
                 f"example {index} has the token id {outside[0]}, and the model embeds ids below {vocab}: "

@@ -15,8 +15,8 @@ LINES = 20  # of progress, at most
 Example = tuple[list[int], list[int]]
 
 
-def warm_start(config: SupervisedConfig, say: Any) -> None:
-    """Train and save; `say` gets about twenty lines of progress."""
+def warm_start(config: SupervisedConfig, report: Any) -> None:
+    """Train and save. `report` gets about twenty lines of progress."""
     from millrace.environments.tokenizer import load_tokenizer
     from millrace.sft.supervised import SFTStep, sft
 
@@ -28,7 +28,7 @@ def warm_start(config: SupervisedConfig, say: Any) -> None:
     def on_step(step: SFTStep) -> None:
         if (step.step + 1) % every == 0 or step.step + 1 == config.steps:
             speed = step.tokens / step.step_s
-            say(f"step {step.step + 1}/{config.steps}  loss {step.loss:.4f}  {speed:,.0f} tokens/s")
+            report(f"step {step.step + 1}/{config.steps}  loss {step.loss:.4f}  {speed:,.0f} tokens/s")
 
     sft(
         config.model.path,
@@ -77,9 +77,9 @@ def _read_line(line: str, where: str) -> tuple[str, str]:
         row = json.loads(line)
     except ValueError as error:
         raise DataError(f"{where} is not JSON: {error}") from None
-    found = list(row) if isinstance(row, dict) else type(row).__name__
+    keys = list(row) if isinstance(row, dict) else type(row).__name__
     if not isinstance(row, dict) or not {"prompt", "completion"} <= row.keys():
-        raise DataError(f"{where}: a line is an object with `prompt` and `completion`; this has {found}")
+        raise DataError(f"{where}: a line is an object with `prompt` and `completion`; this has {keys}")
     pair = row["prompt"], row["completion"]
     if not all(isinstance(text, str) for text in pair):
         raise DataError(f"{where}: `prompt` and `completion` must be strings")

@@ -1,12 +1,12 @@
 """A whole run without hardware: the real controller, schedule and ledger, in virtual time.
 
 virtual      the event loop of virtual time, workers, messages, seeded faults
-costs        what simulated work takes: devices, models, lengths, transports
-roles        the simulated trainer, replica, relay and environment, and the world that they share
+costs        costs of simulated work: devices, models, lengths, transports
+roles        the simulated trainer, replica, relay and reward worker, and the world that they share
 simulation   one run; `setup` makes it from a configuration, `pool` shares many among processes
-report       what a run achieved, as numbers, text and pages
+report       the results of a run, as numbers, text and pages
 rehearsal    a schedule alone, in a small world without costs, in milliseconds
-explore      seeded worlds full of faults, and what must hold in each
+explore      seeded worlds with many faults, and the invariants of every run
 calibrate    costs learnt from a real run
 plan         the best layout for a model and devices
 """

@@ -1,13 +1,13 @@
-"""Rehearsal: play a schedule against random completions, pulls, crashes and failures.
+"""Rehearsal: runs a schedule against random completions, pulls, crashes and failures.
 
-For whoever writes a schedule. `rehearse` runs a whole small training run as pure data, in milliseconds, in an
-order drawn from a seed. It checks what the controller relies on:
+Authors of a schedule use this module. `rehearse` runs a whole small training run as pure data, in
+milliseconds, in an order drawn from a seed. It checks the promises on which the controller relies:
 
 - no group is trained beyond `staleness_max`, and without faults no group ends as stale;
 - a batch is exactly `batch_groups` ready groups, in order of group id;
 - under a bound a group's birth never decreases;
 - one trajectory holds one version unless the schedule mixes them;
-- the run ends: there is no state in which nothing can happen any more.
+- the run ends: in every state something can still happen.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PROMPT_TOKENS = 4
 
 
 class BrokenPromise(MillraceError, AssertionError):
-    """A schedule did something that the controller relies on it never to do."""
+    """A schedule broke a promise on which the controller relies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a rehearsal is played with. Probabilities are per tick, and per replica or trajectory."""
+    """The settings of a rehearsal. Probabilities are per tick, and per replica or trajectory."""
 
     steps: int = 8
     batch_groups: int = 2
@@ -37,20 +37,20 @@ class Scene:
     replicas: int = 2
     slots: int = 4
     tokens_max: int = 12
-    held_max: int = 4  # versions that the relay holds
+    relay_versions: int = 4  # versions that the relay holds
     step_probability: float = 0.3  # that a running optimizer step ends
     pull_probability: float = 0.3  # that a running pull ends
     token_probability: float = 0.6  # that a running trajectory gets its next token
     repack_probability: float = 0.3  # that the controller looks at moves
     crash_probability: float = 0.0
-    group_steps: float = 2.0  # what a group takes, as measured
-    fail_probability: float = 0.0  # that a finished group turns out to be worthless
+    group_steps: float = 2.0  # duration of a group in steps, as measured
+    fail_probability: float = 0.0  # that a finished group is rejected
     ticks_max: int = 20_000
 
 
 @dataclass(slots=True)
 class Played:
-    """What happened: `staleness` of trained groups by group id, in the order of training."""
+    """The result. `staleness` is of trained groups by group id, in the order of training."""
 
     staleness: dict[int, int] = field(default_factory=dict)
     batches: list[list[int]] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Replica:
 def rehearse(schedule: Schedule, scene: Scene, *, seed: int) -> Played:
     """Play `scene.steps` optimizer steps. The same arguments give the same outcome.
 
-    Raises: BrokenPromise, with what was promised and the seed.
+    Raises: BrokenPromise, which names the promise and the seed.
     """
     stage = _Stage(schedule, scene, Random(seed))
     while stage.step < scene.steps or stage.training:
@@ -115,14 +115,14 @@ def rehearse(schedule: Schedule, scene: Scene, *, seed: int) -> Played:
 
 
 class _Stage:
-    """The world around the schedule, and the least controller that obeys it."""
+    """The world around the schedule, and a minimal controller that obeys the schedule."""
 
     def __init__(self, schedule: Schedule, scene: Scene, rng: Random) -> None:
         self.schedule, self.scene, self.rng = schedule, scene, rng
         self.replicas = {f"r{i}": _Replica(f"r{i}") for i in range(scene.replicas)}
         self.groups: dict[int, _Group] = {}
         self.step, self.training = 0, False
-        self.held = [0]
+        self.versions = [0]
         self.next_group_id = self.next_rank = 0
         self.outcome = Played()
 
@@ -132,8 +132,8 @@ class _Stage:
         orphans = {m.last for _, m in self._lost() if m.tokens}
         return View(
             version=self.step,
-            newest=self.held[-1],
-            held=tuple(self.held),
+            newest=self.versions[-1],
+            held=tuple(self.versions),
             steps_left=self.scene.steps - self.step,
             batch_groups=self.scene.batch_groups,
             group_size=self.scene.group_size,
@@ -169,13 +169,13 @@ class _Stage:
                     yield group, member
 
     def alive(self) -> bool:
-        """Can anything still happen by itself?"""
+        """Whether anything can still happen without a decision."""
         return self.training or any(r.pulling >= 0 or r.members for r in self.replicas.values())
 
     # ---- one pass of the controller
 
     def direct(self) -> bool:
-        """Ask the schedule everything once and obey. Returns whether anything was done."""
+        """Ask the schedule for each decision once, and obey. Returns whether anything was done."""
         acts = [self._give_up(), self._refresh(), self._admit(), self._place(), self._repack(), self._take()]
         self.outcome.live_max = max(self.outcome.live_max, len(self.groups))
         return any(acts)
@@ -200,7 +200,7 @@ class _Stage:
         orders = self.schedule.refresh(self.view())
         for order in orders:
             replica = self.replicas[order.replica_id]
-            self._require(order.version in self.held, f"pull of version {order.version}, not held")
+            self._require(order.version in self.versions, f"pull of version {order.version}, not held")
             replica.pulling, replica.discard = order.version, order.discard
         return bool(orders)
 
@@ -270,7 +270,7 @@ class _Stage:
         """Let time pass: everything under way may end, in an order drawn at random."""
         if self.training and self._chance(self.scene.step_probability):
             self.training = False
-            self.held = [*self.held, self.step][-self.scene.held_max :]
+            self.versions = [*self.versions, self.step][-self.scene.relay_versions :]
         for replica in self.rng.sample(list(self.replicas.values()), len(self.replicas)):
             if self._chance(self.scene.crash_probability):
                 self._crash(replica)
@@ -289,7 +289,7 @@ class _Stage:
         self.replicas[replica.replica_id] = _Replica(replica.replica_id)
 
     def _swap(self, replica: _Replica) -> None:
-        if replica.pulling not in self.held:
+        if replica.pulling not in self.versions:
             replica.pulling = -1
             return
         if replica.discard:

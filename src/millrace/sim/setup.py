@@ -1,4 +1,4 @@
-"""From a configuration of `millrace simulate` to a scenario: its cluster, its workload, and the run."""
+"""Makes a scenario of a configuration of `millrace simulate`: the cluster, the workload, and the run."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
 
 
 def check_memory(config: SimulatedConfig) -> None:
-    """Refuse a layout that no device could hold; a scenario of it would run all the same.
+    """Refuse a layout that does not fit into the devices' memory. A simulation would not notice.
 
-    Raises: ConfigError: it says which side, how much, and what to raise.
+    Raises: ConfigError: names the side, the bytes and the remedy.
     """
     cluster = cluster_of(config)
     longest = config.workload.prompt_tokens[1] + config.workload.max_tokens
@@ -149,7 +149,7 @@ def lengths_of(section: LengthsSection, group_size: int) -> Lengths:
 
 
 def run_config(config: SimulatedConfig, quantum: int) -> Config:
-    """The training configuration that the real controller is given, in units of `quantum` tokens."""
+    """The training configuration for the real controller, in units of `quantum` tokens."""
     max_units = max(1, config.workload.max_tokens // quantum)
     prompt_units = max(1, round(config.workload.prompt_tokens[1] / quantum))
     return Config(

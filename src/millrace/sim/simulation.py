@@ -36,19 +36,18 @@ from millrace.sim.virtual.trace_digest import TraceDigest
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How finely a run is simulated. The defaults are faithful to a run of real processes; a plan for a large
-    cluster has no use for every message.
+    """How finely a run is simulated. The defaults are faithful to a run of real processes. A plan for a large
+    cluster does not need every message.
 
     Args:
-        isolate              copy every message, as between processes
-        pace                 of the controller's loops; a step is committed at once whatever it is
-        report_interval_s    of replicas, in place of the configuration's: a cluster's run may take days
-        progress_interval_s  replicas tell of unfinished trajectories this often; None: with every report
-        slice_s              replicas decode in slices this long, between which commands take effect; 0: none
-        kv_capacity_tokens   of a replica; None: `slots x max_sequence_tokens`
-        paged                its KV is taken as it is used, and sequences are preempted where it runs out
-        parallel_rewards     a reward worker stands for a pool that begins all requests of a call at once
-        keep_events          kinds of events to keep in the outcome; None: all
+        isolate              copy every message, as between processes pace                 of the controller's
+        loops; a step is committed at once whatever it is report_interval_s    of replicas, in place of the
+        configuration's: a cluster's run may take days progress_interval_s  replicas report unfinished
+        trajectories this often; None: with every report slice_s              replicas decode in slices of
+        this length; commands take effect between them; 0: none kv_capacity_tokens   of a replica; None:
+        `slots x max_sequence_tokens` paged                KV is taken as it is used, and sequences are
+        preempted when it runs out parallel_rewards     a reward worker stands for a pool that begins all
+        requests of a call at once keep_events          kinds of events to keep in the outcome; None: all
     """
 
     isolate: bool = True
@@ -64,7 +63,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """At `at_s` somebody asks for so many `replicas`."""
+    """At `at_s` a user asks for `replicas` replicas."""
 
     at_s: float
     replicas: int
@@ -72,8 +71,8 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A configuration, and the world it runs in. Of several `hosts` the first has the trainer, and replicas
-    go round all of them. Those that join go round `later_hosts` more, too."""
+    """A configuration, and its world. Of several `hosts` the first has the trainer. Replicas go round all
+    hosts. Replicas that join go round `later_hosts` further hosts too."""
 
     config: Config
     seed: int = 0
@@ -90,7 +89,7 @@ class Scenario:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a simulated run left behind. `digest` is of the event trace."""
+    """The result of a simulated run. `digest` is of the event trace."""
 
     digest: str = ""
     wall_s: float = 0.0
@@ -105,7 +104,7 @@ class Outcome:
 
 
 class Observer:
-    """Looks at a run from inside. Every method may raise, which ends the run with that error."""
+    """Observes a run from inside. Every method may raise, which ends the run with that error."""
 
     def on_start(self, world: World) -> None:
         """Before anything happens."""
@@ -121,9 +120,9 @@ class Observer:
 
 
 def simulate(scenario: Scenario, observer: Observer | None = None) -> Outcome:
-    """Run to the end.
+    """Run the scenario to its end.
 
-    Raises: what the run or the observer raised; DeadlockError; DeadlineExceeded past `time_max_s`.
+    Raises: errors of the run or the observer; DeadlockError; DeadlineExceeded past `time_max_s`.
     """
     return loop.run(
         _Simulation(scenario, observer or Observer()).run(),
@@ -133,7 +132,7 @@ def simulate(scenario: Scenario, observer: Observer | None = None) -> Outcome:
 
 
 class _Ledger(SqliteLedger):
-    """In memory. `image` is what an earlier one had flushed when its controller died."""
+    """A ledger in memory. `image` has what an earlier ledger had flushed when its controller died."""
 
     def __init__(self, world: World, image: bytes | None = None) -> None:
         super().__init__(":memory:", run={}, checkpoint_ok=lambda info: info.path in world.checkpoints)
@@ -148,7 +147,7 @@ class _Ledger(SqliteLedger):
 
 
 class _Simulation:
-    """One run on one ledger: a controller after the other, each until it crashes or the run ends."""
+    """One run on one ledger, with one controller after the other. Each ends by a crash, or with the run."""
 
     def __init__(self, scenario: Scenario, observer: Observer) -> None:
         self._scenario, self._observer = scenario, observer
@@ -156,7 +155,7 @@ class _Simulation:
         self._world = World(seed=scenario.seed, corruption=faults.corruption, poisonous=faults.poisonous)
         self._outcome, self._trace = Outcome(), TraceDigest()
         self._crashed = False
-        self._replicas = scenario.config.rollout.replicas  # asked for last
+        self._replicas = scenario.config.rollout.replicas  # as last asked for
 
     async def run(self) -> Outcome:
         outcome, ledger = self._outcome, _Ledger(self._world)
@@ -177,7 +176,7 @@ class _Simulation:
         return outcome
 
     async def _live(self, ledger: SqliteLedger, crash_s: float | None) -> bool:
-        """One controller, to its end. False: it crashed, and all workers with it, before the run was over."""
+        """Run one controller to its end. False: it crashed with all workers, before the end of the run."""
         scenario, self._crashed = self._scenario, False
         events = Events(clock.now, clock.wall)
         events.subscribe(self._on_event)
@@ -197,11 +196,11 @@ class _Simulation:
             check=self._observer.on_decision,
             pace=scenario.scale.pace,
         )
-        asked = self._to_be_scaled(controller)
+        timers = self._to_be_scaled(controller)
         try:
             return await self._until(crash_s, controller)
         finally:
-            for timer in asked:
+            for timer in timers:
                 timer.cancel()
             await runtime.close()
             self._outcome.restarts += controller.restarts
@@ -214,9 +213,9 @@ class _Simulation:
 
         running, now_s = asyncio.get_running_loop(), clock.now()
         return [
-            running.call_at(asked.at_s, ask, asked.replicas)
-            for asked in self._scenario.scalings
-            if asked.at_s >= now_s
+            running.call_at(scaling.at_s, ask, scaling.replicas)
+            for scaling in self._scenario.scalings
+            if scaling.at_s >= now_s
         ]
 
     async def _until(self, crash_s: float | None, controller: Controller) -> bool:

@@ -36,12 +36,13 @@ _BLOCK = re.compile(
 
 
 def refreshed(text: str) -> str:
-    """The document with every reference in it made anew."""
+    """The document with every reference renewed."""
     return _BLOCK.sub(lambda m: f"{m[1]}\n{reference(_fields(*m.group(2, 3, 4)))}\n{m[5]}", text)
 
 
 def _fields(schema: str, side: str | None, table: str | None) -> dict[str, FieldInfo]:
-    """The fields of a schema, or those `up to` or `after` a table: long references are on two pages."""
+    """The fields of a schema, or the fields `up to` or `after` a table, because a long reference has two
+    pages."""
     fields = SCHEMAS[schema].model_fields
     if table is None:
         return fields
@@ -53,19 +54,19 @@ def _fields(schema: str, side: str | None, table: str | None) -> dict[str, Field
 def reference(fields: dict[str, FieldInfo]) -> str:
     """One table per section, in the order of the schema."""
     top = {name: field for name, field in fields.items() if _is_leaf(field)}
-    parts = ["\n".join(_table("", top))] if top else []
+    sections = ["\n".join(_table("", top))] if top else []
     for name, field in fields.items():
         section = plain_table(field)
         if section is not None:
-            parts.append("\n".join([f"### `[{name}]`", "", *_table(name + ".", section.model_fields)]))
+            sections.append("\n".join([f"### `[{name}]`", "", *_table(name + ".", section.model_fields)]))
         if listed := listed_table(field):
             about = _line(field.description or "")
-            parts.append("\n".join([f"### `[[{name}]]`", "", about, "", *_table("", listed.model_fields)]))
+            sections.append("\n".join([f"### `[[{name}]]`", "", about, "", *_table("", listed.model_fields)]))
         if union_kinds(field):
-            parts.append("\n".join([f"### `[{name}]`", "", *_union(name, field)]))
+            sections.append("\n".join([f"### `[{name}]`", "", *_union(name, field)]))
         if PRESETS.keys() <= union_kinds(field).keys():
-            parts.append("\n".join([f"### Presets of `[{name}]`", "", *_presets()]))
-    return "\n\n".join(parts) + "\n"
+            sections.append("\n".join([f"### Presets of `[{name}]`", "", *_presets()]))
+    return "\n\n".join(sections) + "\n"
 
 
 def _is_leaf(field: FieldInfo) -> bool:
@@ -73,7 +74,7 @@ def _is_leaf(field: FieldInfo) -> bool:
 
 
 def _union(name: str, field: FieldInfo) -> Iterator[str]:
-    """All keys of the kinds. A key that is the same in several kinds has one row."""
+    """The keys of all kinds. A key that is the same in several kinds has one row."""
     kinds = {option: _kind(option) for option in union_kinds(field).values()}
     keys: dict[tuple[str, ...], list[str]] = {}
     for option, kind in kinds.items():
@@ -144,13 +145,13 @@ def _type(field: FieldInfo) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    """Limits that a run may come near; those against absurd numbers are not listed."""
+    """The limits that a run may come near. Limits against absurd numbers are not listed."""
     constraints = [inner for item in metadata for inner in getattr(item, "metadata", [item])]
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
-    found = [
+    bounds = [
         (sign, getattr(c, name)) for c in constraints for name, sign in signs.items() if hasattr(c, name)
     ]
-    limits = " and ".join(f"{sign} {limit:g}" for sign, limit in found if limit < ABSURD)
+    limits = " and ".join(f"{sign} {limit:g}" for sign, limit in bounds if limit < ABSURD)
     return f" {limits}" if limits else ""
 
 
@@ -161,8 +162,8 @@ def _name(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{as_toml(arg)}`" for arg in args)
     if origin in (Union, types.UnionType):
-        told = ('`"none"`' if arg is type(None) else _name(arg) for arg in args)
-        return " or ".join(dict.fromkeys(told))
+        kinds = ('`"none"`' if arg is type(None) else _name(arg) for arg in args)
+        return " or ".join(dict.fromkeys(kinds))
     if origin in (tuple, list):
         if get_origin(args[0]) is Literal:
             return f"list of {_name(args[0])}"

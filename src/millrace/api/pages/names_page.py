@@ -22,20 +22,20 @@ _ENTRY = re.compile(r"([\w, ]+): (.*)")
 
 
 def refreshed(text: str) -> str:
-    """The document with the names in it made anew."""
+    """The document with its names renewed."""
     return _BLOCK.sub(lambda m: f"{m[1]}\n{reference()}\n{m[2]}", text)
 
 
 def reference() -> str:
     """Every name of `millrace.__all__`: functions, classes, errors."""
-    found = {name: getattr(millrace, name) for name in millrace.__all__}
-    errors = {n: v for n, v in found.items() if isinstance(v, type) and issubclass(v, MillraceError)}
-    classes = {n: v for n, v in found.items() if isinstance(v, type) and n not in errors}
-    functions = {n: v for n, v in found.items() if n not in errors and n not in classes}
-    parts = [part for name, function in functions.items() for part in _function(f"millrace.{name}", function)]
-    parts += [part for name, kind in classes.items() for part in _class(name, kind)]
-    parts += ["## Errors", *(f"- `millrace.{name}`: {_line(_doc(kind))}" for name, kind in errors.items())]
-    return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("## Errors\n-", "## Errors\n\n-") + "\n"
+    public = {name: getattr(millrace, name) for name in millrace.__all__}
+    errors = {n: v for n, v in public.items() if isinstance(v, type) and issubclass(v, MillraceError)}
+    classes = {n: v for n, v in public.items() if isinstance(v, type) and n not in errors}
+    functions = {n: v for n, v in public.items() if n not in errors and n not in classes}
+    texts = [text for name, function in functions.items() for text in _function(f"millrace.{name}", function)]
+    texts += [text for name, kind in classes.items() for text in _class(name, kind)]
+    texts += ["## Errors", *(f"- `millrace.{name}`: {_line(_doc(kind))}" for name, kind in errors.items())]
+    return "\n\n".join(texts).replace("\n\n- ", "\n- ").replace("## Errors\n-", "## Errors\n\n-") + "\n"
 
 
 def _function(name: str, function: Callable[..., Any]) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _signature(function: Callable[..., Any], name: str) -> str:
     text = f"def {name}{signature.replace(parameters=kept)}: ...".replace("'", "")
     if len(text) <= 100:
         return text
-    inner = "".join(f"    {part},\n" for part in _parameters(kept))
+    inner = "".join(f"    {parameter},\n" for parameter in _parameters(kept))
     return f"def {name}(\n{inner}) -> {signature.return_annotation}: ...".replace("'", "")
 
 
@@ -106,7 +106,7 @@ def _text(doc: str) -> Iterator[str]:
 
 
 def _items(text: str) -> Iterator[str]:
-    """`name: what` per item; lines indented deeper go on with the last one."""
+    """`name: what` per item; a line that is indented deeper continues its item."""
     item = ""
     for line in inspect.cleandoc(text).splitlines():
         if line.startswith(" "):

@@ -251,7 +251,7 @@ class PolicyGradient(Section):
         return PRESETS[kind].defaults.get(key, cls.model_fields[key].default)
 
     @model_validator(mode="after")
-    def _sound(self) -> PolicyGradient:
+    def _complete(self) -> PolicyGradient:
         """Complete the section from its preset, and refuse contradictions.
 
         The preset's defaults are not validated, and do not count as set: `merge` would take them for the

@@ -1,6 +1,6 @@
-"""What every table of a configuration is made of: a frozen section, and numbers with a range.
+"""The base of every table of a configuration: a frozen section, and numbers with a range.
 
-Every number is finite. Outside its range a run would learn nothing, unlearn, or never begin.
+Every number is finite. With a number outside its range, a run would learn nothing, unlearn, or never begin.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Section(BaseModel):
 
 
 COUNT_MAX = 2**31 - 1
-"""Of whatever is counted: what numpy, torch and SQLite all hold."""
+"""The largest count, which numpy, torch and SQLite can represent."""
 SECONDS_MAX = 30 * 86_400.0
-"""Of a deadline or an interval: a month."""
+"""The longest deadline or interval: a month."""
 
 Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
 CountOrZero = Annotated[int, Field(ge=0, le=COUNT_MAX)]
@@ -29,7 +29,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _device(name: str) -> str:
-    """Raises: ValueError: it is none of the four."""
+    """Raises: ValueError: the name is none of the four forms."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", name):
         return name
     near = difflib.get_close_matches(name.lower(), ("cpu", "cuda", "auto"))
@@ -43,4 +43,4 @@ def _device(name: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_device)]
-"""Of torch, for the key `model.device`."""
+"""A device of torch, for the key `model.device`."""

@@ -1,4 +1,4 @@
-"""What a run has recorded, for commands and pages. A run itself never reads it."""
+"""Queries of a run's records, for commands and pages. A run itself never uses them."""
 
 from millrace.ledger.reading.reader import LedgerReader
 

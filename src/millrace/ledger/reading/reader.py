@@ -1,4 +1,4 @@
-"""Looking at a run without touching it: while it goes on, after it ended, after it was killed."""
+"""Reads a run's ledger without disturbing the run: while it goes on, after its end, after a kill."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from millrace.ledger.opening import begin_reading, open_for_reading, read_about
 from millrace.ledger.reading.samples import Choice, Sample, load_before, load_samples
 from millrace.ledger.recovery import last_version
 
-_STOP_ASKED_EVERY = 100_000
-"""Instructions of SQLite's: some milliseconds."""
+_STOP_CHECKED_EVERY = 100_000
+"""SQLite calls `stop` after so many of its instructions, which take some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOverview:
     """A run at a glance. `states` counts trajectories."""
 
-    about: dict[str, Any]  # what the run was created with
+    about: dict[str, Any]  # the description given at creation
     version: int
     accounting: Accounting
     states: dict[str, int]
@@ -55,13 +55,13 @@ class Skipped:
 
 
 class LedgerReader:
-    """Read-only queries on a run's ledger. Each sees the newest flush; none takes a lock or writes. The whole
-    file is checked first, if it has no more than 1 GiB. Without `check`, each row is checked when it is read.
-    A query ends with LedgerError soon after `stop` says so.
+    """Read-only queries on a run's ledger. Each query sees the newest flush; no query takes a lock or writes.
+    With `check` the whole file is checked first, if it has no more than 1 GiB. Without, each row is checked
+    when it is read. A query ends with LedgerError soon after `stop` returns True.
 
     Raises:
-        LedgerError: no such file, not a ledger, damaged, of another format, or the thing asked for is
-            not in it.
+        LedgerError: the file does not exist, is no ledger, is damaged or of another format; or the
+            requested record is not in it.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LedgerReader:
         self._path = os.path.abspath(path)
         self._db = open_for_reading(self._path, check=check)
         if stop is not None:
-            self._db.set_progress_handler(stop, _STOP_ASKED_EVERY)
+            self._db.set_progress_handler(stop, _STOP_CHECKED_EVERY)
 
     def overview(self) -> RunOverview:
         with self._snapshot("read the run"):
@@ -87,7 +87,7 @@ class LedgerReader:
             )
 
     def steps(self) -> list[StepRecord]:
-        """Every committed step, in order."""
+        """Every committed step, in order of version."""
         with self._snapshot("read the steps"):
             return [
                 records.to_step(row) for row in self._db.execute(f"{records.SELECT_STEPS} ORDER BY version")
@@ -97,40 +97,42 @@ class LedgerReader:
         with self._snapshot(f"read step {version}"):
             query = f"{records.SELECT_STEPS} WHERE version = ?"
             row = self._db.execute(query, (version,)).fetchone()
-            return records.to_step(self._found(row, f"step {version}", "steps", "version"))
+            return records.to_step(self._required(row, f"step {version}", "steps", "version"))
 
     def evaluations(self) -> list[EvaluationRecord]:
-        """Those done and those skipped, in the order of their versions."""
+        """All evaluations, also skipped ones, in the order of their versions."""
         with self._snapshot("read the evaluations"):
             return evaluations.load(self._db)
 
     def attempts(self, name: str, version: int) -> list[EvaluationAttempt]:
-        """Of one evaluation, by prompt. With their tokens."""
+        """The attempts of one evaluation, by prompt, with their tokens."""
         with self._snapshot(f"read evaluation {name} of {version}"):
             return evaluations.load_attempts(self._db, name, version)
 
     def trajectory(self, trajectory_id: int) -> Trajectory:
-        """With its tokens."""
+        """A trajectory with its tokens."""
         with self._snapshot(f"read trajectory {trajectory_id}"):
             query = f"{records.SELECT_TRAJECTORIES} WHERE trajectory_id = ?"
             row = self._db.execute(query, (trajectory_id,)).fetchone()
             what = f"trajectory {trajectory_id}"
-            return records.load_trajectory(self._db, self._found(row, what, "trajectories", "trajectory_id"))
+            return records.load_trajectory(
+                self._db, self._required(row, what, "trajectories", "trajectory_id")
+            )
 
     def group_ids(self) -> set[int]:
-        """Of every group that was admitted."""
+        """The ids of all admitted groups."""
         with self._snapshot("read the groups"):
             return {row[0] for row in self._db.execute("SELECT group_id FROM groups")}
 
     def group(self, group_id: int) -> Group:
-        """With all members and their tokens."""
+        """A group with all members and their tokens."""
         with self._snapshot(f"read group {group_id}"):
             row = self._db.execute("SELECT 1 FROM groups WHERE group_id = ?", (group_id,)).fetchone()
-            self._found(row, f"group {group_id}", "groups", "group_id")
+            self._required(row, f"group {group_id}", "groups", "group_id")
             return records.load_group(self._db, group_id)
 
     def groups(self, group_ids: Sequence[int] | None = None) -> Iterator[Group]:
-        """These groups, by default all that were admitted, one at a time: with members and their tokens."""
+        """The named groups, by default all admitted groups, one at a time, with members and tokens."""
         with self._snapshot("read the groups"):
             every = self._db.execute("SELECT group_id FROM groups ORDER BY group_id").fetchall()
             for group_id in [row[0] for row in every] if group_ids is None else group_ids:
@@ -142,7 +144,7 @@ class LedgerReader:
             return load_samples(self._db, choice, num)
 
     def samples_before(self, trajectory_id: int | None, num: int) -> list[Sample]:
-        """The newest `num` whose generation has ended, of those before `trajectory_id`; None: of all."""
+        """The newest `num` trajectories before `trajectory_id` whose generation has ended; None: of all."""
         with self._snapshot("read samples"):
             return load_before(self._db, trajectory_id, num)
 
@@ -152,7 +154,7 @@ class LedgerReader:
             return [Skipped(*row) for row in rows]
 
     def reasons(self) -> dict[tuple[str, str], int]:
-        """How many trajectories are in each (state, reason)."""
+        """The number of trajectories of each (state, reason)."""
         with self._snapshot("read reasons"):
             query = "SELECT state, reason, count(*) FROM trajectories GROUP BY state, reason"
             return {(state, reason): num for state, reason, num in self._db.execute(query)}
@@ -190,7 +192,7 @@ class LedgerReader:
 
     @contextmanager
     def _snapshot(self, doing: str) -> Iterator[None]:
-        """All queries inside see the same flush."""
+        """All queries inside this context see the same flush."""
         with reading(self._path, doing):
             begin_reading(self._db)
             try:
@@ -205,9 +207,9 @@ class LedgerReader:
         row = self._db.execute(f"{records.SELECT_CHECKPOINTS} LIMIT 1").fetchone()
         return records.to_checkpoint(row, os.path.dirname(self._path)) if row else None
 
-    def _found(self, row: Any, what: str, table: str, key: str) -> Any:
+    def _required(self, row: Any, what: str, table: str, key: str) -> Any:
         if row is None:
             low, high = self._db.execute(f"SELECT min({key}), max({key}) FROM {table}").fetchone()
-            held = f"it holds {low} to {high}" if low is not None else "it holds none yet"
-            raise LedgerError(f"ledger {self._path}: there is no {what}; {held}")
+            contents = f"it holds {low} to {high}" if low is not None else "it holds none yet"
+            raise LedgerError(f"ledger {self._path}: there is no {what}; {contents}")
         return row

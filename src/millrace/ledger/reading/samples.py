@@ -1,4 +1,4 @@
-"""A few trajectories to read: the rows are chosen by SQL, so only those few are loaded."""
+"""Loads a few trajectories. SQL chooses the rows, so only the chosen trajectories are loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millrace.ledger.records import SELECT_TRAJECTORIES, load_prompt, load_traje
 
 
 class Choice(StrEnum):
-    """Which trajectories. Of equal ones, the newest come first."""
+    """A choice of trajectories. Of equal trajectories, the newest come first."""
 
     NEWEST = "newest"  # of those whose generation has ended
     BEST = "best"  # highest rewards
@@ -34,13 +34,14 @@ _CHOSEN = {
 
 
 def load_samples(db: sqlite3.Connection, choice: Choice, num: int) -> list[Sample]:
-    """At most `num`. All but NEWEST look at one row of each trajectory. Raises DamageError."""
+    """At most `num` trajectories. All choices but NEWEST read one row of each trajectory. Raises
+    DamageError."""
     chosen = f"SELECT trajectory_id FROM trajectories WHERE {_CHOSEN[choice]} LIMIT ?"
     return _load(db, db.execute(chosen, (num,)).fetchall())
 
 
 def load_before(db: sqlite3.Connection, trajectory_id: int | None, num: int) -> list[Sample]:
-    """At most `num` of those before `trajectory_id`, the newest first. Raises DamageError."""
+    """At most `num` trajectories before `trajectory_id`, the newest first. Raises DamageError."""
     chosen = (
         "SELECT trajectory_id FROM trajectories WHERE finish IS NOT NULL AND trajectory_id < ?"
         " ORDER BY trajectory_id DESC LIMIT ?"
@@ -50,15 +51,15 @@ def load_before(db: sqlite3.Connection, trajectory_id: int | None, num: int) -> 
 
 
 def _load(db: sqlite3.Connection, ids: Sequence[tuple[int]]) -> list[Sample]:
-    found, prompts = [], dict[int, Prompt]()
+    samples, prompts = [], dict[int, Prompt]()
     for (trajectory_id,) in ids:
         row = db.execute(f"{SELECT_TRAJECTORIES} WHERE trajectory_id = ?", (trajectory_id,)).fetchone()
         trajectory = load_trajectory(db, row)
         group_id = trajectory.group_id
         if group_id not in prompts:
             prompts[group_id] = load_prompt(db, group_id)
-        found.append(Sample(prompts[group_id], trajectory))
-    return found
+        samples.append(Sample(prompts[group_id], trajectory))
+    return samples
 
 
 _ID_MAX = 2**63 - 1

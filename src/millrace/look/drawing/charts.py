@@ -1,4 +1,4 @@
-"""Which curves a run has, and what each tells. A chart is data; `figures` draws it."""
+"""The curves of a run, and what each shows. A chart is data; `figures` draws it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from millrace.look.record.steps import GAP, POINTS, Axis, Curve, Steps, added, c
 Lines = Mapping[str, Sequence[float]]
 
 GAPS_MAX = 6
-"""Curves of log-prob gaps: the smallest staleness first."""
+"""The most curves of log-prob gaps. Curves of the smallest staleness come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`lines` are one or more quantities of each step. A logarithmic chart shows what is above 0."""
+    """`lines` are one or more quantities of each step. A logarithmic chart shows values above 0."""
 
     name: str
     heading: str
@@ -27,15 +27,15 @@ class Chart:
 
     def curves(self, steps: Steps, by: Axis, points: int = POINTS) -> dict[str, Curve]:
         x = steps.axis(by)
-        found = {label: curve(x, self._drawn(y), points) for label, y in self.lines(steps).items()}
-        return {label: line for label, line in found.items() if line.x}
+        curves = {label: curve(x, self._drawn(y), points) for label, y in self.lines(steps).items()}
+        return {label: line for label, line in curves.items() if line.x}
 
     def _drawn(self, y: Sequence[float]) -> Sequence[float]:
         return [value if value > 0 else float("nan") for value in y] if self.log else y
 
 
 def _columns(**names: str) -> Callable[[Steps], Lines]:
-    """Columns by the words that the chart has for them; an underscore is a space."""
+    """Columns by their labels in the chart. An underscore in a label is a space."""
     return lambda steps: {label.replace("_", " "): steps.column(name) for label, name in names.items()}
 
 
@@ -116,11 +116,11 @@ CHARTS: tuple[Chart, ...] = (
         "length", "Length", "Tokens of a completion.", "0,0.[0]", _columns(tokens="trainer/completion_tokens")
     ),
 )
-"""In the order of the page."""
+"""All charts, in the order of the page."""
 
 
 def overlaid(chart: Chart, runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> dict[str, Curve]:
-    """Over one axis: all curves of one run, by what they are; or the first of each of several runs."""
+    """All curves of one run, by their labels; of several runs the first curve of each, by the run's name."""
     drawn = {name: chart.curves(steps, by, points) for name, steps in runs.items()}
     if len(drawn) == 1:
         return next(iter(drawn.values()))

@@ -1,6 +1,6 @@
-"""Records as bokeh plots. A colour means one thing on all of them; all are legible on white and on black.
+"""Records as bokeh plots. A colour has one meaning in all plots. Plots are legible on white and on black.
 
-Every plot draws from one named source, so that a live page replaces the data and keeps the plot.
+Every plot draws from a named source. So a live page can replace the data and keep the plot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from millrace.look.record.activity import TimelineBar
 from millrace.look.record.steps import Curve
 
 COLORS = ("#3a86d1", "#e08a00", "#8a6fd1", "#2fa5b5", "#a5714a", "#9a9a1e")
-"""Of lines: quantities, runs or schedules."""
+"""Colours of lines. A line is a quantity, a run or a schedule."""
 INK = "#808080"  # of axes and texts, on white and on black
 WORK, WEIGHTS, TROUBLE, WAITING = "#3d9970", "#c7559b", "#d9534a", "#80808078"
 KIND_COLORS = {
@@ -39,11 +39,11 @@ KIND_COLORS = {
 }
 HEIGHT, ROW_HEIGHT = 230, 28
 POINTS_MAX = 30
-"""A line of at most so many points shows them: one alone is no line."""
+"""A line of at most so many points shows its points, because one point draws no line."""
 POINTS_ONLY = "evaluation"
-"""Of curves whose label begins so nothing is known between their points."""
+"""A curve whose label begins so is drawn as points: nothing is known between them."""
 LABEL_CHARACTERS, ROW_CHARACTERS = 40, 55
-"""Of one line in a legend, and of a row of them."""
+"""The most characters of a label in a legend, and of a row of labels."""
 
 LINE: dict[str, Any] = {"line_width": 2, "legend_field": "label"}
 
@@ -63,7 +63,7 @@ def curves_data(lines: Mapping[str, Curve]) -> Data:
 
 
 def points_data(data: Data) -> Data:
-    """The points of the lines in `data` that have few."""
+    """The points of those lines in `data` that have few points."""
     rows = list(zip(data["xs"], data["ys"], data["label"], data["color"], strict=True))
     few = [
         (*point, label, color)
@@ -83,9 +83,9 @@ def curves(
     lines = plot.multi_line("xs", "ys", source=source, line_color="color", line_dash="dash", **LINE)
     points = ColumnDataSource(points_data(data), name=f"{name} points")
     plot.scatter("x", "y", source=points, color="color", size=6)
-    told = [("curve", "@label"), (x_label, "$snap_x{0,0.[00]}"), ("value", "$snap_y{%.4g}")]
+    tips = [("curve", "@label"), (x_label, "$snap_x{0,0.[00]}"), ("value", "$snap_y{%.4g}")]
     plot.add_tools(
-        HoverTool(tooltips=told, formatters={"$snap_y": "printf"}, renderers=[lines], line_policy="nearest"),
+        HoverTool(tooltips=tips, formatters={"$snap_y": "printf"}, renderers=[lines], line_policy="nearest"),
     )
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
@@ -95,35 +95,35 @@ def curves(
 
 
 def lanes_data(spans: Iterable[TimelineBar]) -> Data:
-    """A bar for each span. Work lies in the middle of a row, weights on their way in a thin line below."""
-    told = list(spans)
+    """A bar for each span: thick for work, thin and lower in the row for a transfer of weights."""
+    bars = list(spans)
     return {
-        "row": [(s.row, _offset(s)) for s in told],
-        "left": [_short(s.start, 7) for s in told],
-        "right": [_short(s.end, 7) for s in told],
-        "height": [0.22 if s.kind in ("pulled", "staged", "fetched", "published") else 0.6 for s in told],
-        "color": [KIND_COLORS[s.kind] for s in told],
-        "alpha": [max(0.06, s.share) for s in told],
-        "label": [s.label for s in told],
+        "row": [(s.row, _offset(s)) for s in bars],
+        "left": [_short(s.start, 7) for s in bars],
+        "right": [_short(s.end, 7) for s in bars],
+        "height": [0.22 if s.kind in ("pulled", "staged", "fetched", "published") else 0.6 for s in bars],
+        "color": [KIND_COLORS[s.kind] for s in bars],
+        "alpha": [max(0.06, s.share) for s in bars],
+        "label": [s.label for s in bars],
     }
 
 
 def lanes(name: str, data: Data, rows: list[str], end: float | None = None) -> figure:
-    """Who did what when: a row for each role, and the minutes up to `end`, or to the last of `data`."""
+    """A timeline with a row for each role, up to minute `end`, or to the last span in `data`."""
     plot = _plot(name, "minutes", y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows))
     plot.x_range = DataRange1d(range_padding=0) if end is None else Range1d(start=0, end=end)
     source = ColumnDataSource(data, name=name)
     look: dict[str, Any] = {"height": "height", "fill_color": "color", "fill_alpha": "alpha"}
     plot.hbar("row", left="left", right="right", source=source, line_color=None, **look)
-    told = [("what", "@label"), ("from", "@left{0,0.000} min"), ("to", "@right{0,0.000} min")]
-    plot.add_tools(HoverTool(tooltips=told))
+    tips = [("what", "@label"), ("from", "@left{0,0.000} min"), ("to", "@right{0,0.000} min")]
+    plot.add_tools(HoverTool(tooltips=tips))
     return plot
 
 
-def shares_data(parts: Mapping[str, Mapping[str, float]]) -> Data:
-    """`parts`: seconds by what they went to, of each role."""
+def shares_data(took_s: Mapping[str, Mapping[str, float]]) -> Data:
+    """`took_s`: of each role, the seconds of each kind of work."""
     data: Data = {name: [] for name in ("row", "left", "right", "color", "label")}
-    for row, seconds in parts.items():
+    for row, seconds in took_s.items():
         total, left = sum(seconds.values()) or 1.0, 0.0
         for what, spent in seconds.items():
             values = (row, left, left + spent / total, SHARE_COLORS[what], f"{what}: {spent / total:.1%}")
@@ -144,7 +144,7 @@ SHARE_COLORS = {
 
 
 def shares(name: str, data: Data) -> figure:
-    """Where the time of each role went: bars that add up to 1."""
+    """How each role spent its time, as bars that add up to 1."""
     rows = list(dict.fromkeys(data["row"]))
     plot = _plot(
         name, "share of its time", y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows)
@@ -157,18 +157,20 @@ def shares(name: str, data: Data) -> figure:
     return plot
 
 
-def estimates(name: str, told: Mapping[str, tuple[float, float] | None], unit: str) -> figure:
-    """A bar for each mean, with the mean in figures and a line half of whose length is the second number."""
-    colors = dict(zip(told, cycle(COLORS)))
-    found = {row: pair for row, pair in told.items() if pair is not None}
-    rows = list(found)
+def estimates(name: str, intervals: Mapping[str, tuple[float, float] | None], unit: str) -> figure:
+    """A bar for each (mean, half width), with the mean as a number and the interval as a line."""
+    colors = dict(zip(intervals, cycle(COLORS)))
+    known = {row: pair for row, pair in intervals.items() if pair is not None}
+    rows = list(known)
     plot = _plot(name, unit, y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows))
-    low, high = ([mean + sign * half for mean, half in found.values()] for sign in (-1, 1))
-    means = [mean for mean, _ in found.values()]
+    low, high = ([mean + sign * half for mean, half in known.values()] for sign in (-1, 1))
+    means = [mean for mean, _ in known.values()]
     plot.hbar(y=rows, right=means, height=0.6, color=[colors[row] for row in rows])
     plot.segment(x0=low, x1=high, y0=rows, y1=rows, color=INK, line_width=2)
-    said = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
-    plot.text(x=high, y=rows, text=said, x_offset=6, text_baseline="middle", text_font_size="13px", color=INK)
+    numbers = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
+    plot.text(
+        x=high, y=rows, text=numbers, x_offset=6, text_baseline="middle", text_font_size="13px", color=INK
+    )
     plot.x_range = Range1d(start=0, end=1.25 * max(high) or 1.0)
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return plot
@@ -187,7 +189,7 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
         x_axis_label=x_label,
         tools="xpan,xwheel_zoom,reset",
         active_scroll=None,
-        toolbar_location="below",  # beside the newest points, not over them
+        toolbar_location="below",  # so that the bar does not cover the newest points
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,
@@ -207,7 +209,7 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
 
 
 def _style_legend(plot: figure, labels: list[str], *, shown: bool) -> None:
-    """Above the plot, in as many columns as a narrow card has room for. One line needs none."""
+    """Puts the legend above the plot, in as many columns as fit in a narrow card. One line has no legend."""
     legend = plot.legend[0]
     legend.visible, legend.location = shown and len(labels) > 1, "left"
     legend.orientation, legend.label_text_color = "horizontal", INK
@@ -223,7 +225,7 @@ def _offset(span: TimelineBar) -> float:
 
 
 def _clipped(label: str) -> str:
-    """The end of a long name, which tells runs apart."""
+    """The end of a long name, because the ends of names differ."""
     return label if len(label) <= LABEL_CHARACTERS else f"…{label[1 - LABEL_CHARACTERS :]}"
 
 

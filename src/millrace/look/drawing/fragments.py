@@ -1,4 +1,4 @@
-"""Records as HTML. Everything that a run, a model or a reward wrote is escaped here."""
+"""Records as HTML. This module escapes all text of a run, a model or a reward."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from millrace.observe.terminal import harmless
 from millrace.run_directory.resume import ABSENT, Change
 
 LEVELS, NATS_PER_LEVEL = 8, 0.5
-"""Shades of a token by its log-prob: the last one is for all below."""
+"""Shades of a token by its log-prob. The last shade is for all smaller log-probs."""
 VERSION_COLORS = 6
 SHORT = 24
-"""Characters of a cell that stays on one line."""
+"""The most characters of a cell that stays on one line."""
 
 
 def safe(text: str) -> str:
-    """As HTML that shows what is written, and obeys nothing of it."""
+    """The text as HTML that shows it, with markup and control characters escaped."""
     return escape(harmless(text))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "None.") -> str:
-    """Cells are escaped, but for those that are `Raw`."""
+    """A table. Cells are escaped, except those that are `Raw`."""
     body = "".join("<tr>" + "".join(map(_data, map(_cell, row))) + "</tr>" for row in rows)
     if not body:
         return f'<p class="quiet">{safe(empty)}</p>'
@@ -40,7 +40,7 @@ def _data(html: str) -> str:
 
 
 class Raw(str):
-    """HTML made here."""
+    """HTML that this package made. It is not escaped again."""
 
 
 def link(address: str, text: str) -> Raw:
@@ -52,15 +52,15 @@ def run_link(base: str, name: str) -> Raw:
 
 
 def facts(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
-    """Figures with their names below them, and under all of them what the names mean."""
+    """Figures with their names below them. `meanings` of the names follow under the figures."""
     cells = (f"<div><b>{_cell(value)}</b><span>{safe(name)}</span></div>" for name, value in values.items())
-    told = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in (meanings or {}).items())
-    legend = f'<details class="quiet"><summary>What the figures mean</summary><dl>{told}</dl></details>'
-    return f'<div class="facts">{"".join(cells)}</div>{legend if told else ""}'
+    terms = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in (meanings or {}).items())
+    legend = f'<details class="quiet"><summary>What the figures mean</summary><dl>{terms}</dl></details>'
+    return f'<div class="facts">{"".join(cells)}</div>{legend if terms else ""}'
 
 
 def quoted(text: str) -> str:
-    """With what stands between backquotes as code."""
+    """Text in backquotes becomes code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", safe(text))
 
 
@@ -68,23 +68,23 @@ def notice(text: str) -> str:
     return f'<p class="notice">{safe(text)}</p>'
 
 
-def findings(found: Sequence[Finding], withdrawn: Sequence[str]) -> str:
-    """What the doctor says, and what it said before."""
-    past = "".join(f'<p class="quiet">{safe(line)}.</p>' for line in withdrawn)
-    if not found:
-        return f'<p class="good">The doctor knows of no fault.</p>{past}'
-    return past + "".join(
-        f'<article class="finding"><h3>{safe(one.fault)}</h3>'
-        + "".join(f"<p>{safe(line)}</p>" for line in one.evidence)
+def findings(faults: Sequence[Finding], withdrawn: Sequence[str]) -> str:
+    """The doctor's findings, and its findings that no longer hold."""
+    before = "".join(f'<p class="quiet">{safe(line)}.</p>' for line in withdrawn)
+    if not faults:
+        return f'<p class="good">The doctor knows of no fault.</p>{before}'
+    return before + "".join(
+        f'<article class="finding"><h3>{safe(fault.fault)}</h3>'
+        + "".join(f"<p>{safe(line)}</p>" for line in fault.evidence)
         + "<ul>"
-        + "".join(f"<li>{safe(line)}</li>" for line in one.advice)
+        + "".join(f"<li>{safe(line)}</li>" for line in fault.advice)
         + "</ul></article>"
-        for one in found
+        for fault in faults
     )
 
 
 def runs(base: str, lines: Sequence[RunLine]) -> str:
-    """The list of runs, each with a box that chooses it for a comparison."""
+    """The list of runs. A box beside a run chooses that run for a comparison."""
     rows = [
         (
             Raw(f'<input type="checkbox" name="run" value="{escape(line.name)}" aria-label="compare">'),
@@ -119,11 +119,11 @@ def differences(changes: Sequence[Change], names: tuple[str, str]) -> str:
 
 
 def samples(shown: Sequence[Shown], *, group: str = "color") -> str:
-    """Prompts and completions, with a choice of what colours a token. `group` names the choice."""
+    """Prompts and completions. Buttons choose what colours a token; `group` is their name in the form."""
     if not shown:
         return '<p class="quiet">There is none.</p>'
     radio = f'<input type="radio" name="{safe(group)}"'
-    choices = "".join(
+    buttons = "".join(
         f'<label>{radio} value="{value}"{" checked" * (value == "logprob")}>{words}</label>'
         for value, words in (("logprob", "log-prob"), ("version", "version"), ("none", "nothing"))
     )
@@ -133,37 +133,38 @@ def samples(shown: Sequence[Shown], *, group: str = "color") -> str:
         + " unlikely</span>"
     )
     return (
-        f'<section class="samples"><fieldset><legend>Tokens coloured by</legend>{choices} {legend}</fieldset>'
+        f'<section class="samples"><fieldset><legend>Tokens coloured by</legend>{buttons} {legend}</fieldset>'
         + "".join(map(sample, shown))
         + "</section>"
     )
 
 
 def sample(one: Shown) -> str:
-    """One trajectory. A token tells of itself under the pointer."""
+    """One trajectory. The pointer over a token shows its log-prob and version."""
     reward = "no reward" if one.reward is None else f"reward {one.reward:.4g}"
     trained = f"trained into version {one.trained}" if one.trained is not None else one.state
     measured = [f"{name} {_cell(value)}" for name, value in one.metrics.items()]
-    told = [trained, one.reason, f"{one.num_tokens} tokens", "cut by the budget" * (one.finish == "length")]
-    told += [f"group {one.group_id}", f"row {one.row_id}", one.replica, *measured]
+    details = [trained, one.reason, f"{one.num_tokens} tokens"]
+    details += ["cut by the budget" * (one.finish == "length"), f"group {one.group_id}", f"row {one.row_id}"]
+    details += [one.replica, *measured]
     left_out = f'<p class="quiet">and {one.tokens_left_out:,} more tokens</p>' if one.tokens_left_out else ""
     return (
         f'<article class="sample"><h3>{safe(reward)} <small>trajectory {one.trajectory_id}</small></h3>'
-        f'<p class="quiet">{safe(", ".join(part for part in told if part))}</p>'
+        f'<p class="quiet">{safe(", ".join(detail for detail in details if detail))}</p>'
         f'<pre class="prompt">{safe(one.prompt)}</pre>'
-        f'<pre class="completion">{"".join(map(_token, one.pieces))}</pre>{left_out}</article>'
+        f'<pre class="completion">{"".join(map(_token, one.token_texts))}</pre>{left_out}</article>'
     )
 
 
-def _token(piece: TokenText) -> str:
-    level = int(max(0, min(LEVELS, -piece.logprob / NATS_PER_LEVEL)))  # the last one for NaN too
-    title = f"{piece.logprob:.3f} nats, version {piece.version}"
-    color = f"p{level} v{piece.version % VERSION_COLORS}"
-    return f'<i class="{color}" title="{title}">{safe(piece.text)}</i>'
+def _token(token: TokenText) -> str:
+    level = int(max(0, min(LEVELS, -token.logprob / NATS_PER_LEVEL)))  # NaN gets the last level
+    title = f"{token.logprob:.3f} nats, version {token.version}"
+    color = f"p{level} v{token.version % VERSION_COLORS}"
+    return f'<i class="{color}" title="{title}">{safe(token.text)}</i>'
 
 
 def _written(value: Any) -> str:
-    """As in a configuration file."""
+    """The value as a configuration file has it."""
     if isinstance(value, bool):
         return str(value).lower()
     return "not there" if value is ABSENT else "none" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What took time, as bars of a timeline."""
+"""The work of roles as bars of a timeline."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TimelineBar:
-    """Something that took time, in minutes since the first event; `share` of it was work. `kind` is that of
-    the event that told of it."""
+    """Work of a role from `start` to `end`, in minutes since the first event. Of that time `share` was work.
+    `kind` is the kind of the event that reported the work."""
 
     row: str
     kind: str
@@ -20,7 +20,7 @@ class TimelineBar:
 
 
 class Activity:
-    """How busy replicas were, in quarters: the newest spans. Neighbours that look alike are one."""
+    """How busy replicas were, in quarters: the newest spans. Equal neighbours are joined."""
 
     def __init__(self, spans_max: int) -> None:
         self.spans: deque[TimelineBar] = deque(maxlen=spans_max)
@@ -37,7 +37,7 @@ class Activity:
 
 
 def row_order(row: str) -> tuple[int, int, str]:
-    """The trainer, the relays, then replicas by number."""
+    """Sorts rows: the trainer, the relays, then replicas by number."""
     first = {"trainer": 0, "relay": 1, "controller": 2}.get(row.partition("-")[0], 3)
     digits = row.rpartition("-")[2]
     return first, int(digits) if digits.isdigit() else 0, row

@@ -23,7 +23,7 @@ class _Line(msgspec.Struct):
 
 
 def evaluated(path: Path, steps: Steps, by: Axis) -> Curve:
-    """Mean reward of each version that was evaluated, as last evaluated. Raises DataError: a damaged line."""
+    """Mean reward of each evaluated version, by its last evaluation. Raises DataError: a damaged line."""
     if not path.exists():
         return Curve([], [])
     with boundary(str(path), "a line is damaged", DataError):
@@ -34,12 +34,13 @@ def evaluated(path: Path, steps: Steps, by: Axis) -> Curve:
 
 
 def while_training(
-    told: Mapping[tuple[str, int], Mapping[str, Any]], by: Mapping[str, str], steps: Steps, axis: Axis
+    evaluations: Mapping[tuple[str, int], Mapping[str, Any]], by: Mapping[str, str], steps: Steps, axis: Axis
 ) -> dict[str, Curve]:
-    """Of the newest event of each (evaluation, version): a curve for each evaluation of the figure that it
-    goes `by`."""
+    """A curve for each evaluation, of the figure that `by` names for it.
+
+    `evaluations` has the newest event of each (evaluation, version)."""
     curves: dict[str, Curve] = {}
-    for (name, version), fields in sorted(told.items()):
+    for (name, version), fields in sorted(evaluations.items()):
         kind = by.get(name, "greedy")
         value = figure(fields["metrics"], kind) if "metrics" in fields else None
         if value is not None:
@@ -49,9 +50,9 @@ def while_training(
     return curves
 
 
-def rows(told: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Of a table, the newest version first."""
-    newest = sorted(told.items(), key=lambda item: item[0][1], reverse=True)
+def rows(evaluations: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of a table, the newest version first."""
+    newest = sorted(evaluations.items(), key=lambda item: item[0][1], reverse=True)
     return [(name, str(version), *_cells(fields)) for (name, version), fields in newest[:ROWS_MAX]]
 
 
@@ -61,15 +62,15 @@ HEAD = ("evaluation", "version", "greedy", "interval of 95 %", "samples", "pass@
 def _cells(fields: Mapping[str, Any]) -> tuple[str, ...]:
     if "metrics" not in fields:
         return "", "", "", "", "", fields["reason"]
-    told, k = fields["metrics"], str(fields["metrics"]["num_samples"])
-    low, high = told["intervals"].get("greedy_accuracy", (None, None))
+    metrics, k = fields["metrics"], str(fields["metrics"]["num_samples"])
+    low, high = metrics["intervals"].get("greedy_accuracy", (None, None))
     between = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    shown = (told["greedy_accuracy"], told["pass_at_k"].get(k), told["majority_at_k"].get(k))
+    shown = (metrics["greedy_accuracy"], metrics["pass_at_k"].get(k), metrics["majority_at_k"].get(k))
     greedy, passes, votes = ("" if value is None else f"{value:.3f}" for value in shown)
     return greedy, between, k, passes, votes, ""
 
 
 def _place(versions: Sequence[int], axis: Sequence[float], version: int) -> float:
-    """Of the last step up to `version`; 0 before the first."""
+    """The axis' value at the last step up to `version`; 0 before the first step."""
     done = bisect_right(versions, version)
     return axis[done - 1] if done else 0.0

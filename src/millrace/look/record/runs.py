@@ -1,4 +1,4 @@
-"""Which runs there are, and how far each is. Reads small files and the ends of long ones only."""
+"""The runs of a directory, and how far each is. Reads only small files, and the ends of long files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.run_directory import RunDirectory
 
 RUNS_MAX = 200
-"""Shown in a list unless more are asked for: those that were started or resumed last."""
+"""A list shows so many runs unless a query names more: the runs that were started or resumed last."""
 _TAIL_BYTES = 65536
 
 
@@ -33,23 +33,23 @@ class RunLine:
 
 
 def find_runs(root: Path) -> dict[str, RunDirectory]:
-    """By name, which is the path below `root`; `root` itself may be a run. The newest come first.
+    """Runs by name, the newest first. A name is the path below `root`; `root` itself may be a run.
 
-    Raises: DataError: there is none.
+    Raises: DataError: there is no run.
     """
     if _is_run(root):
         return {root.resolve().name: RunDirectory(root.resolve())}
-    found = sorted(_runs_below(root), key=_started_s, reverse=True)
-    if not found:
+    paths = sorted(_runs_below(root), key=_started_s, reverse=True)
+    if not paths:
         raise DataError(
             f"{root} is no run directory and holds none: no config.json beside an events.jsonl\n"
             "  Start a run with `millrace train`, or name the directory of your runs."
         )
-    return {_name(path.relative_to(root)): RunDirectory(path.resolve()) for path in found}
+    return {_name(path.relative_to(root)): RunDirectory(path.resolve()) for path in paths}
 
 
 def run_line(name: str, run: RunDirectory) -> RunLine:
-    """Never raises: what is wrong with a run is told in its line."""
+    """Never raises: the line says what is wrong with the run."""
     try:
         config = run.read_config()
         last = last_step(run.metrics)
@@ -71,7 +71,7 @@ class LastStep(msgspec.Struct):
 
 
 def last_step(metrics: Path) -> LastStep:
-    """Of the last whole line of `metrics.jsonl`. Raises DataError: the line is damaged."""
+    """Reads the last whole line of `metrics.jsonl`. Raises DataError: the line is damaged."""
     if not metrics.exists():
         return LastStep()
     with files.opened(metrics) as file:
@@ -90,12 +90,12 @@ def _runs_below(root: Path) -> Iterator[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    """A model has a config.json too. While a log is put aside, only its older parts are there."""
+    """A model has a config.json too. While a log is rotated, only its older parts exist."""
     return (path / "config.json").exists() and bool(parts(path / "events.jsonl"))
 
 
 def _name(path: Path) -> str:
-    """With a question mark for what is no character."""
+    """The path, with a question mark for a byte that is no character."""
     return path.as_posix().encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""What each optimizer step measured, by column, read from `metrics.jsonl` as it grows."""
+"""Measurements of each step by column. They are read from `metrics.jsonl` as the file grows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from millrace.core.errors import DataError, boundary
 from millrace.observe.sinks.log_files import Tail
 
 POINTS = 1000
-"""Points of a curve. A longer one has the means of as many neighbours as needed."""
+"""Points of a curve. A longer curve is drawn as means of neighbours."""
 
 COLUMNS_MAX, VALUES_MAX = 4096, 1 << 26
-"""In all columns, as many values as are 512 MiB."""
+"""Of all columns together: 512 MiB."""
 
 GAP = "logprob_gap/"
 
 
 class Axis(StrEnum):
-    """What curves are drawn over."""
+    """The x axis of curves."""
 
     STEP = "step"
     TOKENS = "tokens"  # trained so far
@@ -43,7 +43,7 @@ class Curve:
 class Steps:
     """Columns of `metrics.jsonl`, one value a step; NaN where a step has none. `update` reads what is new.
 
-    A step that a crash repeated counts as it was done last. Steps that the run went back behind are gone.
+    A step that the run repeated after a crash has its last values. Steps that a rewind undid are gone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Steps:
 
     def _begin(self) -> None:
         self._tail = Tail(self._path)
-        self._damage = ""  # what is said from now on
+        self._damage = ""  # the message of every later `update`
         self.versions = array("q")
         self._columns: dict[str, array[float]] = {}
 
@@ -98,7 +98,7 @@ class Steps:
                 return self.minutes()
 
     def minutes(self) -> Sequence[float]:
-        """Since the first step. A pause between two sessions counts."""
+        """Minutes since the first step. A pause between two sessions counts."""
         walls = self.column("wall_s")
         return array("d", ((wall - walls[0]) / 60 for wall in walls))
 
@@ -119,7 +119,7 @@ class Steps:
         self._refuse_many()
 
     def _refuse_many(self) -> None:
-        """A short line is a value more in each column."""
+        """Bound the memory: one short line can add a value to every column."""
         columns = len(self._columns)
         if columns > COLUMNS_MAX or columns * len(self) > VALUES_MAX:
             raise DataError(f"{columns:,} columns of {len(self):,} steps are more than any run writes")
@@ -131,17 +131,19 @@ class Steps:
 
 
 def curve(x: Sequence[float], y: Sequence[float], points: int = POINTS) -> Curve:
-    """At most `points` points: means of neighbours. What is not a number is left out."""
+    """At most `points` points, which are means of neighbours. A value that is not finite is left out."""
     both = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(a) and isfinite(b)]
     width = -(-len(both) // points)
     if width > 1:
-        parts = [both[i : i + width] for i in range(0, len(both), width)]
-        both = [(sum(a for a, _ in part) / len(part), sum(b for _, b in part) / len(part)) for part in parts]
+        bins = [both[i : i + width] for i in range(0, len(both), width)]
+        both = [
+            (sum(a for a, _ in pairs) / len(pairs), sum(b for _, b in pairs) / len(pairs)) for pairs in bins
+        ]
     return Curve([a for a, _ in both], [b for _, b in both])
 
 
 def over(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Quotients; NaN where there is none."""
+    """Quotients; NaN where the divisor is 0."""
     return [a / b if b else nan for a, b in zip(above, below, strict=True)]
 
 
@@ -150,6 +152,6 @@ def added(first: Sequence[float], second: Sequence[float]) -> list[float]:
 
 
 def gap_staleness(name: str) -> float:
-    """Of a column `logprob_gap/2/mean`: 2."""
+    """The staleness in a column's name: 2 of `logprob_gap/2/mean`."""
     middle = name.removeprefix(GAP).partition("/")[0]
     return float(middle) if middle.isdigit() else inf

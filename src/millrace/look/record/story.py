@@ -1,4 +1,4 @@
-"""What happened in a run, from `events.jsonl` as it grows: sums, troubles, evidence, a timeline."""
+"""The events of a run, read from `events.jsonl` as it grows: sums, troubles, evidence, a timeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from millrace.observe.summary import Summary
 from millrace.observe.trace import records_of
 
 SPANS_MAX = 1500
-"""Of the timeline: the newest ones, and as many of what replicas did."""
+"""The newest spans of the timeline, and as many spans of replicas."""
 TROUBLES_MAX = 100
 
 _PLENTIFUL = (b'{"kind":"admitted"', b'{"kind":"leased"', b'{"kind":"finished"', b'{"kind":"ended"')
@@ -45,7 +45,7 @@ class Trouble:
 
 
 class Story:
-    """A run's events so far. `update` reads on, a bounded part at a time."""
+    """A run's events so far. `update` reads the next events, a bounded number of bytes."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self._path, self._config = path, config
@@ -53,18 +53,18 @@ class Story:
 
     def _begin(self) -> None:
         self._tail = Tail(self._path)
-        self._damage = ""  # what is said from now on
+        self._damage = ""  # the message of every later `update`
         self._summary, self.evidence = Summary(), evidence_of(self._config)
         self._load: dict[str, tuple[float, float, float]] = {}  # replica -> minute, busy and idle seconds
         self._start_s: float | None = None
         self.spans: deque[TimelineBar] = deque(maxlen=SPANS_MAX)
         self.activity = Activity(SPANS_MAX)
-        self.evaluations: dict[tuple[str, int], dict[str, Any]] = {}  # the newest event of each
+        self.evaluations: dict[tuple[str, int], dict[str, Any]] = {}  # the newest event of each key
         self.troubles: deque[Trouble] = deque(maxlen=TROUBLES_MAX)
         self.took_s = {"step": 0.0, "wait": 0.0, "publish": 0.0, "checkpoint": 0.0}  # of the trainer
 
     def update(self, bytes_max: int = SLICE_BYTES) -> bool:
-        """Returns whether it read anything. Raises DataError: a line is damaged, or does not tell all."""
+        """Returns whether it read anything. Raises DataError: a line is damaged, or lacks a field."""
         if self._tail.is_lost:
             self._begin()  # another run took its place, or a part was condensed
         if self._damage:
@@ -90,7 +90,7 @@ class Story:
 
     @property
     def share_read(self) -> float:
-        """Of the files, from 0 to 1."""
+        """The share of the files that is read, from 0 to 1."""
         return 1 - self._tail.behind_bytes / size if (size := self._tail.size) else 1.0
 
     @property
@@ -98,7 +98,7 @@ class Story:
         return self._tail.behind_bytes
 
     def summary(self) -> dict[str, Any]:
-        """As in `summary.json`."""
+        """The content of `summary.json`, as of the events that are read."""
         return self._summary.result()
 
     def _take(self, event: Event) -> None:
@@ -114,7 +114,7 @@ class Story:
             self.evaluations[event.fields["name"], event.fields["version"]] = event.fields
         if event.kind == "rewound":
             version = event.fields["version"]
-            self.evaluations = {key: told for key, told in self.evaluations.items() if key[1] <= version}
+            self.evaluations = {key: fields for key, fields in self.evaluations.items() if key[1] <= version}
         if event.kind == "report":
             self._report(minute, event.fields)
         if event.kind in _TROUBLES:
@@ -134,7 +134,7 @@ class Story:
                 self.took_s["checkpoint"] += fields.get("stall_s", fields["save_s"])
 
     def _report(self, minute: float, load: dict[str, Any]) -> None:
-        """How busy a replica was since its report before."""
+        """How busy a replica was since its previous report."""
         name, busy, idle = load["replica"], load["busy_s"], load["idle_s"]
         before = self._load.get(name)
         self._load[name] = minute, busy, idle

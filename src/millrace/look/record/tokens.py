@@ -1,4 +1,4 @@
-"""Trajectories to read, token by token. The ledger is asked for the few that are shown, never for all."""
+"""Trajectories to read, token by token. A query reads only the trajectories that it shows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from millrace.ledger.reading.samples import Choice, Sample
 from millrace.run_directory.run_directory import RunDirectory
 
 TOKENS_MAX = 2000
-"""Of one completion, shown. The others are counted."""
+"""The most tokens shown of one completion. The others are counted."""
 LOOK_S, QUERY_S = 0.5, 8.0
 _PAGE = 200
-_BROKEN = "\ufffd"  # a character whose bytes are in several tokens, one of which is missing
+_BROKEN = "\ufffd"  # stands for a character, some of whose bytes are in a token that is missing
 _JOINED_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """Some text: one token, or the few that make one character. `logprob` is their least."""
+    """The text of one token, or of the few tokens that make one character. `logprob` is their least."""
 
     text: str
     logprob: float
@@ -32,7 +32,7 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One trajectory. `trained` is the version that was trained with it, None: it was not trained."""
+    """One trajectory. `trained` is the version that trained on it; None: no version did."""
 
     trajectory_id: int
     group_id: int
@@ -46,13 +46,13 @@ class Shown:
     trained: int | None
     replica: str
     prompt: str
-    pieces: tuple[TokenText, ...]
+    token_texts: tuple[TokenText, ...]
     tokens_left_out: int
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPage:
-    """What a search gave. It looked at `looked_at` trajectories, down to `before`; None: at all of them."""
+    """The result of a search: it read `looked_at` trajectories, down to `before`; None: all."""
 
     shown: list[Shown]
     looked_at: int
@@ -62,7 +62,7 @@ class TokenPage:
 def choose(
     run: RunDirectory, tokenizer: Any, choice: Choice, num: int, tokens_max: int = TOKENS_MAX
 ) -> list[Shown]:
-    """Raises LedgerError: the ledger is damaged, or so large and busy that this takes `QUERY_S`."""
+    """The chosen trajectories. Raises LedgerError: the ledger is damaged, or the query takes `QUERY_S`."""
     if not run.ledger.exists():
         return []
     with _reader(run) as reader:
@@ -70,24 +70,25 @@ def choose(
 
 
 def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int | None = None) -> TokenPage:
-    """Trajectories with `text` in prompt or completion, the newest first. It ends with `num` of them,
-    or after `LOOK_S`. Another search goes on `before` the last one that was looked at."""
-    found: list[Shown] = []
+    """Trajectories with `text` in prompt or completion, the newest first.
+
+    The search ends with `num` trajectories, or after `LOOK_S`. `TokenPage.before` continues the search."""
+    shown: list[Shown] = []
     looked, wanted, until_s = 0, text.casefold(), time.monotonic() + LOOK_S
     if not run.ledger.exists():
-        return TokenPage(found, looked, None)
+        return TokenPage(shown, looked, None)
     with _reader(run) as reader:
-        while len(found) < num and time.monotonic() < until_s:
+        while len(shown) < num and time.monotonic() < until_s:
             page = reader.samples_before(before, _PAGE)
             if not page:
-                return TokenPage(found, looked, None)
+                return TokenPage(shown, looked, None)
             for sample in page:
                 looked, before = looked + 1, sample.trajectory.trajectory_id
-                if any(wanted in told.casefold() for told in _texts(sample, tokenizer)):
-                    found.append(shown_of(sample, tokenizer))
-                if len(found) == num:
+                if any(wanted in passage.casefold() for passage in _texts(sample, tokenizer)):
+                    shown.append(shown_of(sample, tokenizer))
+                if len(shown) == num:
                     break
-    return TokenPage(found, looked, before)
+    return TokenPage(shown, looked, before)
 
 
 def shown_of(sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX) -> Shown:
@@ -105,7 +106,7 @@ def shown_of(sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX) -> Sh
         trained=one.trained_version,
         replica=one.replica,
         prompt=prompt.text,
-        pieces=tuple(_pieces(one, tokenizer, tokens_max)),
+        token_texts=tuple(_token_texts(one, tokenizer, tokens_max)),
         tokens_left_out=max(0, len(one.columns) - tokens_max),
     )
 
@@ -121,7 +122,7 @@ def _texts(sample: Sample, tokenizer: Any) -> Iterator[str]:
         yield tokenizer.decode(sample.trajectory.columns.tokens.tolist())
 
 
-def _pieces(one: Trajectory, tokenizer: Any, tokens_max: int) -> Iterator[TokenText]:
+def _token_texts(one: Trajectory, tokenizer: Any, tokens_max: int) -> Iterator[TokenText]:
     columns = one.columns[:tokens_max]
     versions = chain.from_iterable(repeat(version, count) for version, count in columns.runs)
     joined: list[int] = []

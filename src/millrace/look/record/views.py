@@ -1,4 +1,4 @@
-"""What `show` shows, as plain JSON types, from the ledger and the run directory."""
+"""The output of `millrace show` as plain JSON types, from the ledger and the run directory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
 
 
 def evaluations_view(reader: LedgerReader, config: Config) -> list[View]:
-    """Evaluations while training, in the order of their versions. `best`: of its name, by what it goes by."""
+    """Evaluations while training, in the order of their versions. `best` marks the best of each name."""
     records = reader.evaluations()
     by = {section.name: section.by for section in config.evaluations}
     best = {
@@ -71,26 +71,26 @@ def evaluations_view(reader: LedgerReader, config: Config) -> list[View]:
 
 
 def _evaluation_line(record: EvaluationRecord, best: bool) -> View:
-    told, k = record.metrics, str(record.metrics.get("num_samples", 0))
+    metrics, k = record.metrics, str(record.metrics.get("num_samples", 0))
     line: View = {"name": record.name, "version": record.version}
     for name, key in (("greedy", "greedy_accuracy"), ("pass", "pass_at_k"), ("majority", "majority_at_k")):
-        value = told.get(key)
+        value = metrics.get(key)
         line[name] = value.get(k) if isinstance(value, dict) else value
-    low, high = told.get("intervals", {}).get("greedy_accuracy", (None, None))
-    line |= {"greedy_low": low, "greedy_high": high, "samples": told.get("num_samples")}
-    line |= {"reward": told.get("reward_mean"), "took_s": record.took_s, "best": "best" if best else ""}
+    low, high = metrics.get("intervals", {}).get("greedy_accuracy", (None, None))
+    line |= {"greedy_low": low, "greedy_high": high, "samples": metrics.get("num_samples")}
+    line |= {"reward": metrics.get("reward_mean"), "took_s": record.took_s, "best": "best" if best else ""}
     return line | {"skipped": record.reason}
 
 
 def _computes(run: RunDirectory) -> dict[str, str]:
-    """What each worker said last of its arithmetic."""
+    """The last report of each worker about its arithmetic."""
     if not parts(run.events):
         return {}
     return {e.fields["name"]: e.fields["computes"] for e in read_events(run.events, "computes")}
 
 
 def _hosts(run: RunDirectory) -> dict[str, View]:
-    """What each host that is not the trainer's got from the relays of others. Empty with one host."""
+    """The versions that each host fetched from relays of other hosts. Empty with one host."""
     hosts, events = Hosts(), list[Event]()
     if parts(run.events):
         events = [event for kind in ("fetched", "fetch_missed") for event in read_events(run.events, kind)]
@@ -100,7 +100,7 @@ def _hosts(run: RunDirectory) -> dict[str, View]:
 
 
 def _fleet(run: RunDirectory) -> list[View]:
-    """The last changes of the fleet: who joined or left, why, and how many there are after it."""
+    """The last changes of the fleet: who joined or left, why, and the number of replicas afterwards."""
     changes: list[View] = []
     num = 0
     kinds = ("run_started", "joined", "leaving")
@@ -122,17 +122,17 @@ def _fleet(run: RunDirectory) -> list[View]:
 
 
 def _window(run: RunDirectory) -> dict[str, float | None]:
-    """Freshness and fairness of the last batches, as the last step told them: see `core.fairness`."""
-    told: View = {}
+    """Freshness and fairness of the last batches, as the last step reported them (`core.fairness`)."""
+    newest: View = {}
     if parts(run.events):
         for step in read_events(run.events, "step"):
             window = step.fields.get("window")
-            told = window if isinstance(window, dict) else told
-    return asdict(Figures(0)) | told
+            newest = window if isinstance(window, dict) else newest
+    return asdict(Figures(0)) | newest
 
 
 def step_view(reader: LedgerReader, version: int) -> View:
-    """The step that made `version`: what it consumed and what it measured."""
+    """The step that made `version`: its trajectories and its measurements."""
     record = reader.step(version)
     trained = _members(reader, record)
     return {
@@ -146,8 +146,8 @@ def step_view(reader: LedgerReader, version: int) -> View:
 
 
 def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int) -> View:
-    """One trajectory with every token: where, under which version and how surely it was sampled, and with
-    `sampling.logprobs` what was likely there."""
+    """One trajectory with every token: its position, version and log-prob, and with `sampling.logprobs` the
+    top log-probs there."""
     trajectory = reader.trajectory(trajectory_id)
     group = reader.group(trajectory.group_id)
     tokenizer = tokenizer_of(run)
@@ -164,20 +164,20 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
 
 
 def samples_view(reader: LedgerReader, run: RunDirectory, choice: Choice, num: int) -> list[View]:
-    """At most `num` trajectories as flat records. `versions` are those that sampled its tokens."""
-    found = reader.samples(choice, num)
-    tokenizer = tokenizer_of(run) if found else None
+    """At most `num` trajectories as flat records. `versions` sampled the tokens of the trajectory."""
+    samples = reader.samples(choice, num)
+    tokenizer = tokenizer_of(run) if samples else None
     return [
         trajectory_record(prompt, trajectory, tokenizer, tokens=False)
         | {"versions": sorted({version for version, _ in trajectory.columns.runs})}
-        for prompt, trajectory in found
+        for prompt, trajectory in samples
     ]
 
 
 def trajectory_record(
     group: Group | Prompt, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool
 ) -> View:
-    """One trajectory as a flat record; with its columns of tokens, if asked for."""
+    """One trajectory as a flat record. With `tokens` the record has the columns of tokens."""
     record = _outcome(group, trajectory) | {
         **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
         "num_tokens": len(trajectory.columns),
@@ -231,7 +231,7 @@ def _members(reader: LedgerReader, record: StepRecord) -> list[Trajectory]:
 
 
 def _by_replica(trajectories: Iterable[Trajectory]) -> list[View]:
-    """A trajectory counts where it was finished."""
+    """A trajectory counts for the replica that finished it."""
     owned: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         owned.setdefault(trajectory.replica, []).append(trajectory)
@@ -275,20 +275,20 @@ def _trajectory_line(trajectory: Trajectory) -> View:
 
 def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) -> View:
     token = trajectory.columns[position : position + 1]
-    line = _told(token.tokens[0], token.logprobs[0], tokenizer)
+    line = _logprob_line(token.tokens[0], token.logprobs[0], tokenizer)
     line = {"position": position, **line, "version": token.version_first}
     if token.top_logprobs is None:
         return line
     (top_logprobs,) = token.top_logprobs.rows()
-    return line | {"top_logprobs": [_told(*one, tokenizer) for one in top_logprobs]}
+    return line | {"top_logprobs": [_logprob_line(*one, tokenizer) for one in top_logprobs]}
 
 
-def _told(token: int, logprob: float, tokenizer: Any | None) -> View:
+def _logprob_line(token: int, logprob: float, tokenizer: Any | None) -> View:
     return {"token": token, "text": tokenizer.decode([token]) if tokenizer else None, "logprob": logprob}
 
 
 def _staleness(trajectory: Trajectory, trained_version: int | None) -> int | None:
-    """Of its oldest token, when it was trained on."""
+    """The staleness of the oldest token when the trajectory was trained."""
     if trained_version is None or not trajectory.columns:
         return None
     return trained_version - 1 - min(version for version, _ in trajectory.columns.runs)
@@ -305,7 +305,7 @@ def _state(run: RunDirectory, complete: bool) -> str:
 
 
 def tokenizer_of(run: RunDirectory) -> Any | None:
-    """The model's tokenizer, if it is still where the run found it."""
+    """The model's tokenizer, if it still exists at the run's `model.path`."""
     from millrace.environments.tokenizer import load_tokenizer
 
     try:

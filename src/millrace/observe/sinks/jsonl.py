@@ -12,7 +12,7 @@ import msgspec
 from millrace.core import files
 from millrace.core.errors import DataError, boundary, writing
 from millrace.core.events import Event, Sink
-from millrace.observe.sinks.log_files import PART_BYTES, opened, put_aside, remove_left_over
+from millrace.observe.sinks.log_files import PART_BYTES, opened, remove_left_over, rotate
 from millrace.observe.sinks.scalars import step_scalars
 from millrace.observe.sinks.thinned import Thinned
 
@@ -41,7 +41,7 @@ class EventLog:
         head = {"kind": event.kind, "time_s": event.time_s, "wall_s": event.wall_s}
         _write_line(self._file, head | event.fields)
         if self._file.tell() >= self._part_bytes:
-            put_aside(self._path)
+            rotate(self._path)
             full, self._file = self._file, _append(self._path)
             full.close()
 

@@ -1,7 +1,7 @@
-"""A log in several files: a file that has grown long is put aside under a number, and a new one begins.
+"""A log in several files, its parts. A long part gets a number, and a new part begins (rotation).
 
-`events.jsonl` is the newest part; `events.000001.jsonl` is the oldest. Readers take them as one.
-The handlers of `logging` rename every older part at each rotation: a reader would lose its place.
+`events.jsonl` is the newest part; `events.000001.jsonl` is the oldest. Readers read all parts as one log.
+The handlers of `logging` rename every older part at each rotation, so a reader would lose its place.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from millrace.core import files
 from millrace.core.errors import writing
 
 PART_BYTES = 32 << 20
-"""After which a part is put aside."""
+"""The size at which the newest part is rotated."""
 SLICE_BYTES = 4 << 20
-"""That a follower takes at once."""
+"""The most bytes that a follower reads at once."""
 
 _TRAJECTORY = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "leased", "finished"))
 _PARTIAL = ".partial"
@@ -33,25 +33,25 @@ def parts(path: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Sequence[tuple[Path, BinaryIO]]]:
-    """Every part, oldest first, as they are at one moment. Raises OSError: there is none. DataError: as
+    """All parts at one moment, oldest first. Raises OSError: there is no log. DataError: as
     `files.opened`."""
     while True:
         with ExitStack() as stack:
             names = parts(path) or [path]
             try:
-                found = [(name, stack.enter_context(files.opened(name))) for name in names]
+                opened_parts = [(name, stack.enter_context(files.opened(name))) for name in names]
             except FileNotFoundError:
                 if names == [path]:
                     raise
-                continue  # one was put aside just now
+                continue  # a part was rotated just now
             if parts(path) == names:
-                yield found
+                yield opened_parts
                 return
 
 
-def put_aside(path: Path) -> None:
-    """Give the newest part a number. What is in the ledger too leaves the part before: see `condense`. Where
-    the disk has no room for that, the part before stays whole.
+def rotate(path: Path) -> None:
+    """Give the newest part a number, and condense the part before it. If the disk has no room for that, the
+    part before stays whole.
 
     Raises: StorageError.
     """
@@ -80,7 +80,8 @@ def condense(part: Path) -> None:
 
 
 def remove_left_over(path: Path) -> None:
-    """What a process that was killed while it condensed a part has left. Of a log that nobody writes."""
+    """Remove the file that a process left when it was killed while it condensed a part. Nobody may write the
+    log."""
     for partial in path.parent.glob(f"{path.stem}.*{path.suffix}{_PARTIAL}"):
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -91,16 +92,17 @@ def _partial(part: Path) -> Path:
 
 
 class Tail:
-    """The lines of a log that another process appends to, each once and whole: all of them, or from byte
-    `position` of its newest part on. `position` moves on in the part that is being read."""
+    """Whole lines of a log to which another process appends, each once: all lines, or those after byte
+    `position` of the newest part. `position` advances in the part that is being read."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path, self.position = path, position
-        # Of the part that is being read; None: none was yet.
+        # Of the part that is being read; None before the first.
         self._inode: int | None = self._stat(path)[0] if position else None
 
     def take(self, bytes_max: int = SLICE_BYTES) -> list[bytes]:
-        """Lines since the last call, of about `bytes_max` bytes; none while there is no file, or no more.
+        """Lines since the last call, of about `bytes_max` bytes; none while there is no file or no further
+        line.
 
         Raises: DataError: as `files.opened`, or a line is too long.
         """
@@ -111,7 +113,7 @@ class Tail:
             try:
                 data = self._read(part, bytes_max)
             except FileNotFoundError:
-                break  # it was put aside just now: the next call finds it
+                break  # the part was rotated just now: the next call reads it
             lines += data.splitlines()
             bytes_max -= len(data)
             if bytes_max <= 0:
@@ -120,7 +122,7 @@ class Tail:
 
     @property
     def is_lost(self) -> bool:
-        """The part that was being read was condensed, or another log took its place."""
+        """The part that was being read was condensed, or another log replaced it."""
         unread = self._unread()
         return self._inode is not None and (not unread or self._stat(unread[0])[1] < self.position)
 
@@ -134,7 +136,7 @@ class Tail:
         return sum(self._stat(part)[1] for part in parts(self._path))
 
     def _unread(self) -> list[Path]:
-        """The part that is being read and those after it; all before anything was read."""
+        """The part that is being read and later parts; all parts before the first read."""
         if self._inode is not None and self._stat(self._path)[0] == self._inode:
             return [self._path]
         names = parts(self._path)
@@ -144,7 +146,7 @@ class Tail:
         return names[inodes.index(self._inode) :] if self._inode in inodes else []
 
     def _read(self, part: Path, bytes_max: int) -> bytes:
-        """Whole lines."""
+        """Whole lines of `part`."""
         with files.opened(part) as file:
             inode = os.fstat(file.fileno()).st_ino
             if self._inode not in (None, inode):
@@ -160,15 +162,15 @@ class Tail:
         return whole
 
     def _stat(self, part: Path) -> tuple[int, int]:
-        """(inode, bytes); zeros: there is no such file."""
+        """(inode, bytes); zeros if the file does not exist."""
         try:
-            found = os.stat(part)
+            status = os.stat(part)
         except FileNotFoundError:
             return 0, 0
-        return found.st_ino, found.st_size
+        return status.st_ino, status.st_size
 
 
 def _number(part: Path) -> int:
-    """0: it is no part that was put aside."""
+    """The number of a rotated part; 0: `part` is not rotated."""
     digits = part.name.split(".")[-2] if part.name.count(".") >= 2 else ""
     return int(digits) if digits.isdecimal() else 0

@@ -1,6 +1,6 @@
-"""Telling somebody who does not watch: a command or a webhook for what they would want to know.
+"""Notifies people who do not watch a run, through a command or a webhook.
 
-`apprise` knows many services, but says of a failure only that there was one, and brings `requests`.
+`apprise` supports many services. It does not give the reason of a failure, and depends on `requests`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
 
 DEADLINE_S = 10.0
-"""Of one delivery, and of those that wait when the run ends."""
+"""The deadline of one delivery, and of the deliveries that wait when the run ends."""
 APART_S = 60.0
-"""Between two messages of one kind. The end is always told, and each finding: it comes once."""
+"""The shortest time between two messages of one kind. The end and every finding are always sent."""
 _QUEUED_MAX = 100
 
 Deliver = Callable[[str], None]
 
 
 class Notifier:
-    """A sink. Messages go out on a thread of their own: a slow or failing hook never delays the run. The
-    first failure is told as one `warned` event."""
+    """A sink. A thread sends the messages, so a slow or failing hook never delays the run. The first failure
+    is reported as one `warned` event."""
 
     def __init__(self, events: Events, target: str, run: Path) -> None:
         self._events, self._run = events, run
         self._deliver = deliverer(target)
         self._version = 0
         self._sent_s: dict[str, float] = {}
-        self._held: dict[str, int] = {}  # messages left out since the last, by kind
+        self._left_out: dict[str, int] = {}  # messages left out since the last, by kind
         self._queue: queue.Queue[str | None] = queue.Queue(_QUEUED_MAX)
         self._failure = ""
         self._has_warned = False
@@ -49,7 +49,7 @@ class Notifier:
     def __call__(self, event: Event) -> None:
         if event.kind == "step":
             self._version = event.fields["version"]
-        text = told(event)
+        text = message_text(event)
         if text and self._is_due(event):
             self._put(self._message(event, text))
         self._warn()
@@ -62,11 +62,11 @@ class Notifier:
         self._warn()
 
     def _is_due(self, event: Event) -> bool:
-        """At most one of a kind per minute; those left out are counted in the next. Findings are few."""
+        """At most one message of a kind per minute. The next message counts those left out."""
         if event.kind in ("finding", "withdrawn"):
             return True
         if event.time_s < self._sent_s.get(event.kind, float("-inf")) + APART_S:
-            self._held[event.kind] = self._held.get(event.kind, 0) + 1
+            self._left_out[event.kind] = self._left_out.get(event.kind, 0) + 1
             return False
         self._sent_s[event.kind] = event.time_s
         return True
@@ -78,7 +78,7 @@ class Notifier:
             "text": f"{self._run.name} at step {self._version}: {text}",
             "version": self._version,
             "wall_s": event.wall_s,
-            "left_out": self._held.pop(event.kind, 0),
+            "left_out": self._left_out.pop(event.kind, 0),
             "fields": event.fields,
         }
         return json.dumps(message, default=repr)
@@ -93,7 +93,7 @@ class Notifier:
         while (message := self._queue.get()) is not None:
             try:
                 self._deliver(message)
-            except InvalidURL:  # it quotes the URL, which may be a secret
+            except InvalidURL:  # its text has the URL, which may be a secret
                 self._failure = (
                     self._failure or "InvalidURL: it has a character, a name or a port that no URL has"
                 )
@@ -106,8 +106,8 @@ class Notifier:
             self._events.emit("warned", source="notify", reason=self._failure)
 
 
-def told(event: Event) -> str:
-    """What a message says of an event; empty: nobody is told of it."""
+def message_text(event: Event) -> str:
+    """The text of a message about an event; empty: the event has no message."""
     fields: dict[str, Any] = event.fields
     match event.kind:
         case "stalled":
@@ -124,24 +124,24 @@ def told(event: Event) -> str:
 
 
 def deliverer(target: str) -> Deliver:
-    """For a URL or a command line, or `$NAME` of an environment variable that holds one.
+    """The delivery to a URL or a command line, or to `$NAME`, an environment variable with one of the two.
 
     Raises: ConfigError: there is no such variable or command.
     """
-    asked = f"`observe.notify` ({target})"
+    setting = f"`observe.notify` ({target})"
     if target.startswith("$"):
         target = os.environ.get(target[1:], "")
         if not target:
-            raise ConfigError(f"{asked}: the environment has no such variable, or it is empty")
+            raise ConfigError(f"{setting}: the environment has no such variable, or it is empty")
     if target.startswith(("http://", "https://")):
         return lambda message: _post(target, message)
     try:
         words = shlex.split(target)
     except ValueError as error:
-        raise ConfigError(f"{asked} is no command line: {error}") from error
+        raise ConfigError(f"{setting} is no command line: {error}") from error
     if not words or shutil.which(words[0]) is None:
         raise ConfigError(
-            f"{asked}: there is no such command\n  Name a program, or an http:// or https:// URL."
+            f"{setting}: there is no such command\n  Name a program, or an http:// or https:// URL."
         )
     return lambda message: _run(words, message)
 
@@ -155,7 +155,7 @@ def _post(url: str, message: str) -> None:
 
 
 def _run(command: list[str], message: str) -> None:
-    """Without a shell. Its process group is killed at the deadline."""
+    """Run the command without a shell. Its process group is killed at the deadline."""
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

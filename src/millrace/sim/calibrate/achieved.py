@@ -1,4 +1,4 @@
-"""What a run achieved, from its events: the same numbers of a real run and of a simulated one."""
+"""Results of a run from its events: the same numbers for a real and for a simulated run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """Between the end of step `WARM_UP_STEPS` and that of the last step. Fractions are of that time."""
+    """Results between the end of step `WARM_UP_STEPS` and the end of the last step. Fractions are of that
+    time."""
 
     trained_tokens_per_s: float
     step_s: float  # from one step to the next

@@ -1,4 +1,4 @@
-"""Least squares with coefficients that cannot be negative: times."""
+"""Least squares with coefficients that are not negative, such as times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = Sequence[float]
 def fit(rows: Sequence[Row], targets: Sequence[float]) -> list[float]:
     """Coefficients c >= 0 with sum_i (rows_i . c - targets_i)^2 about as small as can be.
 
-    Solves the normal equations; while a coefficient comes out negative, the most negative one is fixed at 0
+    Solves the normal equations. While a coefficient is negative, the most negative coefficient is fixed at 0
     and the others are solved again. A column of zeros gets 0.
 
     Shapes:
@@ -31,7 +31,7 @@ def fit(rows: Sequence[Row], targets: Sequence[float]) -> list[float]:
 
 
 def _solve(rows: Sequence[Row], targets: Sequence[float], columns: list[int]) -> list[float] | None:
-    """Gaussian elimination with pivoting; None where the columns depend on each other."""
+    """Gaussian elimination with pivoting; None if the columns are linearly dependent."""
     size = len(columns)
     scale = [max(abs(row[k]) for row in rows) for k in columns]
     scaled = [[row[k] / scale[i] for i, k in enumerate(columns)] for row in rows]

@@ -1,13 +1,13 @@
-"""The costs and the workload of a real run, taken from its directory: what the next run will be like.
+"""The costs and the workload of a real run, read from its directory, for simulations of the next run.
 
     replicas   `replica_costs`
-    messages   half of what passes from a publish to its staging, without the staging
+    messages   half of the time from a publish to the end of its staging, without the staging
     trainer    seconds from a taken batch to its commit = a + b tokens, without messages     least squares
     digest     from copied to published; the trainer is free as soon as a version is copied  mean
     publish, stage, pull, swap, score, load, save, spawn                                     means
     lengths    whole groups of the ledger, as observed
 
-Everything shares the machine it ran on: on few cores the times of one schedule contain its contention.
+All roles share a machine: on few cores the times of a schedule include its contention.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from millrace.sim.simulation import Scale, Scenario
 from millrace.sim.virtual.faults import Faults, Latency
 
 SLICE_S = 0.02
-"""A real replica decodes for this long. Then it takes commands and tells what finished."""
+"""A real replica decodes for so long. Then it takes commands and reports what finished."""
 NUM_PROMPTS = 256
 """Prompts read from the ledger for their lengths."""
 NUM_SCORES_MIN = 20
-"""With this many scores from a full queue, only they count."""
+"""With so many scores from a full queue, only those scores count."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A run, ready to be simulated: under its own configuration, or under another (`scenario`)."""
+    """A measured run. `scenario` simulates it, with its configuration or with another."""
 
     config: Config
     costs: Costs
@@ -68,7 +68,7 @@ class Calibration:
 def calibrate(run_dir: Path | str) -> Calibration:
     """Read `config.json`, `events.jsonl` and `ledger.sqlite` of a run that has trained some steps.
 
-    Raises: DataError, LedgerError: something is missing or too short to measure; it says what.
+    Raises: DataError, LedgerError: data is missing or too short to measure. The message names it.
     """
     path = Path(run_dir)
     try:
@@ -85,7 +85,8 @@ def calibrate(run_dir: Path | str) -> Calibration:
 def learn(
     events: Sequence[Event], config: Config, *, lengths: Sequence[int], prompts: Sequence[int]
 ) -> Calibration:
-    """`calibrate` on what the files hold: completion lengths by trajectory id, and some prompt lengths.
+    """`calibrate` from the content of the files: events, completion lengths by trajectory id, some prompt
+    lengths.
 
     Raises: DataError.
     """
@@ -108,7 +109,8 @@ def learn(
 
 
 def _message_s(events: Sequence[Event]) -> float:
-    """Mean seconds of a message: half of what passes from a publish to its staging, without the staging."""
+    """Mean seconds of a message: half of the time from a publish to the end of its staging, without the
+    staging."""
     published = {e.fields["version"]: e.time_s for e in events if e.kind == "published"}
     staged = [e for e in events if e.kind == "staged" and e.fields["version"] in published]
     gaps = [e.time_s - published[e.fields["version"]] - e.fields["stage_s"] for e in staged]
@@ -144,7 +146,7 @@ def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, cal
 def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> list[float]:
     """Seconds of a step whatever its size, and of a token in it (prompts are trained with each completion).
 
-    A slope that explains less than the noise comes out as 0 or near it, and the base has the rest.
+    A slope that is smaller than the noise becomes about 0, and the base has the rest.
     """
     rows, seconds = [], []
     free_s: float | None = None
@@ -163,12 +165,12 @@ def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> 
 
 
 def _counts(step: Event) -> bool:
-    """The first steps warm up allocators and caches; replayed ones did not wait for anything."""
+    """The first steps warm up allocators and caches; replayed steps did not wait."""
     return not step.fields["replayed"] and step.fields["version"] > WARM_UP_STEPS
 
 
 def _publish_s(events: Sequence[Event]) -> Iterator[float]:
-    """Seconds from a step to the copy that comes right after it in the trainer."""
+    """Seconds from a step to the copy that follows at once in the trainer."""
     trainer = [e for e in events if e.kind in ("step", "published")]
     for before, now in pairwise(trainer):
         if before.kind == "step" and now.kind == "published":
@@ -176,15 +178,15 @@ def _publish_s(events: Sequence[Event]) -> Iterator[float]:
 
 
 def _digest_s(published: Event) -> float:
-    """Beside the next step. Earlier runs have it in the stall."""
+    """Seconds of the digest, during the next step. Earlier runs count the digest in the stall."""
     return float(published.fields.get("digest_s", 0.0))
 
 
 def _score_s(events: Sequence[Event], workers: int) -> float:
     """Mean seconds of a score in a queue that `workers` serve in order.
 
-    From one score to the next while completions wait, which leaves the messages out; where hardly any ever
-    waited, from completion to score.
+    Measured from one score to the next while completions wait, which excludes the messages. If completions
+    hardly ever waited, measured from completion to score.
     """
     finished: dict[int, float] = {}
     scored: list[float] = []

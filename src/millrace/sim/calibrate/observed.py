@@ -1,4 +1,4 @@
-"""Prompts and completions as a real run had them."""
+"""The lengths of a real run's completions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from millrace.sim.virtual.seeded import uniform
 
 @dataclass(frozen=True, slots=True)
 class ObservedGroups:
-    """Completion lengths drawn a whole group at a time: answers to one prompt are alike, and a group is ready
-    with its longest. `groups` are those observed, each with `group_size` lengths.
+    """Completion lengths, drawn by whole groups. Answers to one prompt have similar lengths, and the longest
+    answer decides when a group is ready. `groups` are the observed groups, each with `group_size` lengths.
 
     A `sim.costs.lengths.Lengths`: trajectory ids count group by group.
     """
@@ -22,10 +22,10 @@ class ObservedGroups:
 
     @classmethod
     def of(cls, lengths: Sequence[int], group_size: int) -> ObservedGroups:
-        """From the lengths of all trajectories in the order of their ids; those of 0 tokens (never
-        generated) and the rest of their group are left out.
+        """From the lengths of all trajectories in the order of their ids. A group with a length of 0 (never
+        generated) is left out.
 
-        Raises: DataError: not one group is whole.
+        Raises: DataError: no group is whole.
         """
         whole = [
             tuple(lengths[i : i + group_size])

@@ -11,19 +11,19 @@ from millrace.core.errors import DataError
 from millrace.core.events import Event
 from millrace.sim.calibrate.fit import fit
 
-NUM_STRETCHES_MIN = 20
+NUM_INTERVALS_MIN = 20
 NUM_TURNS = 5
 
 Period = tuple[float, float]
-"""From, to, in seconds."""
+"""Start and end, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInterval:
-    """Between two consecutive reports of one incarnation of a replica."""
+    """The time between two consecutive reports of one incarnation of a replica."""
 
     span: Period
-    steps: int | None  # decode steps; None: not known, for it swapped meanwhile
+    steps: int | None  # decode steps; None: unknown, because of a swap
     tokens: int
     prefilled: int
     busy_s: float
@@ -58,40 +58,42 @@ def _intervals(events: Sequence[Event]) -> Iterator[ReportInterval]:
 
 
 def decode_costs(events: Sequence[Event]) -> tuple[float, float, float, float]:
-    """Seconds of a decode step, of a token in it, and of a prefilled token, all while the trainer waits; and
-    how many times longer they take while it computes, for on few cores it takes some of theirs.
+    """Seconds of a decode step, of a token in a step, and of a prefilled token, while the trainer waits; and
+    the factor by which the three grow while the trainer computes, because few cores are shared.
 
-    The three are fitted where the number of steps is known, the last over all reports, in turns.
+    The three are fitted to reports with a known number of steps, the factor to all reports, in turns.
 
     Raises: DataError: the run generated too little, or its reports lack the counters.
     """
-    found, spans = [s for s in intervals(events) if s.tokens > 0], training_spans(events)
-    known = [(s.steps, s) for s in found if s.steps]
-    if len(known) < NUM_STRETCHES_MIN:
+    measured, spans = [s for s in intervals(events) if s.tokens > 0], training_spans(events)
+    known = [(s.steps, s) for s in measured if s.steps]
+    if len(known) < NUM_INTERVALS_MIN:
         raise DataError(
-            f"{len(known)} reports tell of decode steps: {NUM_STRETCHES_MIN} are the least to fit their time"
+            f"{len(known)} reports tell of decode steps: {NUM_INTERVALS_MIN} are the least to fit their time"
         )
-    beside = {s.span: _share(s.span, spans) for s in found}
+    overlap = {s.span: _share(s.span, spans) for s in measured}
     steps_per_token = sum(steps for steps, _ in known) / sum(s.tokens for _, s in known)
     contention = 1.0
     for _ in range(NUM_TURNS):
-        slower = {span: 1.0 + (contention - 1.0) * share for span, share in beside.items()}
+        slower = {span: 1.0 + (contention - 1.0) * share for span, share in overlap.items()}
         step_s, token_s, prefill_s = fit(
             [[slower[s.span] * count for count in (steps, s.tokens, s.prefilled)] for steps, s in known],
             [s.busy_s for _, s in known],
         )
-        alone_s = [s.tokens * (step_s * steps_per_token + token_s) + s.prefilled * prefill_s for s in found]
-        shares = [
-            (e * (1.0 - beside[s.span]), e * beside[s.span]) for e, s in zip(alone_s, found, strict=True)
+        alone_s = [
+            s.tokens * (step_s * steps_per_token + token_s) + s.prefilled * prefill_s for s in measured
         ]
-        alone, together = fit(shares, [s.busy_s for s in found])
+        shares = [
+            (e * (1.0 - overlap[s.span]), e * overlap[s.span]) for e, s in zip(alone_s, measured, strict=True)
+        ]
+        alone, together = fit(shares, [s.busy_s for s in measured])
         alone = alone or together
         contention = max(1.0, together / alone)
     return step_s * alone, token_s * alone, prefill_s * alone, contention
 
 
 def training_spans(events: Sequence[Event]) -> list[Period]:
-    """When the trainer computed."""
+    """The periods in which the trainer computed."""
     return [
         (e.time_s - e.fields["step_s"], e.time_s)
         for e in events
@@ -112,16 +114,18 @@ def _share(span: Period, of: Sequence[Period]) -> float:
 
 
 def handover_s(events: Sequence[Event], call_s: float) -> float:
-    """Mean seconds to begin work and report it: from a lease to an idle replica until it has done that work
-    and reported it, without those that it was busy and those of the two messages, `call_s`; or, if that is
-    more, idle seconds from one report to the next of a replica that had work."""
+    """Mean seconds to begin work and report it.
+
+    Measured from a lease of an idle replica to the report of that work, without the busy seconds and the
+    seconds of the two messages, `call_s`. Or, if that is more, the idle seconds between two reports of a
+    replica with work."""
     had_work = [s.idle_s for s in intervals(events) if s.had_work and s.steps is not None]
     return max(0.0, mean(list(_round_trips(events))) - call_s, mean(had_work))
 
 
 def _round_trips(events: Sequence[Event]) -> Iterator[float]:
     idle: dict[str, float] = {}  # replicas with nothing to do -> their busy seconds so far
-    sent: dict[str, float] = {}  # those of them that one message of work went to -> when
+    sent: dict[str, float] = {}  # idle replicas that got one message of work -> when
     for event in events:
         name, now = event.fields.get("replica", ""), event.fields
         if event.kind == "leased" and name in idle and name not in sent:
@@ -140,5 +144,5 @@ def _round_trips(events: Sequence[Event]) -> Iterator[float]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """0 of nothing."""
+    """The mean; 0 of no values."""
     return fmean(values) if values else 0.0

@@ -1,1 +1,1 @@
-"""What simulated work takes: devices, models, lengths, generation, training and transport."""
+"""Costs of simulated work: devices, models, lengths, generation, training and transport."""

@@ -11,7 +11,7 @@ from millrace.sim.costs.training import Training
 from millrace.sim.costs.transport import CHUNK_S, Transfer, Transport, transfer
 
 LOAD_BYTES_PER_S = 2e9
-"""Of a checkpoint's shard, per host, from a shared file system. Assumed."""
+"""Read rate of a checkpoint's shard, per host, from a shared file system. Assumed."""
 CHECKPOINT_BYTES = 14
 """Per parameter: bf16 weight, float32 master weight and two Adam moments."""
 SNAPSHOT_S = 1.0
@@ -20,13 +20,13 @@ SNAPSHOT_S = 1.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """Who computes what: one trainer, and `replicas` equal copies of the inference service.
+    """One trainer, and `replicas` equal copies of the inference service.
 
     Args:
         generation  one replica, its devices and precision
         training    the trainer
         score_s     mean latency of a reward (a sandbox: seconds)
-        hosts       that are simulated one by one, with a relay each; 1: their chain is one constant
+        hosts       simulated one by one, with a relay each; 1: the chain of relays is one constant
     """
 
     generation: Generation
@@ -66,7 +66,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class ClusterCosts:
-    """A `CostModel`. A unit of tokens is `quantum` decode steps, during which KV grows by it."""
+    """A `CostModel`. A unit of tokens is `quantum` decode steps, and KV grows by the same number."""
 
     cluster: Cluster
     quantum: int

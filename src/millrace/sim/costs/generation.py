@@ -1,4 +1,4 @@
-"""What generating costs: decode steps by roofline, prefill, tensor parallelism, KV room, seconds per sample.
+"""Costs of generation: decode steps by roofline, prefill, tensor parallelism, KV room, seconds per sample.
 
 The kernels of a step run one after another, so each has its own roofline and their times add up:
 
@@ -28,16 +28,16 @@ REDUCE_LATENCY_S = 15e-6
 """One all-reduce of a small tensor between devices of a host. Assumed: custom one-shot kernels, 10 to 20
 us."""
 REDUCE_LATENCY_OUT_S = 45e-6
-"""The same where the devices span hosts. Assumed: three times as long."""
+"""The latency if the devices span hosts. Assumed: three times as long."""
 STEP_S = 0.0015
-"""Engine work of a decode step whatever its batch: launching a captured graph, and a scheduler pass.
+"""Engine work of a decode step, for any batch: launching a captured graph, and a scheduler pass.
 Assumed."""
 SEQUENCE_S = 25e-6
 """Engine work per sequence of a step: scheduling, sampling, detokenising on the host. Assumed: at batch
 256 it is a third of a step of Llama-3-8B on one H100; vLLM's own profile had 62 % there before its release
 0.6.0 and less since (vLLM blog, 2024-09-05)."""
 KV_MEMORY_FRACTION = 0.9
-"""Of device memory that weights and KV may fill (vLLM's default `gpu_memory_utilization`)."""
+"""Fraction of device memory for weights and KV (vLLM's default `gpu_memory_utilization`)."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Generation:
     """One replica: `tensor_parallel` devices with one copy of the weights.
 
     Args:
-        dtype       of weights and matrix products (`fp8` halves what is read and doubles peak compute)
+        dtype       of weights and matrix products (`fp8` halves the bytes read and doubles peak compute)
         kv_dtype    of the KV cache
     """
 
@@ -87,13 +87,13 @@ class Generation:
 
     def reduce_s(self, tokens: int) -> float:
         """All-reduces of tensor parallelism: two a layer, ring, each a latency and its bytes."""
-        ways = self.tensor_parallel
-        if ways == 1:
+        devices = self.tensor_parallel
+        if devices == 1:
             return 0.0
-        inside = ways <= self.device.devices_per_host
+        inside = devices <= self.device.devices_per_host
         rate = self.device.scale_up_bytes_per_s if inside else self.device.scale_out_bytes_per_s
         latency_s = REDUCE_LATENCY_S if inside else REDUCE_LATENCY_OUT_S
-        payload = 2.0 * (ways - 1) / ways * tokens * self.model.hidden * DTYPE_BYTES["bf16"]
+        payload = 2.0 * (devices - 1) / devices * tokens * self.model.hidden * DTYPE_BYTES["bf16"]
         return 2 * self.model.layers * (latency_s + payload / rate)
 
     def prefill_s(self, tokens: int, context: int = 0) -> float:
@@ -132,5 +132,5 @@ class Generation:
 
     @property
     def _kv_room_bytes(self) -> float:
-        held = self.device.memory_bytes * KV_MEMORY_FRACTION * self.tensor_parallel
-        return held - self.model.weights_bytes(self.dtype)
+        usable_bytes = self.device.memory_bytes * KV_MEMORY_FRACTION * self.tensor_parallel
+        return usable_bytes - self.model.weights_bytes(self.dtype)

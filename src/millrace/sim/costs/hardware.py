@@ -1,7 +1,7 @@
-"""Devices: what a data sheet promises, and what fraction of it software gets.
+"""Devices: the figures of data sheets, and the fraction that software achieves.
 
-Peaks are dense (no structured sparsity). Link rates are bytes per second in one direction. `None` where the
-device has no such unit. Nothing here is tuned to a training system's published results.
+Peaks are dense (no structured sparsity). Link rates are bytes per second in one direction. `None`: the device
+has no such unit. Nothing here is tuned to a training system's published results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What simulated work takes: the one interface between the simulated roles and a model of their hardware.
+"""Costs of simulated work: the interface between the simulated roles and a model of their hardware.
 
-`Costs` is the plain instance, constants that resemble a small model on a few cores; `cluster` derives one
-from a model, devices and a layout.
+`Costs` has constants that resemble a small model on a few cores. `cluster` derives costs from a model,
+devices and a layout.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ class CostModel(Protocol):
     """Seconds, unless the name says otherwise. Pure: equal arguments give equal times.
 
     A decode step of `batch` sequences that hold `kv_tokens` together takes
-    `decode_step_s(batch) + kv_tokens * kv_token_s`: affine in the KV cache, so that a replica can add up a
-    whole stretch of steps at once.
+    `decode_step_s(batch) + kv_tokens * kv_token_s`: affine in the KV cache, so that a replica can add up
+    many steps at once.
     """
 
     @property
     def kv_token_s(self) -> float: ...
     @property
     def handover_s(self) -> float:
-        """To write a report with news; nothing decodes meanwhile, and it is not counted as busy."""
+        """Writing a report with news. Nothing decodes meanwhile, and the time does not count as busy."""
 
     @property
     def contention(self) -> float:
-        """How many times longer decode steps and prefills take while the trainer computes: shared cores."""
+        """Factor on decode steps and prefills while the trainer computes on shared cores."""
 
     @property
     def pull_s(self) -> float:
-        """Copying a version into standby, while decoding goes on."""
+        """Copying a version into standby. Decoding goes on."""
 
     @property
     def swap_s(self) -> float:
-        """Between two decode steps; nothing decodes."""
+        """Exchanging the weights between two decode steps. Nothing decodes."""
 
     @property
     def publish_s(self) -> float:
@@ -43,35 +43,36 @@ class CostModel(Protocol):
 
     @property
     def digest_s(self) -> float:
-        """From copied to published, while the trainer goes on with its step."""
+        """Time from copied to published. The trainer goes on with its step."""
 
     @property
     def stage_s(self) -> float:
-        """From published to pullable."""
+        """Time from published to pullable."""
 
     @property
     def fetch_s(self) -> float:
-        """A relay receives a version from one on another host, which has it."""
+        """Receiving a version from a relay of another host that has the whole version."""
 
     @property
     def hop_s(self) -> float:
-        """So much later than its source a relay has a version that its source is still receiving."""
+        """Delay behind a source that is still receiving the version."""
 
     @property
     def load_s(self) -> float: ...
     @property
     def snapshot_s(self) -> float:
-        """For a checkpoint the trainer waits so long."""
+        """The trainer's wait for a checkpoint."""
 
     @property
     def save_s(self) -> float:
-        """Until a checkpoint is complete, while training goes on; and for an export, which is waited for."""
+        """Time until a checkpoint is complete, while training goes on. Also the time of an export, which
+        blocks."""
 
     @property
     def prompts_s(self) -> float: ...
     @property
     def score_s(self) -> float:
-        """Mean of an exponential, per completion."""
+        """Mean time of a score. The time is exponentially distributed."""
 
     @property
     def weights_bytes(self) -> int: ...

@@ -1,4 +1,4 @@
-"""How long completions are. Every draw is a pure function of (seed, trajectory id)."""
+"""Lengths of completions. Every draw is a pure function of (seed, trajectory id)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Lengths(Protocol):
 @dataclass(frozen=True, slots=True)
 class LogNormal:
     """`shared` of the variance is common to the `group_size` completions of a prompt: some problems need long
-    answers. `sigma` is of the logarithm. Reasoning traces are close to it: p99 = 10 x median gives 0.99
+    answers. `sigma` is of the logarithm. Reasoning traces are nearly log-normal: p99 = 10 x median gives 0.99
     (Laminar, arXiv:2510.12633, figure 2)."""
 
     median: float
@@ -46,8 +46,8 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Observed lengths, drawn with replacement and interpolated between neighbours: those of a real run's
-    ledger. `values` ascend."""
+    """Observed lengths, for example of a real run's ledger, drawn with replacement and interpolated between
+    neighbours. `values` ascend."""
 
     values: tuple[float, ...]
 
@@ -69,21 +69,21 @@ class Empirical:
 class Mixture:
     """Several kinds of task; weights need not sum to 1."""
 
-    parts: tuple[tuple[float, Lengths], ...]
+    components: tuple[tuple[float, Lengths], ...]
 
     def draw(self, seed: int, trajectory_id: int) -> float:
-        place = uniform(seed, "mixture", trajectory_id) * sum(weight for weight, _ in self.parts)
-        for weight, part in self.parts:
+        place = uniform(seed, "mixture", trajectory_id) * sum(weight for weight, _ in self.components)
+        for weight, component in self.components:
             place -= weight
             if place < 0:
-                return part.draw(seed, trajectory_id)
-        return self.parts[-1][1].draw(seed, trajectory_id)
+                return component.draw(seed, trajectory_id)
+        return self.components[-1][1].draw(seed, trajectory_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Completions that grow as training goes on: by `factor` over the first `trajectories`, then no more.
-    Trajectory ids follow the data stream, so they measure training time."""
+    """Completions that grow during training, by `factor` over the first `trajectories`. Trajectory ids follow
+    the data stream, so they measure training time."""
 
     inner: Lengths
     factor: float

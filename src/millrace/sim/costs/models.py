@@ -1,4 +1,4 @@
-"""Models as the cost model sees them: parameters, active parameters, KV bytes, from a Hugging Face config."""
+"""Sizes of models for the cost model: parameters, active parameters, KV bytes, from a Hugging Face config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPE_BYTES = {"float32": 4, "bf16": 2, "fp8": 1}
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """A decoder-only transformer with gated MLPs. `active_parameters`: what one token is multiplied with."""
+    """A decoder-only transformer with gated MLPs. `active_parameters`: parameters that act on one token."""
 
     name: str
     parameters: int
@@ -35,8 +35,8 @@ class ModelSizes:
         return 2 * self.layers * self.kv_width * DTYPE_BYTES[dtype]
 
     def read_bytes(self, tokens: int, dtype: str = "bf16") -> float:
-        """Weights that a forward pass over `tokens` tokens reads: of experts, those that any of them visits
-        (routing taken as uniform)."""
+        """Bytes of weights that a forward pass over `tokens` tokens reads. Of the experts, only those that a
+        token visits count (routing is taken as uniform)."""
         idle = 0.0
         if self.routed_fraction < 1.0:
             experts = (self.parameters - self.active_parameters) / (1.0 - self.routed_fraction)
@@ -128,9 +128,9 @@ MODELS = {entry.name: entry for entry in _ALL}
 
 
 def model(name: str) -> ModelSizes:
-    """A model of the table, or that of a directory with a Hugging Face `config.json`.
+    """A model of the table, or of a directory with a Hugging Face `config.json`.
 
-    Raises: ConfigError: it is neither. DataError: the file is not such a configuration.
+    Raises: ConfigError: `name` is neither. DataError: the file is not such a configuration.
     """
     path = Path(name) / "config.json"
     if path.exists():

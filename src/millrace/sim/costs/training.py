@@ -1,4 +1,4 @@
-"""What an optimizer step costs: floating-point work over achieved peak, communication, imbalance, memory.
+"""Costs of an optimizer step: floating-point work over achieved peak, communication, imbalance, memory.
 
     step = max over ranks of [ work / (F MFU) ]  or the sharded weights' traffic, if that is longer,
            + the log-prob pass over the batch + the optimizer
@@ -42,7 +42,7 @@ class Training:
 
     Args:
         recompute      all activations are computed again in the backward pass
-        log_prob_pass  the trainer first computes the log-probs of the batch with the weights it has
+        log_prob_pass  the trainer first computes the log-probs of the batch with its present weights
     """
 
     model: ModelSizes
@@ -53,7 +53,7 @@ class Training:
     recompute: bool = True
     log_prob_pass: bool = False
     updates: int = 1  # optimizer steps that a batch is split into
-    epochs: int = 1  # how often it is gone through
+    epochs: int = 1  # passes over the batch
 
     @property
     def ranks(self) -> int:

@@ -1,8 +1,7 @@
-"""What a new version costs on its way to the replicas, per transport.
+"""Costs of moving a new version to the replicas, per transport.
 
-Every function answers with the same numbers: how long the trainer waits, how long until a replica may read,
-how long the replica reads while it goes on decoding, how long the replica waits, and how long the trainer
-digests while it goes on with its step.
+Every function returns the same times: the trainer's wait, the time until a replica may read, the replica's
+reading during decoding, the replica's wait, and the trainer's digest during its step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What simulated prompts, completions and rewards are like."""
+"""Simulated prompts, completions and rewards."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from millrace.sim.virtual.seeded import uniform
 class Workload:
     """Every draw is a pure function of its ids.
 
-    `quantum` real tokens count as one: a simulated run keeps every token of every trajectory, and long
-    completions in units of, say, 64 tokens take 64 times less. All lengths here are real tokens; what comes
-    out of the methods is units.
+    `quantum` real tokens count as one unit. A simulated run keeps every unit of every trajectory, so units
+    of, say, 64 tokens make long completions 64 times cheaper. Lengths in the fields are real tokens; the
+    methods return units.
     """
 
     prompt_tokens: tuple[int, int] = (8, 64)  # range, uniform
@@ -24,7 +24,7 @@ class Workload:
     failed_fraction: float = 0.0
     abstained_fraction: float = 0.0
     bad_prompt_fraction: float = 0.0
-    held_fraction: float = 0.0  # of the trajectories: their reward never answers
+    unanswered_fraction: float = 0.0  # of the trajectories: their reward never answers
     starved_fraction: float = 0.0  # their reward needs more memory than its worker may have
     quantum: int = 1
 
@@ -34,6 +34,6 @@ class Workload:
         return max(1, round(length / self.quantum))
 
     def completion_length(self, seed: int, trajectory_id: int, max_units: int) -> tuple[int, Finish]:
-        """Units of a whole completion and why it ends, wherever and however often it is resumed."""
+        """Units of a whole completion, and its end. Both are the same wherever the completion is resumed."""
         length = max(1, round(self.completion.draw(seed, trajectory_id) / self.quantum))
         return (length, Finish.STOP) if length <= max_units else (max_units, Finish.LENGTH)

@@ -1,7 +1,7 @@
-"""What must hold in every run, whatever goes wrong: checked at every event, every decision, and at the end.
+"""Invariants of every run under any faults, checked at every event, at every decision, and at the end.
 
-The promises are Millrace's, not those of one schedule; where a schedule decides (staleness, versions in one
-trajectory), its configuration is asked and not its code, which may be what is wrong.
+The promises are those of Millrace, not of one schedule. If a schedule decides (staleness, versions in one
+trajectory), the checks read its configuration and not its code, which may be wrong.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ margin."""
 
 
 class InvariantBroken(MillraceError, AssertionError):
-    """Millrace did what it promises never to do."""
+    """Millrace broke a promise."""
 
 
-def require(holds: bool, promise: str, **found: Any) -> None:
-    """Raises: InvariantBroken naming the promise and what was `found` instead."""
+def require(holds: bool, promise: str, **values: Any) -> None:
+    """Raises: InvariantBroken, which names the promise and the actual `values`."""
     if not holds:
-        values = ", ".join(f"{name}={value!r}" for name, value in found.items())
-        raise InvariantBroken(f"{promise}: {values}")
+        text = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        raise InvariantBroken(f"{promise}: {text}")
 
 
 class Invariants(Observer):
-    """Watches one run. A controller that resumes starts with a memory of what is durable only."""
+    """Watches one run. A controller that resumes remembers only what is durable."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._config, self._workload = scenario.config, scenario.workload
@@ -71,12 +71,12 @@ class Invariants(Observer):
         self._world = world
 
     def _begin_life(self) -> None:
-        self._held: dict[int, int] = {}  # trajectory -> its tokens at the last look
+        self._num_tokens: dict[int, int] = {}  # trajectory -> its tokens at the last look
         self._leases: dict[int, int] = {}
         self._restarted: set[int] = set()  # since the last look
         self._served: dict[str, tuple[int, int]] = {}  # replica -> (epoch, version)
         self._newest: dict[str, int] = {}  # of each host, at the last look
-        self._told: dict[str, int] = {}  # what each replica was pulling then
+        self._pulling: dict[str, int] = {}  # what each replica was pulling then
         self._rescues: dict[str, int] = {}  # replica -> older version that it was sent to fetch
         self._heard_s: dict[str, float] = {}  # replica -> its last report, or its start
         self._state: RunState | None = None
@@ -116,8 +116,8 @@ class Invariants(Observer):
         )
 
     def _on_report(self, event: dict[str, Any]) -> None:
-        """Where messages keep their order, a report tells of the version that the controller knows of. One
-        that leaves may still go to the version of a pull that nobody waits for any more."""
+        """Where messages keep their order, a report has the version that the controller knows. A replica that
+        leaves may still swap to the version of a pull for which nobody waits any more."""
         self._heard_s[event["replica"]] = clock.now()
         if self._state is None or not self._ordered:
             return
@@ -202,7 +202,7 @@ class Invariants(Observer):
 
     def _check_tokens(self, trajectory: Trajectory) -> None:
         tid, count = trajectory.trajectory_id, len(trajectory.columns)
-        before = self._held.get(tid, 0)
+        before = self._num_tokens.get(tid, 0)
         if tid in self._restarted:
             before = 0
         elif count == before:
@@ -225,7 +225,7 @@ class Invariants(Observer):
         require(versions == sorted(versions), "versions never fall along a trajectory", trajectory_id=tid)
         if not self._mixes:
             require(len(versions) <= 1, "one version per trajectory", trajectory_id=tid, versions=versions)
-        self._held[tid] = count
+        self._num_tokens[tid] = count
 
     def _check_groups(self, state: RunState) -> None:
         size = self._config.batch.group_size
@@ -247,7 +247,7 @@ class Invariants(Observer):
             )
 
     def _check_hosts(self, state: RunState) -> None:
-        """Versions never go back on a host, and nobody is told to pull what its host does not hold."""
+        """Versions never go back on a host, and no replica pulls a version that its host does not have."""
         self._newest = {host: newest for host, newest in self._newest.items() if host in state.relays}
         for host, relay in state.relays.items():
             before = self._newest.get(host, -1)
@@ -260,11 +260,16 @@ class Invariants(Observer):
             )
             self._newest[host] = relay.newest
         for replica in state.replicas.values():
-            told = replica.pulling
-            if told != self._told.get(replica.name, -1):
-                held = state.relays[replica.host].versions
-                require(told < 0 or told in held, "a replica pulls what its host holds", told=told, held=held)
-            self._told[replica.name] = told
+            version = replica.pulling
+            if version != self._pulling.get(replica.name, -1):
+                versions = state.relays[replica.host].versions
+                require(
+                    version < 0 or version in versions,
+                    "a replica pulls what its host holds",
+                    version=version,
+                    versions=versions,
+                )
+            self._pulling[replica.name] = version
 
     def _check_version(self, state: RunState, replica: ReplicaRecord) -> None:
         """Versions never go back on a replica, except for lost trajectories that no other replica can go on
@@ -307,7 +312,7 @@ class Invariants(Observer):
     # ------------------------------------------------------------ the end
 
     def on_end(self, ledger: SqliteLedger, world: World) -> None:
-        accounting, found, steps = ledger.accounting(), ledger.recover(), ledger.steps_after(0)
+        accounting, recovery, steps = ledger.accounting(), ledger.recover(), ledger.steps_after(0)
         require(accounting.balanced, "the accounts close", accounting=accounting)
         require(accounting.in_flight == 0, "nothing is in flight at the end", accounting=accounting)
         require(
@@ -315,8 +320,12 @@ class Invariants(Observer):
             "a bounded schedule lets no group grow too old",
             accounting=accounting,
         )
-        require(not found.unused_group_ids, "no prompt is passed over", group_ids=found.unused_group_ids)
-        require(found.version == self._config.steps, "the run makes all its steps", version=found.version)
+        require(
+            not recovery.unused_group_ids, "no prompt is passed over", group_ids=recovery.unused_group_ids
+        )
+        require(
+            recovery.version == self._config.steps, "the run makes all its steps", version=recovery.version
+        )
         final = next(iter(world.exports.values()), None)
         require(final is not None, "the final weights are exported")
         assert final is not None

@@ -1,7 +1,7 @@
 """The explorer of faults: thousands of seeded worlds, each a whole run of the real controller and ledger.
 
-A run in a broken world must either end as it should, every invariant kept, or stop because weights were
-corrupted on their way. A seed that does anything else is a failure, with the one command that replays it.
+A run in a world with faults must end with every invariant kept, or stop because of corrupted weights. Every
+other outcome is a failure, which names the command that replays the seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace.sim.simulation import simulate
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one seed. `problem` is empty where all is well; `digest` is of the event trace."""
+    """The result of one seed. `problem` is empty if the run is right; `digest` is of the event trace."""
 
     seed: int
     schedule: str
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What became of `count` seeds. The sums are over all of them."""
+    """The result of `count` seeds. The sums are over all seeds."""
 
     first_seed: int
     count: int
@@ -65,9 +65,10 @@ def explore(
 ) -> Exploration:
     """Run `count` worlds from `first_seed` on.
 
-    `jobs` processes share them (a script that asks for more than one needs an `if __name__ == "__main__"`).
-    `on_seed` is called for each in order. `config`: a user's own run instead of random small ones, shortened
-    to a few steps. `command` is how failures say that they are replayed.
+    `jobs` processes share the worlds (a script with more than one process needs an `if __name__ ==
+    "__main__"`). `on_seed` is called for each world in order. `config`: a user's run, shortened to a few
+    steps, instead of random small runs. `command`: the command line with which failures say how to replay
+    them.
     """
     seeds = range(first_seed, first_seed + count)
     verdicts = []
@@ -88,7 +89,7 @@ def explore(
 
 
 def try_seed(seed: int, *, config: Config | None = None, command: str = "millrace simulate") -> Verdict:
-    """Run one world. Every error is a problem, but for corrupted weights that were noticed."""
+    """Run one world. Every error is a problem, except that corrupted weights were noticed."""
     scenario = random_world(seed, config)
     schedule, promises = scenario.config.schedule.kind, Invariants(scenario)
     try:

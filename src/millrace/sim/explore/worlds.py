@@ -1,4 +1,4 @@
-"""Seeded random worlds: a small run of a random schedule, and everything that goes wrong in it."""
+"""Seeded random worlds: a small run of a random schedule, and its faults."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def small_config(
 
 
 def random_world(seed: int, config: Config | None = None) -> Scenario:
-    """World number `seed`. `config`: a user's own run, shortened, in place of a random one.
+    """World number `seed`. `config`: a user's run, shortened, instead of a random run.
 
-    Each kind of fault is present in some of the worlds only, so that a failing seed tells something.
+    Each kind of fault is in some of the worlds only, so that a failing seed is informative.
     """
     rng, hostile = random.Random(seed), random.Random(f"hostile {seed}")
     run, hosts = _random_config(rng, seed), random.Random(f"hosts {seed}").choice((1, 1, 2, 3))
@@ -97,7 +97,7 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
             failed_fraction=rng.choice((0.0, 0.05)),
             abstained_fraction=rng.choice((0.0, 0.05)),
             bad_prompt_fraction=rng.choice((0.0, 0.1)),
-            held_fraction=hostile.choice((0.0, 0.0, 0.0, 0.02)),
+            unanswered_fraction=hostile.choice((0.0, 0.0, 0.0, 0.02)),
             starved_fraction=hostile.choice((0.0, 0.0, 0.0, 0.02)),
         ),
         faults=_with_hostile(_random_faults(rng), hostile),
@@ -118,7 +118,7 @@ def _random_config(rng: random.Random, seed: int) -> Config:
 
 
 def crowded(config: Config) -> Config:
-    """With so much in flight that what one replica has left does not always fit onto one other."""
+    """With so many trajectories in flight that those of one replica do not always fit onto one other."""
     rollout = config.rollout.model_copy(update={"slots": 8})
     return config.model_copy(update={"batch": BatchShape(prompts=8, group_size=3), "rollout": rollout})
 

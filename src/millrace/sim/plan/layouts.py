@@ -2,8 +2,8 @@
 
 A layout says which devices train and which generate, in which parallel shape. Of a kind of device some train,
 some generate, the rest of a mixed cluster stays idle: replicas are equal, and so are the trainer's devices.
-The prediction is LlamaRL's max(train, generate) with the lengths' means; the simulator adds what that leaves
-out.
+The prediction is LlamaRL's max(train, generate) with mean lengths. The simulator adds the effects that the
+prediction leaves out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ TENSOR_PARALLEL = (1, 2, 4, 8, 16)
 MODEL_PARALLEL = (1, 2, 4, 8, 16, 32)
 SLOTS = (32, 64, 128, 256)
 SPLITS = 24
-"""Splits looked at between one trainer rank and all devices but one replica."""
+"""Number of splits tried between one trainer rank and all devices but one replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one optimizer step needs. Tokens are means of a sample; `longest` is the longest sequence."""
+    """The work of one optimizer step. Tokens are means of a sample; `longest` is the longest sequence."""
 
     samples: int
     prompt_tokens: float
@@ -67,8 +67,8 @@ class PlanLayout:
 def layouts(
     model: ModelSizes, devices: Mapping[Device, int], demand: Demand, dtypes: Sequence[str] = ("bf16",)
 ) -> list[PlanLayout]:
-    """All of them, the best prediction first; empty where the model does not fit."""
-    found = [
+    """All layouts that fit, the best prediction first; empty if the model does not fit."""
+    fitting = [
         layout
         for train_on, trainers in devices.items()
         for generate_on, generators in devices.items()
@@ -76,7 +76,7 @@ def layouts(
         for generation in _generations(model, generate_on, generators, demand, dtypes)
         for layout in _splits(training, generation, trainers, generators, demand)
     ]
-    return sorted(found, key=lambda layout: (layout.step_s, layout.train_s + layout.generate_s))
+    return sorted(fitting, key=lambda layout: (layout.step_s, layout.train_s + layout.generate_s))
 
 
 def train_s(training: Training, demand: Demand) -> float:
@@ -88,7 +88,7 @@ def train_s(training: Training, demand: Demand) -> float:
 
 
 def generate_s(generation: Generation, replicas: int, slots: int, demand: Demand) -> float:
-    """Seconds to decode the samples of a step with `slots` of them always in flight on each replica."""
+    """Seconds to decode the samples of a step with `slots` samples always in flight on each replica."""
     sample_s = generation.sample_s(slots, demand.prompt_tokens, demand.completion_tokens)
     prompts_s = generation.prefill_s(round(demand.prompt_tokens))
     return demand.samples / replicas * (sample_s + prompts_s / 2)

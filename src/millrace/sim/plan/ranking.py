@@ -28,7 +28,7 @@ from millrace.sim.setup import lengths_of
 
 LENGTH_DRAWS = 4096
 BUSY = 0.9
-"""A side that works this share of the time is a bottleneck."""
+"""A side that works for this share of the time is a bottleneck."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Theory:
 
 @dataclass(frozen=True)
 class Gain:
-    """What one more device of a kind would bring: relative throughput, and where it would go."""
+    """The gain from one more device of a kind: relative throughput, and the role of the device."""
 
     device: str
     throughput: float
@@ -67,25 +67,25 @@ class Plan:
 
 
 def plan(config: PlanConfig, on_simulated: Callable[[Simulated], None] = lambda one: None) -> Plan:
-    """Answer the question. `on_simulated` hears of each simulated candidate.
+    """Make a plan. `on_simulated` gets each simulated candidate.
 
     Raises: ConfigError: an unknown model or device, or nothing fits.
     """
     model, devices, demand = models.model(config.model), devices_of(config), demand_of(config)
-    found = layouts(model, devices, demand, config.search.dtypes)
+    fitting = layouts(model, devices, demand, config.search.dtypes)
 
     def run(candidate: Candidate) -> Simulated:
         one = simulate_candidate(config, candidate)
         on_simulated(one)
         return one
 
-    ranking = search(config, demand, found, run)
+    ranking = search(config, demand, fitting, run)
     best = ranking[0]
     return Plan(
         config=config,
         demand=demand,
         theory=[_theory(model, device, count, demand) for device, count in devices.items()],
-        num_layouts=len(found),
+        num_layouts=len(fitting),
         ranking=ranking,
         bottleneck=bottleneck(best.result),
         gains=gains(devices, demand, config, best),
@@ -93,7 +93,7 @@ def plan(config: PlanConfig, on_simulated: Callable[[Simulated], None] = lambda 
 
 
 def bottleneck(result: Result) -> str:
-    """Which side holds the others up, and what would help."""
+    """Names the slower side, and a remedy."""
     times = (
         f"the trainer waits {result.trainer_waits:.0%} of the time, replicas work {result.replica_busy:.0%}"
     )
@@ -108,19 +108,20 @@ def bottleneck(result: Result) -> str:
 
 
 def gains(devices: dict[Device, int], demand: Demand, config: PlanConfig, best: Simulated) -> list[Gain]:
-    """By prediction: with one device more the shapes stay and the split is made anew.
+    """Predicted gains. With one more device the shapes stay, and the split changes.
 
-    Continuous: a tenth of a replica counts. Where both sides are on one kind of device, the step is
-    (train + generate device-seconds) / devices; where each has its own kind, only the slower side gains.
+    The prediction is continuous: a tenth of a replica counts. If both sides use one kind of device, the step
+    takes (train + generate device-seconds) / devices. If each side has its own kind, only the slower side
+    gains.
     """
     layout = for_batch(best.candidate.layout, best.candidate.prompts, config, demand)
     trainer, generator = layout.training.device, layout.generation.device
-    found = []
+    results = []
     for device, count in devices.items():
         if device not in (trainer, generator):
-            found.append(Gain(device.name, 0.0, "idle in this plan"))
+            results.append(Gain(device.name, 0.0, "idle in this plan"))
         elif trainer == generator:
-            found.append(Gain(device.name, 1 / count, "both, at the best split"))
+            results.append(Gain(device.name, 1 / count, "both, at the best split"))
         else:
             mine, other = layout.train_s, layout.generate_s
             used, role = layout.training.devices, "training"
@@ -128,8 +129,8 @@ def gains(devices: dict[Device, int], demand: Demand, config: PlanConfig, best: 
                 mine, other = other, mine
                 used, role = layout.replicas * layout.generation.tensor_parallel, "generation"
             after = max(mine * used / (used + 1), other)
-            found.append(Gain(device.name, layout.step_s / after - 1, role))
-    return found
+            results.append(Gain(device.name, layout.step_s / after - 1, role))
+    return results
 
 
 # ---------------------------------------------------------------- the question
@@ -192,9 +193,9 @@ def problem_of(model: ModelSizes, device: Device, count: int, demand: Demand) ->
 
 
 def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
-    """The best candidate as the keys of a training configuration, laid over `base`.
+    """The best candidate as keys of a training configuration, merged into `base`.
 
-    Which device does what, and the transport, are in the plan's table only.
+    The assignment of devices and the transport are in the plan's table only.
     """
     best = plan.best.candidate
     training, generation = best.layout.training, best.layout.generation

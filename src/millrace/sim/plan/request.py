@@ -1,4 +1,4 @@
-"""What `millrace plan` is asked: a model, devices, lengths and a staleness budget."""
+"""The request of `millrace plan`: a model, devices, lengths and a staleness budget."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ from millrace.sim.report.measure import Result, Timeline, measure
 from millrace.sim.setup import scenario
 
 FASTER = 1.01
-"""Less than this factor is noise: the plan that was there first stays."""
+"""A smaller factor is noise, and the earlier plan stays."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout with everything that is free to choose beside it."""
+    """A layout, and the other choices of a plan."""
 
     layout: PlanLayout
     prompts: int
@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A candidate and what came of it; `tokens_per_s` is of the whole plan, not of its smaller image."""
+    """A candidate and its result. `tokens_per_s` is of the whole plan, not of its smaller image."""
 
     candidate: Candidate
     result: Result
@@ -55,13 +55,13 @@ class Simulated:
 
 
 def search(
-    config: PlanConfig, demand: Demand, found: Sequence[PlanLayout], run: Callable[[Candidate], Simulated]
+    config: PlanConfig, demand: Demand, layouts: Sequence[PlanLayout], run: Callable[[Candidate], Simulated]
 ) -> list[Simulated]:
-    """Simulated candidates, the fastest first. `found`: layouts, the best prediction first.
+    """Simulated candidates, the fastest first. `layouts` have the best prediction first.
 
     Raises: ConfigError: nothing fits.
     """
-    if not found:
+    if not layouts:
         raise ConfigError("no layout of this model on these devices fits in memory: take more devices")
     budget = config.search.simulations
     tried: dict[tuple[object, ...], Simulated] = {}
@@ -72,12 +72,12 @@ def search(
         return tried.get(candidate.key)
 
     best: Simulated | None = None
-    first = list(_starts(config, found))[: max(1, budget // 3)]
+    first = list(_starts(config, layouts))[: max(1, budget // 3)]
     for candidate in first:
         best = _faster(best, attempt(candidate))
     for moves in (_splits, _slots, _batches, _schedules, _transports):
         assert best is not None
-        for candidate in moves(config, demand, best.candidate, found):
+        for candidate in moves(config, demand, best.candidate, layouts):
             best = _faster(best, attempt(candidate))
     return sorted(tried.values(), key=lambda one: -one.tokens_per_s)
 
@@ -135,9 +135,9 @@ def _scale(layout: PlanLayout, prompts: int, replicas_max: int) -> int:
 # ---------------------------------------------------------------- candidates
 
 
-def _starts(config: PlanConfig, found: Sequence[PlanLayout]) -> Iterator[Candidate]:
+def _starts(config: PlanConfig, layouts: Sequence[PlanLayout]) -> Iterator[Candidate]:
     seen = set()
-    for layout in found:
+    for layout in layouts:
         kind = (
             layout.training.device.name,
             layout.generation.device.name,
@@ -156,13 +156,13 @@ def _schedule(config: PlanConfig) -> schedules.Schedule:
 
 
 def _splits(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
+    config: PlanConfig, demand: Demand, best: Candidate, layouts: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     """The same shapes with fewer and with more trainer devices."""
     here = best.layout
     same = [
         layout
-        for layout in found
+        for layout in layouts
         if layout.generation == here.generation
         and layout.training.device == here.training.device
         and layout.slots == here.slots
@@ -175,7 +175,7 @@ def _splits(
 
 
 def _slots(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
+    config: PlanConfig, demand: Demand, best: Candidate, layouts: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     here = best.layout
     for slots in slots_that_fit(here.generation, demand):
@@ -185,7 +185,7 @@ def _slots(
 
 
 def _batches(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
+    config: PlanConfig, demand: Demand, best: Candidate, layouts: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     for prompts in config.batch.prompts:
         if prompts != best.prompts:
@@ -203,7 +203,7 @@ def for_batch(layout: PlanLayout, prompts: int, config: PlanConfig, demand: Dema
 
 
 def _schedules(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
+    config: PlanConfig, demand: Demand, best: Candidate, layouts: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     """Laminar's rounds and repack: as derived, packed less densely, with rounds of twice the size, without
     repack; and trajectories of several versions."""
@@ -222,7 +222,7 @@ def _schedules(
 
 
 def _transports(
-    config: PlanConfig, demand: Demand, best: Candidate, found: Sequence[PlanLayout]
+    config: PlanConfig, demand: Demand, best: Candidate, layouts: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     for transport in config.search.transports:
         if transport != best.transport:

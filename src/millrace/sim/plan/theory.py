@@ -75,8 +75,8 @@ def solve_synchronous(problem: Problem) -> BestSynchronous:
     best: BestSynchronous | None = None
     for m in _sizes(problem):
         for train_batch in _powers(_batch_that_fits(problem, m, 5 * problem.weights, problem.activations)):
-            held = 5 * problem.weights + problem.activations * train_batch
-            for generate_batch in _powers(_batch_that_fits(problem, m, held, problem.kv)):
+            fixed = 5 * problem.weights + problem.activations * train_batch
+            for generate_batch in _powers(_batch_that_fits(problem, m, fixed, problem.kv)):
                 seconds = problem.train_s(train_batch, m) + problem.generate_s(generate_batch, m)
                 step_s = problem.samples / problem.devices * m * seconds
                 if best is None or step_s < best.step_s:

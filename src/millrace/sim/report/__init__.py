@@ -1,1 +1,1 @@
-"""What a simulated run achieved: numbers, comparisons of schedules, text."""
+"""Results of simulated runs: numbers, comparisons of schedules, text."""

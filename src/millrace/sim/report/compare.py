@@ -1,4 +1,4 @@
-"""Schedules compared on the same workload: means over seeds, with confidence intervals."""
+"""Compares schedules on the same workload: means over seeds, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRESETS: dict[str, Schedule] = {
     "millrace": Millrace(),
     "rlax": RLAX(reload_staleness=1, acceptance_staleness=4),
 }
-"""With the defaults of the configuration, but for `rlax`: its own is on-policy, so it gets the bound of the
+"""Presets with their default keys, except `rlax`: its default is on-policy, so it gets the bound of the
 others."""
 
 QUANTITIES = (
@@ -36,7 +36,7 @@ QUANTITIES = (
 )
 
 OF_BATCHES = ("fairness", "next")
-"""Quantities that a run of few steps, or of equal lengths, has not; see `core.fairness`."""
+"""Quantities that a run with few steps, or with equal lengths, lacks (`core.fairness`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonProgress:
-    """How far run `run` of `runs` is. One in another process tells of its end only, and of no events (0)."""
+    """The progress of run `run` of `runs`. A run in another process reports only its end, with 0 events."""
 
     schedule: str
     seed: int
@@ -69,16 +69,16 @@ class ComparisonProgress:
 
     @property
     def share(self) -> float:
-        """Of all steps of all runs, 0 to 1."""
+        """The share of all steps of all runs, 0 to 1."""
         return (self.run - 1 + self.version / self.steps) / self.runs
 
 
-Tell = Callable[[ComparisonProgress], None]
+OnProgress = Callable[[ComparisonProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One schedule: what each seed gave, and the timeline of the first."""
+    """One schedule: the result of each seed, and the timeline of the first."""
 
     name: str
     results: tuple[Result, ...]
@@ -88,7 +88,7 @@ class Comparison:
         return Interval.of([getattr(result, quantity) for result in self.results])
 
     def known(self, quantity: str) -> Interval | None:
-        """Of the seeds that have the quantity; None: none has."""
+        """The interval over the seeds that have the quantity; None: no seed has it."""
         values = [value for result in self.results if (value := getattr(result, quantity)) is not None]
         return Interval.of(values) if values else None
 
@@ -96,7 +96,7 @@ class Comparison:
 def schedules(names: Iterable[str]) -> dict[str, Schedule]:
     """Presets by name; `presets` stands for all of them.
 
-    Raises: ConfigError for an unknown one.
+    Raises: ConfigError: an unknown name.
     """
     chosen: dict[str, Schedule] = {}
     for name in names:
@@ -115,13 +115,14 @@ def compare(
     *,
     seeds: int,
     jobs: int = 1,
-    tell: Tell = lambda progress: None,
+    on_progress: OnProgress = lambda progress: None,
 ) -> list[Comparison]:
-    """Run every schedule on every seed. Seeds change lengths, latencies and failures, alike for all."""
+    """Run every schedule on every seed. A seed draws lengths, latencies and failures, the same for all
+    schedules."""
     scenarios = [
         _scenario(base, schedule, base.seed + seed) for schedule in names.values() for seed in range(seeds)
     ]
-    outcomes = list(_run(scenarios, jobs, tell))
+    outcomes = list(_run(scenarios, jobs, on_progress))
     rows = (outcomes[i : i + seeds] for i in range(0, len(outcomes), seeds))
     return [
         Comparison(name, tuple(result for result, _ in row), row[0][1])
@@ -134,17 +135,19 @@ def _scenario(base: Scenario, schedule: Schedule, seed: int) -> Scenario:
     return replace(base, config=config, seed=seed)
 
 
-def _run(scenarios: Sequence[Scenario], jobs: int, tell: Tell) -> Iterator[tuple[Result, Timeline]]:
-    def tell_of(index: int, version: int, virtual_s: float, num_events: int) -> None:
+def _run(
+    scenarios: Sequence[Scenario], jobs: int, on_progress: OnProgress
+) -> Iterator[tuple[Result, Timeline]]:
+    def report(index: int, version: int, virtual_s: float, num_events: int) -> None:
         config, seed = scenarios[index].config, scenarios[index].seed
         place = (config.schedule.kind, seed, index + 1, len(scenarios))
-        tell(ComparisonProgress(*place, version, config.steps, virtual_s, num_events))
+        on_progress(ComparisonProgress(*place, version, config.steps, virtual_s, num_events))
 
     if jobs == 1:
         for index, scenario in enumerate(scenarios):
-            yield measure(scenario, partial(tell_of, index))
+            yield measure(scenario, partial(report, index))
         return
     with process_pool(jobs) as pool:
         for index, (result, timeline) in enumerate(pool.map(measure, scenarios)):
-            tell_of(index, scenarios[index].config.steps, result.virtual_s, 0)
+            report(index, scenarios[index].config.steps, result.virtual_s, 0)
             yield result, timeline

@@ -1,4 +1,4 @@
-"""What a simulated run achieved, gathered from its events as they happen."""
+"""Results of a simulated run, collected from its events."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from millrace.core.fairness import LengthMoments, fairness, next_correlation
 from millrace.sim.simulation import Observer, Scenario, simulate
 
 BATCHES_MIN = 8
-"""Fewer batches tell no fairness: of random ones it has a standard error of sqrt(2 / 7) = 0.53 then, and less
-over several seeds."""
+"""Fewer batches have no fairness. Of 8 random batches, fairness has a standard error of sqrt(2 / 7) = 0.53,
+and less over several seeds."""
 
 
-Tell = Callable[[int, float, int], None]
+OnProgress = Callable[[int, float, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """One report of a replica. `busy` and `kv` are fractions, `busy` since its report before."""
+    """One report of a replica. `busy` and `kv` are fractions, `busy` since the previous report."""
 
     time_s: float
     version: int
@@ -33,7 +33,7 @@ class ReplicaSample:
 
 @dataclass(frozen=True, slots=True)
 class TimedWork:
-    """The trainer, or a replica, did something from `start_s` to `end_s`."""
+    """Work of the trainer or of a replica from `start_s` to `end_s`."""
 
     start_s: float
     end_s: float
@@ -43,7 +43,7 @@ class TimedWork:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A run in its steady part. Fractions are of time; tokens are real ones, whatever the run's unit.
+    """The steady part of a run. Fractions are of time; tokens are real tokens, not units.
 
     `staleness` is the share of trained tokens by staleness in versions. `fairness` and `next` are
     `core.fairness`'s over the batches that count, from `BATCHES_MIN` of them on.
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(slots=True)
 class Timeline:
-    """What everybody did when: reports of each replica, and the trainer's spans."""
+    """The reports of each replica, and the spans of the trainer."""
 
     samples: dict[str, list[ReplicaSample]] = field(default_factory=dict)
     trainer: list[TimedWork] = field(default_factory=list)
@@ -83,12 +83,14 @@ class Timeline:
 
 
 class Measure(Observer):
-    """Watches one run, and counts its steps from the one after `first` to `last`: before that the pipeline
-    fills, after that nothing new starts."""
+    """Watches one run, and counts its steps from the one after `first` to `last`: before those steps the
+    pipeline fills, and after them nothing new starts."""
 
-    def __init__(self, scenario: Scenario, first: int, last: int, tell: Tell | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, first: int, last: int, on_progress: OnProgress | None = None
+    ) -> None:
         self._scenario, self._first, self._last = scenario, first, last
-        self._tell, self._num_events = tell, 0
+        self._on_progress, self._num_events = on_progress, 0
         self.timeline = Timeline()
         self._steps: list[Event] = []
         self._counts: Counter[str] = Counter()
@@ -131,8 +133,8 @@ class Measure(Observer):
         self._steps.append(event)
         self._span("step", event.time_s, event.fields["step_s"], event.fields["version"])
         version = event.fields["version"]
-        if self._tell is not None:
-            self._tell(version, event.time_s, self._num_events)
+        if self._on_progress is not None:
+            self._on_progress(version, event.time_s, self._num_events)
         if version == self._first:
             self._started_s, self._from = event.time_s, dict(self._load)
         if version <= self._last:
@@ -196,9 +198,9 @@ def window(scenario: Scenario) -> tuple[int, int]:
     return first, max(steps - margin, first + max(1, steps // 3))
 
 
-def measure(scenario: Scenario, tell: Tell | None = None) -> tuple[Result, Timeline]:
-    """Simulate, and say what came of it. `tell` hears of each step: its version, the virtual time in seconds,
-    and the number of events so far."""
-    watch = Measure(scenario, *window(scenario), tell)
+def measure(scenario: Scenario, on_progress: OnProgress | None = None) -> tuple[Result, Timeline]:
+    """Simulate, and return the result. `on_progress` gets each step: its version, the virtual time in
+    seconds, and the number of events so far."""
+    watch = Measure(scenario, *window(scenario), on_progress)
     outcome = simulate(scenario, watch)
     return watch.result(outcome.wall_s), watch.timeline

@@ -1,4 +1,4 @@
-"""A simulated run as lines of text: what the trainer and each replica did when."""
+"""A simulated run as lines of text: the work of the trainer and of each replica over time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STEP, PUBLISH, WAIT = "█", "p", "·"
 def timeline_lines(timeline: Timeline, *, width: int = 72) -> list[tuple[str, str]]:
     """(who, bar) of the trainer, a scale of versions, and up to `REPLICAS_SHOWN` replicas.
 
-    A column is the same stretch of time in every bar. The trainer's shows what it mostly did; a replica's the
-    fraction of time in which it decoded. Empty where nothing happened.
+    A column is the same interval of time in every bar. The trainer's bar shows its main work; a replica's bar
+    shows the fraction of time in which the replica decoded. Empty if nothing happened.
     """
     spans = timeline.trainer
     if not spans:

@@ -1,4 +1,4 @@
-"""What a comparison of schedules comes to, in words."""
+"""The conclusion of a comparison of schedules, in words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from millrace.sim.report.compare import Comparison
 
 BUSY = 0.9
-"""From here on a side works all the time."""
+"""A side that works for this share of the time, or more, counts as always busy."""
 
 
-def verdict(found: Sequence[Comparison]) -> Iterator[str]:
-    """One sentence each: who is the fastest, how sure that is, and what holds it back."""
-    ranked = sorted(found, key=_speed, reverse=True)
+def verdict(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Sentences: the fastest schedule, the certainty of that, and its bottleneck."""
+    ranked = sorted(comparisons, key=_speed, reverse=True)
     best = ranked[0]
     rate = best.estimate("trained_tokens_per_s")
     stale = best.estimate("staleness_mean").mean

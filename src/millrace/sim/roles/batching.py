@@ -1,9 +1,9 @@
-"""Continuous batching, computed instead of run: whole stretches of decode steps at a time.
+"""Continuous batching, computed instead of run: many decode steps at a time.
 
-Between two events (a completion, a submission, a swap) the batch is constant and its KV grows evenly. So a
-stretch of n steps takes n t + g n (n - 1) / 2 seconds, and n after a time is the root of that equation. Time
-is an argument; nothing here waits. `_clock_s` is the engine's own time: the end of the last step, prefill or
-swap that has begun. Work begun before `now` may end after it.
+Between two events (a completion, a submission, a swap) the batch is constant and its KV grows evenly. So n
+steps take n t + g n (n - 1) / 2 seconds, and the number of steps after a time is the root of that equation.
+Time is an argument; nothing here waits. `_clock_s` is the engine's time: the end of the last step, prefill or
+swap that has begun. Work that began before `now` may end after `now`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from millrace.sim.costs.interface import CostModel
 from millrace.sim.costs.workload import Workload
 
 LOGPROB = -1.0
-"""Of every simulated token. Token ids are positions."""
+"""The log-prob of every simulated token. Token ids are positions."""
 _POSITIONS, _LOGPROBS = array("i"), array("f")
 HEADROOM = 0.05
-"""Of KV memory that a paged engine keeps free for the growth of what runs when it lets another sequence
-in."""
+"""Fraction of KV memory that a paged engine keeps free, for the growth of running sequences, when another
+sequence enters."""
 
 
 class _Request:
-    """One trajectory on this engine. While it runs it holds `origin` + (steps the engine has made) tokens."""
+    """One trajectory on this engine. While the trajectory runs, it has `origin` + (steps of the engine)
+    tokens."""
 
-    __slots__ = ("end", "finish", "held", "mark", "origin", "running", "spans", "told", "work")
+    __slots__ = ("end", "finish", "mark", "num_reported", "num_tokens", "origin", "running", "spans", "work")
 
     def __init__(self, work: Work, end: int, finish: Finish) -> None:
         self.work, self.end, self.finish = work, end, finish
-        self.held = self.told = self.mark = len(work.tokens)
+        self.num_tokens = self.num_reported = self.mark = len(work.tokens)
         self.spans: list[tuple[int, int, int]] = []  # (version, start, end) of earlier versions
         self.origin = 0
         self.running = False
@@ -45,26 +46,26 @@ class _Request:
 
     @property
     def finished(self) -> bool:
-        return self.held >= self.end
+        return self.num_tokens >= self.end
 
     def ends_at(self, step: int) -> bool:
-        """Does it run, and is that the engine's step which completes it?"""
+        """Whether the trajectory runs, and the engine's step `step` completes it."""
         return self.running and self.end - self.origin == step
 
     def close_span(self, version: int) -> None:
-        """What follows is sampled under another version."""
-        if self.held > self.mark:
-            self.spans.append((version, self.mark, self.held))
-            self.mark = self.held
+        """Later tokens are sampled under another version."""
+        if self.num_tokens > self.mark:
+            self.spans.append((version, self.mark, self.num_tokens))
+            self.mark = self.num_tokens
 
     def progress(self, since: int, version: int) -> Progress:
         """Tokens from `since` on."""
         columns = TokenColumns()
         columns.runs = [(under, end - max(since, start)) for under, start, end in self.spans if end > since]
-        if self.held > max(self.mark, since):
-            columns.runs.append((version, self.held - max(self.mark, since)))
-        if self.held > since:
-            columns.tokens, columns.logprobs = _text(since, self.held)
+        if self.num_tokens > max(self.mark, since):
+            columns.runs.append((version, self.num_tokens - max(self.mark, since)))
+        if self.num_tokens > since:
+            columns.tokens, columns.logprobs = _text(since, self.num_tokens)
         finish = self.finish if self.finished else None
         return Progress(self.work.trajectory_id, self.work.lease, since, columns, finish)
 
@@ -81,8 +82,9 @@ class BatchingEngine:
     """An engine with `slots` decode slots and room for `kv_capacity_tokens`.
 
     A sequence enters a slot when its largest possible KV fits. Its prompt is prefilled once for all
-    members of its group that run together. `paged`: it enters when the KV it has fits; when memory runs
-    out the sequence that entered last waits again, and its KV is computed anew (vLLM, arXiv:2309.06180).
+    members of its group that run together. `paged`: a sequence enters when its present KV fits. When
+    memory runs out, the sequence that entered last waits again, and its KV is computed again (vLLM,
+    arXiv:2309.06180).
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class BatchingEngine:
 
     @property
     def quiet(self) -> bool:
-        """Nothing to do and nothing to tell."""
+        """Nothing to do and nothing to report."""
         return not (self._waiting or self._running or self._finished)
 
     @property
@@ -122,7 +124,7 @@ class BatchingEngine:
 
     @property
     def has_finished(self) -> bool:
-        """Something completed that was not collected yet."""
+        """A completed sequence was not collected yet."""
         return bool(self._finished)
 
     # -------------------------------------------------------- commands
@@ -163,22 +165,22 @@ class BatchingEngine:
         return done
 
     def collect(self, now_s: float, slowdown: float, *, unfinished: bool = True) -> list[Progress]:
-        """What is new since it was last collected; of completed sequences only unless `unfinished`."""
+        """Progress since the last collection, of completed sequences only unless `unfinished`."""
         self.advance(now_s, slowdown)
-        news = [sequence.progress(sequence.told, self.version) for sequence in self._finished]
+        news = [sequence.progress(sequence.num_reported, self.version) for sequence in self._finished]
         self._finished.clear()
         for sequence in self._running.values() if unfinished else ():
-            sequence.held = sequence.origin + self._steps
-            if sequence.held > sequence.told:
-                news.append(sequence.progress(sequence.told, self.version))
-                sequence.told = sequence.held
+            sequence.num_tokens = sequence.origin + self._steps
+            if sequence.num_tokens > sequence.num_reported:
+                news.append(sequence.progress(sequence.num_reported, self.version))
+                sequence.num_reported = sequence.num_tokens
         return news
 
     def completes_s(self, slowdown: float) -> float:
-        """When the next sequence completes if nothing changes until then; infinity where none runs."""
+        """When the next sequence completes if nothing changes until then; infinity if no sequence runs."""
         if not self.decoding:
             return math.inf
-        return self._clock_s + _stretch_s(self._ends_first(), *self._pace(slowdown))
+        return self._clock_s + _steps_s(self._ends_first(), *self._pace(slowdown))
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
@@ -197,7 +199,7 @@ class BatchingEngine:
     # -------------------------------------------------------- time
 
     def stall(self, seconds: float) -> None:
-        """What runs waits that long."""
+        """Running sequences wait for `seconds`."""
         if self.decoding:
             self._clock_s += seconds
             self._idle_s += seconds
@@ -235,7 +237,7 @@ class BatchingEngine:
         return self._step_s[batch] * slowdown + self._kv_tokens * kv_token_s, batch * kv_token_s
 
     def _decode(self, steps: int, step_s: float, growth_s: float) -> None:
-        seconds = _stretch_s(steps, step_s, growth_s)
+        seconds = _steps_s(steps, step_s, growth_s)
         self._clock_s += seconds
         self._busy_s += seconds
         self._steps += steps
@@ -273,8 +275,8 @@ class BatchingEngine:
     def _has_room(self, sequence: _Request) -> bool:
         if not self._paged:
             return self._kv_reserved + sequence.kv_tokens_max <= self._kv_capacity
-        held = len(sequence.work.prompt) + sequence.held
-        return self._kv_tokens + held <= (1.0 - HEADROOM) * self._kv_capacity
+        num_tokens = len(sequence.work.prompt) + sequence.num_tokens
+        return self._kv_tokens + num_tokens <= (1.0 - HEADROOM) * self._kv_capacity
 
     def _kv_steps(self) -> int:
         """Decode steps until KV memory is full."""
@@ -285,28 +287,28 @@ class BatchingEngine:
         self._waiting = {trajectory_id: self._leave(trajectory_id), **self._waiting}
 
     def _enter(self, sequence: _Request, slowdown: float) -> None:
-        """Into a slot, its KV computed: all of it, or without the prompt that a running member has."""
+        """Put a sequence into a slot and compute its KV, without the prompt if a running member has it."""
         work = sequence.work
         shared = len(work.prompt) if self._groups[work.group_id] else 0
-        count = len(work.prompt) + sequence.held - shared
+        count = len(work.prompt) + sequence.num_tokens - shared
         seconds = self._costs.prefill_s(count, shared) * slowdown
         self._clock_s += seconds
         self._busy_s += seconds
         self._prefilled += count
         self._groups[work.group_id] += 1
-        self._kv_tokens += len(work.prompt) + sequence.held
+        self._kv_tokens += len(work.prompt) + sequence.num_tokens
         self._kv_reserved += sequence.kv_tokens_max
         self._running[work.trajectory_id] = sequence
-        sequence.running, sequence.origin = True, sequence.held - self._steps
+        sequence.running, sequence.origin = True, sequence.num_tokens - self._steps
         self._entered += 1
         heappush(self._ends, (sequence.end - sequence.origin, self._entered, sequence))
 
     def _leave(self, trajectory_id: int) -> _Request:
-        """Out of its slot. The heap keeps its entry until the entry is the first."""
+        """Take a sequence out of its slot. The heap keeps its entry until the entry is the first."""
         sequence = self._running.pop(trajectory_id)
         work = sequence.work
-        sequence.held, sequence.running = sequence.origin + self._steps, False
-        self._kv_tokens -= len(work.prompt) + sequence.held
+        sequence.num_tokens, sequence.running = sequence.origin + self._steps, False
+        self._kv_tokens -= len(work.prompt) + sequence.num_tokens
         self._kv_reserved -= sequence.kv_tokens_max
         self._groups[work.group_id] -= 1
         if not self._groups[work.group_id]:
@@ -325,7 +327,7 @@ class BatchingEngine:
         return None
 
 
-def _stretch_s(steps: int, step_s: float, growth_s: float) -> float:
+def _steps_s(steps: int, step_s: float, growth_s: float) -> float:
     return steps * step_s + growth_s * steps * (steps - 1) / 2
 
 

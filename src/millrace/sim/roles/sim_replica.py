@@ -1,4 +1,4 @@
-"""A simulated replica: the shell around a `BatchingEngine` that gives it time, reports and weights."""
+"""A simulated replica: a shell that gives a `BatchingEngine` time, reports and weights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from millrace.sim.roles.world import World
 from millrace.sim.virtual.faults import pace
 
 ROUNDING_S = 1e-6
-"""Added to a computed instant, so that what is due then has happened."""
+"""Added to a computed time, so that everything due at that time has happened."""
 QUIET_REPORT_S = 1.0
-"""A replica with nothing to do reports this often, or with every report of a busy one if those are rarer."""
+"""Interval between reports of an idle replica, or the interval of a busy replica if that is longer."""
 
 
 class SimReplica:
     """One engine's worth of simulated decoding. One timer per report, none per token.
 
-    `progress_interval_s`: how often reports tell of unfinished trajectories; None: each does.
-    `slice_s`: decode in slices of this length, as real replicas do: commands take effect between two, and
-    what completed is reported at the end of one, whose pace was settled at its beginning. 0: commands take
-    effect at once, and completions are reported with the next report.
+    `progress_interval_s`: the interval between reports with unfinished trajectories; None: each report has
+    them. `slice_s`: decode in slices of this length, as real replicas do. Commands take effect between two
+    slices. Completions are reported at the end of a slice, whose speed is fixed at its beginning. 0: commands
+    take effect at once, and completions are in the next report.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SimReplica:
         self._slice_s, self._contention = slice_s, 1.0
         self._between_slices = asyncio.Event()
         self._between_slices.set()
-        self._progress_interval_s, self._told_s = progress_interval_s or 0.0, 0.0
+        self._progress_interval_s, self._progress_s = progress_interval_s or 0.0, 0.0
         self._engine = BatchingEngine(
             slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload, paged=paged
         )
@@ -59,7 +59,7 @@ class SimReplica:
         self._leaving = False
 
     def notice(self) -> None:
-        """Its host goes away."""
+        """The replica learns that its host goes away."""
         self._leaving = True
         self._submitted.set()
 
@@ -67,8 +67,8 @@ class SimReplica:
         while True:
             await self._until_report()
             now_s = clock.now()
-            unfinished = now_s >= self._told_s + self._progress_interval_s
-            self._told_s = now_s if unfinished else self._told_s
+            unfinished = now_s >= self._progress_s + self._progress_interval_s
+            self._progress_s = now_s if unfinished else self._progress_s
             progress = self._engine.collect(now_s, self._slowdown(), unfinished=unfinished)
             if progress:
                 await self._hand_over()
@@ -108,7 +108,7 @@ class SimReplica:
                 return
 
     async def _slice(self) -> None:
-        """Ends early where nothing is left to decode."""
+        """Ends early if nothing is left to decode."""
         self._engine.advance(clock.now(), self._slowdown())
         self._contention = self._costs.contention if self._world.training else 1.0
         end_s = clock.now() + self._slice_s
@@ -147,10 +147,10 @@ class SimReplica:
 
     async def _copy(self, version: int, endpoint: Endpoint) -> str:
         """Read a slot that may be overwritten meanwhile."""
-        staged = self._world.shelf(endpoint.path).staged(version)
+        staged = self._world.slots_at(endpoint.path).staged(version)
         await asyncio.sleep(self._costs.pull_s * pace.get()())
         try:
-            copied = self._world.read(self._world.shelf(endpoint.path).staged(version))
+            copied = self._world.read(self._world.slots_at(endpoint.path).staged(version))
         except UnknownVersionError as error:
             raise TornVersionError(f"version {version} was overwritten while it was read: {error}") from error
         if copied != staged:

@@ -1,4 +1,4 @@
-"""A simulated environment: prompts and scores as pure functions of their ids."""
+"""A simulated reward worker: prompts and scores as pure functions of their ids."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from millrace.sim.virtual.seeded import uniform
 
 
 class SimRewardWorker:
-    """Holds no state, so any instance answers for any group.
+    """A worker without state, so any instance can serve any group.
 
-    It scores one completion at a time. With `parallel` it simulates a pool of sandboxes that begin all
-    requests of a call at once.
+    The worker scores one completion at a time. With `parallel` it simulates a pool of sandboxes that begin
+    all requests of a call at once.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class SimRewardWorker:
             yield request.trajectory_id, self._score(request)
 
     async def _misbehave(self, request: ScoreRequest) -> None:
-        """Whatever this worker was asked to score after it waits, or is scored by another."""
+        """Misbehave if the workload says so. Later requests wait, or another worker scores them."""
         u, workload = uniform(self._seed, "misbehave", request.trajectory_id), self._workload
-        if u < workload.held_fraction:
+        if u < workload.unanswered_fraction:
             await asyncio.Event().wait()
-        if u < workload.held_fraction + workload.starved_fraction:
+        if u < workload.unanswered_fraction + workload.starved_fraction:
             raise OutOfMemory("simulated: the reward raised MemoryError")
 
     def _prompt(self, group_id: int) -> Prompt | BadPrompt:

@@ -30,13 +30,13 @@ class _Copy:
 
     endpoint: Endpoint
     published: Published
-    shelf: SimulatedSlots
+    slots: SimulatedSlots
     digested_s: float
     whole: bool = False
 
 
 class SimTrainer:
-    """Applies batches in order. Only what it saved in `world` survives it."""
+    """Applies batches in order. Only its checkpoints in `world` survive it."""
 
     def __init__(self, world: World, *, costs: CostModel = Costs()) -> None:
         self._world, self._costs = world, costs
@@ -84,17 +84,17 @@ class SimTrainer:
             (endpoint,) = endpoints  # it simulates a trainer of one host
             if self._is_repeat(endpoint, weights.version):
                 return
-            shelf = self._world.shelf(endpoint.path)
-            shelf.begin_write(weights.version)
+            slots = self._world.slots_at(endpoint.path)
+            slots.begin_write(weights.version)
             await self._spend(costs.publish_s)
             published = Published(
                 weights.version, weights.digest, costs.weights_bytes, costs.publish_s, costs.digest_s
             )
             digested_s = clock.now() + costs.digest_s * pace.get()()
-            self._copy = _Copy(endpoint, published, shelf, digested_s)
+            self._copy = _Copy(endpoint, published, slots, digested_s)
 
     def _is_repeat(self, endpoint: Endpoint, version: int) -> bool:
-        """A slot that is written again would be torn for its readers."""
+        """Whether the slot has the version already. Writing it again would tear it for its readers."""
         copy = self._copy
         return copy is not None and (copy.endpoint, copy.published.version) == (endpoint, version)
 
@@ -106,13 +106,13 @@ class SimTrainer:
         return copy.published
 
     async def _digested(self) -> None:
-        """Updates wait for it too."""
+        """Wait for the digest, for which updates wait too."""
         if (copy := self._copy) is None:
             return
         await asyncio.sleep(copy.digested_s - clock.now())
         if not copy.whole:
             copy.whole = True
-            copy.shelf.write(copy.published.version, self._world.written(copy.published.digest))
+            copy.slots.write(copy.published.version, self._world.written(copy.published.digest))
 
     async def checkpoint(self, directory: str) -> None:
         async with self._turn:

@@ -1,6 +1,6 @@
-"""What outlives a simulated process: the host's weight slots and its disk.
+"""State that outlives a simulated process: the slots of the relays and the disk.
 
-One `World` is shared by all roles of a run, passed to each as a constructor argument.
+All roles of a run share one `World`, which each gets as a constructor argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millrace.sim.virtual.seeded import stream
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Simulated weights are all that they were trained on: equal histories, equal digests.
+    """Simulated weights are the history of their training. Equal histories have equal digests.
 
     `trained` has the trajectory ids of each step.
     """
@@ -48,15 +48,15 @@ class SimulatedSlots:
         self._written: dict[int, str] = {}  # version -> digest
         self._staged: set[int] = set()
         self.arriving: dict[int, float] = {}  # version from another host -> when all of it will be here
-        self.news = Pulse()  # something is here, or arrives, or nothing will any more
+        self.news = Pulse()  # fires at a new version, at its arrival, and at the end of the relay
 
     @property
-    def held(self) -> list[int]:
+    def versions(self) -> list[int]:
         """Complete versions, oldest first."""
         return sorted(self._staged)
 
     def begin_write(self, version: int) -> None:
-        """The slot of `version`, or else that of the oldest version, is torn if none is free."""
+        """Tear the slot of `version`, or the slot of the oldest version if no slot is free."""
         if version not in self._written and len(self._written) == self._slots:
             self._tear(min(self._written))
         self._tear(version)
@@ -79,7 +79,7 @@ class SimulatedSlots:
         self.news.fire()
 
     def arrives_s(self, version: int, digest: str, now_s: float) -> float | None:
-        """From when on another relay can have all of it; None: it is not here, nor coming."""
+        """When the whole version is here for other relays; None: it is neither here nor arriving."""
         if version in self._staged and self._written[version] == digest:
             return now_s
         return self.arriving.get(version)
@@ -87,19 +87,19 @@ class SimulatedSlots:
     def staged(self, version: int) -> str:
         """Raises: UnknownVersionError."""
         if version not in self._staged:
-            raise UnknownVersionError(f"version {version} is not held; held: {self.held}")
+            raise UnknownVersionError(f"version {version} is not held; held: {self.versions}")
         return self._written[version]
 
 
 class World:
-    """Shelves by endpoint path, checkpoints and exports by path. `num_corrupted`: what `corruption` hit.
+    """Slots by endpoint path, checkpoints and exports by path. `num_corrupted` counts corrupted copies.
     `training`: a trainer computes."""
 
     def __init__(
         self, *, seed: int = 0, corruption: Corruption = Corruption(), poisonous: float = 0.0
     ) -> None:
-        self.shelves: dict[str, SimulatedSlots] = {}
-        self.addresses: dict[str, str] = {}  # of relays: the path of the shelf that is served there
+        self.slots_by_path: dict[str, SimulatedSlots] = {}
+        self.addresses: dict[str, str] = {}  # of relays: address -> path of their slots
         self.checkpoints: dict[str, History] = {}
         self.exports: dict[str, History] = {}
         self.num_corrupted = 0
@@ -109,11 +109,11 @@ class World:
         self._corruption, self._rng = corruption, stream(seed, "corruption")
 
     def written(self, digest: str) -> str:
-        """What is in a slot into which weights with this digest were copied."""
+        """The digest of a slot after weights with `digest` were copied into it."""
         return self._perhaps_corrupted(digest, self._corruption.written)
 
     def read(self, digest: str) -> str:
-        """What a replica holds that copied a slot with this digest."""
+        """The digest of a replica's copy of a slot with `digest`."""
         return self._perhaps_corrupted(digest, self._corruption.read)
 
     def _perhaps_corrupted(self, digest: str, probability: float) -> str:
@@ -128,15 +128,15 @@ class World:
             return False
         return stream(self._seed, "poison", trajectory_id).random() < self._poisonous
 
-    def open_shelf(self, slots: int) -> str:
-        """A new shelf's path; never the path of an earlier one."""
+    def open_slots(self, num_slots: int) -> str:
+        """Opens slots and returns their path, which no earlier slots had."""
         self._opened += 1
         path = f"sim/slots-{self._opened}"
-        self.shelves[path] = SimulatedSlots(slots)
+        self.slots_by_path[path] = SimulatedSlots(num_slots)
         return path
 
-    def shelf(self, path: str) -> SimulatedSlots:
-        """Raises: UnknownVersionError when its relay is gone."""
-        if path not in self.shelves:
+    def slots_at(self, path: str) -> SimulatedSlots:
+        """Raises: UnknownVersionError: the relay of these slots is gone."""
+        if path not in self.slots_by_path:
             raise UnknownVersionError(f"nothing is open at {path}: the relay that opened it is gone")
-        return self.shelves[path]
+        return self.slots_by_path[path]

@@ -1,1 +1,1 @@
-"""Virtual time: the event loop, workers and messages, seeded faults, the digest of what happened."""
+"""Virtual time: the event loop, workers and messages, seeded faults, a digest of all events."""

@@ -1,7 +1,7 @@
-"""What goes wrong in a simulated run, as data. The same data and seed give the same faults.
+"""Faults of a simulated run, as data. The same data and seed give the same faults.
 
 `workers` is a shell pattern over worker names: `replica-*`, `trainer`, `*`. Times are seconds of
-virtual time. A fault names what the world does to a worker, never what the worker does about it.
+virtual time. A fault is an action of the world on a worker, never the reaction of the worker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Whichever incarnation is alive at `at_s` dies."""
+    """The incarnation that is alive at `at_s` dies."""
 
     workers: str
     at_s: float
@@ -43,7 +43,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Whichever incarnation is alive at `at_s` is told that its host goes away, and dies `grace_s` later."""
+    """The incarnation that is alive at `at_s` learns that its host goes away, and dies `grace_s` later."""
 
     workers: str
     at_s: float
@@ -93,9 +93,11 @@ class Lag:
 @dataclass(frozen=True, slots=True)
 class Partitions:
     """Every incarnation is cut off once, after an exponential time with mean `mtbf_s`, for a time drawn
-    from `lasts_s`. It keeps running; what it sends and is sent arrives when the cut is over.
+    from `lasts_s`. The incarnation keeps running; its messages, in both directions, arrive when the cut is
+    over.
 
-    A kill does not reach it either: its handle is dead at once, and the incarnation runs on until then.
+    A kill does not reach the incarnation either: its handle is dead at once, and the incarnation runs on to
+    the end of the cut.
     """
 
     workers: str
@@ -104,18 +106,18 @@ class Partitions:
 
 
 class Fate(Enum):
-    """What becomes of one call."""
+    """The fate of one call."""
 
     FINE = "fine"
     LOST = "lost"  # the request never arrives
     UNANSWERED = "unanswered"  # it is executed, its answer never arrives
     DOUBLED = "doubled"  # it arrives twice and is executed twice; the first execution answers
-    OVERTAKEN = "overtaken"  # request and answer leave the queue: others pass them, and they others
+    OVERTAKEN = "overtaken"  # request and answer leave the queue, so the order of messages changes
 
 
 @dataclass(frozen=True, slots=True)
 class Mishaps:
-    """What happens to calls, each with its probability; at most one thing a call. Streams are reliable.
+    """Probabilities of faults of a call. A call has at most one fault. Streams are reliable.
 
     `overtaken_s` is the longest extra delay of a request or answer that left its queue.
     """
@@ -151,7 +153,7 @@ class ClockJump:
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """Bytes change while they are copied: in a slot that is `written`, in a replica's copy that is `read`."""
+    """Probabilities that bytes change in a copy: in a slot (`written`), in a replica's copy (`read`)."""
 
     written: float = 0.0
     read: float = 0.0
@@ -159,7 +161,7 @@ class Corruption:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """All that goes wrong. By default nothing does, and starts and deaths take a moment."""
+    """All faults. By default there are none, and starts and deaths take a moment."""
 
     crashes: tuple[Crash, ...] = ()
     notices: tuple[Notice, ...] = ()
@@ -185,7 +187,7 @@ class Faults:
         return named + drawn
 
     def times_of_notice(self, name: str, began_s: float) -> list[tuple[float, float]]:
-        """When an incarnation that began at `began_s` is told to end, and when it dies of that."""
+        """When an incarnation that began at `began_s` gets notice, and when it dies."""
         return [
             (n.at_s, n.at_s + n.grace_s)
             for n in self.notices
@@ -208,7 +210,7 @@ class Faults:
         return math.inf, math.inf
 
     def fate(self, name: str, rng: random.Random) -> Fate:
-        """What becomes of a call to `name`."""
+        """Draws the fate of a call to `name`."""
         for mishaps in self.mishaps:
             if fnmatchcase(name, mishaps.workers):
                 return mishaps.draw(rng)

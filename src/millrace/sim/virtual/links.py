@@ -1,4 +1,4 @@
-"""What messages of simulated workers travel through, and the world that delays them."""
+"""Connections between simulated workers, and the conditions that delay messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END = object()
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the workers of one runtime live under; see `SimRuntime`."""
+    """The conditions for all workers of one runtime (`SimRuntime`)."""
 
     seed: int
     faults: Faults
@@ -30,7 +30,7 @@ class Conditions:
 
 
 class SimulatedLink:
-    """One direction of one connection: in order, each message with its delay."""
+    """One direction of one connection. Messages stay in order, each with its delay."""
 
     def __init__(self, delay: Callable[[], float]) -> None:
         self._delay = delay
@@ -44,7 +44,7 @@ class SimulatedLink:
         self._loop.call_at(self._arrival_s, self._deliver_next)
 
     def send_apart(self, extra_s: float, deliver: Callable[..., None], *args: Any) -> None:
-        """Outside the order of the others."""
+        """Send a message outside the order of the others."""
         self._loop.call_later(self._delay() + extra_s, deliver, *args)
 
     def _deliver_next(self) -> None:
@@ -53,7 +53,7 @@ class SimulatedLink:
 
 
 class Channel:
-    """One stream: what has arrived, and how many more items the worker may send."""
+    """One stream: the items that have arrived, and the number of items that the worker may still send."""
 
     def __init__(self) -> None:
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()

@@ -35,7 +35,8 @@ CANCELLED_MIN = 128
 
 
 class DeadlockError(MillraceError, RuntimeError):
-    """Nothing is ready, no timer is set, and the run is not over. `waiting` says who waits where."""
+    """Nothing is ready, no timer is set, and the run is not over. `waiting` names each waiting task and its
+    place."""
 
     def __init__(self, problem: str, waiting: tuple[Wait, ...]) -> None:
         super().__init__("\n".join([problem, *(f"  - {wait}" for wait in waiting)]))
@@ -90,11 +91,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def wall(self) -> float:
-        """What `core.clock.wall` shows under simulation."""
+        """The wall time under simulation, for `core.clock.wall`."""
         return self._now
 
     def jump(self, seconds: float) -> None:
-        """The clock moves on by itself: timers that this passes are late, and run in their order."""
+        """The clock jumps ahead. Timers that the jump passes are late, and run in order."""
         self._now += seconds
 
     def call_at(
@@ -194,7 +195,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _waits(self) -> tuple[Wait, ...]:
         return waits(sorted(asyncio.all_tasks(self), key=hash))
 
-    # -------------------------------------------------------- what is not simulated
+    # -------------------------------------------------------- not simulated
 
     def run_in_executor(self, executor: Any, func: Callable[[Unpack[Ts]], T], *args: *Ts) -> NoReturn:
         raise MillraceError(f"{func!r} asks for a thread: threads are not simulated")
@@ -213,10 +214,10 @@ def _keep_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 _kept = 0  # blocks of memory that the last collection between two runs left
 
 
-def _set_aside() -> None:
+def _freeze_objects() -> None:
     """Hide the objects that exist from the collector. Garbage of earlier runs is collected first, once it may
-    be a fifth of the memory: the collector never looks at hidden objects again. To count these takes as long
-    as a short run, and to count blocks takes no time."""
+    be a fifth of the memory: the collector never examines hidden objects again. Counting these objects takes
+    as long as a short run; counting blocks takes no time."""
     global _kept
     gc.freeze()
     if sys.getallocatedblocks() > 1.25 * _kept:
@@ -231,7 +232,7 @@ def _collector_at_fixed_points() -> Iterator[None]:
     """The collector may finalize async generators, which schedules callbacks: pin when it runs."""
     enabled = gc.isenabled()
     gc.disable()
-    _set_aside()
+    _freeze_objects()
     try:
         yield
     finally:

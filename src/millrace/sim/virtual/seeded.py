@@ -19,7 +19,7 @@ def _bits(seed: int, key: tuple[Key, ...]) -> int:
 
 
 def stream(seed: int, *key: Key) -> random.Random:
-    """A generator of its own for `key`, for draws whose order is fixed by who holds it."""
+    """A generator for `key`. Its owner fixes the order of the draws."""
     return random.Random(_bits(seed, key))
 
 

@@ -2,12 +2,12 @@
 
 Needs a `sim.virtual.loop.VirtualLoop` (any asyncio loop works, without repeatability). Every message
 travels through a `Link`, which delays it and keeps the order of its direction, unless a fault says
-otherwise. `sim.virtual.faults` and docs/failures.md tell what may happen to a message and what never does.
+otherwise. `sim.virtual.faults` and docs/failures.md list the possible faults of messages.
 
 Isolation: arguments, results and stream items are copied by pickling, as between processes. So neither side
-sees what the other changes, and what cannot be pickled fails here too. `isolate=False` shares them, for
-planning runs whose roles are known not to change messages. The `kwargs` of `spawn` are never copied:
-through them simulated roles share what outlives a process.
+sees changes of the other side, and objects that cannot be pickled fail here too. `isolate=False` shares the
+objects, for planning runs whose roles do not change messages. The `kwargs` of `spawn` are never copied:
+through them simulated roles share the state that outlives a process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SimHandle:
         self.dead = worker.dead
         self._runtime, self._worker = runtime, worker
         worker.on_death = self.on_death
-        self._replies: dict[asyncio.Future[Any], str] = {}  # what is in flight, and its method
+        self._replies: dict[asyncio.Future[Any], str] = {}  # calls in flight, and their methods
         self._channels: dict[Channel, str] = {}
         self._copied = runtime.conditions.copied
 
@@ -88,7 +88,7 @@ class SimHandle:
             self._runtime.give_up(self._worker)
 
     def on_death(self, cause: str) -> None:
-        """The death notice: break everything in flight."""
+        """The death notice: end all calls and streams in flight with an error."""
         self._runtime.forget(self._worker)
         if not self.dead.done():
             self.dead.set_result(cause)
@@ -167,6 +167,6 @@ class SimRuntime:
             del self._workers[worker.name]
 
     def give_up(self, worker: SimulatedWorker) -> None:
-        """`worker` could not be reached and runs on: another may take its name. Idempotent."""
+        """`worker` could not be reached and runs on. Another worker may take its name. Idempotent."""
         self.forget(worker)
         self._given_up[worker] = None

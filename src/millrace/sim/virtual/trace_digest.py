@@ -1,4 +1,4 @@
-"""A digest of everything that happened: two runs with the same digest took the same path."""
+"""A digest of all events. Two runs with the same digest took the same path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TraceDigest:
     """An event sink. Reduces kind, time and sorted fields of every event to one number.
 
     Floats enter exactly, dicts within fields in their own order. Fields must be data (numbers, strings,
-    lists, dicts, structs, dataclasses): anything whose text holds an address would differ from run to
+    lists, dicts, structs, dataclasses): an object whose text has an address would differ from run to
     run, so it raises TypeError.
     """
 

@@ -1,4 +1,4 @@
-"""Where suspended tasks wait: what a deadlock report is made of."""
+"""The places where suspended tasks wait, for reports of deadlocks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def _awaited(suspended: Any) -> Any:
     if isinstance(suspended, asyncio.Future):
         return None
     # `__anext__` and `asend` awaitables do not name their generator; the collector knows it.
-    return next((held for held in gc.get_referents(suspended) if isinstance(held, _SUSPENDABLE)), None)
+    return next(
+        (referent for referent in gc.get_referents(suspended) if isinstance(referent, _SUSPENDABLE)), None
+    )
 
 
 def _first(thing: Any, *attributes: str) -> Any:

@@ -1,8 +1,8 @@
 """One incarnation of a simulated worker: its object, and the tasks that run the object's methods.
 
-A killed worker sends nothing any more. Its tasks are cancelled, so
-their `finally` blocks still run, which those of a killed process would not. A kill does not reach a worker
-that is cut off: its handle is dead at once, and the worker runs on until the cut is over.
+A killed worker sends nothing any more. Its tasks are cancelled, so their `finally` blocks still run. Those of
+a killed process would not. A kill does not reach a worker that is cut off: its handle is dead at once, and
+the worker runs on until the cut is over.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class SimulatedWorker:
 
     def _delay(self) -> float:
         now = self._loop.time()
-        held = self._cut[1] - now if self._is_cut_off else 0.0
-        return held + self._conditions.latency.draw(self._rng) + self._conditions.faults.lag(self.name, now)
+        cut_s = self._cut[1] - now if self._is_cut_off else 0.0
+        return cut_s + self._conditions.latency.draw(self._rng) + self._conditions.faults.lag(self.name, now)
 
     def _slowdown(self) -> float:
         now_s = self._loop.time()
         return STUCK if now_s >= self._stuck_s else self._conditions.faults.slowdown(self.name, now_s)
 
     def _vitals(self) -> Vitals:
-        """It computes all the time, however slowly, unless it is stuck."""
+        """The worker computes all the time, perhaps slowly, unless it is stuck."""
         return Vitals(
             cpu_s=min(self._loop.time(), self._stuck_s),
             resident_bytes=0,
@@ -70,7 +70,7 @@ class SimulatedWorker:
         return self._cut[0] <= self._loop.time() < self._cut[1]
 
     def fate(self) -> Fate:
-        """Of the next call."""
+        """Draws the fate of the next call."""
         return self._conditions.faults.fate(self.name, self._rng)
 
     def straggle_s(self) -> float:
