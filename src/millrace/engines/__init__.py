@@ -1,1 +1,1 @@
-"""Engines of other projects behind `rollout.protocol.Engine`. `rollout.engine_kinds` names each."""
+"""The three engines behind `rollout.protocol.Engine`: our own, vLLM in a replica, vLLM as a server."""

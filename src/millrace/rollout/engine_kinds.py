@@ -1,6 +1,6 @@
 """The engines there are: where each is opened, and what it can do. Names no torch.
 
-Another engine is a row of `ENGINES`, its name in `rollout.engine`, and a fixture of the conformance suite.
+A new engine is a row of `ENGINES`. docs/extending.md lists what else it needs.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Capabilities(msgspec.Struct, frozen=True):
     """What an engine can do, known before it is opened.
 
-    `settings`: configuration keys that it understands, of those that `engines.refuse_unable` looks at.
+    `settings`: configuration keys that it understands, of those that `engine_kinds.refuse_unable` looks at.
     `models`: those that it runs; None where only its start tells.
     `shares_prefixes`: members of a group compute their prompt once.
     `chunks_prompts`: of prompts, a step computes no more than `rollout.prefill_chunk` tokens.

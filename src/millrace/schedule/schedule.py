@@ -56,7 +56,8 @@ class Schedule:
         """Replica ids: one new group may start now on each entry, in this order (repeats allowed).
 
         A group enters only if it and all live groups can still be trained by their deadlines. Groups beyond
-        what the remaining steps consume never enter. Call it after `refresh`.
+        what the remaining steps consume never enter. A busy replica reserves places of the bound for its time
+        after the pull, and gets no group yet. Call it after `refresh`.
         """
         left = self.groups_max(view) - len(view.groups)
         if left <= 0:

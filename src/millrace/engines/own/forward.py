@@ -47,7 +47,7 @@ class ForwardPass:
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: Attention
     ) -> Tensor:
-        """Final hidden states (M, hidden). M is as `products.rows` wants it; padding rows hold rubbish, and
+        """Final hidden states (M, hidden). M is as `matmul.rows` wants it; padding rows hold rubbish, and
         `attention` skips them."""
         shape = self._architecture
         rotary = {rope: (cos[positions_M], sin[positions_M]) for rope, (cos, sin) in self.tables.items()}
