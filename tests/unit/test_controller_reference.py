@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.controller.pulse import Waits
 from millrace.controller.reference_session import ReferenceSession
+from millrace.controller.waits import Waits
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import WorkerDied
 from millrace.core.pulse import Pulse

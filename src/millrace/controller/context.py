@@ -11,13 +11,13 @@ from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
-from millrace.controller.pulse import Waits
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.state.lineage import Lineage
 from millrace.controller.state.orders import Abort, Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
 from millrace.controller.state.trajectories import RunNumbers
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger

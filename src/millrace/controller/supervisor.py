@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.controller.fault import is_workers, may_restart, starting
-from millrace.controller.pulse import Waits
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, DigestMismatchError, WorkerDied, WorkerError, alone, leaves
 from millrace.core.events import Events
