@@ -58,7 +58,7 @@ class RunContext:
         hosts = [spec.place.host for spec in fleet.relays]
         relays = Relays(hosts, self.trainer_hosts, config.weights.directory or "")
         self.state = RunState(_numbers(config), fleet.hosts, relays)
-        self.published: deque[Published] = deque()  # in the slots of the root relay, not yet staged
+        self.to_stage: deque[Published] = deque()  # in the slots of the root relay, not yet staged
         self.to_relays = Pulse()  # for relays only: `pulse` fires with every completion
         self.lineage = Lineage()
         self.arithmetic = ""  # how the newest trainer process rounds its steps
@@ -217,10 +217,10 @@ class RunContext:
 
     def flush(self) -> None:
         """Write changed trajectories to the ledger."""
-        self.hand_over()
+        self.update_ledger()
         self.ledger.flush()
 
-    def hand_over(self) -> None:
+    def update_ledger(self) -> None:
         """Give changed trajectories to the ledger, which is about to write, and report the ended ones."""
         self.written_s = clock.now()
         changed, grown, ended = self.state.changes()

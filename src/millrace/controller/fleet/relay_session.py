@@ -23,7 +23,7 @@ TICK_S = 1.0  # between two looks for work without a pulse, and between two trie
 
 class RelaySession:
     """The session of the relay of one host. It makes versions pullable there. The root relay stages them from
-    `run.published`; the other relays fetch them from relays before them in the chain. When the relay dies its
+    `run.to_stage`; the other relays fetch them from relays before them in the chain. When the relay dies its
     slots are no longer offered. The trainer writes the current version into a new root relay again. Any other
     new relay fetches the newest version. The session returns when the relay is no longer `needed`.
 
@@ -59,12 +59,12 @@ class RelaySession:
         finally:
             run.state.relays.down(self._host)
             if self._is_root:
-                run.published.clear()
+                run.to_stage.clear()
             self._wake_all()
 
     async def _serve(self, handle: Handle) -> bool:
         """Get one version to this host. Returns whether the relay may look for another at once."""
-        if self._is_root and self._run.published:  # only this host has ranks of the trainer
+        if self._is_root and self._run.to_stage:  # only this host has ranks of the trainer
             await self._stage(handle)
             return True
         fetch = self._run.state.next_fetch(self._host)
@@ -76,13 +76,13 @@ class RelaySession:
         self._run.to_relays.fire()
 
     async def _stage(self, handle: Handle) -> None:
-        run, item = self._run, self._run.published.popleft()
+        run, item = self._run, self._run.to_stage.popleft()
         try:
             with run.waits.waiting(handle.name, f"the digest of version {item.version}", bounded=True):
                 staged: Staged = await self._call(handle, "stage", item.version, item.digest)
         except (UnknownVersionError, TornVersionError) as error:
             # The slot was overwritten: by a newer version, or by a new trainer that publishes this version
-            # again. `run.published` gets that version once it is complete.
+            # again. `run.to_stage` gets that version once it is complete.
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
         finally:
@@ -159,20 +159,20 @@ class RelaySession:
             raise answer
         return answer
 
-    def _check_record(self, published: str, staged: Staged) -> None:
-        """The version, `published` with that digest, may have been published before: by a trainer that died,
+    def _check_record(self, published_digest: str, staged: Staged) -> None:
+        """The version of `published_digest` may have been published before: by a trainer that died,
         or in an earlier session. The weights are the same if the tensors are, or if the blocks of the ranks
         are.
 
         Raises: DigestMismatchError: the weights differ, and nothing explains the difference.
         """
         run, now = self._run, VersionRecord(staged.version, staged.digest, self._run.arithmetic)
-        earlier = run.ledger.published(now.version)
+        earlier = run.ledger.version_records(now.version)
         digests = {record.digest for record in earlier}
-        reason = "" if published in digests else replay_difference(earlier, now)
+        reason = "" if published_digest in digests else replay_difference(earlier, now)
         if now.digest not in digests:
-            run.ledger.publish(now)
-        run.lineage.published(staged)
+            run.ledger.record_version(now)
+        run.lineage.note_digest(staged)
         if reason:
             run.events.emit(
                 "replay_differs",

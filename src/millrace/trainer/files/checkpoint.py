@@ -101,7 +101,7 @@ class Saver:
         """Until none is under way, however it ended."""
         self._beside.wait()
 
-    def saved(self) -> CheckpointInfo:
+    def result(self) -> CheckpointInfo:
         """Wait for the checkpoint that was begun last.
 
         Raises: StorageError, and whatever else kept it from being written, here or on another rank.

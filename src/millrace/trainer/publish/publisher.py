@@ -157,7 +157,7 @@ class Publisher:
 
         return agreed(ranks, begin)[:: ranks.world // ranks.hosts]
 
-    def published(self) -> Published:
+    def result(self) -> Published:
         """Wait until the version that was begun last is whole in its slot.
 
         Raises: WeightsError, and whatever else kept it from being whole, here or on another rank.
@@ -170,7 +170,7 @@ class Publisher:
 
     def refuse_changed(self, version: int) -> None:
         """Raises: DigestMismatchError: the weights changed since they were published as `version`."""
-        if not self._beside.wait() or self.published().version != version:
+        if not self._beside.wait() or self.result().version != version:
             return
         found = self.buffers.digest()
         if self._held and found != self._held:
