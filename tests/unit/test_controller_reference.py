@@ -40,7 +40,7 @@ class Worker:
 
 
 def session_of(worker):
-    ledger = SimpleNamespace(published=lambda version: [SimpleNamespace(digest="of version 0")])
+    ledger = SimpleNamespace(version_records=lambda version: [SimpleNamespace(digest="of version 0")])
     run = {"pulse": Pulse(), "waits": Waits(), "patience": worker, "ledger": ledger}
     return ReferenceSession(SimpleNamespace(**run, computes=lambda name, told: None))
 

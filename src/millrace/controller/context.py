@@ -151,7 +151,7 @@ class RunContext:
             reason=getattr(score, "reason", ""),
         )
         if trajectory.state is State.BUFFERED:
-            self.state.note_ready(trajectory.group_id, clock.now())
+            self.state.measure_group(trajectory.group_id, clock.now())
         if trajectory.state is not State.SCORED:  # its group is complete, or it ended: a decision may differ
             self.pulse.fire()
 

@@ -26,7 +26,7 @@ from millrace.core.errors import (
     WorkerError,
 )
 
-ALONE = ("trainer", "reference")
+IRREPLACEABLE = ("trainer", "reference")
 """Roles whose errors end the run at once, unless the error is a death: another start would meet it again."""
 
 
@@ -46,7 +46,7 @@ def may_restart(error: BaseException, role: str, *, started: bool, worked: bool)
         return True
     return (
         worked
-        and (role not in ALONE or isinstance(error, RemoteError))
+        and (role not in IRREPLACEABLE or isinstance(error, RemoteError))
         and not isinstance(error, WeightsError)
     )
 

@@ -89,7 +89,7 @@ class RelaySession:
             run.state.relays.arrived(self._host, item.version)
         self._check_record(item.digest, staged)
         run.state.relays.staged(staged.version, staged.digest)
-        self._holds(staged)
+        self._note_versions(staged)
         run.waits.progress(handle.name)
         self._emit_staged(staged)
         self._wake_all()
@@ -98,9 +98,9 @@ class RelaySession:
         self._run.repack_due = True
         self._run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
 
-    def _holds(self, staged: Staged) -> None:
+    def _note_versions(self, staged: Staged) -> None:
         run = self._run
-        run.state.relays.holds(self._host, staged.versions, staged.delta_versions)
+        run.state.relays.set_versions(self._host, staged.versions, staged.delta_versions)
         for version, reason in sorted(staged.dropped.items()):
             run.events.emit("version_dropped", host=self._host, version=version, reason=reason)
 
@@ -123,7 +123,7 @@ class RelaySession:
         if last.reason:
             run.events.emit("store_missed", version=last.version, reason=last.reason)
             return
-        run.state.relays.stored(last.version)
+        run.state.relays.note_stored(last.version)
         run.events.emit(
             "stored",
             version=last.version,
@@ -198,8 +198,8 @@ class RelaySession:
         except DigestMismatchError:
             raise
         except WeightsError as error:
-            relay.failing, relay.due, self._misses = True, -1, self._misses + 1
-            run.state.relays.stored(fetch.version, is_there=False)
+            relay.failing, relay.staging_version, self._misses = True, -1, self._misses + 1
+            run.state.relays.note_stored(fetch.version, is_there=False)
             run.events.emit("fetch_missed", host=self._host, version=fetch.version, reason=str(error))
             run.pulse.fire()
             return False
@@ -210,7 +210,7 @@ class RelaySession:
         if self._several_roots:
             self._check_record(digest, staged)
         run.state.relays.arrived(self._host, staged.version)
-        self._holds(staged)
+        self._note_versions(staged)
         run.waits.progress(handle.name)
         run.events.emit(
             "fetched",
