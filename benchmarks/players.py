@@ -268,13 +268,13 @@ class PlayedTrainer:
     async def publish(self, *endpoints: Endpoint) -> None:
         self._copied = self._version
 
-    async def published(self) -> Published:
+    async def await_published(self) -> Published:
         return Published(self._copied, str(self._copied), weights_bytes=1, stall_s=0.0)
 
     async def checkpoint(self, directory: str) -> None:
         self._saved = CheckpointInfo(self._version, f"{directory}/v{self._version:08d}", save_s=0.0)
 
-    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
+    async def await_saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
         return self._saved
 
 

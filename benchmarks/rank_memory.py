@@ -100,7 +100,7 @@ async def work(config: dict[str, Any], directory: Path) -> None:
     for version in range(2):
         await role.step(make_batch(version))
     await role.checkpoint(str(directory / "checkpoints"))
-    await role.saved()
+    await role.await_saved()
     await role.export(str(directory / "exported"))
 
 

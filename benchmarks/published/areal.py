@@ -38,7 +38,7 @@ class PublishedRule(Schedule):
 
     eta: int = 0
 
-    def groups_max(self, view: View) -> int:
+    def wanted_groups_max(self, view: View) -> int:
         ahead = view.newest + self.eta + 1 - view.version
         return max(0, min(view.steps_left, ahead)) * view.batch_groups
 

@@ -14,6 +14,7 @@ from tests.relays import RelayProcess
 from tests.runs import events, summary, train, weights
 
 from millrace.compose import run_hosts as of_the_run
+from millrace.controller.state.chain import next_fetch
 from millrace.controller.state.relays import Relays
 from millrace.core.digest import NamedBuffer, digest_blocks
 from millrace.core.placement import Host as Placed
@@ -62,7 +63,7 @@ def order(names: Sequence[str], relays: Sequence[RelayProcess], digest: str) -> 
         known.up(name, relay.endpoint)
     known.wrote(1, digest)
     for name, relay in zip(names, relays, strict=True):
-        fetch = known.next_fetch(name, ())
+        fetch = next_fetch(known.values(), name)
         assert fetch is not None
         relay.ask("fetch", fetch.version, digest, list(fetch.sources))
 

@@ -90,7 +90,7 @@ async def two_versions(
             await trainer.step(batch(0))
             meanwhile(Path(loaded.model.path) / "model.safetensors")
         await trainer.publish(endpoint)
-        published = await trainer.published()
+        published = await trainer.await_published()
         await relay.stage(version, published.digest)
         served.append((await replica.pull(version, endpoint)).version)
     return served

@@ -33,7 +33,7 @@ def one_rank(rank: int, rendezvous: str, pipe: Connection) -> None:
         version, endpoints = told
         endpoint = endpoints[ranks.host]
         publisher.begin(lambda endpoint=endpoint: open_writer(endpoint), endpoint, version)
-        pipe.send(publisher.published())
+        pipe.send(publisher.result())
     os._exit(0)
 
 

@@ -60,7 +60,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Co
             trained(torch.ones(3, WIDTH)).square().sum().backward()
             optimizer.step()
         publishing.begin(lambda: writer, endpoint, version)
-        digest = publishing.published().digest
+        digest = publishing.result().digest
         publishing.refuse_changed(version)
         whole = {name: weight.full_tensor().bfloat16() for name, weight in weights.items()}
         assert not version or not torch.equal(whole["2.weight"], model().state_dict()["2.weight"].bfloat16())

@@ -72,7 +72,7 @@ def test_a_rank_killed_between_its_copy_and_the_end_leaves_nothing_to_read(
 
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(compose, "fleet", late)
-    strike(monkeypatch, "published", 1 + LATE_VERSION)
+    strike(monkeypatch, "await_published", 1 + LATE_VERSION)
     run = train(start, tmp_path / "run", TWO)
     told = [(e.kind, e.fields.get("version")) for e in read_events(run.events)]
     (died,) = (at for at, (kind, _) in enumerate(told) if kind == "worker_died")

@@ -8,8 +8,8 @@ import pytest
 
 from millrace.controller import patience
 from millrace.controller.patience import Patience
-from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.core.protocols import Handle

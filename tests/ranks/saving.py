@@ -39,7 +39,7 @@ def save_and_go_on(rank: int, rendezvous: str, shape: Shape, model: Path, out: P
     train(trainer, range(2), out)
     saver.begin(trainer, out)
     train(trainer, range(2, 5), out)
-    path = saver.saved().path
+    path = saver.result().path
     resumed = trainer_of(model, ranks)
     load_checkpoint(resumed, path, ranks)
     train(resumed, range(2, 5), out)

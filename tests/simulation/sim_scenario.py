@@ -30,7 +30,7 @@ async def chaotic(seed: int) -> str:
     state = await trainer.call("load", None, timeout_s=9)
     endpoint = await relay.call("open", state.slot_bytes, timeout_s=9)
     await trainer.call("publish", endpoint, timeout_s=9)
-    published = await trainer.call("published", timeout_s=9)
+    published = await trainer.call("await_published", timeout_s=9)
     await relay.call("stage", published.version, published.digest, timeout_s=9)
 
     async def keep(name: str, first: int) -> int:

@@ -67,7 +67,7 @@ def test_processes_share_the_seeds_and_report_them_in_order() -> None:
 
 def test_a_failing_seed_says_how_it_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunState, "restart", lambda state, trajectory: 1 // 0)
-    monkeypatch.setattr(RunState, "_decide_group", lambda state, group_id: 1 // 0)
+    monkeypatch.setattr(RunState, "_settle_group", lambda state, group_id: 1 // 0)
     report = explore(5, 1, command="millrace simulate run.toml")
     assert not report.ok
     assert report.failures[0].command == "millrace simulate run.toml --chaos 1 --seed 5"

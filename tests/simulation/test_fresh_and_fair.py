@@ -115,7 +115,9 @@ def test_no_order_of_events_breaks_a_promise():
         played = presets.millrace(
             staleness_max=bound, ahead=(None, 1.0, 2.5)[seed % 3], repack_interval_s=5, batch_max=None
         )
-        stage = Scene(batch_groups=1 + seed % 5, replicas=1 + seed % 4, group_steps=(0.1, 1.0, 9.0)[seed % 3])
+        stage = Scene(
+            batch_groups=1 + seed % 5, replicas=1 + seed % 4, group_duration_batches=(0.1, 1.0, 9.0)[seed % 3]
+        )
         stage = replace(stage, crash_probability=0.01, fail_probability=0.1)
         outcome = rehearse(played, stage, seed=seed)
         assert outcome.stale == 0

@@ -96,7 +96,7 @@ def test_a_relay_that_never_comes_back_leaves_its_host_serving_what_it_has(
 
 
 def test_a_decision_that_sees_what_other_hosts_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(View, "held_by", lambda view, replica: view.held)
+    monkeypatch.setattr(View, "pullable_by", lambda view, replica: view.pullable)
 
     def newest_for(view: View, replica: ReplicaView) -> int:
         return view.newest

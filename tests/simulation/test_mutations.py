@@ -77,7 +77,7 @@ def slot_freed_before_the_last_tokens(patch: pytest.MonkeyPatch) -> None:
 
 
 def group_ready_with_one_member_missing(patch: pytest.MonkeyPatch) -> None:
-    honest = RunState._decide_group
+    honest = RunState._settle_group
 
     def settle(state: RunState, group_id: int) -> None:
         record = state.groups.get(group_id)
@@ -90,7 +90,7 @@ def group_ready_with_one_member_missing(patch: pytest.MonkeyPatch) -> None:
                 return
         honest(state, group_id)
 
-    patch.setattr(RunState, "_decide_group", settle)
+    patch.setattr(RunState, "_settle_group", settle)
 
 
 def digest_not_compared(patch: pytest.MonkeyPatch) -> None:

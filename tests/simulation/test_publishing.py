@@ -81,7 +81,7 @@ def test_a_trainer_that_dies_in_a_digest_leaves_no_replica_waiting_for_its_versi
     class Watch(Invariants):
         def on_decision(self, state: RunState) -> None:
             super().on_decision(state)
-            due.append((clock.now(), next(iter(state.relays.values())).due))
+            due.append((clock.now(), next(iter(state.relays.values())).staging_version))
 
     costs, due = Costs(step_base_s=5.0, digest_s=4.0, load_s=15.0), list[tuple[float, int]]()
     died = times(run(costs), "published")[1] - 1.0

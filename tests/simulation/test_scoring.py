@@ -11,9 +11,9 @@ from millrace import sim
 from millrace.config.tables.schedules import Millrace
 from millrace.config.tables.task import GymRewardSection
 from millrace.controller.fleet.live_reward_workers import RewardWorkersNeeded
-from millrace.controller.pulse import Waits
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.supervisor import PlannedRestart, RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied, alone
 from millrace.core.events import Events

@@ -203,12 +203,12 @@ class Stage:
 
     async def publish(self) -> Staged:
         await call(self.trainer, "publish", self.endpoint)
-        published = await call(self.trainer, "published")
+        published = await call(self.trainer, "await_published")
         return await call(self.relay, "stage", published.version, published.digest)
 
     async def step(self) -> Any:
         await call(self.trainer, "checkpoint", "here")
-        version = (await call(self.trainer, "saved")).version
+        version = (await call(self.trainer, "await_saved")).version
         return await call(self.trainer, "step", batch(version))
 
 
@@ -394,7 +394,7 @@ def test_a_killed_trainer_has_only_its_checkpoints() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.step()
         await call(stage.trainer, "checkpoint", "run/checkpoints")
-        saved = await call(stage.trainer, "saved")
+        saved = await call(stage.trainer, "await_saved")
         assert saved.path == "run/checkpoints/v00000001"
         await stage.step()
         stage.trainer.kill()
@@ -411,7 +411,7 @@ def test_a_trainer_killed_during_a_checkpoint_leaves_none() -> None:
     async def scenario(stage: Stage) -> None:
         await call(stage.trainer, "checkpoint", "run")
         async with asyncio.TaskGroup() as group:
-            saving = group.create_task(expect_death(call(stage.trainer, "saved")))
+            saving = group.create_task(expect_death(call(stage.trainer, "await_saved")))
             await asyncio.sleep(0.1)
             assert not saving.done()
             stage.trainer.kill()

@@ -6,8 +6,8 @@ import asyncio
 
 from millrace import sim
 from millrace.controller.patience import Patience
-from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import WorkerDied
 from millrace.core.events import Events

@@ -175,20 +175,20 @@ def test_the_parts_of_a_run_have_their_known_players():
 @pytest.mark.parametrize(
     ("method", "misfit"),
     [
-        ("async def saved(self): ...", "takes (self), not (self, spared: Sequence[int]=())"),
-        ("async def saved(self, kept=()): ...", "takes (self, kept=())"),
-        ("async def saved(self, spared=None): ...", "takes (self, spared=None)"),
-        ("async def saved(self, *, spared=()): ...", "takes (self, *, spared=())"),
+        ("async def await_saved(self): ...", "takes (self), not (self, spared: Sequence[int]=())"),
+        ("async def await_saved(self, kept=()): ...", "takes (self, kept=())"),
+        ("async def await_saved(self, spared=None): ...", "takes (self, spared=None)"),
+        ("async def await_saved(self, *, spared=()): ...", "takes (self, *, spared=())"),
         ("async def publish(self, endpoint): ...", "takes (self, endpoint)"),
-        ("def saved(self, spared=()): ...", "is called with 'no await', not 'await'"),
-        ("async def saved(self, spared=()): yield", "is called with 'async for', not 'await'"),
-        ("async def saved(self, spared=()) -> Staged: ...", "returns Staged, not CheckpointInfo"),
-        ("async def saved(self, *args): ...", None),
+        ("def await_saved(self, spared=()): ...", "is called with 'no await', not 'await'"),
+        ("async def await_saved(self, spared=()): yield", "is called with 'async for', not 'await'"),
+        ("async def await_saved(self, spared=()) -> Staged: ...", "returns Staged, not CheckpointInfo"),
+        ("async def await_saved(self, *args): ...", None),
         ("async def step(self, batch) -> StepResult: ...", None),
     ],
 )
 def test_a_double_that_differs_is_told_of(method, misfit):
-    others = ("load", "export", "published")
+    others = ("load", "export", "await_published")
     body = [*(f"async def {name}(self, *args): ..." for name in others), method]
     tree = ast.parse("\n    ".join(["class Double:", *body]))
     module = Module("double", ROOT / "double.py", tree, len(body))

@@ -31,7 +31,7 @@ def make_ledger(path: Path) -> None:
     for version in range(1, 7):
         batch = [ready_group(10 * version + i, version - 1, num_tokens=40) for i in range(2)]
         ledger.admit(batch)
-        ledger.publish(VersionRecord(version - 1, f"digest-{version - 1}", "one CPU"))
+        ledger.record_version(VersionRecord(version - 1, f"digest-{version - 1}", "one CPU"))
         ledger.commit_step(step_of(version, *batch))
     ledger.commit_checkpoint(CheckpointInfo(4, str(path.parent), 0.25))
     ledger.evaluated(*evaluation_of(2))
@@ -64,7 +64,7 @@ def recovered(path: Path) -> Content:
             ledger.accounting(),
             ledger.checkpoint(),
             ledger.evaluations(),
-            [ledger.published(version) for version in range(8)],
+            [ledger.version_records(version) for version in range(8)],
             steps,
             trained,
             found.groups,

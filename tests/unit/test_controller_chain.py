@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.controller.state.chain import Fetch, RelayRecord, next_fetch
-from millrace.controller.state.relays import Relays
+from millrace.controller.state.chain import Fetch, next_fetch
+from millrace.controller.state.relays import RelayRecord, Relays
 from millrace.core.types import Endpoint
 
 
@@ -16,8 +18,13 @@ def relay(host: str, *versions: int, root: bool = False, up: bool = True) -> Rel
     return RelayRecord(host, root, endpoint, versions if up else ())
 
 
-def asked(chain: list[RelayRecord], host: str, *orphans: int) -> tuple[int, list[str]] | None:
-    fetch = next_fetch(chain, host, orphans)
+def fetch_of(relays: Relays, host: str, wanted: Sequence[int]) -> Fetch | None:
+    chain = relays.values()
+    return next_fetch(chain, host, wanted, directory=relays.directory, stored=relays.stored_versions)
+
+
+def asked(chain: list[RelayRecord], host: str, *wanted: int) -> tuple[int, list[str]] | None:
+    fetch = next_fetch(chain, host, wanted)
     return None if fetch is None else (fetch.version, [address.split(":")[0] for address in fetch.sources])
 
 
@@ -102,13 +109,13 @@ def parts() -> Relays:
     relays = Relays(["a", "b", "c", "d"], roots=["a", "b"])
     for host in relays:
         relays.up(host, Endpoint("memfd", host, 3, 8, address=host))
-        relays.holds(host, [4])
+        relays.set_versions(host, [4])
     relays.wrote(5, "first")
     return relays
 
 
 def test_heads_that_have_a_part_each_and_all_after_them_make_a_ring(parts: Relays) -> None:
-    found = {host: parts.next_fetch(host, ()) for host in parts}
+    found = {host: fetch_of(parts, host, ()) for host in parts}
     assert found == {
         "a": Fetch(5, ("d", "c", "b")),
         "b": Fetch(5, ("a", "d", "c")),
@@ -120,20 +127,20 @@ def test_heads_that_have_a_part_each_and_all_after_them_make_a_ring(parts: Relay
 def test_nothing_is_asked_for_while_a_head_is_away_with_its_part(parts: Relays) -> None:
     parts.down("b")
     parts.up("b", Endpoint("memfd", "b", 3, 8, address="new"))
-    assert [parts.next_fetch(host, ()) for host in "abcd"] == [None] * 4
+    assert [fetch_of(parts, host, ()) for host in "abcd"] == [None] * 4
     assert parts.rewritten == 0
     parts.wrote(5, "first")
     assert parts.rewritten == 1
-    assert parts.next_fetch("c", ()) == Fetch(5, ("new", "a"))
+    assert fetch_of(parts, "c", ()) == Fetch(5, ("new", "a"))
 
 
 def test_a_version_written_again_with_other_weights_is_got_again_by_all(parts: Relays) -> None:
     for host in parts:
-        parts.holds(host, [4, 5])
+        parts.set_versions(host, [4, 5])
     parts.wrote(5, "first")
-    assert parts.next_fetch("c", ()) is None and parts.next_fetch("a", ()) is not None
+    assert fetch_of(parts, "c", ()) is None and fetch_of(parts, "a", ()) is not None
     parts.wrote(5, "rounded otherwise")
-    assert all(parts.next_fetch(host, ()) is not None for host in "abcd")
+    assert all(fetch_of(parts, host, ()) is not None for host in "abcd")
 
 
 @pytest.fixture
@@ -153,25 +160,25 @@ def test_a_version_that_was_put_somewhere_is_due_there_until_it_arrives_or_will_
 ) -> None:
     relays.put("a", 5)
     relays.arrived("a", 4)
-    assert [relays[host].due for host in "abc"] == [5, -1, -1]
+    assert [relays[host].staging_version for host in "abc"] == [5, -1, -1]
     relays.arrived("a", 5)
-    assert relays["a"].due == -1
+    assert relays["a"].staging_version == -1
     relays.put("a", 6)
     relays.down("a")
-    assert relays["a"].due == -1
+    assert relays["a"].staging_version == -1
 
 
 def test_a_version_is_coming_to_a_host_that_has_it_not_yet_unless_its_relay_fails(relays: Relays) -> None:
-    relays.holds("a", [5])
-    assert [relays.coming(host) for host in "abc"] == [-1, 5, 5]
+    relays.set_versions("a", [5])
+    assert [relays.fetching_version(host) for host in "abc"] == [-1, 5, 5]
     relays["b"].failing = True
     relays.down("c")
-    assert [relays.coming(host) for host in "abc"] == [-1, -1, -1]
+    assert [relays.fetching_version(host) for host in "abc"] == [-1, -1, -1]
 
 
 def test_what_replicas_can_get_is_what_their_hosts_hold_or_can_fetch(relays: Relays) -> None:
-    relays.holds("a", [4, 5])
-    relays.holds("b", [3, 5])
+    relays.set_versions("a", [4, 5])
+    relays.set_versions("b", [3, 5])
     assert relays.pullable({"a"}) == (4, 5), "a head fetches nothing"
     assert relays.pullable({"b"}) == (3, 4, 5)
     relays.down("b")
@@ -179,27 +186,27 @@ def test_what_replicas_can_get_is_what_their_hosts_hold_or_can_fetch(relays: Rel
 
 
 def test_a_version_that_a_relay_keeps_as_a_delta_is_for_replicas_of_its_own_host(relays: Relays) -> None:
-    relays.holds("a", [3, 4, 5], older_versions=[3])
-    relays.holds("b", [5])
+    relays.set_versions("a", [3, 4, 5], older_versions=[3])
+    relays.set_versions("b", [5])
     assert relays.pullable({"a"}) == (3, 4, 5)
     assert relays.pullable({"b"}) == (4, 5)
-    assert relays.next_fetch("b", [3]) is None
-    assert relays.next_fetch("b", [3, 4]) is not None
+    assert fetch_of(relays, "b", [3]) is None
+    assert fetch_of(relays, "b", [3, 4]) is not None
 
 
 def test_a_version_that_is_staged_with_other_weights_goes_down_the_chain_again(relays: Relays) -> None:
     for host in "ab":
-        relays.holds(host, [5])
+        relays.set_versions(host, [5])
     relays.staged(5, "first")
     relays.staged(5, "first")
     assert relays["b"].versions == (5,)
     relays.staged(5, "rounded otherwise")
-    assert relays.next_fetch("b", ()) == Fetch(5, ("a:1",))
+    assert fetch_of(relays, "b", ()) == Fetch(5, ("a:1",))
 
 
 def test_the_directory_is_asked_behind_every_relay_and_when_none_has_it() -> None:
-    def from_directory(chain: list[RelayRecord], host: str, *orphans: int) -> Fetch | None:
-        return next_fetch(chain, host, orphans, directory="s3://run", stored=(2, 4))
+    def from_directory(chain: list[RelayRecord], host: str, *wanted: int) -> Fetch | None:
+        return next_fetch(chain, host, wanted, directory="s3://run", stored=(2, 4))
 
     chain = [relay("a", 4, root=True), relay("b"), relay("c", up=False)]
     assert from_directory(chain, "b") == Fetch(4, ("a:1", "s3://run"))
@@ -216,22 +223,22 @@ def test_steps_that_were_undone_are_not_looked_for_in_the_directory() -> None:
         relays.up(host, Endpoint("memfd", f"/{host}", 3, 8, address=f"{host}:1"))
     for version in (4, 5):
         relays.staged(version, f"d{version}")
-        relays.stored(version)
+        relays.note_stored(version)
     relays.staged(4, "other")
-    relays.holds("a", [4])
-    assert relays.next_fetch("b", ()) == Fetch(4, ("a:1",))
-    relays.stored(4)
-    assert relays.next_fetch("b", ()) == Fetch(4, ("a:1", "s3://run"))
+    relays.set_versions("a", [4])
+    assert fetch_of(relays, "b", ()) == Fetch(4, ("a:1",))
+    relays.note_stored(4)
+    assert fetch_of(relays, "b", ()) == Fetch(4, ("a:1", "s3://run"))
 
 
 def test_a_host_that_joins_is_the_last_of_the_chain_and_asks_the_nearest_first(relays: Relays) -> None:
     relays.join("aa")
-    assert list(relays) == ["a", "b", "c", "aa"] and relays.next_fetch("aa", ()) is None
+    assert list(relays) == ["a", "b", "c", "aa"] and fetch_of(relays, "aa", ()) is None
     for host in "abc":
-        relays.holds(host, [4, 5])
+        relays.set_versions(host, [4, 5])
     relays.up("aa", Endpoint("memfd", "aa", 3, 8, address="aa:1"))
-    assert relays.next_fetch("aa", ()) == Fetch(5, ("c:1", "b:1", "a:1"))
-    relays.holds("aa", [6])
+    assert fetch_of(relays, "aa", ()) == Fetch(5, ("c:1", "b:1", "a:1"))
+    relays.set_versions("aa", [6])
     relays.down("aa")
     relays.gone("aa")
     assert list(relays) == ["a", "b", "c"] and relays.newest == 5
@@ -240,8 +247,8 @@ def test_a_host_that_joins_is_the_last_of_the_chain_and_asks_the_nearest_first(r
 def test_what_a_lone_host_holds_is_seen_host_by_host_once_another_has_joined() -> None:
     relays = Relays(["a"], roots=["a"])
     relays.up("a", Endpoint("memfd", "a", 3, 8, address="a:1"))
-    relays.holds("a", [5])
+    relays.set_versions("a", [5])
     relays.join("b")
-    assert relays.pullable({"b"}) == () and relays.coming("b") == -1
+    assert relays.pullable({"b"}) == () and relays.fetching_version("b") == -1
     relays.up("b", Endpoint("memfd", "b", 3, 8, address="b:1"))
-    assert relays.pullable({"b"}) == (5,) and relays.coming("b") == 5
+    assert relays.pullable({"b"}) == (5,) and relays.fetching_version("b") == 5

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.controller.pulse import Waits
 from millrace.controller.reference_session import ReferenceSession
+from millrace.controller.waits import Waits
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import WorkerDied
 from millrace.core.pulse import Pulse
@@ -40,7 +40,7 @@ class Worker:
 
 
 def session_of(worker):
-    ledger = SimpleNamespace(published=lambda version: [SimpleNamespace(digest="of version 0")])
+    ledger = SimpleNamespace(version_records=lambda version: [SimpleNamespace(digest="of version 0")])
     run = {"pulse": Pulse(), "waits": Waits(), "patience": worker, "ledger": ledger}
     return ReferenceSession(SimpleNamespace(**run, computes=lambda name, told: None))
 

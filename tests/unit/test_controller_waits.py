@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.controller.pulse import Waits
+from millrace.controller.waits import Waits
 from millrace.core import clock
 
 

@@ -145,7 +145,7 @@ def test_a_publisher_lets_the_device_publish_and_finds_what_changed_in_its_memor
     for version in (0, 1):
         publishing.begin(lambda: there.writer, there.endpoint, version)
         sum(parameter.sum() for parameter in model.parameters()).backward()
-        published = publishing.published()
+        published = publishing.result()
         assert there.stage(version, published.digest) == published.digest
         digests.append(published.digest)
         publishing.refuse_changed(version)

@@ -44,23 +44,23 @@ def test_what_was_published_is_in_the_record_until_the_run_goes_back(tmp_path):
     batch = ready_group(0)
     ledger.admit([batch])
     records = [VersionRecord(0, "0000", "x"), VersionRecord(1, "1111", "x"), VersionRecord(1, "2222", "y")]
-    ledger.publish(records[0])
-    assert ledger.published(0) == records[:1]
+    ledger.record_version(records[0])
+    assert ledger.version_records(0) == records[:1]
     ledger.commit_step(step_of(1, batch))
     for record in records[1:]:
-        ledger.publish(record)
+        ledger.record_version(record)
     ledger.close()
     again = SqliteLedger(path, run={})
-    assert (again.published(0), again.published(1)) == (records[:1], records[1:])
+    assert (again.version_records(0), again.version_records(1)) == (records[:1], records[1:])
     again.rewind(0)
-    assert (again.published(0), again.published(1)) == (records[:1], [])
+    assert (again.version_records(0), again.version_records(1)) == (records[:1], [])
     again.close()
 
 
 def test_a_version_of_long_ago_is_unknown_by_its_name():
     lineage = Lineage()
     for version in range(VERSIONS_REMEMBERED + 1):
-        lineage.published(Published(version, f"digest {version}", 0, 0.0))
+        lineage.note_digest(Published(version, f"digest {version}", 0, 0.0))
     assert lineage.digest(1) == "digest 1"
     with pytest.raises(UnknownVersionError, match=f"version 0 .* newest {VERSIONS_REMEMBERED} that"):
         lineage.digest(0)

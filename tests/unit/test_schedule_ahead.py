@@ -9,12 +9,19 @@ from millrace.schedule.take import FirstReady, InOrder
 
 
 def view(
-    *groups, replicas=8, version=3, newest=3, batch_groups=4, reached=-1, group_steps=2.0, staleness=None
+    *groups,
+    replicas=8,
+    version=3,
+    newest=3,
+    batch_groups=4,
+    reached=-1,
+    group_duration_batches=2.0,
+    staleness=None,
 ):
     return View(
         version=version,
         newest=newest,
-        held=(newest,),
+        pullable=(newest,),
         steps_left=100,
         batch_groups=batch_groups,
         group_size=2,
@@ -22,7 +29,7 @@ def view(
         groups=groups,
         replicas=tuple(ReplicaView(f"r{index}", newest) for index in range(replicas)),
         reached=reached,
-        group_steps=group_steps,
+        group_duration_batches=group_duration_batches,
         staleness=staleness,
     )
 
@@ -39,12 +46,14 @@ def groups(*, ready, unready=()):
 
 def test_as_many_batches_are_under_way_as_are_trained_while_a_group_is_generated():
     # The trainer has just taken a batch (version 4, weights 3): what starts now is one version old already.
-    assert Ahead(None).groups_max(view(version=4, group_steps=2.0)) == 4 * RESERVE * 2.0
-    assert Ahead(None).groups_max(view(version=3, group_steps=2.0)) == 4 * (RESERVE * 2.0 + 1)
+    assert Ahead(None).wanted_groups_max(view(version=4, group_duration_batches=2.0)) == 4 * RESERVE * 2.0
+    assert Ahead(None).wanted_groups_max(view(version=3, group_duration_batches=2.0)) == 4 * (
+        RESERVE * 2.0 + 1
+    )
 
 
 @pytest.mark.parametrize(
-    "bound, replicas, group_steps, batches",
+    "bound, replicas, group_duration_batches, batches",
     [
         (4, 8, 0.1, 1),  # the trainer is slower by far, and one batch is enough
         (4, 8, 50.0, 2.5),  # half of the bound is left to stragglers
@@ -57,20 +66,20 @@ def test_as_many_batches_are_under_way_as_are_trained_while_a_group_is_generated
         (4, 0, 50.0, 2),  # while no replica is up
     ],
 )
-def test_the_batches_stay_within_one_and_half_of_the_bound(bound, replicas, group_steps, batches):
-    at_once = view(version=4, newest=3, replicas=replicas, group_steps=group_steps)
-    assert Ahead(bound).groups_max(at_once) == 4 * batches
+def test_the_batches_stay_within_one_and_half_of_the_bound(bound, replicas, group_duration_batches, batches):
+    at_once = view(version=4, newest=3, replicas=replicas, group_duration_batches=group_duration_batches)
+    assert Ahead(bound).wanted_groups_max(at_once) == 4 * batches
 
 
 def test_a_configured_number_is_obeyed_within_the_bound():
     training = view(version=4, newest=3, replicas=1)
-    assert Ahead(4, 3.0).groups_max(training) == 12
-    assert Ahead(2, 3.0).groups_max(training) == 8
+    assert Ahead(4, 3.0).wanted_groups_max(training) == 12
+    assert Ahead(2, 3.0).wanted_groups_max(training) == 8
 
 
 def test_with_an_idle_trainer_a_batch_can_always_start():
     for bound in (0, 1, 2, 4, None):
-        assert Ahead(bound).groups_max(view(replicas=1)) >= 4
+        assert Ahead(bound).wanted_groups_max(view(replicas=1)) >= 4
 
 
 @pytest.mark.parametrize(
@@ -88,22 +97,24 @@ def test_with_an_idle_trainer_a_batch_can_always_start():
     ],
 )
 def test_data_that_is_younger_than_wanted_lets_admission_go_on(bound, staleness, batches):
-    at_once = view(version=4, newest=3, replicas=1, group_steps=0.5, staleness=staleness, batch_groups=40)
-    assert Ahead(bound).groups_max(at_once) == pytest.approx(40 * batches, abs=1)
+    at_once = view(
+        version=4, newest=3, replicas=1, group_duration_batches=0.5, staleness=staleness, batch_groups=40
+    )
+    assert Ahead(bound).wanted_groups_max(at_once) == pytest.approx(40 * batches, abs=1)
 
 
 def test_measurements_forget():
     measured = RunAverages()
-    assert measured.group_steps == 1.0 and measured.staleness is None
+    assert measured.group_duration_batches == 1.0 and measured.staleness is None
     measured.step_took(2.0)
     measured.group_took(10.0)
     for _ in range(FILLING):
         measured.batch_trained(0.0)
-    assert measured.group_steps == 5.0 and measured.staleness is None
+    assert measured.group_duration_batches == 5.0 and measured.staleness is None
     for _ in range(8 * MEMORY):
         measured.group_took(4.0)
         measured.batch_trained(1.5)
-    assert measured.group_steps == pytest.approx(2.0, rel=1e-2)
+    assert measured.group_duration_batches == pytest.approx(2.0, rel=1e-2)
     assert measured.staleness == pytest.approx(1.5, rel=1e-2)
 
 

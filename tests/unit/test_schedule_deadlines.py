@@ -13,7 +13,7 @@ def view(groups=(), *, version=0, batch_groups=2):
     return View(
         version=version,
         newest=version,
-        held=(version,),
+        pullable=(version,),
         steps_left=100,
         batch_groups=batch_groups,
         group_size=2,
@@ -49,14 +49,14 @@ def test_feasible_means_that_earliest_deadline_first_trains_all_in_time(births, 
 def test_room_is_how_many_more_groups_stay_feasible(births, birth, batch_groups, bound):
     book = Deadlines(view(version=4, batch_groups=batch_groups), bound)
     for other in births:
-        if book.room(other):
+        if book.places_left(other):
             book.add(other)
     kept = [b for b in births if b + bound >= 4]
     fitting = []
     for b in kept:  # the same greedy admission, by brute force
         if feasible([*fitting, b], version=4, batch_groups=batch_groups, bound=bound):
             fitting.append(b)
-    room = book.room(birth)
+    room = book.places_left(birth)
     more = [birth] * room
     assert feasible([*fitting, *more], version=4, batch_groups=batch_groups, bound=bound)
     assert not feasible([*fitting, *more, birth], version=4, batch_groups=batch_groups, bound=bound)
@@ -96,12 +96,12 @@ def test_as_few_groups_as_possible_are_given_up(births, batch_groups, bound):
 
 def test_equal_births_give_the_formula_of_areal():
     # N_r <= B (i + eta + 1): at version 3 with 2 x 3 trained, eta 2 allows 2 (3 + 2 + 1) - 6 = 6 live.
-    assert Deadlines(view(version=3), 2).room(3) == 6
+    assert Deadlines(view(version=3), 2).places_left(3) == 6
 
 
 def test_a_bound_of_zero_allows_one_batch_of_the_present_version_and_none_of_an_older():
     book = Deadlines(view(version=3), 0)
-    assert (book.room(3), book.room(2)) == (2, 0)
+    assert (book.places_left(3), book.places_left(2)) == (2, 0)
 
 
 def test_older_births_take_places_from_younger_ones_but_not_the_reverse():
@@ -109,14 +109,14 @@ def test_older_births_take_places_from_younger_ones_but_not_the_reverse():
     book = Deadlines(view(version=4), 1)
     for _ in range(3):
         book.add(4)
-    assert (book.room(3), book.room(4)) == (1, 1)
+    assert (book.places_left(3), book.places_left(4)) == (1, 1)
     book.add(3)
-    assert (book.room(3), book.room(4)) == (0, 0)
+    assert (book.places_left(3), book.places_left(4)) == (0, 0)
 
 
 def test_without_a_bound_everything_fits_and_nothing_is_overdue():
     groups = [GroupView(0, -100)]
-    assert Deadlines(view(groups, version=9), None, groups).room(0) == NO_LIMIT
+    assert Deadlines(view(groups, version=9), None, groups).places_left(0) == NO_LIMIT
     assert overdue(view(groups, version=9), None) == []
 
 

@@ -22,19 +22,28 @@ def replica(name="a", version=3, **fields):
     return ReplicaView(name, version, **{"slots": 8, "kv_capacity_tokens": 8 * 16, **fields})
 
 
-def view(*replicas, groups=(), version=3, newest=None, held=None, steps_left=100, orphans=(), batch_groups=4):
+def view(
+    *replicas,
+    groups=(),
+    version=3,
+    newest=None,
+    pullable=None,
+    steps_left=100,
+    versions_queued=(),
+    batch_groups=4,
+):
     newest = version if newest is None else newest
     return View(
         version=version,
         newest=newest,
-        held=tuple(range(max(0, newest - 2), newest + 1)) if held is None else held,
+        pullable=tuple(range(max(0, newest - 2), newest + 1)) if pullable is None else pullable,
         steps_left=steps_left,
         batch_groups=batch_groups,
         group_size=2,
         max_sequence_tokens=16,
         groups=tuple(groups),
         replicas=replicas,
-        orphans=orphans,
+        versions_queued=versions_queued,
     )
 
 
@@ -56,8 +65,8 @@ def test_a_replica_that_is_taking_new_weights_keeps_its_share_of_the_batch():
 
 def test_no_round_begins_under_weights_that_newer_ones_follow_in_a_moment():
     assert LAMINAR.admit(view(replica(version=2), version=3, newest=2)) == ["a", "a"]
-    assert LAMINAR.admit(view(replica(version=2, due=3), version=3, newest=2)) == []
-    begun = replica(version=2, due=3, groups_since_swap=1, running=2)
+    assert LAMINAR.admit(view(replica(version=2, staging_version=3), version=3, newest=2)) == []
+    begun = replica(version=2, staging_version=3, groups_since_swap=1, running=2)
     assert LAMINAR.admit(view(begun, version=3, newest=2)) == ["a"]
 
 
@@ -169,45 +178,45 @@ def test_rlax_discards_partials_once_it_is_further_behind_than_the_reload_stalen
 
 
 def test_an_empty_replica_takes_the_version_of_lost_trajectories_that_nobody_serves():
-    look = view(replica("a", running=1), replica("b", -1), orphans=(2,))
+    look = view(replica("a", running=1), replica("b", -1), versions_queued=(2,))
     assert LAMINAR.refresh(look) == [RefreshOrder("b", 2)]
     assert LAMINAR.restart(look) == []
 
 
 def test_one_replica_is_enough_for_a_lost_version():
-    look = view(replica("a", -1), replica("b"), orphans=(2,))
+    look = view(replica("a", -1), replica("b"), versions_queued=(2,))
     assert LAMINAR.refresh(look) == [RefreshOrder("a", 2)]
-    under_way = view(replica("a", -1, busy=True, pulling_version=2), replica("b"), orphans=(2,))
+    under_way = view(replica("a", -1, busy=True, pulling_version=2), replica("b"), versions_queued=(2,))
     assert LAMINAR.refresh(under_way) == []
 
 
 def test_a_replica_in_the_middle_of_a_move_still_counts_as_serving_its_version():
-    look = view(replica("a", 2, busy=True, running=1), replica("b", -1), orphans=(2,))
+    look = view(replica("a", 2, busy=True, running=1), replica("b", -1), versions_queued=(2,))
     assert LAMINAR.refresh(look) == [RefreshOrder("b", 3)]
     assert LAMINAR.restart(look) == []
 
 
 def test_an_empty_replica_that_serves_a_lost_version_waits_for_its_trajectories():
-    look = view(replica("a", 2), orphans=(2,))
+    look = view(replica("a", 2), versions_queued=(2,))
     assert LAMINAR.refresh(look) == []
     assert LAMINAR.place(look, [QueuedView(2, 2)]) == ["a"]
 
 
 def test_one_replica_ends_the_trajectories_of_one_version_before_it_goes_to_another():
-    both = view(replica("a", 2), orphans=(1, 2))
+    both = view(replica("a", 2), versions_queued=(1, 2))
     assert LAMINAR.refresh(both) == []
     assert LAMINAR.place(both, [QueuedView(1, 1), QueuedView(2, 2)]) == [None, "a"]
-    assert LAMINAR.refresh(view(replica("a", 2), orphans=(1,))) == [RefreshOrder("a", 1)]
+    assert LAMINAR.refresh(view(replica("a", 2), versions_queued=(1,))) == [RefreshOrder("a", 1)]
 
 
 def test_a_lost_version_that_is_neither_served_nor_held_is_lost_for_good():
-    look = view(replica("a"), orphans=(0, 3), held=(2, 3))
+    look = view(replica("a"), versions_queued=(0, 3), pullable=(2, 3))
     assert LAMINAR.restart(look) == [0]
     assert AREAL.restart(look) == []
 
 
 def test_a_lost_version_that_rlax_would_reload_from_at_once_is_not_rescued():
-    look = view(replica("a", -1), orphans=(1,))
+    look = view(replica("a", -1), versions_queued=(1,))
     assert RLAX.refresh(look) == [RefreshOrder("a", 3)]
     assert RLAX.restart(look) == [1]
 

@@ -26,7 +26,7 @@ def view(*replicas, groups=(), newest=1, batch_groups=4):
     return View(
         version=newest,
         newest=newest,
-        held=(newest,),
+        pullable=(newest,),
         steps_left=100,
         batch_groups=batch_groups,
         group_size=4,

@@ -17,7 +17,7 @@ def look(num_replicas):
     return View(
         version=0,
         newest=0,
-        held=(0,),
+        pullable=(0,),
         steps_left=9,
         batch_groups=5,
         group_size=4,
@@ -128,7 +128,9 @@ def test_rlboost_begins_as_much_as_the_replicas_that_are_there_can_hold():
     built = build(config({"kind": "rlboost", "staleness_max": 3}))
 
     def live_max(num):
-        return built.groups_max(replace(look(num), replicas=tuple(replica(f"r{i}", 0) for i in range(num))))
+        return built.live_groups_max(
+            replace(look(num), replicas=tuple(replica(f"r{i}", 0) for i in range(num)))
+        )
 
     # A batch of 5 groups, and 2 x 10 slots / 4 = 5 groups for each replica, up to the bound's 3 batches.
     assert [live_max(num) for num in range(6)] == [5, 10, 15, 20, 20, 20]

@@ -25,7 +25,7 @@ def scene(rng, **faults):
         relay_versions=rng.randint(1, 5),
         step_probability=rng.choice([0.1, 0.3, 1.0]),
         pull_probability=rng.choice([0.2, 0.5, 1.0]),
-        group_steps=rng.choice([0.1, 1.0, 10.0]),
+        group_duration_batches=rng.choice([0.1, 1.0, 10.0]),
         **faults,
     )
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from millrace.controller.fault import may_restart
-from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import ConfigError, RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events

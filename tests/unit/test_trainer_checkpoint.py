@@ -55,7 +55,7 @@ def test_a_step_goes_on_while_its_state_is_written_and_its_update_waits(publishe
     trainer.optimizer.register_step_post_hook(lambda *_: updated.set())
     saver.begin(trainer, tmp_path)
     trained(3, tmp_path, 2, trainer)
-    info = saver.saved()
+    info = saver.result()
     monkeypatch.undo()
     assert (info.version, trainer.version) == (2, 3)
     resumed = make_trainer(model=tiny_model(seed=9), published=published)
@@ -80,7 +80,7 @@ def test_an_update_waits_until_the_state_before_it_is_written(tmp_path, monkeypa
     saver.begin(trainer, tmp_path)
     trained(2, tmp_path, 1, trainer)
     assert order == ["written", "updated"]
-    assert saver.saved().stall_s > 0
+    assert saver.result().stall_s > 0
 
 
 def test_a_save_that_fails_holds_up_no_update(tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_a_save_that_fails_holds_up_no_update(tmp_path, monkeypatch):
     trained(2, tmp_path, 1, trainer)
     for _ in range(2):
         with pytest.raises(StorageError, match="cannot be written"):
-            saver.saved()
+            saver.result()
 
 
 def test_a_large_checkpoint_has_several_files_and_none_may_be_missing(tmp_path, monkeypatch):

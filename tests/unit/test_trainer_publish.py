@@ -56,7 +56,7 @@ def test_the_trainer_goes_on_after_the_copy_and_its_update_waits_for_the_digest(
     assert [version for version, _ in bench.writer.written] == [0]
     assert not bench.writer.ended and not bench.order
     bench.optimizer.step()
-    published = bench.publisher.published()
+    published = bench.publisher.result()
     assert bench.order == ["digested", "updated"] and bench.writer.ended == [0]
     assert (published.version, published.digest) == (0, due) and bench.held() != due
     assert published.stall_s > 0 and published.digest_s > 0
@@ -67,7 +67,7 @@ def test_a_version_is_begun_when_the_one_before_is_whole(bench):
     bench.optimizer.step()
     bench.begin(1)
     assert bench.writer.ended[0] == 0
-    assert bench.publisher.published().version == 1 and bench.writer.ended == [0, 1]
+    assert bench.publisher.result().version == 1 and bench.writer.ended == [0, 1]
 
 
 def test_what_is_told_is_the_digest_of_the_weights_and_not_of_the_copy(bench, monkeypatch):
@@ -75,7 +75,7 @@ def test_what_is_told_is_the_digest_of_the_weights_and_not_of_the_copy(bench, mo
     monkeypatch.setattr(bench.publisher.buffers, "fill", lambda: [])  # a copy of nothing
     bench.begin()
     bench.go.set()
-    assert bench.publisher.published().digest == digest_buffers(honest())
+    assert bench.publisher.result().digest == digest_buffers(honest())
 
 
 @pytest.mark.parametrize("method", ["fill", "end"])
@@ -89,16 +89,16 @@ def test_a_publish_that_fails_holds_up_no_update_and_can_be_repeated(bench, meth
         bench.optimizer.step()
         for _ in range(2):
             with pytest.raises(TornVersionError):
-                bench.publisher.published()
+                bench.publisher.result()
     bench.begin()
-    assert bench.publisher.published().version == 0 and bench.writer.ended == [0]
+    assert bench.publisher.result().version == 0 and bench.writer.ended == [0]
 
 
 def test_another_relay_gets_the_version_again(bench):
     bench.go.set()
     for endpoint in (HERE, HERE, THERE):
         bench.begin(0, endpoint)
-    assert bench.publisher.published().version == 0 and bench.writer.ended == [0, 0]
+    assert bench.publisher.result().version == 0 and bench.writer.ended == [0, 0]
 
 
 def test_weights_that_changed_since_they_were_published_are_refused(bench):
@@ -120,7 +120,7 @@ def test_weights_that_changed_in_memory_since_they_were_published_are_not_traine
         bench.optimizer.step()
         bench.optimizer.step()  # of the same batch: nobody published in between
     bench.begin(3)
-    bench.publisher.published()
+    bench.publisher.result()
     with torch.no_grad():
         bench.weight[1, 2] += 1.0
     bench.order.clear()

@@ -60,13 +60,13 @@ def test_a_repeated_publish_writes_nothing_again(make_role):
         role = make_role()
         await role.load(None)
         await role.publish(HERE)
-        first = await role.published()
+        first = await role.await_published()
         await role.publish(HERE)
-        assert await role.published() is first
+        assert await role.await_published() is first
         assert len(WRITERS[0].written) == 1
         await role.step(make_batch(0))
         await role.publish(HERE)
-        assert (await role.published()).version == 1
+        assert (await role.await_published()).version == 1
 
     asyncio.run(scenario())
 
@@ -115,7 +115,7 @@ def test_what_is_published_are_the_current_weights_in_the_published_dtype(make_r
         state = await role.load(None)
         for version in range(2):
             await role.publish(HERE)
-            published = await role.published()
+            published = await role.await_published()
             wanted = {n: t.to(getattr(torch, dtype)) for n, t in weights(role).items()}
             assert "lm_head.weight" not in wanted  # tied
             assert published.version == version
@@ -166,7 +166,7 @@ def test_a_checkpoint_is_loaded_by_a_new_incarnation_and_old_ones_are_pruned(mak
         for version in range(3):
             await role.step(make_batch(version))
             await role.checkpoint(str(tmp_path / "checkpoints"))
-            info = await role.saved()
+            info = await role.await_saved()
         assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["v00000002", "v00000003"]
         reborn = make_role()
         state = await reborn.load(info.path)
@@ -292,7 +292,7 @@ def test_weights_that_changed_in_memory_since_they_were_published_are_never_save
         await role.load(None)
         await role.publish(HERE)
         await role.checkpoint(str(tmp_path / "whole"))
-        await role.saved()
+        await role.await_saved()
         with torch.no_grad():
             role._trainer.model.get_input_embeddings().weight[3, 5] += 1e-3
         with pytest.raises(DigestMismatchError, match="trainer's weights of version 0 changed in memory"):
@@ -307,7 +307,7 @@ def test_weights_that_changed_in_memory_since_they_were_published_are_never_trai
         role = make_role()
         await role.load(None)
         await role.publish(HERE)
-        await role.published()
+        await role.await_published()
         with torch.no_grad():
             role._trainer.model.get_input_embeddings().weight[3, 5] += 1e-3
         with pytest.raises(DigestMismatchError, match="trainer's weights of version 0 changed in memory"):

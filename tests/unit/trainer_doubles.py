@@ -210,7 +210,7 @@ def whole_sequences(**changes: Any) -> Algorithm:
 def save_checkpoint(trainer: PolicyTrainer, directory: Path) -> Path:
     saver = Saver(trainer.optimizer, trainer.ranks)
     saver.begin(trainer, directory)
-    return Path(saver.saved().path)
+    return Path(saver.result().path)
 
 
 def weights_of(trainer: PolicyTrainer) -> list[torch.Tensor]:

@@ -11,13 +11,13 @@ from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
-from millrace.controller.pulse import Waits
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.state.lineage import Lineage
 from millrace.controller.state.orders import Abort, Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
 from millrace.controller.state.trajectories import RunNumbers
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger
@@ -58,7 +58,7 @@ class RunContext:
         hosts = [spec.place.host for spec in fleet.relays]
         relays = Relays(hosts, self.trainer_hosts, config.weights.directory or "")
         self.state = RunState(_numbers(config), fleet.hosts, relays)
-        self.published: deque[Published] = deque()  # in the slots of the root relay, not yet staged
+        self.to_stage: deque[Published] = deque()  # in the slots of the root relay, not yet staged
         self.to_relays = Pulse()  # for relays only: `pulse` fires with every completion
         self.lineage = Lineage()
         self.arithmetic = ""  # how the newest trainer process rounds its steps
@@ -151,7 +151,7 @@ class RunContext:
             reason=getattr(score, "reason", ""),
         )
         if trajectory.state is State.BUFFERED:
-            self.state.note_ready(trajectory.group_id, clock.now())
+            self.state.measure_group(trajectory.group_id, clock.now())
         if trajectory.state is not State.SCORED:  # its group is complete, or it ended: a decision may differ
             self.pulse.fire()
 
@@ -217,10 +217,10 @@ class RunContext:
 
     def flush(self) -> None:
         """Write changed trajectories to the ledger."""
-        self.hand_over()
+        self.update_ledger()
         self.ledger.flush()
 
-    def hand_over(self) -> None:
+    def update_ledger(self) -> None:
         """Give changed trajectories to the ledger, which is about to write, and report the ended ones."""
         self.written_s = clock.now()
         changed, grown, ended = self.state.changes()

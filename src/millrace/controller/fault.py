@@ -5,8 +5,9 @@
     every other error: a bug of the controller, the          the run's, which ends
     ledger, the cluster, the data, cancellation
 
-An error of a joining worker never ends a run. An error of a first worker that has done no work ends the run
-at once: most often a setting is wrong. A worker that has worked is given up if others do the same work.
+A worker that joined later and has done no work is given up, even with wrong weights. An error of a first
+worker that has done no work ends the run at once: most often a setting is wrong. A worker that has worked is
+given up if others do the same work, but wrong weights end the run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from millrace.core.errors import (
     WorkerError,
 )
 
-ALONE = ("trainer", "reference")
+IRREPLACEABLE = ("trainer", "reference")
 """Roles whose errors end the run at once, unless the error is a death: another start would meet it again."""
 
 
@@ -45,7 +46,7 @@ def may_restart(error: BaseException, role: str, *, started: bool, worked: bool)
         return True
     return (
         worked
-        and (role not in ALONE or isinstance(error, RemoteError))
+        and (role not in IRREPLACEABLE or isinstance(error, RemoteError))
         and not isinstance(error, WeightsError)
     )
 

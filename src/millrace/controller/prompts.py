@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import PlannedRestart
+from millrace.controller.waits import Waits
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import BadPrompt, Prompt

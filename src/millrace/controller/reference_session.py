@@ -40,7 +40,7 @@ class ReferenceSession:
     async def run(self, handle: Handle) -> None:
         """Ends with the run."""
         run = self._run
-        while not (published := run.ledger.published(0)):
+        while not (published := run.ledger.version_records(0)):
             await run.pulse.wait(timeout_s=TICK_S)
         with run.waits.waiting(NAME, "its weights to load", bounded=True):
             run.computes(NAME, await run.patience.call(handle, "load", published[-1].digest))

@@ -15,8 +15,8 @@ from contextlib import aclosing
 
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
-from millrace.controller.pulse import Waits
 from millrace.controller.supervisor import PlannedRestart
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import MillraceError, OutOfMemory, RewardError, WorkerDied
 from millrace.core.protocols import Handle

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.controller.fault import is_workers, may_restart, starting
-from millrace.controller.pulse import Waits
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, DigestMismatchError, WorkerDied, WorkerError, alone, leaves
 from millrace.core.events import Events
@@ -88,10 +88,10 @@ class Supervisor:
         spec: WorkerSpec,
         session: Session,
         exempt: Exempt = never,
-        leaves: Callable[[], bool] = _stays,
+        is_leaving: Callable[[], bool] = _stays,
     ) -> None:
         """Run `session` on incarnation after incarnation of `spec`. Returns when a session returns, or when
-        the worker dies and `leaves` says that it was to leave. A worker that is `exempt` may leave a
+        the worker dies and `is_leaving` says that it was to leave. A worker that is `exempt` may leave a
         heartbeat unanswered: its work has another deadline.
 
         Raises: the worker's error that another start would meet again; WorkerError when the restart budget is
@@ -106,7 +106,7 @@ class Supervisor:
             except Exception as failures:
                 cause = _of_worker(failures)
             _heed_cancel()
-            if leaves() and not isinstance(cause, DigestMismatchError):
+            if is_leaving() and not isinstance(cause, DigestMismatchError):
                 return
             worked = died_at is not None or self._waits.fruitful(spec.name)
             if not may_restart(cause, spec.role, started=spec.name in self._epochs, worked=worked):

@@ -98,7 +98,7 @@ class TrainerSession:
                 break
             taken_s = clock.now()
             result = await self._step(handle, batch)
-            await self._published()
+            await self._await_publishing()
             if isinstance(result, StepRejected):
                 self._reject(result)
                 if result.weights_lost:
@@ -113,8 +113,8 @@ class TrainerSession:
                 await self._publish(handle, background)
                 await self._checkpoint(handle, background, state.version)
         await self._checkpoint(handle, background, state.version)
-        await self._published()
-        await self._saved()
+        await self._await_publishing()
+        await self._await_saving()
         if self._export is not None:
             await self._call(handle, "export", self._export)
         await self._evaluated(handle, background)
@@ -139,7 +139,7 @@ class TrainerSession:
         If the last trainer process died before it had caught up, every replayed step is saved. Then even a
         process that lives for little more than one step makes progress.
         """
-        await self._saved()
+        await self._await_saving()
         run, died_in_catch_up, self._catching_up = self._run, self._catching_up, True
         checkpoint = run.ledger.checkpoint()
         path = checkpoint.path if checkpoint else None
@@ -161,7 +161,7 @@ class TrainerSession:
             self._emit_step(batch, record, result, wait_s=0.0, replayed=True)
             if died_in_catch_up:
                 await self._checkpoint(handle, background, record.version)
-                await self._saved()
+                await self._await_saving()
         self._catching_up = False
 
     async def _batch_of(self, record: StepRecord) -> Batch:
@@ -203,7 +203,7 @@ class TrainerSession:
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}", bounded=True):
             saving = self._saving is not None and not self._saving.done()  # the update waits for its files
             digesting = self._publishing is not None and not self._publishing.done()
-            also_s = self._run.patience.deadline_s("published") if digesting else 0.0
+            also_s = self._run.patience.deadline_s("await_published") if digesting else 0.0
             result: StepResult | StepRejected = await self._call(
                 handle, "step", batch, waits=saving, also_s=also_s
             )
@@ -240,7 +240,7 @@ class TrainerSession:
         group_ids = [group.group_id for group in batch.groups]
         trained = [s.trajectory_id for group in batch.groups for s in group.sequences]
         record = StepRecord(result.version, group_ids, trained, dict(result.metrics))
-        run.hand_over()
+        run.update_ledger()
         run.ledger.commit_step(record)
         run.state.committed(result.version)
         return record
@@ -252,7 +252,7 @@ class TrainerSession:
         roots = run.roots
         if not roots or self._published_to == (target := (roots, run.state.version)):
             return
-        await self._published()
+        await self._await_publishing()
         try:
             await self._call(handle, "publish", *roots)
         except UnknownVersionError:
@@ -260,25 +260,25 @@ class TrainerSession:
         self._published_to = target
         for host in run.trainer_hosts:
             run.state.relays.put(host, run.state.version)
-        self._publishing = background.create_task(self._hand_over(handle, *target), name="publish")
+        self._publishing = background.create_task(self._offer_to_relays(handle, *target), name="publish")
 
-    async def _hand_over(self, handle: Handle, roots: tuple[Endpoint, ...], version: int) -> None:
+    async def _offer_to_relays(self, handle: Handle, roots: tuple[Endpoint, ...], version: int) -> None:
         """Wait until the copied `version` is complete in its slots. Then the relays may stage it."""
         run = self._run
         with run.waits.waiting("publication", f"the digest of version {version}", bounded=True):
-            published: Published = await self._call(handle, "published")
+            published: Published = await self._call(handle, "await_published")
         if run.roots != roots:
             return  # a root relay died meanwhile, and its slots with it
-        run.lineage.published(published)
+        run.lineage.note_digest(published)
         if len(roots) == 1:
-            run.published.append(published)
+            run.to_stage.append(published)
         else:
             run.state.relays.wrote(version, published.digest)
         run.to_relays.fire()
         run.events.emit("published", **asdict(published))
         run.pulse.fire()
 
-    async def _published(self) -> None:
+    async def _await_publishing(self) -> None:
         """Wait until no version is being digested. One that fails ends the session."""
         if self._publishing is not None:
             await self._publishing
@@ -298,7 +298,7 @@ class TrainerSession:
         if self._checkpointed == version:
             return
         began_s = clock.now()
-        await self._saved()
+        await self._await_saving()
         waited_s = clock.now() - began_s
         with self._run.waits.waiting("trainer", "its checkpoint", bounded=True):
             await self._call(handle, "checkpoint", self._checkpoints)
@@ -310,12 +310,12 @@ class TrainerSession:
         run = self._run
         with run.waits.waiting("checkpoint", "its files", bounded=True):
             info: CheckpointInfo = await self._call(
-                handle, "saved", run.evaluations.spared(run.state.version)
+                handle, "await_saved", run.evaluations.spared(run.state.version)
             )
         run.ledger.commit_checkpoint(info)
         run.events.emit("checkpoint", **asdict(info) | {"stall_s": info.stall_s + waited_s})
 
-    async def _saved(self) -> None:
+    async def _await_saving(self) -> None:
         """Wait until no checkpoint is under way. One that fails ends the session."""
         if self._saving is not None:
             await self._saving

@@ -137,14 +137,14 @@ class Trainer(Protocol):
         trainer's hosts in their order. The ranks of a host copy their own blocks. Training goes on while the
         version is digested; no replica can read it before. A repeat copies nothing."""
 
-    async def published(self) -> Published:
+    async def await_published(self) -> Published:
         """Wait until the version that was copied last is digested, and complete in its slot."""
 
     async def checkpoint(self, directory: str) -> None:
         """Begin to save everything as `directory`/`v{version:08d}`, atomically. Training goes on meanwhile.
         A second checkpoint waits for the first one."""
 
-    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
+    async def await_saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
         """Wait until the last checkpoint is complete. Old checkpoints are removed, except those of the
         versions `spared`."""
 
@@ -301,10 +301,10 @@ class Ledger(Protocol):
 
     def commit_checkpoint(self, info: CheckpointInfo) -> None: ...
 
-    def published(self, version: int) -> list[VersionRecord]:
+    def version_records(self, version: int) -> list[VersionRecord]:
         """The records of `version`, the first one first. A repeat that was rounded differently adds one."""
 
-    def publish(self, record: VersionRecord) -> None: ...
+    def record_version(self, record: VersionRecord) -> None: ...
 
     def evaluations(self) -> list[EvaluationRecord]:
         """All evaluations, in the order of their versions."""

@@ -30,7 +30,7 @@ class State(StrEnum):
     TRAINED = "trained"  # part of a batch that was applied
     REJECTED = "rejected"  # refused by a filter
     STALE = "stale"  # too old to be trained on
-    ABANDONED = "abandoned"  # never completed
+    ABANDONED = "abandoned"  # a member of its group kills replica after replica
     FAILED = "failed"  # the environment or the reward raised
 
 
@@ -253,7 +253,8 @@ class StepResult(msgspec.Struct, frozen=True):
 class StepRejected(msgspec.Struct, frozen=True):
     """The batch cannot be trained on; the version is unchanged. `trajectory_ids` are at fault: all of the
     batch if the trainer cannot tell which. `weights_lost`: the trainer must load again before its next batch.
-    `unfit`: no weights could be trained on these; if not, the loss or gradient is not finite."""
+    `unfit`: the trajectories are wrong under any weights. Not `unfit`: a loss or gradient is not finite, and
+    the weights may be the reason."""
 
     version: int
     trajectory_ids: list[int]

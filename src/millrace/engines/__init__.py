@@ -1,2 +1,1 @@
-"""Engines behind `rollout.protocol.Engine`: Millrace's own and those of other projects.
-`rollout.engine_kinds` names each engine."""
+"""The three engines behind `rollout.protocol.Engine`: our own, vLLM in a replica, vLLM as a server."""

@@ -157,7 +157,7 @@ class SqliteLedger:
             row = (info.version, records.relative(info.path, self._directory), info.save_s, wall())
             self._db.execute(records.INSERT_CHECKPOINT, row)
 
-    def publish(self, record: VersionRecord) -> None:
+    def record_version(self, record: VersionRecord) -> None:
         self._buffer.published.append(record)
 
     def evaluated(self, record: EvaluationRecord, attempts: Sequence[EvaluationAttempt]) -> None:
@@ -228,7 +228,7 @@ class SqliteLedger:
         with reading(self._path, f"read the steps after {version}"):
             return steps_after(self._db, version)
 
-    def published(self, version: int) -> list[VersionRecord]:
+    def version_records(self, version: int) -> list[VersionRecord]:
         with reading(self._path, f"read version {version}"):
             recorded = records.load_published(self._db, version)
         return recorded + [record for record in self._buffer.published if record.version == version]

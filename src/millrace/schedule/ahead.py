@@ -39,7 +39,7 @@ class WithCapacity:
     staleness_max: int | None
     rounds: int
 
-    def groups_max(self, view: View) -> int:
+    def wanted_groups_max(self, view: View) -> int:
         """Live groups at most, without those in training. Without replicas one batch."""
         lead = view.version - view.newest
         slots = sum(replica.slots for replica in view.replicas)
@@ -69,7 +69,7 @@ class Ahead:
     staleness_max: int | None
     batches: float | None = None
 
-    def groups_max(self, view: View) -> int:
+    def wanted_groups_max(self, view: View) -> int:
         """Live groups at most, without those in training. If all were ready in time, the last of them would
         be trained `_batches` versions after the newest weights."""
         lead = view.version - view.newest
@@ -80,7 +80,7 @@ class Ahead:
         if self.batches is not None:
             return min(self.batches, limit)
         replicas = max(1, len(view.replicas))
-        enough = min(RESERVE * view.group_steps, (limit + 1) / 2, AHEAD_MAX)
+        enough = min(RESERVE * view.group_duration_batches, (limit + 1) / 2, AHEAD_MAX)
         wanted = max(1.0, floor(enough * replicas) / replicas)
         younger = 0.0 if view.staleness is None else (1 - YOUNGER) * wanted - view.staleness
         return min(wanted + GAIN * max(0.0, younger), limit, max(AHEAD_MAX, wanted))

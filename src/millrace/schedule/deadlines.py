@@ -32,7 +32,7 @@ def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
     return UNBOUNDED_ROUNDS * max(batch_groups, -(-slots // group_size))
 
 
-def groups_max(view: View, staleness_max: int | None) -> int:
+def remaining_groups_max(view: View, staleness_max: int | None) -> int:
     """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
     consumed = view.steps_left * view.batch_groups
     if staleness_max is not None:
@@ -41,18 +41,18 @@ def groups_max(view: View, staleness_max: int | None) -> int:
     return min(consumed, unbounded_groups_max(slots, view.batch_groups, view.group_size))
 
 
-def groups_room(view: View, staleness_max: int | None, live_max: int = NO_LIMIT) -> int:
-    """New groups that may start on the newest version now: within the bound, within `groups_max`, and so that
-    at most `live_max` are live."""
-    room = max(0, min(live_max, groups_max(view, staleness_max)) - len(view.groups))
-    return min(room, Deadlines(view, staleness_max, view.groups).room(view.newest))
+def startable_groups(view: View, staleness_max: int | None, live_max: int = NO_LIMIT) -> int:
+    """New groups that may start on the newest version now: within the bound, within `remaining_groups_max`,
+    and so that at most `live_max` are live."""
+    startable = max(0, min(live_max, remaining_groups_max(view, staleness_max)) - len(view.groups))
+    return min(startable, Deadlines(view, staleness_max, view.groups).places_left(view.newest))
 
 
 class Deadlines:
     """Groups counted by deadline, with the free places for each deadline.
 
-    Each live deadline costs one entry. So the cost of `room` and `add` grows with the distinct births, which
-    are few, and not with the groups. `staleness_max` None: every group fits.
+    Each live deadline costs one entry. So the cost of `places_left` and `add` grows with the distinct births,
+    which are few, and not with the groups. `staleness_max` None: every group fits.
     """
 
     def __init__(self, view: View, staleness_max: int | None, groups: Iterable[GroupView] = ()) -> None:
@@ -71,7 +71,7 @@ class Deadlines:
         """Whether every group in the book can be trained by its deadline."""
         return all(free >= 0 for free in self._free)
 
-    def room(self, birth: int) -> int:
+    def places_left(self, birth: int) -> int:
         """How many more groups of this birth keep the book feasible. Grows with `birth`."""
         if self._bound is None:
             return NO_LIMIT
@@ -146,7 +146,7 @@ def overdue(view: View, staleness_max: int | None) -> list[int]:
         return []
     kept, given_up = Deadlines(view, staleness_max), []
     for group in sorted(view.groups, key=lambda g: (not g.ready, g.group_id)):
-        if kept.room(group.birth):
+        if kept.places_left(group.birth):
             kept.add(group.birth)
         else:
             given_up.append(group.group_id)

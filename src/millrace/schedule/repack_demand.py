@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from millrace.schedule.ahead import Ahead
-from millrace.schedule.deadlines import groups_room
+from millrace.schedule.deadlines import startable_groups
 from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 PACKED_MAX = 48
@@ -40,7 +40,7 @@ class OnDemand:
     batch_max: int | None = None
 
     def moves(self, view: View) -> list[RepackOrder]:
-        room = groups_room(view, self.ahead.staleness_max, self.ahead.groups_max(view))
+        room = startable_groups(view, self.ahead.staleness_max, self.ahead.wanted_groups_max(view))
         wanted = replicas_wanted(view, room)
         behind = [r for r in view.replicas if r.serving and r.version < view.newest_for(r)]
         return plan_demand(behind, [self._limit(view, replica) for replica in behind], wanted=wanted)

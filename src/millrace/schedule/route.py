@@ -18,8 +18,8 @@ class Route(Protocol):
         """The rank of `replica` for the next group; None: the group may not start there.
 
         `load` counts the trajectories of `replica`, with the groups that this decision has routed to it. A
-        replica that is about to serve (`busy`) is as it will be after its pull. If it has a rank it may get a
-        group: the group waits there until the pull is done.
+        busy replica is as it will be after its pull. A busy replica with a rank reserves places of the bound
+        for its time after the pull. No group is admitted there yet.
         """
 
     def describe(self) -> str:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
 from millrace.schedule.ahead import Ahead, WithCapacity
-from millrace.schedule.deadlines import Deadlines, choose, groups_max, overdue
+from millrace.schedule.deadlines import Deadlines, choose, overdue, remaining_groups_max
 from millrace.schedule.place import placements
 from millrace.schedule.refresh import Refresh
 from millrace.schedule.repack import Repack
@@ -56,9 +56,10 @@ class Schedule:
         """Replica ids: one new group may start now on each entry, in this order (repeats allowed).
 
         A group enters only if it and all live groups can still be trained by their deadlines. Groups beyond
-        what the remaining steps consume never enter. Call it after `refresh`.
+        what the remaining steps consume never enter. A busy replica reserves places of the bound for its time
+        after the pull, and gets no group yet. Call it after `refresh`.
         """
-        left = self.groups_max(view) - len(view.groups)
+        left = self.live_groups_max(view) - len(view.groups)
         if left <= 0:
             return []
         replicas = self._after_pulls(view)
@@ -75,7 +76,7 @@ class Schedule:
         while queue and left:
             _, index = heappop(queue)
             replica = replicas[index]
-            if not book.room(replica.version):
+            if not book.places_left(replica.version):
                 continue
             book.add(replica.version)
             if not replica.busy:
@@ -86,11 +87,11 @@ class Schedule:
                 heappush(queue, (rank, index))
         return admitted
 
-    def groups_max(self, view: View) -> int:
+    def live_groups_max(self, view: View) -> int:
         """Live groups at most: what the remaining steps consume, a named limit where unbounded, and
         no further ahead than is wanted."""
-        allowed = groups_max(view, self.staleness_max)
-        return allowed if self.ahead_rule is None else min(allowed, self.ahead_rule.groups_max(view))
+        allowed = remaining_groups_max(view, self.staleness_max)
+        return allowed if self.ahead_rule is None else min(allowed, self.ahead_rule.wanted_groups_max(view))
 
     def place(self, view: View, queued: Sequence[QueuedView]) -> list[str | None]:
         """A replica for each queued trajectory, in their order; None: wait. See `schedule.place`."""
@@ -111,7 +112,7 @@ class Schedule:
         for replica in sorted(view.replicas, key=lambda r: r.version >= 0):
             if replica.busy:
                 continue
-            rescue = [version for version in missing if version in view.held_by(replica)]
+            rescue = [version for version in missing if version in view.pullable_by(replica)]
             if rescue and replica.load == 0 and replica.version not in resumable:
                 missing.remove(rescue[0])
                 orders.append(RefreshOrder(replica.replica_id, rescue[0]))
@@ -143,13 +144,13 @@ class Schedule:
         return overdue(view, self.staleness_max)
 
     def restart(self, view: View) -> list[int]:
-        """Versions of orphans that no replica serves or will serve. These orphans begin again from their
+        """Versions of queued trajectories that no replica serves or will serve. They begin again from their
         prompts."""
         if self.mixes_versions:
             return []
         present = {replica.version_next for replica in view.replicas}
         reachable = present.union(self._resumable(view))
-        return [version for version in view.orphans if version not in reachable]
+        return [version for version in view.versions_queued if version not in reachable]
 
     def describe(self) -> dict[str, str]:
         """The five decisions, one line each."""
@@ -163,22 +164,23 @@ class Schedule:
         }
 
     def _after_pulls(self, view: View) -> list[ReplicaView]:
-        """The replicas as admission needs them: a replica that pulls, or will pull, is as after its pull."""
+        """The replicas as admission needs them. A replica that pulls, gets an order to pull now, or awaits a
+        version is as after its pull, and `busy` until then."""
         orders = {order.replica_id: order.version for order in self.refresh(view)}
         replicas = []
         for replica in view.replicas:
             if replica.replica_id in orders or replica.busy:
-                coming = orders.get(replica.replica_id, replica.version_next)
-                started = 0 if coming != replica.version else replica.groups_since_swap
-                replica = replace(replica, version=coming, busy=True, groups_since_swap=started)
+                version = orders.get(replica.replica_id, replica.version_next)
+                started = 0 if version != replica.version else replica.groups_since_swap
+                replica = replace(replica, version=version, busy=True, groups_since_swap=started)
             elif self._awaits(view, replica):
-                replica = replace(replica, version=replica.coming, busy=True, groups_since_swap=0)
+                replica = replace(replica, version=replica.fetching_version, busy=True, groups_since_swap=0)
             replicas.append(replica)
         return [replica for replica in replicas if replica.version >= 0]
 
     def _awaits(self, view: View, replica: ReplicaView) -> bool:
         """Whether `replica` can start nothing before the version that its host is about to get."""
-        if replica.coming <= replica.version or replica.load > 0:
+        if replica.fetching_version <= replica.version or replica.load > 0:
             return False
         bound = self.staleness_max
         return replica.version < 0 or (bound is not None and view.version - replica.version > bound)
@@ -191,13 +193,14 @@ class Schedule:
         return self.refresh_rule.due(view, replica)
 
     def _resumable(self, view: View) -> list[int]:
-        """Versions of orphans that a replica could serve without a refresh to a newer version at once."""
+        """Versions of queued trajectories that can go on with their tokens: a replica serves or can pull the
+        version, and a replica that works under it is not due for newer weights at once."""
         if self.mixes_versions:
             return []
         served = {replica.version_next for replica in view.replicas}
         return [
             version
-            for version in view.orphans
-            if version in served or version in view.held
+            for version in view.versions_queued
+            if version in served or version in view.pullable
             if version >= view.newest or not self.refresh_rule.due(view, ReplicaView("", version, running=1))
         ]

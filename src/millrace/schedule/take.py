@@ -13,7 +13,7 @@ from typing import Protocol
 
 from millrace.schedule.view import GroupView, View
 
-REPLICAS = 8
+FULL_TOLERANCE_REPLICAS = 8
 """With so many replicas or more, `InOrder` has its full tolerance. Chosen in the simulator."""
 
 
@@ -42,38 +42,40 @@ class FirstReady:
 class InOrder:
     """In the order of the data stream, so that a batch is a sample of the stream and not of its short groups.
 
-    Waiting for every straggler would cost speed. So a batch passes over groups that are not ready, and later
-    batches take them up. A batch is fair if the number of groups it passes over and the number of groups it
-    takes up differ by at most sqrt(B). The mean length of B groups has a standard error of sigma / sqrt(B),
-    so the mean shifts by the same small number of standard errors for every B. A batch takes up more groups
-    only if nothing else is ready.
+    Waiting for every straggler would cost speed. So a batch skips groups that are not ready. A group is
+    *skipped* by a batch that has a later group of the stream. It is *caught up* by the batch that trains it
+    after it was skipped: its id is at most `View.reached`. A batch is fair if the numbers of groups that it
+    skips and that it catches up differ by at most sqrt(B). The mean length of B groups has a standard error
+    of sigma / sqrt(B), so the mean shifts by the same small number of standard errors for every B. A batch
+    catches up more groups only if nothing else is ready.
 
-    With fewer than `REPLICAS` replicas the tolerance is less in proportion, but at least 1. A replica starts
-    its share of a batch at once. With fewer and larger shares, more of a batch ends at the same time.
+    With fewer than `FULL_TOLERANCE_REPLICAS` replicas the tolerance is less in proportion, but at least 1. A
+    replica starts its share of a batch at once. With fewer and larger shares, more of a batch ends at the
+    same time.
     """
 
     def ranked(self, view: View, ready: list[GroupView]) -> list[GroupView]:
         size = view.batch_groups
-        tolerance = max(1, round(size**0.5 * min(1.0, len(view.replicas) / REPLICAS)))
+        tolerance = max(1, round(size**0.5 * min(1.0, len(view.replicas) / FULL_TOLERANCE_REPLICAS)))
         unready = sorted(g.group_id for g in view.groups if not g.ready and g.group_id > view.reached)
         in_order = sorted(ready, key=lambda group: group.group_id)
         split = bisect_right(in_order, view.reached, key=lambda group: group.group_id)
-        behind, new = in_order[:split], in_order[split:]
+        skipped, new = in_order[:split], in_order[split:]
 
         def balanced(num: int) -> bool:
-            """Whether a batch may take up `num` groups. The others are the first new groups."""
+            """Whether a batch may catch up `num` groups. The others are the first new groups."""
             rest = size - num
-            passed = bisect_right(unready, new[rest - 1].group_id) if 0 < rest <= len(new) else 0
-            return rest >= len(new) or num - passed <= tolerance
+            skips = bisect_right(unready, new[rest - 1].group_id) if 0 < rest <= len(new) else 0
+            return rest >= len(new) or num - skips <= tolerance
 
-        num = next(num for num in range(min(len(behind), size), -1, -1) if balanced(num))
+        num = next(num for num in range(min(len(skipped), size), -1, -1) if balanced(num))
         if len(unready) > num + tolerance:
             new = [group for group in new if group.group_id < unready[num + tolerance]]
         rest = size - num
-        return behind[:num] + new[:rest] + behind[num:] + new[rest:]
+        return skipped[:num] + new[:rest] + skipped[num:] + new[rest:]
 
     def describe(self) -> str:
-        return "in the order of the stream; as many unready groups are passed over as are taken up again"
+        return "in the order of the stream; about as many groups are skipped as are caught up"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
     replica_id: str
     version: int  # being served; -1: none yet
-    busy: bool = False  # a pull or a move is under way: the replica gets no order
+    busy: bool = False  # gets no order: it pulls or moves now, or will pull first (see `Schedule.admit`)
     pulling_version: int = -1  # the version of a pull under way; -1: none
     running: int = 0
     waiting: int = 0
@@ -37,9 +37,9 @@ class ReplicaView(msgspec.Struct, frozen=True):
     kv_capacity_tokens: int = 1
     steps_since_swap: int = 0
     groups_since_swap: int = 0  # groups started here under the present version
-    held: tuple[int, ...] | None = None  # versions that its host holds, oldest first; None: `View.held`
-    coming: int = -1  # the version that its host is about to hold; -1: none
-    due: int = -1  # the version that the trainer has just copied there: pullable in a moment; -1: none
+    pullable: tuple[int, ...] | None = None  # versions that its host holds; None: `View.pullable`
+    fetching_version: int = -1  # the version that its host is about to get from another host; -1: none
+    staging_version: int = -1  # the version that the trainer has just copied to its host; -1: none
 
     @property
     def load(self) -> int:
@@ -73,16 +73,18 @@ class View(msgspec.Struct, frozen=True):
 
     version: int
     newest: int  # newest version that any host holds; -1: none
-    held: tuple[int, ...]  # all versions that some replica can get, oldest first
+    pullable: tuple[int, ...]  # all versions that some replica can pull, oldest first
     steps_left: int  # versions still to make
     batch_groups: int
     group_size: int
     max_sequence_tokens: int  # prompt + completion at most: what a trajectory may need in KV
     groups: tuple[GroupView, ...]  # live groups in admission order
     replicas: tuple[ReplicaView, ...]  # those that are up, in a fixed order
-    orphans: tuple[int, ...] = ()  # versions of the partial tokens of lost trajectories, ascending
+    versions_queued: tuple[int, ...] = ()  # of the newest tokens of queued trajectories, ascending
     reached: int = -1  # the highest id of a group that was ever trained: the position in the data stream
-    group_steps: float = 1.0  # batches that a trainer without waits trains while one group is generated
+    group_duration_batches: float = (
+        1.0  # batches that a trainer without waits trains while one group is generated
+    )
     staleness: float | None = None  # mean of recently trained tokens; None: too little was trained
     num_replicas: int = 0  # of the run, up or not; at least those that are up
 
@@ -91,17 +93,17 @@ class View(msgspec.Struct, frozen=True):
         """Replicas that share the work, at least 1."""
         return max(1, self.num_replicas, len(self.replicas))
 
-    def held_by(self, replica: ReplicaView) -> tuple[int, ...]:
+    def pullable_by(self, replica: ReplicaView) -> tuple[int, ...]:
         """What `replica` can pull: the versions of its host, oldest first."""
-        return self.held if replica.held is None else replica.held
+        return self.pullable if replica.pullable is None else replica.pullable
 
     def newest_for(self, replica: ReplicaView) -> int:
         """The newest version that `replica` can pull; -1: none."""
-        return self.newest if replica.held is None else max(replica.held, default=-1)
+        return self.newest if replica.pullable is None else max(replica.pullable, default=-1)
 
     def behind(self, replica: ReplicaView) -> bool:
         """Whether `replica` can pull a newer version than it serves, now or in a moment."""
-        return replica.version < max(self.newest_for(replica), replica.due)
+        return replica.version < max(self.newest_for(replica), replica.staging_version)
 
 
 class RefreshOrder(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ class Scene:
     token_probability: float = 0.6  # that a running trajectory gets its next token
     repack_probability: float = 0.3  # that the controller looks at moves
     crash_probability: float = 0.0
-    group_steps: float = 2.0  # duration of a group in steps, as measured
+    group_duration_batches: float = 2.0  # duration of a group in batches, as measured
     fail_probability: float = 0.0  # that a finished group is rejected
     ticks_max: int = 20_000
 
@@ -129,20 +129,20 @@ class _Stage:
     # ---- what the controller sees
 
     def view(self) -> View:
-        orphans = {m.last for _, m in self._lost() if m.tokens}
+        versions_queued = {m.last for _, m in self._lost() if m.tokens}
         return View(
             version=self.step,
             newest=self.versions[-1],
-            held=tuple(self.versions),
+            pullable=tuple(self.versions),
             steps_left=self.scene.steps - self.step,
             batch_groups=self.scene.batch_groups,
             group_size=self.scene.group_size,
             max_sequence_tokens=PROMPT_TOKENS + self.scene.tokens_max,
             groups=tuple(GroupView(g.group_id, g.birth, g.ready_rank) for g in self.groups.values()),
             replicas=tuple(self._replica_view(replica) for replica in self.replicas.values()),
-            orphans=tuple(sorted(orphans)),
+            versions_queued=tuple(sorted(versions_queued)),
             reached=max((group_id for batch in self.outcome.batches for group_id in batch), default=-1),
-            group_steps=self.scene.group_steps,
+            group_duration_batches=self.scene.group_duration_batches,
         )
 
     def _replica_view(self, replica: _Replica) -> ReplicaView:

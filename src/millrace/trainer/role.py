@@ -102,20 +102,20 @@ class TorchTrainer:
     async def publish(self, *endpoints: Endpoint) -> None:
         await self._run(lambda: self._publish(endpoints[self._ranks.host]), "publishing")
 
-    async def published(self) -> Published:
+    async def await_published(self) -> Published:
         """Without a turn: steps go on meanwhile."""
         if self._publisher is None:
             raise WorkerError("the trainer has no weights yet: `load` must come first")
-        return await asyncio.to_thread(self._publisher.published)
+        return await asyncio.to_thread(self._publisher.result)
 
     async def checkpoint(self, directory: str) -> None:
         await self._run(lambda: self._checkpoint(directory), "a checkpoint")
 
-    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
+    async def await_saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
         """Without a turn: steps go on meanwhile."""
         if self._saver is None:
             raise WorkerError("the trainer has no weights yet: `load` must come first")
-        info = await asyncio.to_thread(self._saver.saved)
+        info = await asyncio.to_thread(self._saver.result)
         directory, keep = Path(info.path).parent, self._config.checkpoints.keep
         if self._ranks.rank == 0:
             await asyncio.to_thread(

@@ -24,8 +24,8 @@ from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.context import RunContext
 from millrace.controller.evaluation.due import GONE, rest_s
 from millrace.controller.evaluation.evaluation_state import PromptAttempt, Underway
-from millrace.controller.pulse import Waits
 from millrace.controller.reward_pool import RewardPool
+from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import (
     DataError,

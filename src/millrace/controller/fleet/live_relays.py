@@ -70,7 +70,7 @@ class LiveRelays:
         session = RelaySession(host, run, self._slot_bytes, lambda: self._needed(host))
         while self._needed(host):
             try:
-                await self._supervisor.keep(spec, session.run, leaves=lambda: not self._needed(host))
+                await self._supervisor.keep(spec, session.run, is_leaving=lambda: not self._needed(host))
             except MillraceError as error:
                 lost = isinstance(error.__cause__, HostLost)
                 if run.state.relays[host].root or not (lost or self._may_go_on_without(spec, error)):

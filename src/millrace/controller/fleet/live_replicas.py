@@ -125,7 +125,7 @@ class LiveReplicas:
         session = ReplicaSession(name, run, self.noticed)
         try:
             async with asyncio.timeout(0 if record.leaving else None) as self._limits[name]:
-                await self._supervisor.keep(spec, session.run, leaves=lambda: bool(record.leaving))
+                await self._supervisor.keep(spec, session.run, is_leaving=lambda: bool(record.leaving))
         except (TimeoutError, MillraceError) as error:
             if not (record.leaving and isinstance(error, TimeoutError | WorkerError)):
                 self._go_on_without(name, error)

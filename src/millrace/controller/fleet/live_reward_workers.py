@@ -75,7 +75,7 @@ class LiveRewardWorkers:
         while spec.name not in pool.spare and spec in self._specs:
             try:
                 await self._supervisor.keep(
-                    spec, pool.session, pool.is_scoring, leaves=lambda: spec.name in pool.spare
+                    spec, pool.session, pool.is_scoring, is_leaving=lambda: spec.name in pool.spare
                 )
             except MillraceError as error:
                 self._go_on_without(spec, error)

@@ -23,7 +23,7 @@ TICK_S = 1.0  # between two looks for work without a pulse, and between two trie
 
 class RelaySession:
     """The session of the relay of one host. It makes versions pullable there. The root relay stages them from
-    `run.published`; the other relays fetch them from relays before them in the chain. When the relay dies its
+    `run.to_stage`; the other relays fetch them from relays before them in the chain. When the relay dies its
     slots are no longer offered. The trainer writes the current version into a new root relay again. Any other
     new relay fetches the newest version. The session returns when the relay is no longer `needed`.
 
@@ -59,12 +59,12 @@ class RelaySession:
         finally:
             run.state.relays.down(self._host)
             if self._is_root:
-                run.published.clear()
+                run.to_stage.clear()
             self._wake_all()
 
     async def _serve(self, handle: Handle) -> bool:
         """Get one version to this host. Returns whether the relay may look for another at once."""
-        if self._is_root and self._run.published:  # only this host has ranks of the trainer
+        if self._is_root and self._run.to_stage:  # only this host has ranks of the trainer
             await self._stage(handle)
             return True
         fetch = self._run.state.next_fetch(self._host)
@@ -76,20 +76,20 @@ class RelaySession:
         self._run.to_relays.fire()
 
     async def _stage(self, handle: Handle) -> None:
-        run, item = self._run, self._run.published.popleft()
+        run, item = self._run, self._run.to_stage.popleft()
         try:
             with run.waits.waiting(handle.name, f"the digest of version {item.version}", bounded=True):
                 staged: Staged = await self._call(handle, "stage", item.version, item.digest)
         except (UnknownVersionError, TornVersionError) as error:
             # The slot was overwritten: by a newer version, or by a new trainer that publishes this version
-            # again. `run.published` gets that version once it is complete.
+            # again. `run.to_stage` gets that version once it is complete.
             run.events.emit("stage_missed", version=item.version, reason=str(error))
             return
         finally:
             run.state.relays.arrived(self._host, item.version)
         self._check_record(item.digest, staged)
         run.state.relays.staged(staged.version, staged.digest)
-        self._holds(staged)
+        self._note_versions(staged)
         run.waits.progress(handle.name)
         self._emit_staged(staged)
         self._wake_all()
@@ -98,9 +98,9 @@ class RelaySession:
         self._run.repack_due = True
         self._run.events.emit("staged", version=staged.version, digest=staged.digest, stage_s=staged.stage_s)
 
-    def _holds(self, staged: Staged) -> None:
+    def _note_versions(self, staged: Staged) -> None:
         run = self._run
-        run.state.relays.holds(self._host, staged.versions, staged.delta_versions)
+        run.state.relays.set_versions(self._host, staged.versions, staged.delta_versions)
         for version, reason in sorted(staged.dropped.items()):
             run.events.emit("version_dropped", host=self._host, version=version, reason=reason)
 
@@ -123,7 +123,7 @@ class RelaySession:
         if last.reason:
             run.events.emit("store_missed", version=last.version, reason=last.reason)
             return
-        run.state.relays.stored(last.version)
+        run.state.relays.note_stored(last.version)
         run.events.emit(
             "stored",
             version=last.version,
@@ -159,20 +159,20 @@ class RelaySession:
             raise answer
         return answer
 
-    def _check_record(self, published: str, staged: Staged) -> None:
-        """The version, `published` with that digest, may have been published before: by a trainer that died,
+    def _check_record(self, published_digest: str, staged: Staged) -> None:
+        """The version of `published_digest` may have been published before: by a trainer that died,
         or in an earlier session. The weights are the same if the tensors are, or if the blocks of the ranks
         are.
 
         Raises: DigestMismatchError: the weights differ, and nothing explains the difference.
         """
         run, now = self._run, VersionRecord(staged.version, staged.digest, self._run.arithmetic)
-        earlier = run.ledger.published(now.version)
+        earlier = run.ledger.version_records(now.version)
         digests = {record.digest for record in earlier}
-        reason = "" if published in digests else replay_difference(earlier, now)
+        reason = "" if published_digest in digests else replay_difference(earlier, now)
         if now.digest not in digests:
-            run.ledger.publish(now)
-        run.lineage.published(staged)
+            run.ledger.record_version(now)
+        run.lineage.note_digest(staged)
         if reason:
             run.events.emit(
                 "replay_differs",
@@ -198,8 +198,8 @@ class RelaySession:
         except DigestMismatchError:
             raise
         except WeightsError as error:
-            relay.failing, relay.due, self._misses = True, -1, self._misses + 1
-            run.state.relays.stored(fetch.version, is_there=False)
+            relay.failing, relay.staging_version, self._misses = True, -1, self._misses + 1
+            run.state.relays.note_stored(fetch.version, is_there=False)
             run.events.emit("fetch_missed", host=self._host, version=fetch.version, reason=str(error))
             run.pulse.fire()
             return False
@@ -210,7 +210,7 @@ class RelaySession:
         if self._several_roots:
             self._check_record(digest, staged)
         run.state.relays.arrived(self._host, staged.version)
-        self._holds(staged)
+        self._note_versions(staged)
         run.waits.progress(handle.name)
         run.events.emit(
             "fetched",

@@ -18,41 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from millrace.core.types import Endpoint
+from millrace.controller.state.relays import RelayRecord
 
 SOURCES_MAX = 3
 """Sources of one fetch. Each may stay silent for seconds, and a call that does nothing for long is stuck."""
-
-
-@dataclass(slots=True)
-class RelayRecord:
-    """One relay. `endpoint` None: the relay is not up. `versions`: what replicas of its host can read, in
-    order. `older_versions`: the part of `versions` that the relay stores as deltas, and cannot send.
-    `failing`: the last fetch got nothing. `due`: a version in its slots that is not digested yet; -1: none.
-    `incomplete`: a version of which a root relay has only the blocks of its own host's ranks; -1: none."""
-
-    host: str
-    root: bool
-    endpoint: Endpoint | None = None
-    versions: tuple[int, ...] = ()
-    older_versions: tuple[int, ...] = ()
-    failing: bool = False
-    due: int = -1
-    incomplete: int = -1
-
-    @property
-    def sends(self) -> list[int]:
-        """Versions that other relays can get from it."""
-        return [version for version in self.versions if version not in self.older_versions]
-
-    @property
-    def newest(self) -> int:
-        """-1: none."""
-        return max(self.versions, default=-1)
-
-    def can_send(self, version: int, *, coming: bool) -> bool:
-        """The version, or chunks of it. `coming`: all relays but the root relays are about to receive it."""
-        return version in self.sends or version == self.incomplete or (coming and not self.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +39,17 @@ class Fetch:
 
 
 def next_fetch(
-    chain: Sequence[RelayRecord],
+    chain: Iterable[RelayRecord],
     host: str,
-    orphans: Iterable[int] = (),
+    wanted: Iterable[int] = (),
     *,
     directory: str = "",
     stored: Collection[int] = (),
 ) -> Fetch | None:
     """What the relay of `host` gets next; None: it has every version, or no source has one that it lacks.
 
-    The newest version comes first, then the versions that lost trajectories need (`orphans`). `chain` has
-    the root relays first. The `directory` has the versions `stored`. It is the last source.
+    The newest version comes first, then the versions `wanted`, the newest first. `chain` has the root relays
+    first. The `directory` has the versions `stored`. It is the last source.
     """
     up = [relay for relay in chain if relay.endpoint is not None]
     place = next((i for i, relay in enumerate(up) if relay.host == host), None)
@@ -90,19 +59,19 @@ def next_fetch(
         version = up[place].incomplete
         return Fetch(version, addresses([*up[:place][::-1], *up[:place:-1]])) if version >= 0 else None
     newest = max(*(max(relay.newest, relay.incomplete) for relay in up), max(stored, default=-1))
-    for version in (newest, *sorted(orphans, reverse=True)):
+    for version in (newest, *sorted(wanted, reverse=True)):
         if version >= 0 and version not in up[place].versions:
-            candidates = sources(up, place, version, coming=version == newest)
+            candidates = sources(up, place, version, spreading=version == newest)
             candidates += (directory,) if version in stored else ()
             if candidates:
                 return Fetch(version, candidates)
     return None
 
 
-def sources(up: Sequence[RelayRecord], place: int, version: int, *, coming: bool) -> tuple[str, ...]:
+def sources(up: Sequence[RelayRecord], place: int, version: int, *, spreading: bool) -> tuple[str, ...]:
     """Addresses from which the relay at `place` may get `version`: the relays before it, the nearest first,
-    then the relays after it. `coming`: as in `can_send`, for the relays before it."""
-    before = [relay for relay in up[:place][::-1] if relay.can_send(version, coming=coming)]
+    then the relays after it. `spreading`: as in `can_send`, for the relays before it."""
+    before = [relay for relay in up[:place][::-1] if relay.can_send(version, spreading=spreading)]
     after = [relay for relay in up[place + 1 :] if version in relay.sends]
     return addresses([*before, *after])
 

@@ -44,30 +44,30 @@ class Lineage:
 
     def __init__(self) -> None:
         self._digests: OrderedDict[int, set[str]] = OrderedDict()
-        self._published: dict[int, str] = {}  # the last digest of the trainer itself, by version
+        self._trainer_digests: dict[int, str] = {}  # the last digest of the trainer itself, by version
 
-    def published(self, published: Published | Staged) -> None:
+    def note_digest(self, published: Published | Staged) -> None:
         """Note a digest of the trainer or of a relay. Several ranks digest blocks; a relay digests
         tensors."""
         self._digests.setdefault(published.version, set()).add(published.digest)
         self._digests.move_to_end(published.version)
         if isinstance(published, Published):
-            self._published[published.version] = published.digest
+            self._trainer_digests[published.version] = published.digest
         while len(self._digests) > VERSIONS_REMEMBERED:
             version, _ = self._digests.popitem(last=False)
-            self._published.pop(version, None)
+            self._trainer_digests.pop(version, None)
 
     def digest(self, version: int) -> str:
         """The trainer's digest of `version`, when it published that version last.
 
         Raises: UnknownVersionError: too long ago.
         """
-        if version not in self._published:
+        if version not in self._trainer_digests:
             raise UnknownVersionError(
                 f"version {version} cannot be checked: it is not among the newest {VERSIONS_REMEMBERED} that "
                 "the trainer published"
             )
-        return self._published[version]
+        return self._trainer_digests[version]
 
     def check_served(self, replica: str, version: int, served: Served) -> None:
         """Check the replica's answer to a pull of `version`.

@@ -47,7 +47,7 @@ class RunAverages:
             self._staleness.add(staleness)
 
     @property
-    def group_steps(self) -> float:
+    def group_duration_batches(self) -> float:
         """Batches that a trainer without waits trains while one group is generated; 1 while unknown."""
         return self._group.value / self._step.value if self._group.value and self._step.value else 1.0
 

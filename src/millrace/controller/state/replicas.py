@@ -33,8 +33,10 @@ class ReplicaRecord:
     def busy(self) -> bool:
         return self.pulling >= 0 or bool(self.moves)
 
-    def view(self, versions: tuple[int, ...] | None = None, coming: int = -1, due: int = -1) -> ReplicaView:
-        """`versions` and `coming`: of the replica's host, if the run has several hosts."""
+    def view(
+        self, versions: tuple[int, ...] | None = None, fetching_version: int = -1, staging_version: int = -1
+    ) -> ReplicaView:
+        """`versions` and `fetching_version`: of the replica's host, if the run has several hosts."""
         leased = len(self.leased)
         return ReplicaView(
             replica_id=self.name,
@@ -49,9 +51,9 @@ class ReplicaRecord:
             kv_capacity_tokens=self.load.kv_capacity_tokens or self.kv_capacity_tokens,
             steps_since_swap=self.load.steps_since_swap,
             groups_since_swap=self.groups_since_swap,
-            held=versions,
-            coming=coming,
-            due=due,
+            pullable=versions,
+            fetching_version=fetching_version,
+            staging_version=staging_version,
         )
 
 

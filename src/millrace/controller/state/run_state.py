@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from millrace.controller.state.chain import Fetch
+from millrace.controller.state.chain import Fetch, next_fetch
 from millrace.controller.state.groups import make_batch
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.replicas import ReplicaRecord, Replicas
@@ -39,7 +39,9 @@ class RunState(Trajectories):
         return View(
             version=version,
             newest=self.relays.newest,
-            held=self.relays.pullable({record.host for record in self.replicas.values()} or set(self.relays)),
+            pullable=self.relays.pullable(
+                {record.host for record in self.replicas.values()} or set(self.relays)
+            ),
             steps_left=numbers.steps - version,
             batch_groups=numbers.batch_groups,
             group_size=numbers.group_size,
@@ -47,22 +49,22 @@ class RunState(Trajectories):
             groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
             replicas=tuple([self._replica_view(record) for record in staying if record.alive]),
             num_replicas=len(staying),
-            orphans=tuple(sorted(self.orphans)),
+            versions_queued=tuple(sorted(self.versions_queued)),
             reached=max(self.reached, max(self.taken, default=-1)),
-            group_steps=self.measured.group_steps,
+            group_duration_batches=self.measured.group_duration_batches,
             staleness=self.measured.staleness,
         )
 
     @property
-    def orphans(self) -> set[int]:
-        """Versions of the partial tokens of lost trajectories."""
+    def versions_queued(self) -> set[int]:
+        """Versions of the newest tokens of queued trajectories."""
         return {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
 
     def _replica_view(self, record: ReplicaRecord) -> ReplicaView:
         relay = self.relays[record.host]
         if len(self.relays) == 1:
-            return record.view(due=relay.due)
-        return record.view(relay.versions, self.relays.coming(record.host), relay.due)
+            return record.view(staging_version=relay.staging_version)
+        return record.view(relay.versions, self.relays.fetching_version(record.host), relay.staging_version)
 
     def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:
         """Go on from the position in the ledger."""
@@ -93,7 +95,10 @@ class RunState(Trajectories):
 
     def next_fetch(self, host: str) -> Fetch | None:
         """What the relay of `host` gets next from other relays; None: nothing."""
-        return self.relays.next_fetch(host, self.orphans.union(self.pinned.get(host, ())))
+        wanted, relays = self.versions_queued.union(self.pinned.get(host, ())), self.relays
+        return next_fetch(
+            relays.values(), host, wanted, directory=relays.directory, stored=relays.stored_versions
+        )
 
     def take(self, group_ids: Iterable[int]) -> None:
         """These groups are the next batch. Without groups there is no batch yet."""

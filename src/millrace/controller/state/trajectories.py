@@ -110,7 +110,7 @@ class Trajectories:
                 self.queued[member.trajectory_id] = member
             elif member.state is State.GENERATED:
                 unscored.append(member)
-        self._decide_group(group.group_id)
+        self._settle_group(group.group_id)
         return unscored
 
     def lease(self, trajectory: Trajectory, replica: str) -> Work:
@@ -239,15 +239,15 @@ class Trajectories:
             case Scored(value, metrics):
                 trajectory.state, trajectory.reward, trajectory.metrics = State.SCORED, value, metrics
                 self.dirty[trajectory_id] = trajectory
-                self._decide_group(trajectory.group_id)
+                self._settle_group(trajectory.group_id)
             case Failed(reason):
                 self.end(trajectory, State.FAILED, reason)
             case Abstain(reason):
                 self.end(trajectory, State.REJECTED, reason)
         return trajectory
 
-    def note_ready(self, group_id: int, now_s: float) -> None:
-        """A group has become ready by the score of its last member."""
+    def measure_group(self, group_id: int, now_s: float) -> None:
+        """Note how long a group took that has just become ready."""
         record = self.groups[group_id]
         if record.started_s is not None:
             self.measured.group_took(now_s - record.started_s)
@@ -255,7 +255,7 @@ class Trajectories:
     def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         """A live trajectory ends without being trained on."""
         self._end(trajectory, state, reason)
-        self._decide_group(trajectory.group_id)
+        self._settle_group(trajectory.group_id)
 
     def _end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         tid = trajectory.trajectory_id
@@ -280,7 +280,7 @@ class Trajectories:
         self._fruitless.pop(tid, None)
         self._lease_start.pop(tid, None)
 
-    def _decide_group(self, group_id: int) -> None:
+    def _settle_group(self, group_id: int) -> None:
         """A group whose live members all have scores becomes ready. It ends if it has no baseline or
         signal."""
         record = self.groups.get(group_id)

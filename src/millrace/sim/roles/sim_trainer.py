@@ -98,7 +98,7 @@ class SimTrainer:
         copy = self._copy
         return copy is not None and (copy.endpoint, copy.published.version) == (endpoint, version)
 
-    async def published(self) -> Published:
+    async def await_published(self) -> Published:
         """Steps go on meanwhile."""
         copy = self._copy
         assert copy is not None, "nothing was published"
@@ -121,7 +121,7 @@ class SimTrainer:
             await self._spend(self._costs.snapshot_s)
             self._saving = f"{directory}/v{weights.version:08d}", weights
 
-    async def saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
+    async def await_saved(self, spared: Sequence[int] = ()) -> CheckpointInfo:
         """Steps go on meanwhile."""
         assert self._saving is not None, "no checkpoint was begun"
         path, weights = self._saving

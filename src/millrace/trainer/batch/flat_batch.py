@@ -33,7 +33,7 @@ class FlatBatch:
     advantages_C: NDArray[np.float64]
     weights_C: NDArray[np.float64]
     staleness_C: NDArray[np.int64]
-    after_swap_C: NDArray[np.bool_]  # sampled after its replica went on to another version
+    after_swap_C: NDArray[np.bool_]  # sampled under another version than its sequence's first token
     sequence_C: NDArray[np.int64]  # index of its sequence
     trained_S: NDArray[np.int64]  # trained tokens of a sequence
     proximal_C: NDArray[np.float64]  # log-probs under the policy at the batch's beginning; NaN until computed

@@ -101,7 +101,7 @@ class Saver:
         """Wait until no checkpoint is being saved. An error is not raised here."""
         self._overlapped.wait()
 
-    def saved(self) -> CheckpointInfo:
+    def result(self) -> CheckpointInfo:
         """Wait for the checkpoint that was begun last.
 
         Raises: StorageError, or any other error that stopped the write, on this rank or another.

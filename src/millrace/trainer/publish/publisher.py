@@ -159,7 +159,7 @@ class Publisher:
 
         return agreed(ranks, begin)[:: ranks.world // ranks.hosts]
 
-    def published(self) -> Published:
+    def result(self) -> Published:
         """Wait until the version that was begun last is whole in its slot.
 
         Raises: WeightsError, or any other error that stopped the version, on this rank or another.
@@ -172,7 +172,7 @@ class Publisher:
 
     def refuse_changed(self, version: int) -> None:
         """Raises: DigestMismatchError: the weights changed since they were published as `version`."""
-        if not self._overlapped.wait() or self.published().version != version:
+        if not self._overlapped.wait() or self.result().version != version:
             return
         digest = self.buffers.digest()
         if self._published_digest and digest != self._published_digest:
