@@ -158,7 +158,7 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
                 for name, weight in weights.items():
                     named[name].copy_(weight.bfloat16())
             batch, reward = sampled(sampler, tokenizer, version)
-            result = trainer.step(batch, quarantine=start)
+            result = trainer.step(batch, rejected_dir=start)
             rewards.append(reward)
             if version % 10 == 0:
                 norm = result.metrics["grad_norm"]

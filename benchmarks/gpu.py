@@ -286,7 +286,7 @@ def training(
     with tempfile.TemporaryDirectory() as directory:
 
         def step() -> None:
-            trainer.step(batch, quarantine=Path(directory))
+            trainer.step(batch, rejected_dir=Path(directory))
 
         step_s = fastest(step, device, sizes.rounds)
     flops, tokens = flops_of(trainer, batch, row_tokens)

@@ -103,7 +103,7 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
         policy = PolicyTrainer(model, build(PolicyGradient()), settings)
         buffers = PublishBuffers(named_weights(model), torch.float32)
         for version in range(3):
-            step_s.append(policy.step(batch(version), quarantine=Path(directory)).step_s)
+            step_s.append(policy.step(batch(version), rejected_dir=Path(directory)).step_s)
             buffers.fill()
         sizes["weights"] = sum(p.numel() * 4 for p in model.parameters())
         return policy, buffers

@@ -105,7 +105,7 @@ def main(steps: int = 10) -> list[float]:
         trainer = PolicyTrainer(model, CISPO, settings)
         found = [probability_of_7(model)]
         for version in range(steps):
-            trainer.step(make_batch(version), quarantine=Path(directory))
+            trainer.step(make_batch(version), rejected_dir=Path(directory))
             found.append(probability_of_7(model))
     return found
 

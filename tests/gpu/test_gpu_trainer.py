@@ -101,4 +101,4 @@ def test_a_step_in_bfloat16_goes_where_that_in_float32_goes(gpu, tmp_path):
     assert abs(ours.loss - theirs.loss) < 0.05
     cosine = torch.cosine_similarity(gradients(here), gradients(there), dim=0)
     assert cosine > 0.98
-    assert there.step(make_batch(), quarantine=tmp_path).version == 1
+    assert there.step(make_batch(), rejected_dir=tmp_path).version == 1

@@ -97,7 +97,7 @@ def test_minimal_and_the_framework_give_the_same_losses_and_weights(kind, config
     for version in range(3):
         batch = drawn(minimal, version)
         expected = minimal_update(minimal, plain, adam, kind, batch)
-        result = trainer.step(framework_batch(minimal, version, batch), quarantine=tmp_path)
+        result = trainer.step(framework_batch(minimal, version, batch), rejected_dir=tmp_path)
         assert result.metrics["loss"] == pytest.approx(expected, abs=1e-6)
         for one, other in zip(plain.parameters(), trainer.model.parameters(), strict=True):
             torch.testing.assert_close(one, other, atol=1e-6, rtol=0)

@@ -34,7 +34,7 @@ def trained(path: Path, ranks: Ranks) -> PolicyTrainer:
     )
     with tempfile.TemporaryDirectory() as scratch:
         for version in range(3):
-            trainer.step(batch_of(version=version), quarantine=Path(scratch))
+            trainer.step(batch_of(version=version), rejected_dir=Path(scratch))
     return trainer
 
 

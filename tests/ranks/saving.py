@@ -22,9 +22,9 @@ from millrace.trainer.ranks.mesh import Ranks, local
 from millrace.trainer.trainer import PolicyTrainer
 
 
-def train(trainer: PolicyTrainer, steps: range, quarantine: Path) -> None:
+def train(trainer: PolicyTrainer, steps: range, rejected_dir: Path) -> None:
     for version in steps:
-        trainer.step(batch_of(version=version), quarantine=quarantine)
+        trainer.step(batch_of(version=version), rejected_dir=rejected_dir)
 
 
 def own(trainer: PolicyTrainer) -> list[torch.Tensor]:

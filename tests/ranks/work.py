@@ -180,7 +180,7 @@ def with_a_critic(path: Path, ranks: Ranks) -> torch.Tensor:
 def three_steps(path: Path, ranks: Ranks, **changes: Any) -> tuple[torch.Tensor, Any]:
     trainer = trainer_of(path, ranks, optimizer=Optimizer(lr=1e-3, grad_clip=0.1), **changes)
     with tempfile.TemporaryDirectory() as directory:
-        results = [trainer.step(batch_of(version=v), quarantine=Path(directory)) for v in range(3)]
+        results = [trainer.step(batch_of(version=v), rejected_dir=Path(directory)) for v in range(3)]
     head = [] if trainer.value_head is None else trainer.value_head.parameters()
     return flat([*trainer.model.parameters(), *head]), results[-1]
 
@@ -207,7 +207,7 @@ def _refused(path: Path, ranks: Ranks, spoil: Callable[[PolicyTrainer], None]) -
         spoil(trainer)
     try:
         with tempfile.TemporaryDirectory() as directory:
-            trainer.step(batch_of(), quarantine=Path(directory))
+            trainer.step(batch_of(), rejected_dir=Path(directory))
     except MillraceError as refusal:
         after = [local(weight) for weight in named_weights(trainer.model).values()]
         changed = any(not torch.equal(*pair) for pair in zip(before, after, strict=True))

@@ -163,7 +163,7 @@ class World:
         self._events.emit("scored", trajectory_id=trajectory_id, value=value, outcome=outcome, reason=reason)
 
     def _step(self, groups: list[TrainGroup]) -> None:
-        result = self._trainer.step(Batch(self._trainer.version, groups), quarantine=self.model.parent)
+        result = self._trainer.step(Batch(self._trainer.version, groups), rejected_dir=self.model.parent)
         rewards = [sequence.reward for group in groups for sequence in group.sequences]
         self._events.emit(
             "step",

@@ -146,7 +146,7 @@ def test_the_gradient_is_that_of_peft(adapter):
 def test_only_the_adapter_changes_and_has_optimizer_states(tmp_path):
     trainer = make_trainer(model=with_adapter(tiny_model(), moved=False))
     before = {name: weight.clone() for name, weight in base_weights(trainer.model).items()}
-    trainer.step(make_batch(), quarantine=tmp_path)
+    trainer.step(make_batch(), rejected_dir=tmp_path)
     assert all(torch.equal(weight, before[name]) for name, weight in base_weights(trainer.model).items())
     assert set(trainer.optimizer.state) == set(trainer.trained)
     assert all(layer.lora_B.any() for layer in adapted_layers(trainer.model).values())
@@ -171,7 +171,7 @@ def test_a_reference_by_switching_off_is_the_frozen_copy(kl_in, dtype, tmp_path)
         for weight in copy.parameters():
             weight.data.copy_(weight.to(dtype))
         trainer = make_trainer(algorithm, model=model, reference=copy if by_copy else model, published=dtype)
-        result = trainer.step(make_batch(), quarantine=tmp_path)
+        result = trainer.step(make_batch(), rejected_dir=tmp_path)
         found.append((result.metrics, [p.detach().clone() for p in trainer.trained]))
     (metrics, weights), (of_copy, weights_of_copy) = found
     assert metrics == of_copy and metrics["kl_reference"] != 0
@@ -182,12 +182,12 @@ def test_a_reference_by_switching_off_is_the_frozen_copy(kl_in, dtype, tmp_path)
 def test_a_resumed_trainer_goes_on_bit_for_bit(rule, tmp_path):
     changes = {"optimizer": Optimizer(lr=1e-3, rule=rule)}
     trainer = make_trainer(model=with_adapter(tiny_model(), DORA), **changes)
-    trainer.step(make_batch(0), quarantine=tmp_path)
+    trainer.step(make_batch(0), rejected_dir=tmp_path)
     checkpoint = save_checkpoint(trainer, tmp_path)
     resumed = make_trainer(model=with_adapter(tiny_model(), DORA, moved=False), **changes)
     load_checkpoint(resumed, checkpoint)
     for each in (trainer, resumed):
-        each.step(make_batch(1), quarantine=tmp_path)
+        each.step(make_batch(1), rejected_dir=tmp_path)
     assert all(map(torch.equal, trainer.trained, resumed.trained))
     saved = load_file(checkpoint / "model.safetensors")
     assert saved.keys() == trained_weights(trainer.model).keys()

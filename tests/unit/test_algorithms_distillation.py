@@ -74,7 +74,7 @@ def test_a_student_comes_nearer_to_its_teacher_on_what_it_samples(tmp_path):
         return Batch(version, [TrainGroup(0, [3], sequences)])
 
     gaps = [
-        trainer.step(sampled(version), quarantine=tmp_path).metrics["kl_reference"] for version in range(8)
+        trainer.step(sampled(version), rejected_dir=tmp_path).metrics["kl_reference"] for version in range(8)
     ]
     assert gaps[-1] < 0.7 * gaps[0], list(map(float, gaps))
 

@@ -103,7 +103,7 @@ def test_a_step_in_which_nothing_is_trained_is_a_version_all_the_same(tmp_path):
     replace = msgspec.structs.replace
     groups = [replace(g, sequences=[replace(s, reward=-1.0) for s in g.sequences]) for g in batch.groups]
     trainer = make_trainer(PRESETS["raft"]())
-    result = trainer.step(Batch(0, groups), quarantine=tmp_path)
+    result = trainer.step(Batch(0, groups), rejected_dir=tmp_path)
     assert (result.version, trainer.version) == (1, 1)
     assert (result.trained_tokens, result.metrics["updates"], result.logprob_gap) == (0, 0.0, {})
 

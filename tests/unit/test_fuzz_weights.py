@@ -28,7 +28,7 @@ from millrace.weights.layout import MANIFEST_BYTES
 def saved(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkpoints")
     trainer = make_trainer()
-    trainer.step(make_batch(0), quarantine=root)
+    trainer.step(make_batch(0), rejected_dir=root)
     return save_checkpoint(trainer, root), trainer, make_trainer()
 
 

@@ -37,7 +37,7 @@ def test_8_bit_moments_take_a_quarter_and_step_nearly_as_float32_does(tmp_path) 
     start = weights_of(full)
     for version in range(3):
         for trainer in (eight, full):
-            trainer.step(make_batch(version), quarantine=tmp_path)
+            trainer.step(make_batch(version), rejected_dir=tmp_path)
     embedding = eight.model.get_input_embeddings().weight
     moment = eight.optimizer.state[embedding]["exp_avg"]
     assert moment.codes.nbytes + moment.scale.nbytes < embedding.nbytes / 3.9
@@ -49,7 +49,7 @@ def test_8_bit_moments_take_a_quarter_and_step_nearly_as_float32_does(tmp_path) 
 @torchao
 def test_the_learning_rate_rises_with_8_bit_moments_too(tmp_path) -> None:
     trainer = wide_trainer()
-    told = [trainer.step(make_batch(v), quarantine=tmp_path).metrics["lr"] for v in range(2)]
+    told = [trainer.step(make_batch(v), rejected_dir=tmp_path).metrics["lr"] for v in range(2)]
     assert told == [1e-3, 1e-3]
     assert float(trainer.optimizer.param_groups[0]["lr"]) == pytest.approx(1e-3)
 
@@ -58,11 +58,11 @@ def test_the_learning_rate_rises_with_8_bit_moments_too(tmp_path) -> None:
 def test_a_run_with_8_bit_moments_resumes_bit_for_bit(tmp_path) -> None:
     straight = wide_trainer()
     for version in range(2):
-        straight.step(make_batch(version), quarantine=tmp_path)
+        straight.step(make_batch(version), rejected_dir=tmp_path)
     path = save_checkpoint(straight, tmp_path)
     resumed = wide_trainer(seed=9)
     load_checkpoint(resumed, path)
     for trainer in (straight, resumed):
-        trainer.step(make_batch(2), quarantine=tmp_path)
+        trainer.step(make_batch(2), rejected_dir=tmp_path)
     for one, other in zip(weights_of(straight), weights_of(resumed), strict=True):
         assert torch.equal(one, other)

@@ -17,7 +17,7 @@ from millrace.trainer.model import row_logprobs
 def trained(steps, tmp_path, start=0, trainer=None):
     trainer = trainer or make_trainer()
     for version in range(start, steps):
-        trainer.step(make_batch(version), quarantine=tmp_path)
+        trainer.step(make_batch(version), rejected_dir=tmp_path)
     return trainer
 
 

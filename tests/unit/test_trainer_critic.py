@@ -104,7 +104,7 @@ def test_the_head_alone_learns_unless_its_gradient_goes_on():
 
 def test_values_come_to_explain_returns(tmp_path):
     trainer = make_trainer(PolicyGradient(kind="ppo", value_lr=0.1))
-    metrics = [trainer.step(make_batch(version), quarantine=tmp_path).metrics for version in range(12)]
+    metrics = [trainer.step(make_batch(version), rejected_dir=tmp_path).metrics for version in range(12)]
     assert metrics[0]["value_mean"] == metrics[0]["value_explained"] == 0.0
     assert metrics[-1]["value_mean"] == pytest.approx(1.4, abs=0.8)
 
@@ -112,7 +112,7 @@ def test_values_come_to_explain_returns(tmp_path):
 def test_a_resumed_run_goes_on_with_its_critic_bit_for_bit(tmp_path):
     def steps(trainer, first, last):
         for version in range(first, last):
-            trainer.step(make_batch(version), quarantine=tmp_path)
+            trainer.step(make_batch(version), rejected_dir=tmp_path)
         return trainer
 
     straight = steps(make_trainer(PolicyGradient(kind="ppo")), 0, 5)
@@ -129,11 +129,11 @@ def test_a_resumed_run_goes_on_with_its_critic_bit_for_bit(tmp_path):
 def test_a_checkpoint_of_another_algorithm_is_gone_on_from(tmp_path):
     with_critic, without = make_trainer(PolicyGradient(kind="ppo")), make_trainer()
     for trainer in (with_critic, without):
-        trainer.step(make_batch(), quarantine=tmp_path)
+        trainer.step(make_batch(), rejected_dir=tmp_path)
     load_checkpoint(without, save_checkpoint(with_critic, tmp_path / "one"))
     fresh = make_trainer(PolicyGradient(kind="ppo"))
     plain = make_trainer()
-    plain.step(make_batch(), quarantine=tmp_path)
+    plain.step(make_batch(), rejected_dir=tmp_path)
     load_checkpoint(fresh, save_checkpoint(plain, tmp_path / "other"))
     assert fresh.version == without.version == 1
     assert not fresh.value_head.weight.any()
@@ -151,7 +151,7 @@ def test_a_rejected_batch_leaves_the_critic_as_it_was(tmp_path):
     with torch.no_grad():
         trainer.value_head.bias.fill_(float("nan"))
     with pytest.raises(TrainingError):
-        trainer.step(batch, quarantine=tmp_path)
+        trainer.step(batch, rejected_dir=tmp_path)
     assert len(not_finite_trajectories(trainer, batch)) == 12
     assert torch.equal(trainer.value_head.weight, before)
     assert all(p.grad is None for p in trainer.value_head.parameters())

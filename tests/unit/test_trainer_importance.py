@@ -39,26 +39,26 @@ def test_a_weight_beyond_all_bounds_stays_finite():
 
 def test_tokens_without_a_gradient_are_told(tmp_path):
     batch = make_batch(version=0)
-    assert make_trainer().step(batch, quarantine=tmp_path).metrics["silenced"] == 0.0
+    assert make_trainer().step(batch, rejected_dir=tmp_path).metrics["silenced"] == 0.0
     dropping = PolicyGradient(kind="icepop", correction=1.0, correction_low=0.999)
-    assert make_trainer(dropping).step(batch, quarantine=tmp_path).metrics["silenced"] > 0.9
+    assert make_trainer(dropping).step(batch, rejected_dir=tmp_path).metrics["silenced"] > 0.9
     tight = PolicyGradient(clip_low=1e-4, clip_high=1e-4)
-    told = make_trainer(tight, epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
+    told = make_trainer(tight, epochs=4).step(batch, rejected_dir=tmp_path).metrics["silenced"]
     assert 0.1 < told < 0.75  # of the first of four steps: none
 
 
 def test_a_penalty_hides_no_token_that_a_clip_silenced(tmp_path):
     batch, tight = make_batch(version=0), {"clip_low": 1e-4, "clip_high": 1e-4}
     plain = (
-        make_trainer(PolicyGradient(**tight), epochs=4).step(batch, quarantine=tmp_path).metrics["silenced"]
+        make_trainer(PolicyGradient(**tight), epochs=4).step(batch, rejected_dir=tmp_path).metrics["silenced"]
     )
     with_kl = make_trainer(PolicyGradient(kl=1e-6, **tight), epochs=4, reference=True).step(
-        batch, quarantine=tmp_path
+        batch, rejected_dir=tmp_path
     )
     assert with_kl.metrics["silenced"] == pytest.approx(plain, abs=0.05)
     assert plain > 0.1
     dropping = PolicyGradient(kind="icepop", kl=0.1, correction=1.0, correction_low=0.999)
-    assert make_trainer(dropping, reference=True).step(batch, quarantine=tmp_path).metrics["silenced"] > 0.9
+    assert make_trainer(dropping, reference=True).step(batch, rejected_dir=tmp_path).metrics["silenced"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_penalty_hides_no_token_that_a_clip_silenced(tmp_path):
 )
 def test_weights_of_sequences_are_counted_as_they_are_capped(algorithm, of_sequence, tmp_path):
     trainer, batch = make_trainer(algorithm), make_batch(version=1)
-    found = trainer.step(batch, quarantine=tmp_path).metrics["importance_capped"]
+    found = trainer.step(batch, rejected_dir=tmp_path).metrics["importance_capped"]
     cap = math.log(algorithm.correction or algorithm.rho)
     above = total = 0
     for group in batch.groups:

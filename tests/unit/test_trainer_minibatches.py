@@ -32,7 +32,7 @@ LR = Optimizer(lr=3e-3, grad_clip=None, eps=1e-5)  # so large an eps that roundi
 
 def stepped(tmp_path, algorithm=None, batch=None, **changes):
     trainer = make_trainer(algorithm, optimizer=LR, **changes)
-    result = trainer.step(batch or make_batch(groups=4), quarantine=tmp_path)
+    result = trainer.step(batch or make_batch(groups=4), rejected_dir=tmp_path)
     assert trainer.version == result.version == 1
     return weights_of(trainer), result
 
@@ -151,7 +151,7 @@ def test_what_fails_before_the_first_update_changes_nothing(tmp_path):
     trainer = failing(make_trainer(minibatches=2), 0)
     before = weights_of(trainer)
     with pytest.raises(TrainingError, match="step 0 -> 1: the gradient norm is"):
-        trainer.step(make_batch(), quarantine=tmp_path)
+        trainer.step(make_batch(), rejected_dir=tmp_path)
     assert apart(before, weights_of(trainer)) == 0.0
     assert trainer.version == 0
 
@@ -159,7 +159,7 @@ def test_what_fails_before_the_first_update_changes_nothing(tmp_path):
 def test_what_fails_after_an_update_loses_the_weights(tmp_path):
     trainer = failing(make_trainer(minibatches=2), 1)
     with pytest.raises(WeightsError, match=r"after 1 of its updates: the weights are lost"):
-        trainer.step(make_batch(), quarantine=tmp_path)
+        trainer.step(make_batch(), rejected_dir=tmp_path)
     assert trainer.version == 0
 
 
@@ -198,7 +198,7 @@ def test_an_interpolated_anchor_counts_the_steps_that_are_made(tmp_path):
             told.append(progress),
             run(prepared, part, progress, *rest, **first),
         )[1]
-        trainer.step(make_batch(groups=2), quarantine=tmp_path)
+        trainer.step(make_batch(groups=2), rejected_dir=tmp_path)
     assert told == [0.0, 0.5] * 2
 
 
@@ -206,21 +206,21 @@ def test_an_interpolated_anchor_needs_no_pass_and_makes_other_steps(tmp_path):
     interpolating = replace(build(PolicyGradient()), proximal="interpolate")
     trainer = make_trainer(interpolating, optimizer=LR, epochs=2)
     trainer._logprobs = None
-    trainer.step(make_batch(groups=4), quarantine=tmp_path)
+    trainer.step(make_batch(groups=4), rejected_dir=tmp_path)
     assert apart(weights_of(trainer), stepped(tmp_path, epochs=2)[0]) > 1e-5
 
 
 def test_a_batch_that_was_cut_off_in_the_middle_is_repeated_from_the_same_weights(tmp_path):
     several = {"minibatches": 2, "epochs": 2, "optimizer": LR}
     whole, cut = make_trainer(**several), make_trainer(**several)
-    whole.step(make_batch(0), quarantine=tmp_path)
+    whole.step(make_batch(0), rejected_dir=tmp_path)
     saved = save_checkpoint(whole, tmp_path)
-    whole.step(make_batch(1), quarantine=tmp_path)
+    whole.step(make_batch(1), rejected_dir=tmp_path)
     load_checkpoint(failing(cut, 2), saved)
     with pytest.raises(WeightsError):
-        cut.step(make_batch(1), quarantine=tmp_path)
+        cut.step(make_batch(1), rejected_dir=tmp_path)
     again = make_trainer(**several)
     load_checkpoint(again, saved)
-    again.step(make_batch(1), quarantine=tmp_path)
+    again.step(make_batch(1), rejected_dir=tmp_path)
     assert apart(weights_of(cut), weights_of(again)) > 0
     assert apart(weights_of(whole), weights_of(again)) == 0.0

@@ -51,7 +51,7 @@ def test_norms_and_biases_have_no_weight_decay(tmp_path):
     plain = make_trainer(optimizer=Optimizer(lr=1e-3))
     decayed = make_trainer(optimizer=Optimizer(lr=1e-3, weight_decay=0.5))
     for trainer in (plain, decayed):
-        trainer.step(make_batch(), quarantine=tmp_path)
+        trainer.step(make_batch(), rejected_dir=tmp_path)
     for one, other in zip(weights_of(plain), weights_of(decayed), strict=True):
         assert torch.equal(one, other) == (one.ndim == 1)
 
@@ -60,7 +60,7 @@ def test_muon_moves_matrices_by_orthogonal_updates_and_adamw_the_rest(tmp_path):
     adam, muon = (make_trainer(optimizer=config) for config in (Optimizer(lr=1e-3), MUON))
     before = weights_of(muon)
     for trainer in (adam, muon):
-        trainer.step(make_batch(), quarantine=tmp_path)
+        trainer.step(make_batch(), rejected_dir=tmp_path)
     for (name, _), old, one, other in zip(
         muon.model.named_parameters(), before, weights_of(adam), weights_of(muon), strict=True
     ):
@@ -73,9 +73,9 @@ def test_muon_moves_matrices_by_orthogonal_updates_and_adamw_the_rest(tmp_path):
 
 def test_a_checkpoint_of_muon_goes_on_as_without_it(tmp_path):
     trainer, other = make_trainer(optimizer=MUON), make_trainer(optimizer=MUON)
-    trainer.step(make_batch(0), quarantine=tmp_path)
+    trainer.step(make_batch(0), rejected_dir=tmp_path)
     load_checkpoint(other, save_checkpoint(trainer, tmp_path))
     for each in (trainer, other):
-        each.step(make_batch(1), quarantine=tmp_path)
+        each.step(make_batch(1), rejected_dir=tmp_path)
     for one, two in zip(weights_of(trainer), weights_of(other), strict=True):
         assert torch.equal(one, two)

@@ -43,7 +43,7 @@ def test_a_step_with_log_probs_of_the_batch_is_that_with_a_frozen_copy(kind, kl_
         make_trainer(
             config.algorithm, model=tiny_model(), reference=held, token_budget=64, minibatches=minibatches
         )
-        .step(given, quarantine=tmp_path)
+        .step(given, rejected_dir=tmp_path)
         .metrics
         for given, held in ((scored, False), (batch, True))
     )

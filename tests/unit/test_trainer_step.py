@@ -161,14 +161,14 @@ def test_the_loss_is_that_of_the_paper_written_out(temperature, tmp_path):
     expected = torch.cat([parameter.grad.flatten() for parameter in plain.parameters()])
     assert (gradient(trainer, batch) - expected).abs().max() < 1e-6
     trainer.optimizer.zero_grad()
-    result = trainer.step(batch, quarantine=tmp_path)
+    result = trainer.step(batch, rejected_dir=tmp_path)
     assert result.metrics["loss"] == pytest.approx((total / count).item(), abs=1e-6)
     assert result.trained_tokens == count
 
 
 def test_the_same_batch_and_weights_give_the_same_bits(tmp_path):
     trainers = [make_trainer(model=tiny_model("llama")) for _ in range(2)]
-    results = [[t.step(make_batch(v), quarantine=tmp_path) for v in range(3)] for t in trainers]
+    results = [[t.step(make_batch(v), rejected_dir=tmp_path) for v in range(3)] for t in trainers]
     for one, other in zip(*map(weights_of, trainers), strict=True):
         assert torch.equal(one, other)
     for one, other in zip(*results, strict=True):
@@ -195,7 +195,7 @@ def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
     before, columns = weights_of(trainer), good.groups[0].sequences[0].columns
     batch = replaced(good, reward=1e36, columns=with_logprobs(columns, [-1e4] * len(columns)), mask=None)
     with pytest.raises(TrainingError, match=r"step 0 -> 1: the loss is (nan|inf|-inf).*saved as rejected_v0"):
-        trainer.step(batch, quarantine=tmp_path)
+        trainer.step(batch, rejected_dir=tmp_path)
     (saved,) = tmp_path.glob("rejected_v0_*.msgpack")
     told = msgspec.msgpack.decode(saved.read_bytes())["groups"][0]["sequences"][0]["columns"]
     assert (told["tokens"], told["versions"]) == (
@@ -206,15 +206,15 @@ def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
     assert not trainer.optimizer.state
     for one, other in zip(before, weights_of(trainer), strict=True):
         assert torch.equal(one, other)
-    after = trainer.step(good, quarantine=tmp_path)  # and nothing of it is left in the gradient
-    assert after.metrics == make_trainer(algorithm).step(good, quarantine=tmp_path).metrics
+    after = trainer.step(good, rejected_dir=tmp_path)  # and nothing of it is left in the gradient
+    assert after.metrics == make_trainer(algorithm).step(good, rejected_dir=tmp_path).metrics
 
 
 def test_a_gradient_that_is_not_finite_is_refused(tmp_path):
     trainer = make_trainer()
     trainer.model.get_input_embeddings().weight.register_hook(lambda grad: grad * math.inf)
     with pytest.raises(TrainingError, match="gradient norm is"):
-        trainer.step(make_batch(), quarantine=tmp_path)
+        trainer.step(make_batch(), rejected_dir=tmp_path)
     assert trainer.version == 0
 
 
@@ -227,7 +227,7 @@ def test_weights_that_a_step_broke_are_noticed_at_once(tmp_path):
 
     trainer.optimizer.step = breaks
     with pytest.raises(WeightsError, match=r"step 0 -> 1: the weights \['model.embed_tokens.weight'\]"):
-        trainer.step(make_batch(), quarantine=tmp_path)
+        trainer.step(make_batch(), rejected_dir=tmp_path)
     assert trainer.version == 0
 
 
@@ -251,7 +251,7 @@ def test_the_gap_is_measured_before_the_update_and_told_by_staleness(tmp_path):
             ):
                 if trained:
                     expected.setdefault(3 - version, []).append(abs(now - then))
-    found = trainer.step(batch, quarantine=tmp_path).logprob_gap
+    found = trainer.step(batch, rejected_dir=tmp_path).logprob_gap
     assert sorted(found) == sorted(expected) == [0, 1]
     for age, gaps in expected.items():
         assert found[age] == pytest.approx((np.mean(gaps), max(gaps), len(gaps)), abs=1e-5)
@@ -259,7 +259,7 @@ def test_the_gap_is_measured_before_the_update_and_told_by_staleness(tmp_path):
 
 def test_the_learning_rate_warms_up_linearly_to_its_value(tmp_path):
     trainer = make_trainer(optimizer=Optimizer(lr=0.4, warmup_steps=4))
-    rates = [trainer.step(make_batch(v), quarantine=tmp_path).metrics["lr"] for v in range(6)]
+    rates = [trainer.step(make_batch(v), rejected_dir=tmp_path).metrics["lr"] for v in range(6)]
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
 
 
@@ -272,14 +272,14 @@ def test_clipping_scales_the_gradient_to_the_given_norm(tmp_path):
         step()
 
     trainer.optimizer.step = spy
-    result = trainer.step(make_batch(), quarantine=tmp_path)
+    result = trainer.step(make_batch(), rejected_dir=tmp_path)
     assert result.metrics["grad_norm"] > 1e-2
     assert seen == [pytest.approx(1e-3, rel=1e-3)]
 
 
 def test_metrics_tell_the_batch(tmp_path):
     batch = make_batch(groups=2, group_size=2)
-    metrics = make_trainer().step(batch, quarantine=tmp_path).metrics
+    metrics = make_trainer().step(batch, rejected_dir=tmp_path).metrics
     sequences = [s for group in batch.groups for s in group.sequences]
     assert metrics["reward"] == pytest.approx(np.mean([s.reward for s in sequences]))
     assert metrics["completion_tokens"] == pytest.approx(np.mean([len(s.columns) for s in sequences]))
@@ -300,7 +300,7 @@ def test_metrics_tell_the_batch(tmp_path):
 )
 def test_a_malformed_batch_is_refused(changes, message, tmp_path):
     with pytest.raises(DataError, match=message):
-        make_trainer().step(replaced(make_batch(), **changes), quarantine=tmp_path)
+        make_trainer().step(replaced(make_batch(), **changes), rejected_dir=tmp_path)
 
 
 def test_a_token_from_the_future_is_refused(tmp_path):
@@ -308,7 +308,8 @@ def test_a_token_from_the_future_is_refused(tmp_path):
     columns = batch.groups[0].sequences[0].columns
     with pytest.raises(DataError, match="newer than the trainer's version 2"):
         make_trainer().step(
-            replaced(batch, columns=TokenColumns.of(columns.tokens, columns.logprobs, 3)), quarantine=tmp_path
+            replaced(batch, columns=TokenColumns.of(columns.tokens, columns.logprobs, 3)),
+            rejected_dir=tmp_path,
         )
 
 
@@ -321,7 +322,7 @@ def test_a_batch_without_a_trained_token_is_refused(tmp_path):
         for g in batch.groups
     ]
     with pytest.raises(DataError, match="no token to train on"):
-        make_trainer().step(Batch(0, groups), quarantine=tmp_path)
+        make_trainer().step(Batch(0, groups), rejected_dir=tmp_path)
 
 
 @pytest.mark.parametrize("computing", [torch.float32, torch.bfloat16])

@@ -50,8 +50,8 @@ class Algorithm:
                      masked, and count nowhere but in the group that `advantages` is given. Both see the same
                      rewards: less the `penalty`, where there is one
     whole_batch      (N,) advantages of all trained tokens of a batch -> (N,) those that are used
-    kept             (proximal_N, behavior_N, advantages_N) of all trained tokens of a batch -> (N,) what each
-                     counts. It is settled before the first gradient, and costs a forward pass
+    loss_mask        (proximal_N, behavior_N, advantages_N) of all trained tokens of a batch -> (N,) which are
+                     in the loss. It is settled before the first gradient, and costs a forward pass
     penalty          (proximal_N, reference_N) of tokens -> (N,) what each takes off the reward of its
                      trajectory. It costs a forward pass
     proximal         where a batch gets several optimizer steps: "recompute", a forward pass at its beginning
@@ -68,7 +68,7 @@ class Algorithm:
     needs_reference: bool = False
     trained: Callable[[ComparedGroup], NDArray[np.bool_]] | None = None
     whole_batch: Callable[[NDArray[Any]], NDArray[Any]] | None = None
-    kept: Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
+    loss_mask: Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     penalty: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     proximal: Proximal = "recompute"
     critic: Critic | None = None
@@ -103,7 +103,7 @@ def build(config: config_of.Algorithm) -> Algorithm:
         needs_reference=config.kl > 0 or config.teacher is not None,
         trained=partial(_trained, config=config),
         whole_batch=whitened if config.scale == "batch" else None,
-        kept=None
+        loss_mask=None
         if config.second_moment is None
         else partial(within_second_moment, most=config.second_moment),
         penalty=partial(_penalty, config=config) if config.kl > 0 and config.kl_in == "reward" else None,

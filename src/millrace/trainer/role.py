@@ -174,7 +174,7 @@ class TorchTrainer:
             reasons = "; ".join(f"trajectory {number}: {reason}" for number, reason in list(bad.items())[:4])
             return StepRejected(batch.version, list(bad), reasons, unfit=True)
         try:
-            self._last = trainer.step(batch, quarantine=self._run_dir)
+            self._last = trainer.step(batch, rejected_dir=self._run_dir)
         except DigestMismatchError:
             self._trainer = self._last = None  # these weights may not be trained, published or saved
             raise

@@ -58,7 +58,7 @@ class StepSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient:
+class GradientSummary:
     """The loss and the sizes of an accumulated gradient."""
 
     loss: float
@@ -117,14 +117,14 @@ class PolicyTrainer:
         """The parameters that are not frozen."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def step(self, batch: Batch, *, quarantine: Path) -> StepResult:
+    def step(self, batch: Batch, *, rejected_dir: Path) -> StepResult:
         """Apply a batch: all of its optimizer steps, or none.
 
         Raises:
             TrainingError: the first loss or gradient is not finite. Weights, optimizer and version are
-                untouched; the batch is saved in `quarantine`.
+                untouched; the batch is saved in `rejected_dir`.
             WeightsError: the weights are not finite afterwards, or a later loss or gradient is not. Weights
-                and optimizer are lost: load a checkpoint. The batch is saved in `quarantine`.
+                and optimizer are lost: load a checkpoint. The batch is saved in `rejected_dir`.
             DigestMismatchError: the weights changed in memory since they were published. No update was made.
             DataError: the batch is malformed.
         """
@@ -134,7 +134,7 @@ class PolicyTrainer:
         except DigestMismatchError:
             raise  # the batch is not at fault
         except (TrainingError, WeightsError) as error:
-            saved = "rank 0 saves it" if self.ranks.rank else save_rejected(batch, quarantine)
+            saved = "rank 0 saves it" if self.ranks.rank else save_rejected(batch, rejected_dir)
             raise type(error)(f"step {batch.version} -> {batch.version + 1}: {error}; {saved}") from None
         finally:
             self.forget_gradient()
@@ -151,7 +151,7 @@ class PolicyTrainer:
         """Returns metrics of the optimizer steps, trained tokens, and statistics of the tokens."""
         prepared = self._prepared(batch, self.settings.minibatches)
         flat, lr = prepared.flat, learning_rate(self.settings.optimizer, self.version)
-        algorithm, gradients, norms = self.algorithm, list[Gradient](), list[float]()
+        algorithm, gradients, norms = self.algorithm, list[GradientSummary](), list[float]()
         statistics = TokenStatistics(algorithm.weight_cap, algorithm.weight_of)
         for _ in range(self.settings.epochs):
             for minibatch in range(len(prepared.rows)):
@@ -180,20 +180,20 @@ class PolicyTrainer:
             metrics |= value_metrics(flat.values_C[trained_C], flat.returns_C[trained_C])
         return metrics, flat.num_trained, statistics.of_all(self.ranks)
 
-    def measure(self, batch: Batch) -> tuple[Gradient, float]:
+    def measure(self, batch: Batch) -> tuple[GradientSummary, float]:
         """Accumulate the gradient of the whole batch, and its norm.
 
         Raises: TrainingError (loss or norm not finite), DataError (malformed).
         """
         return self.accumulate(batch), self._finite_norm()
 
-    def accumulate(self, batch: Batch) -> Gradient:
+    def accumulate(self, batch: Batch) -> GradientSummary:
         """Add the gradient of the batch's loss to the parameters' `.grad`, one row at a time.
 
         Raises: TrainingError (the loss is not finite), DataError (the batch is malformed).
         """
         prepared = self._prepared(batch, 1)
-        return self._accumulate(prepared, 0, 0.0, None) if prepared.rows else Gradient(0.0, 0, 0)
+        return self._accumulate(prepared, 0, 0.0, None) if prepared.rows else GradientSummary(0.0, 0, 0)
 
     def _prepared(self, batch: Batch, minibatches: int) -> PreparedBatch:
         """Compute everything that depends on the whole batch, before the first gradient."""
@@ -202,7 +202,8 @@ class PolicyTrainer:
         flat = lay_out()
         rows, local_rows = self._packed(flat)
         recomputes = minibatches * settings.epochs > 1 and algorithm.proximal == "recompute"
-        has_proximal = bool(rows and (recomputes or algorithm.kept or algorithm.penalty or algorithm.critic))
+        needs_proximal = algorithm.loss_mask or algorithm.penalty or algorithm.critic
+        has_proximal = bool(rows and (recomputes or needs_proximal))
         if has_proximal:
             batch_rows = [row for of_minibatch in local_rows for row in of_minibatch]
             proximal_C, *values = self._evaluate(self.model, batch_rows, flat)
@@ -219,8 +220,8 @@ class PolicyTrainer:
                 flat = lay_out(**computed)
                 rows, local_rows = self._packed(flat)  # a penalty may change which trajectories are trained
             flat.reference_C[:], flat.proximal_C[:] = reference_C, proximal_C
-            if algorithm.kept is not None:
-                mask_loss(flat, algorithm.kept)
+            if algorithm.loss_mask is not None:
+                mask_loss(flat, algorithm.loss_mask)
         return PreparedBatch(flat, rows, local_rows, has_proximal)
 
     def _packed(self, flat: FlatBatch) -> tuple[list[list[Row]], list[list[Row]]]:
@@ -252,7 +253,7 @@ class PolicyTrainer:
         statistics: TokenStatistics | None,
         *,
         first: bool = True,
-    ) -> Gradient:
+    ) -> GradientSummary:
         """Accumulate the gradient of a minibatch. `progress`: the share of the batch's optimizer steps that
         is done. `first`: `statistics` get the tokens' log-probs at the beginning of the batch, which they get
         only once."""
@@ -264,7 +265,7 @@ class PolicyTrainer:
         loss = sum(self.ranks.gather(sum(each.item() for each in losses))) / self.ranks.tensor
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss}")
-        return Gradient(loss, len(rows), sum(len(row.tokens_T) for row in rows))
+        return GradientSummary(loss, len(rows), sum(len(row.tokens_T) for row in rows))
 
     def _serving(self) -> AbstractContextManager[None]:
         settings = self.settings

@@ -121,11 +121,11 @@ def penalties(
     return np.bincount(flat.sequence_C[trained_C], penalty_N, minlength=len(flat.trained_S)).astype(float)
 
 
-def mask_loss(flat: FlatBatch, kept: Callable[..., NDArray[Any]]) -> None:
-    """Remove the tokens that `kept` drops from the loss, in place. The other tokens keep their weight."""
+def mask_loss(flat: FlatBatch, loss_mask: Callable[..., NDArray[Any]]) -> None:
+    """Remove tokens from the loss by `Algorithm.loss_mask`, in place. The other tokens keep their weight."""
     trained_C = flat.weights_C > 0
     policies = flat.proximal_C[trained_C], flat.behavior_C[trained_C]
-    flat.weights_C[trained_C] *= kept(*policies, flat.advantages_C[trained_C])
+    flat.weights_C[trained_C] *= loss_mask(*policies, flat.advantages_C[trained_C])
 
 
 def _minibatch_slices(sizes: list[int], count: int) -> list[tuple[slice, slice]]:

@@ -67,7 +67,7 @@ def try_algorithm(config: Config) -> list[str]:
     reference = _model() if algorithm.needs_reference else None
     trainer = PolicyTrainer(_model(), _checked(algorithm), settings, reference=reference)
     with TemporaryDirectory(prefix="millrace-") as rejected, _config_errors(path):
-        metrics = trainer.step(small_batch(config), quarantine=Path(rejected)).metrics
+        metrics = trainer.step(small_batch(config), rejected_dir=Path(rejected)).metrics
     if metrics["grad_norm"] == 0:
         return [f"`algorithm.path` ({path}): on a small batch no token gets a gradient"]
     return []
