@@ -207,8 +207,8 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
 
 class TrainSequence(msgspec.Struct, frozen=True):
-    """A completion to train on. `mask` says for each token whether it is trained; None: all are. `metrics`:
-    of the reward function. `reference`: log-probs of its tokens under the reference, float32, NaN for tokens
+    """A completion to train on. `mask` is the loss mask: which tokens are trained; None: all. `metrics`: of the
+    reward function. `reference`: log-probs of its tokens under the reference, float32, NaN for tokens
     that are not trained; None: the trainer computes them."""
 
     trajectory_id: int
