@@ -207,9 +207,9 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
 
 class TrainSequence(msgspec.Struct, frozen=True):
-    """A completion to train on. `mask` is the loss mask: which tokens are trained; None: all. `metrics`: of the
-    reward function. `reference`: log-probs of its tokens under the reference, float32, NaN for tokens
-    that are not trained; None: the trainer computes them."""
+    """A completion to train on. `mask` is the loss mask: which tokens are trained; None: all of them.
+    `metrics`: of the reward function. `reference`: log-probs of its tokens under the reference, float32, NaN
+    for tokens that are not trained; None: the trainer computes them."""
 
     trajectory_id: int
     columns: TokenColumns
