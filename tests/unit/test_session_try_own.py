@@ -55,7 +55,7 @@ def algorithm_for(directory: Path, body: str, **sections: Any) -> Config:
         ("own = Algorithm(centred, lambda xp, p, A: -A * p.fixed_N)", "does not require grad"),
         ("own = Algorithm(centred, lambda xp, p, A: p.reference_N)", r"returns the shape \(\)"),
         ("own = Algorithm(centred, plain, trained=lambda group: [True])", "ValueError: zip"),
-        ("own = Algorithm(centred, plain, kept=lambda *given: missing)", "NameError: name 'missing'"),
+        ("own = Algorithm(centred, plain, loss_mask=lambda *given: missing)", "NameError: name 'missing'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, where 0 is divided by 0
