@@ -150,7 +150,7 @@ def _meaning(field: FieldInfo | None) -> str:
 
 
 def _origin(origins: dict[str, str], key: str) -> str | None:
-    """Where a key was written, or else the nearest table around it."""
+    """The place of a key, or of the nearest table around it."""
     key = key.partition("[")[0]
     while key:
         if key in origins:

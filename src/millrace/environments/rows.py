@@ -51,7 +51,7 @@ class Rows(Protocol):
         """Raises DataError: the row is broken; the message names its place."""
 
     def place(self, index: int) -> str:
-        """Where the row is in the file: a line, or an index."""
+        """The place of the row in the file: a line, or an index."""
 
 
 class FunctionRows:

@@ -163,7 +163,7 @@ class Overview:
         return fragments.table(HEAD, lines) if lines else ""
 
     def _shares(self) -> dict[str, dict[str, float]]:
-        """Of each role, the seconds of each kind of work."""
+        """The seconds of each kind of work, for each role."""
         took = self.story.took_s
         shares = {
             "trainer": {

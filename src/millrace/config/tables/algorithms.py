@@ -132,7 +132,7 @@ PRESETS = {
         {**BEHAVIOR, "scale": "none", "drift": 0.1, "normalize": "sequence"},
     ),
 }
-"""By name, in the order of the reference."""
+"""The presets by name, in the order of the reference."""
 
 
 class PolicyGradient(Section):

@@ -21,7 +21,7 @@ POINTS = 1000
 """Points of a curve. A longer curve is drawn as means of neighbours."""
 
 COLUMNS_MAX, VALUES_MAX = 4096, 1 << 26
-"""Of all columns together: 512 MiB."""
+"""The most values of all columns together are 512 MiB."""
 
 GAP = "logprob_gap/"
 

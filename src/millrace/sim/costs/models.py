@@ -44,7 +44,7 @@ class ModelSizes:
         return (self.parameters - idle) * DTYPE_BYTES[dtype]
 
     def attention_flops(self, context: float) -> float:
-        """Of one token's forward pass: scores and their product with values, over `context` tokens."""
+        """Work of one token's forward pass: scores and their product with values, over `context` tokens."""
         return 4.0 * self.layers * self.query_width * context
 
 

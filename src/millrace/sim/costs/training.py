@@ -20,7 +20,8 @@ MFU = 0.40
 """Model FLOP/s utilisation of dense training without full recomputation: 38 to 43 % in bf16 on H100s
 (Llama 3, arXiv:2407.21783, table 4)."""
 FORWARD_MFU = 0.50
-"""Of a forward pass alone, which has neither gradients to reduce nor an optimizer: MFU x 1.25, assumed."""
+"""MFU of a forward pass alone, which has neither gradients to reduce nor an optimizer: MFU x 1.25,
+assumed."""
 STATE_BYTES = 16
 """Per parameter and sharded: bf16 weight and gradient, float32 master weight and two Adam moments."""
 OPTIMIZER_BYTES = 28
@@ -31,7 +32,7 @@ ACTIVATION_BYTES = 34
 CHECKPOINTED_BYTES = 2
 """The same with full recomputation: the layer's input alone (arXiv:2205.05198, section 5)."""
 MEMORY_FRACTION = 0.9
-"""Of a device's memory that states and activations may fill."""
+"""Fraction of a device's memory for states and activations."""
 NETWORK_EFFICIENCY = 0.8
 """Achieved fraction of link rate in large collectives (nccl-tests bus bandwidth on DGX H100)."""
 
@@ -127,7 +128,7 @@ class Training:
     # ------------------------------------------------------------ memory
 
     def activation_bytes(self, tokens: int) -> float:
-        """Of a micro-batch of `tokens` tokens, on all devices of a rank together."""
+        """Activations of a micro-batch of `tokens` tokens, on all devices of a rank together."""
         per_unit = CHECKPOINTED_BYTES if self.recompute else ACTIVATION_BYTES
         working = ACTIVATION_BYTES * tokens * self.model.hidden if self.recompute else 0
         return per_unit * tokens * self.model.hidden * self.model.layers + working

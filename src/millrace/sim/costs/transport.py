@@ -27,7 +27,7 @@ COLLECTIVE_TENSOR_S = 0.001
 """Set-up of gathering and broadcasting one tensor. Assumed: a metadata call and two NCCL launches."""
 TENSORS_PER_LAYER = 12
 DISK_BYTES_PER_S = 2e9
-"""Of a shared file system, per reader or writer. Assumed."""
+"""Rate of a shared file system, per reader or writer. Assumed."""
 DELTA_BYTES_FRACTION = 0.01
 """Encoded change of a step at a learning rate of 1e-6: 14 GB to 108 MB (PULSE, arXiv:2602.03839)."""
 DELTA_ENCODE_BYTES_PER_S = 20e9

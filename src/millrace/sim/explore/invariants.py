@@ -64,7 +64,7 @@ class Invariants(Observer):
 
     @property
     def num_corrupted(self) -> int:
-        """How often weights were corrupted on their way."""
+        """Number of corrupted copies of weights."""
         return self._world.num_corrupted
 
     def on_start(self, world: World) -> None:
@@ -116,7 +116,7 @@ class Invariants(Observer):
         )
 
     def _on_report(self, event: dict[str, Any]) -> None:
-        """Where messages keep their order, a report has the version that the controller knows. A replica that
+        """If messages keep their order, a report has the version that the controller knows. A replica that
         leaves may still swap to the version of a pull for which nobody waits any more."""
         self._heard_s[event["replica"]] = clock.now()
         if self._state is None or not self._ordered:

@@ -118,7 +118,8 @@ def _random_config(rng: random.Random, seed: int) -> Config:
 
 
 def crowded(config: Config) -> Config:
-    """With so many trajectories in flight that those of one replica do not always fit onto one other."""
+    """The configuration with so many trajectories in flight that those of one replica do not always fit onto
+    one other."""
     rollout = config.rollout.model_copy(update={"slots": 8})
     return config.model_copy(update={"batch": BatchShape(prompts=8, group_size=3), "rollout": rollout})
 
@@ -200,7 +201,8 @@ def _random_mishaps(rng: random.Random) -> Mishaps:
 
 
 def spot(scenario: Scenario, rng: random.Random) -> Scenario:
-    """With replicas that come and go: by command, by notice with more or less grace, and by death."""
+    """The scenario with replicas that join and leave: by command, by notice with more or less grace, and by
+    death."""
     at_s, scalings = 0.0, []
     for _ in range(rng.randint(1, 8)):
         at_s += rng.uniform(0.05, 6.0)

@@ -1,1 +1,1 @@
-"""From a model, devices and a staleness budget to the best layout and its configuration."""
+"""Finds the best layout and its configuration for a model, devices and a staleness budget."""

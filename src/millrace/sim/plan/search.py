@@ -1,4 +1,4 @@
-"""From layouts to a ranking: the best predictions are simulated, then the best of those is varied.
+"""Ranks layouts: the best predictions are simulated, then the fastest candidate is varied.
 
     1  the best layout of each (trainer kind, replica kind, tensor parallel, dtype), by prediction
     2  around the winner: other splits, slots, batches, schedules' rounds and repack, transports

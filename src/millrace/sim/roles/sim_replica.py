@@ -23,7 +23,7 @@ QUIET_REPORT_S = 1.0
 
 
 class SimReplica:
-    """One engine's worth of simulated decoding. One timer per report, none per token.
+    """A replica with one simulated engine. It needs one timer per report, none per token.
 
     `progress_interval_s`: the interval between reports with unfinished trajectories; None: each report has
     them. `slice_s`: decode in slices of this length, as real replicas do. Commands take effect between two

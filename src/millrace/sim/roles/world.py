@@ -29,7 +29,7 @@ class History:
     trained: tuple[tuple[int, ...], ...] = ()
 
     def after(self, batch: Batch) -> History:
-        """One optimizer step later."""
+        """The weights after one more optimizer step."""
         sequences = [s for group in batch.groups for s in group.sequences]
         learned = [
             (s.trajectory_id, len(s.columns), [version for version, _ in s.columns.runs[-1:]], s.reward)

@@ -195,14 +195,15 @@ class Faults:
         ]
 
     def stuck_s(self, name: str, began_s: float) -> float:
-        """From when on an incarnation that began at `began_s` makes no progress."""
+        """The time after which an incarnation that began at `began_s` makes no progress."""
         return min(
             (s.at_s for s in self.stuck if fnmatchcase(name, s.workers) and s.at_s > began_s),
             default=math.inf,
         )
 
     def cut(self, name: str, began_s: float, rng: random.Random) -> tuple[float, float]:
-        """From when until when an incarnation that began at `began_s` is cut off; an empty span if never."""
+        """Start and end of the cut of an incarnation that began at `began_s`; an empty span if there is
+        none."""
         for partitions in self.partitions:
             if fnmatchcase(name, partitions.workers):
                 start_s = began_s + rng.expovariate(1.0 / partitions.mtbf_s)
@@ -222,7 +223,7 @@ class Faults:
         return rng.uniform(0.0, longest)
 
     def slowdown(self, name: str, time_s: float) -> float:
-        """By how much computing is slower at `time_s`; 1 is full speed."""
+        """Factor on computing times at `time_s`; 1 is full speed."""
         factors = (
             s.factor for s in self.slow if s.start_s <= time_s < s.end_s and fnmatchcase(name, s.workers)
         )
