@@ -108,7 +108,7 @@ def test_a_sample_without_a_tokenizer_says_why_there_is_no_text() -> None:
 def test_a_question_ends_when_who_asked_will_not_wait(
     reader: LedgerReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.ledger.reading.reader._STOP_ASKED_EVERY", 1)
+    monkeypatch.setattr("millrace.ledger.reading.reader._STOP_CHECKED_EVERY", 1)
     impatient = LedgerReader(tmp_path / "ledger.sqlite", check=False, stop=lambda: True)
     with pytest.raises(LedgerError, match="took longer than who asked would wait"):
         impatient.samples(Choice.BEST, 1)
