@@ -36,7 +36,7 @@ def test_a_worker_frozen_at_its_work_is_replaced(start, undisturbed, warm, tmp_p
     freezer = Freezer()
     monkeypatch.setattr(controller, "QUIET_S", 0.2)
     run = train(start, tmp_path / "run", "supervision.heartbeat_timeout_s=2", sinks=(freezer,))
-    assert sorted(freezer.frozen) == ["reward-worker-0", "relay", "replica-0", "trainer"]
+    assert sorted(freezer.frozen) == ["relay", "replica-0", "reward-worker-0", "trainer"]
     assert {e.fields["name"] for e in events(run, "worker_died")} >= set(freezer.frozen)
     assert summary(run)["accounting"]["trained"] == 64
     assert weights(run) == weights(undisturbed)
