@@ -75,17 +75,24 @@ class TokenStatistics:
         """The statistics of every rank's tokens, the same on every rank. A collective call."""
         if ranks.world == 1:
             return self
-        total = TokenStatistics(self._cap, self._weight_of)
+        total = self.of_row()
         mine = self if ranks.tensor_index == 0 else total  # ranks of a tensor group have the same tokens
         for of_rank in ranks.gather(mine):
-            total._entropy += of_rank._entropy
-            total._log_ratio += of_rank._log_ratio
-            total._log_weight += of_rank._log_weight
-            total._reference += of_rank._reference
-            total._staleness += of_rank._staleness
-            total._after_swap += of_rank._after_swap
-            total._silenced += of_rank._silenced
+            total.extend(of_rank)
         return total
+
+    def of_row(self) -> TokenStatistics:
+        """Empty statistics, for the tokens of one row."""
+        return TokenStatistics(self._cap, self._weight_of)
+
+    def extend(self, other: TokenStatistics) -> None:
+        self._entropy += other._entropy
+        self._log_ratio += other._log_ratio
+        self._log_weight += other._log_weight
+        self._reference += other._reference
+        self._staleness += other._staleness
+        self._after_swap += other._after_swap
+        self._silenced += other._silenced
 
     def metrics(self) -> dict[str, float]:
         """The metrics of `importance_metrics`, and
