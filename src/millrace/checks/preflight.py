@@ -258,6 +258,6 @@ def _thread_warnings(config: Config) -> Iterator[str]:
     processes = config.rollout.replicas * config.rollout.tensor + config.trainer.ranks
     if threads and threads.isdigit() and int(threads) > 1 and int(threads) * processes > cores:
         yield (
-            f"{THREADS}={threads} with {processes} torch processes on {cores} cores: their threads will spin "
-            f"on each other. Unset it, and each process gets its share"
+            f"{THREADS}={threads} with {processes} torch processes on {cores} cores: threads that divide a "
+            "product wait for one another. Unset it, and the placement chooses"
         )

@@ -11,7 +11,7 @@ from millrace.devices.inventory import environment_threads
 
 
 def threads_of_process() -> int:
-    """The environment's number, else torch's. A forked worker has imported torch before it gets the variable."""
+    """The environment's number, else torch's: a forked worker gets the variable after torch was imported."""
     return environment_threads() or torch.get_num_threads()
 
 
