@@ -75,10 +75,16 @@ def test_the_first_error_is_raised_and_rows_behind_it_end():
     assert not weight._backward_hooks
 
 
+class Large(torch.nn.Linear):
+    device = torch.device("cpu")
+
+
 def test_a_small_model_keeps_whole_micro_batches_on_one_thread(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    assert row_threads(tiny_model(), 8192, 4, several=True) == RowThreads(8192, 1, 4)
-    large = torch.nn.Linear(5000, 6000, bias=False)
-    assert row_threads(large, 8192, 4, several=True) == RowThreads(1111, 4, 1)
-    assert row_threads(large, 8192, 4, several=False) == RowThreads(1111, 1, 4)
-    assert row_threads(large, 512, 4, several=True) == RowThreads(512, 1, 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert row_threads(tiny_model(), 8192) == RowThreads(8192, 1, 4)
+    large = Large(5000, 6000, bias=False)
+    assert row_threads(large, 8192) == RowThreads(1111, 4, 1)
+    assert row_threads(large, 8192, several=False) == RowThreads(1111, 1, 4)
+    assert row_threads(large, 8192, alone=False) == RowThreads(8192)
+    assert row_threads(large, 512) == RowThreads(512, 1, 4)

@@ -86,13 +86,10 @@ class TokenStatistics:
         return TokenStatistics(self._cap, self._weight_of)
 
     def extend(self, other: TokenStatistics) -> None:
-        self._entropy += other._entropy
-        self._log_ratio += other._log_ratio
-        self._log_weight += other._log_weight
-        self._reference += other._reference
-        self._staleness += other._staleness
-        self._after_swap += other._after_swap
-        self._silenced += other._silenced
+        """Add the tokens of `other` behind these."""
+        for name, values in vars(other).items():
+            if isinstance(values, list):
+                getattr(self, name).extend(values)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of `importance_metrics`, and

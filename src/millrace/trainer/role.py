@@ -40,7 +40,6 @@ from millrace.core.types import (
     TrainerState,
 )
 from millrace.devices.device import computes, computing_dtype, torch_device
-from millrace.devices.threads import threads_of_process
 from millrace.placement.needs import teacher_of
 from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
 from millrace.trainer.checks.arithmetic import arithmetic
@@ -52,7 +51,6 @@ from millrace.trainer.files.export import save_model
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.frozen.reference import load_reference, published_dtype
 from millrace.trainer.frozen.teacher import load_teacher
-from millrace.trainer.kernels.row_threads import row_threads
 from millrace.trainer.model import load_model, recompute_layers, vocabulary
 from millrace.trainer.publish.publisher import Publisher, buffers_of
 from millrace.trainer.ranks.mesh import Ranks, agreed
@@ -265,11 +263,7 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         minibatches=config.batch.minibatches,
         epochs=config.batch.epochs,
     )
-    rows = None
-    if ranks.alone and device.type == "cpu":
-        several = settings.dtype == torch.float32 and reference is not model  # autocast's cache, an adapter
-        rows = row_threads(model, settings.token_budget, threads_of_process(), several=several)
-    return PolicyTrainer(model, algorithm, settings, reference=reference, ranks=ranks, rows=rows)
+    return PolicyTrainer(model, algorithm, settings, reference=reference, ranks=ranks)
 
 
 def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:

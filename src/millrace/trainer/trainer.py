@@ -31,7 +31,7 @@ from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch.token_masks import TokenMasks
 from millrace.trainer.checks.rejected import save_rejected
-from millrace.trainer.kernels.row_threads import RowThreads
+from millrace.trainer.kernels.row_threads import row_threads
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import not_finite, row_logprobs, served_weights
 from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
@@ -88,8 +88,6 @@ class PolicyTrainer:
     `reference`: version 0, or `model` itself if `model` has an adapter, which is then switched off.
     None: batches have the reference log-probs, or the algorithm needs none.
 
-    `rows`: how a batch is cut into rows, and how many of them are computed at the same time.
-
     `ranks`: this process among the processes that make the step together. Each process gets the whole batch,
     makes the same calls, and gets the same result or error. The models are divided among the processes.
     """
@@ -102,10 +100,10 @@ class PolicyTrainer:
         *,
         reference: PreTrainedModel | None = None,
         ranks: Ranks = ALONE,
-        rows: RowThreads | None = None,
     ) -> None:
         self.model, self.algorithm, self.settings, self.ranks = model, algorithm, settings, ranks
-        self._rows = rows or RowThreads(settings.token_budget)
+        several = settings.dtype == torch.float32 and reference is not model  # autocast's cache, an adapter
+        self._rows = row_threads(model, settings.token_budget, alone=ranks.alone, several=several)
         self.version = 0
         self._reference = reference
         self.optimizer = make_optimizer(model, settings.optimizer)
@@ -121,10 +119,6 @@ class PolicyTrainer:
     def trained(self) -> list[torch.nn.Parameter]:
         """The parameters that are not frozen."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-
-    @property
-    def _with_gradients(self) -> list[torch.nn.Parameter]:
-        return [*self.trained, *(self.value_head.parameters() if self.value_head is not None else ())]
 
     def step(self, batch: Batch, *, rejected_dir: Path) -> StepResult:
         """Apply a batch: all of its optimizer steps, or none.
@@ -272,8 +266,9 @@ class PolicyTrainer:
             of_row = None if statistics is None else statistics.of_row()
             return self._backward(row, flat, progress, of_row, first=first), of_row
 
+        parameters = [*self.trained, *(self.value_head.parameters() if self.value_head is not None else ())]
         with self._serving():
-            results = self._rows.run(backward, prepared.local_rows[minibatch], self._with_gradients)
+            results = self._rows.run(backward, prepared.local_rows[minibatch], parameters)
         for _, of_row in results:
             if statistics is not None and of_row is not None:
                 statistics.extend(of_row)

@@ -16,7 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
+from millrace.devices.threads import threads_of_process
 from millrace.placement.threads import divided, row_tokens
 
 R = TypeVar("R")
@@ -56,14 +58,17 @@ class RowThreads:
         return [future.result() for future in futures]
 
 
-def row_threads(model: torch.nn.Module, token_budget: int, threads: int, *, several: bool) -> RowThreads:
-    """Of a trainer on a CPU with so many threads. `several`: whether rows can be computed at the same time.
+def row_threads(
+    model: PreTrainedModel, token_budget: int, *, alone: bool = True, several: bool = True
+) -> RowThreads:
+    """Of a trainer. `alone`: it is one process. `several`: rows can be computed at the same time.
 
-    torch computes with `each` threads from then on.
+    On a CPU torch computes with `each` threads from then on.
     """
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    tokens = row_tokens(parameters, token_budget)
-    count, each = divided(threads, cut=several and tokens < token_budget)
+    if model.device.type != "cpu" or not alone:
+        return RowThreads(token_budget)
+    tokens = row_tokens(sum(parameter.numel() for parameter in model.parameters()), token_budget)
+    count, each = divided(threads_of_process(), cut=several and tokens < token_budget)
     torch.set_num_threads(each)
     return RowThreads(tokens, count, each)
 
