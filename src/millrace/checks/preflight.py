@@ -30,6 +30,7 @@ from millrace.engines.vllm import versions
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
 from millrace.placement.assign import size
+from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
 from millrace.placement.needs import DTYPE_BYTES, Needs
 from millrace.rollout.engine_kinds import refuse_unable
@@ -80,6 +81,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     return [
         *faults,
         *describe.tight(layout, config),
+        *gpu_advice(placed, config),
         *idle(config),
         *_size_warnings(config, layout),
         *_thread_warnings(config),
