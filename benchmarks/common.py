@@ -30,6 +30,16 @@ ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """For every process that a benchmark starts."""
 
+
+def environment_of(threads: int | None) -> dict[str, str]:
+    """`ENVIRONMENT` with this number of threads, which wait without spinning. None: it sets no number."""
+    shared = {name: value for name, value in ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
+    if threads is None:
+        return shared
+    waiting = {} if threads == 1 else {"OMP_WAIT_POLICY": "PASSIVE"}
+    return shared | {"OMP_NUM_THREADS": str(threads)} | waiting
+
+
 RUN_TIMEOUT_S = 900.0
 
 
@@ -75,10 +85,10 @@ def cache_directory() -> Path:
     return path
 
 
-def run_logged(command: Sequence[Any], log: Path) -> None:
-    """Run it with its output in `log`, which is shown if it fails."""
+def run_logged(command: Sequence[Any], log: Path, *, threads: int | None = 1) -> None:
+    """Run it with its output in `log`, which is shown if it fails. `threads`: as `environment_of`."""
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment = environment_of(threads) | {"PYTHONPATH": os.pathsep.join(paths)}
     with log.open("w") as file:
         done = subprocess.run(
             command, stdout=file, stderr=file, env=environment, check=False, timeout=RUN_TIMEOUT_S
@@ -89,12 +99,12 @@ def run_logged(command: Sequence[Any], log: Path) -> None:
         )
 
 
-def train(config: str, directory: Path) -> list[dict[str, Any]]:
+def train(config: str, directory: Path, *, threads: int | None = 1) -> list[dict[str, Any]]:
     """`millrace train` with this configuration (TOML) in a new `directory`; returns its events."""
     directory.mkdir()
     (directory / "run.toml").write_text(config)
     arguments = ["-m", "millrace", "train", directory / "run.toml", "--run-dir", directory / "run"]
-    run_logged([sys.executable, *arguments], directory / "log")
+    run_logged([sys.executable, *arguments], directory / "log", threads=threads)
     with opened(directory / "run" / "events.jsonl") as files:
         return [json.loads(line) for _, lines in files for line in lines]
 

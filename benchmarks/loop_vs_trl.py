@@ -106,17 +106,19 @@ class Bench:
         self._start = start or make_start(task, kept_directory())
         self._python, self._where = python, {"device": device, "dtype": dtype}
 
-    def run(self, contestant: str, seed: int) -> Curve:
+    def run(self, contestant: str, seed: int, *, threads: int | None = 1) -> Curve:
+        """`threads`: of each process. None: what the contestant chooses."""
         if contestant == "millrace":
-            steps = self.train(contestant, seed)
+            steps = self.train(contestant, seed, threads=threads)
             return [Step(e["time_s"], e["trained_tokens"], e["reward_mean"]) for e in steps]
-        return self._peer(contestant, self._rows(seed), seed)
+        return self._peer(contestant, self._rows(seed), seed, threads or 1)
 
-    def train(self, name: str, seed: int, **ours: Any) -> list[dict[str, Any]]:
+    def train(self, name: str, seed: int, *, threads: int | None = 1, **ours: Any) -> list[dict[str, Any]]:
         """The `step` events of a run of ours; `ours` changes what `OURS` holds."""
         extract = f"extract = '{self.task.extract}'" if self.task.extract else ""
         shape = self._shape(self._rows(seed), seed) | OURS | ours | {"extract": extract}
-        events = train(CONFIG.format(**shape), self.directory / f"{self.task.name}-{name}-{seed}")
+        directory = self.directory / f"{self.task.name}-{name}-{seed}"
+        events = train(CONFIG.format(**shape), directory, threads=threads)
         return [event for event in events if event["kind"] == "step"]
 
     def _rows(self, seed: int) -> Path:
@@ -125,13 +127,15 @@ class Bench:
             write_prompts(self.task, rows, count=4000, seed=seed)
         return rows
 
-    def _peer(self, name: str, rows: Path, seed: int) -> Curve:
-        script, work = SCRIPTS[name], self.directory / f"{self.task.name}-{name}-{seed}"
+    def _peer(self, name: str, rows: Path, seed: int, threads: int) -> Curve:
+        script, work = SCRIPTS[name], self.directory / f"{self.task.name}-{name}-{seed}-{threads}"
         work.mkdir()
-        job = self._shape(self._in_our_order(rows, seed), seed) | {"out": str(work / "steps.jsonl")}
+        told = {"out": str(work / "steps.jsonl"), "threads": threads}
+        job = self._shape(self._in_our_order(rows, seed), seed) | told
         (work / "job.json").write_text(json.dumps(job))
         python = self._python or python_with_trl(cache_directory())
-        run_logged([python, BENCHMARKS / "peers" / "trl" / script, work / "job.json"], work / "log")
+        command = [python, BENCHMARKS / "peers" / "trl" / script, work / "job.json"]
+        run_logged(command, work / "log", threads=threads)
         with (work / "steps.jsonl").open() as lines:
             steps = [json.loads(line) for line in lines]
         return [Step(step["t"], step["tokens"], step["reward"]) for step in steps]

@@ -72,11 +72,12 @@ def make_start(task: Task, directory: Path) -> Path:
     return out
 
 
-def make_untrained(task: Task, directory: Path, *, hidden: int, layers: int) -> Path:
-    """A random model with the tokenizer of `task`, for what does not depend on what it says."""
+def make_untrained(task: Task, directory: Path, *, hidden: int, layers: int, **shape: Any) -> Path:
+    """A random model with the tokenizer of `task`, for what does not depend on what it says. `shape`: other
+    keys of its configuration. A vocabulary beyond the tokenizer's has tokens without text."""
     tokenizer = _tokenizer(task, [prompt + completion for prompt, completion in _demonstrations(task)[:2000]])
     tokenizer.save_pretrained(directory)
-    _untrained(tokenizer, hidden=hidden, layers=layers).save_pretrained(directory)
+    _untrained(tokenizer, hidden=hidden, layers=layers, **shape).save_pretrained(directory)
     return directory
 
 
@@ -151,26 +152,29 @@ def _tokenizer(task: Task, texts: list[str]) -> Any:
     )
 
 
-def _untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4) -> Any:
+def _untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4, **shape: Any) -> Any:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.manual_seed(0)
+    shape = {
+        "vocab_size": len(tokenizer),
+        "intermediate_size": 3 * hidden,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": hidden // 4,
+    } | shape
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
         hidden_size=hidden,
-        intermediate_size=3 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=hidden // 4,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        **shape,
     )
     return Qwen3ForCausalLM(config)
 

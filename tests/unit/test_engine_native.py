@@ -66,7 +66,7 @@ def works():
 def same_as_the_general_way(name: str, monkeypatch) -> None:
     model = make_model(name, scale=1.5)
     fast = make_engine(model, slots=5, prefill_chunk=24)
-    monkeypatch.setattr(engines, "native_pass", lambda *_: (None, ""))
+    monkeypatch.setattr(engines, "native_pass", lambda *_, **__: (None, ""))
     general = make_engine(model, slots=5, prefill_chunk=24)
     assert ("in C" in fast.computes, "in C" in general.computes) == (True, False)
     found, expected = run(fast, works()), run(general, works())
@@ -91,7 +91,7 @@ def test_a_row_is_attended_alike_alone_and_among_others():
     code, generator = native.library()[0], torch.Generator().manual_seed(0)
     rows, heads, kv_heads, width, positions = 7, 4, 2, 32, 96
     slots, places = torch.randperm(rows, generator=generator), torch.tensor([0, 1, 31, 32, 33, 70, 95])
-    shape = native._Shape(heads, kv_heads, width, positions, 1e-6, 0.0, 0.2)
+    shape = native._Shape(heads, kv_heads, width, positions, 1, 1e-6, 0.0, 0.2)
 
     def numbers(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator)
@@ -128,9 +128,36 @@ def test_a_model_that_the_c_code_does_not_know_goes_the_general_way(name):
     assert "in C" not in make_engine(make_model(name)).computes
 
 
-def test_with_several_threads_the_engine_goes_its_general_way():
-    torch.set_num_threads(2)
-    assert "in C" not in make_engine(make_model("qwen3 tied")).computes
+def test_threads_that_divide_the_rows_change_no_bit():
+    """Several tokens of a slot are among the rows, as in a prefill."""
+    code, generator = native.library()[0], torch.Generator().manual_seed(0)
+    rows, heads, kv_heads, width, positions = 240, 4, 2, 32, 96
+
+    def numbers(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator)
+
+    tables, cache = numbers(2, positions, width), numbers(2, 5, kv_heads, width * positions)
+    qkv, gates, weight = numbers(rows, 256), numbers(rows, 512), numbers(256)
+    slots, places = torch.arange(rows) // 48, torch.arange(rows) % 48
+
+    def outputs(threads: int) -> list[torch.Tensor]:
+        shape = ctypes.byref(native._Shape(heads, kv_heads, width, positions, threads, 1e-6, 0.0, 0.2))
+        kept, own, scores = cache.clone(), qkv.clone(), torch.zeros(threads, positions)
+        layer = native._Attention(*(each.data_ptr() for each in (*kept, *tables)), None, None, width, 40)
+        normed, gated, attended = torch.zeros(rows, 256), torch.zeros(rows, 256), torch.zeros(rows, 128)
+        code.norm(shape, rows, own.data_ptr(), weight.data_ptr(), normed.data_ptr(), 256)
+        code.gate(shape, rows, gates.data_ptr(), gated.data_ptr(), 256, 1.0, 0.0)
+        where = (each.data_ptr() for each in (slots, places, own, attended, scores))
+        code.attend(shape, ctypes.byref(layer), rows, *where)
+        return [normed, gated, attended, kept]
+
+    for one, several in zip(outputs(1), outputs(3), strict=True):
+        assert one.isfinite().all() and torch.equal(one, several)
+
+
+def test_with_several_threads_the_engine_keeps_its_c_code(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert make_engine(make_model("qwen3 tied")).computes.endswith("2 threads; attention in C")
 
 
 def test_the_code_is_compiled_once(tmp_path, monkeypatch):

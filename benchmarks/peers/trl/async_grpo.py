@@ -33,7 +33,7 @@ from peers.trl.job import Job, StepLog, read_job
 def generate_until_stopped(job: Job, weights: Any, samples: Any, stop: Any) -> None:
     """Groups in the order of the prompts, `job.groups` at a time, always under the newest weights."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    torch.set_num_threads(1)
+    torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     tokenizer = AutoTokenizer.from_pretrained(job.start, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(job.start, dtype=torch.float32).eval()
@@ -263,7 +263,7 @@ def make_trainer(job: Job, worker: Worker) -> Any:
 
 def main() -> None:
     job = read_job()
-    torch.set_num_threads(1)
+    torch.set_num_threads(job.threads)
     worker = Worker(job)
     trainer = make_trainer(job, worker)
     trainer.log_file = StepLog(job.out)

@@ -17,7 +17,7 @@ from peers.start import reward
 from peers.trl.job import StepLog, read_job
 
 job = read_job()
-torch.set_num_threads(1)
+torch.set_num_threads(job.threads)
 
 
 class LoggedTrainer(GRPOTrainer):

@@ -30,6 +30,7 @@ from millrace.engines.vllm import versions
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
 from millrace.placement.assign import size
+from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
 from millrace.placement.needs import DTYPE_BYTES, Needs
 from millrace.rollout.engine_kinds import refuse_unable
@@ -80,6 +81,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     return [
         *faults,
         *describe.tight(layout, config),
+        *gpu_advice(placed, config),
         *idle(config),
         *_size_warnings(config, layout),
         *_thread_warnings(config),
@@ -258,6 +260,6 @@ def _thread_warnings(config: Config) -> Iterator[str]:
     processes = config.rollout.replicas * config.rollout.tensor + config.trainer.ranks
     if threads and threads.isdigit() and int(threads) > 1 and int(threads) * processes > cores:
         yield (
-            f"{THREADS}={threads} with {processes} torch processes on {cores} cores: their threads will spin "
-            f"on each other. Unset it, and each process gets its share"
+            f"{THREADS}={threads} with {processes} torch processes on {cores} cores: threads that divide a "
+            "product wait for one another. Unset it, and the placement chooses"
         )

@@ -30,6 +30,7 @@ class Place(msgspec.Struct, frozen=True):
     ranks    processes that make up the worker
     hosts    of the ranks, equally many on each, neighbours together; (): all are on `host`, as the first is
     meet     the address of the first of `hosts`, at which the ranks of other hosts reach it
+    threads  of torch in each rank, on a CPU; None: as many as the controller's environment says, or 1
     """
 
     host: str = THIS_HOST
@@ -40,14 +41,16 @@ class Place(msgspec.Struct, frozen=True):
     ranks: int = 1
     hosts: tuple[str, ...] = ()
     meet: str = ""
+    threads: int | None = None
 
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables of the worker. CUDA must number devices as `nvidia-smi` does."""
-        if self.devices is None:
-            return dict(self.environ)
-        visible = ",".join(map(str, self.devices))
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible, **self.environ}
+        variables = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+        if self.devices is not None:
+            variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.devices))
+        return variables | self.environ
 
 
 HERE = Place()
@@ -69,7 +72,7 @@ class Host(msgspec.Struct, frozen=True):
     `memory_bytes`: of the host, or the limit of the control group if that is less. Shared memory counts too
     (the relay's has no other limit: it is a memfd). `free_bytes`: memory that is free at this moment.
     `address`: where other hosts reach this host; empty: there are none. `roles`: those of `ROLES` that may
-    run here.
+    run here. `threads`: of torch in each worker, if the environment says how many, else 0.
     """
 
     name: str
@@ -79,3 +82,4 @@ class Host(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...] = ()
     address: str = ""
     roles: tuple[str, ...] = ROLES
+    threads: int = 0

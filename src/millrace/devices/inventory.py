@@ -30,7 +30,14 @@ def read_host() -> Host:
         memory_bytes=memory_bytes,
         free_bytes=free_bytes,
         gpus=visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
+        threads=environment_threads(),
     )
+
+
+def environment_threads() -> int:
+    """0: the environment does not say."""
+    outermost = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(outermost) if outermost.isdigit() else 0
 
 
 def read_memory() -> tuple[int, int]:

@@ -6,9 +6,8 @@ With one GPU all workers share it. A replica's memory is known: weights, standby
 So a replica gets that memory and a tenth more, or its activation memory if that is larger. The trainer gets
 the rest, because its activation memory is only estimated.
 
-Cores. No worker is bound to a core. Each worker computes on one thread (`runtime.local.launcher.DEFAULTS`),
-and the kernel moves that thread to a free core. A fixed division would leave cores idle while their worker
-waits.
+Cores. No worker is bound to a core, and the kernel moves a thread to a free core. A fixed division would
+leave cores idle while their worker waits. `placement.threads` says how many threads a worker computes with.
 
 Versions in the relay. Two versions are enough to run: replicas read one, the trainer writes the other. With
 more versions a trajectory whose replica died goes on under its version. The relay keeps as many as are useful
@@ -26,6 +25,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host, Place
 from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.threads import replica_threads, trainer_threads
 
 CONTEXT_BYTES = 500_000_000
 """Memory of a GPU that CUDA takes for each process that opens the GPU (an H100 with torch 2.x: 0.4 to 0.6
@@ -145,7 +145,9 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alo
         share = _share(worker, gpus, host.gpus[used[0]], needs) if used else 1.0
         devices = tuple(host.gpus[gpu].index for gpu in used)
         ranks = 1 if worker else config.trainer.ranks_of_host
-        places.append(Place(devices=devices, share=share, python=python, ranks=ranks))
+        rule = replica_threads if worker else trainer_threads
+        threads = None if on_gpu else rule(config, host, needs.num_parameters)
+        places.append(Place(devices=devices, share=share, python=python, ranks=ranks, threads=threads))
     slots, versions = relay_slots(config, host, needs, head=trains and not alone)
     placement = Placement(
         host=host,

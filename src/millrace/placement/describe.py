@@ -47,7 +47,11 @@ def table(placement: Placement) -> dict[str, str]:
         memory = f"{size(gpu.memory_bytes)}, {size(gpu.free_bytes)} free"
         rows[f"GPU {gpu.index}"] = f"{gpu.name}, {memory}: {', '.join(workers) or 'nobody'}"
     moment = needs.activation_memory
-    where = "on GPUs" if placement.device == "cuda" else f"on {host.cores} cores, bound to none"
+    where = (
+        "on GPUs"
+        if placement.device == "cuda"
+        else f"on {host.cores} cores, bound to none{_threads(placement)}"
+    )
     ranks = placement.trainer.ranks
     each = f" in {ranks} ranks" if ranks > 1 else ""
     older, reads = "", dict[str, str]()
@@ -76,6 +80,12 @@ def table(placement: Placement) -> dict[str, str]:
             f"{size(host.memory_bytes)}, {size(host.free_bytes)} free"
         ),
     }
+
+
+def _threads(placement: Placement) -> str:
+    trainer = f"; the trainer on {placement.trainer.threads} threads" if placement.trains else ""
+    replica = next((f"; a replica on {place.threads}" for place in placement.replicas), "")
+    return trainer + replica
 
 
 def _reference(need: MemoryNeed) -> dict[str, str]:

@@ -75,17 +75,21 @@ class TokenStatistics:
         """The statistics of every rank's tokens, the same on every rank. A collective call."""
         if ranks.world == 1:
             return self
-        total = TokenStatistics(self._cap, self._weight_of)
+        total = self.of_row()
         mine = self if ranks.tensor_index == 0 else total  # ranks of a tensor group have the same tokens
         for of_rank in ranks.gather(mine):
-            total._entropy += of_rank._entropy
-            total._log_ratio += of_rank._log_ratio
-            total._log_weight += of_rank._log_weight
-            total._reference += of_rank._reference
-            total._staleness += of_rank._staleness
-            total._after_swap += of_rank._after_swap
-            total._silenced += of_rank._silenced
+            total.extend(of_rank)
         return total
+
+    def of_row(self) -> TokenStatistics:
+        """Empty statistics, for the tokens of one row."""
+        return TokenStatistics(self._cap, self._weight_of)
+
+    def extend(self, other: TokenStatistics) -> None:
+        """Add the tokens of `other` behind these."""
+        for name, values in vars(other).items():
+            if isinstance(values, list):
+                getattr(self, name).extend(values)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of `importance_metrics`, and

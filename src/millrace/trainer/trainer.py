@@ -31,6 +31,7 @@ from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch.token_masks import TokenMasks
 from millrace.trainer.checks.rejected import save_rejected
+from millrace.trainer.kernels.row_threads import row_threads
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
 from millrace.trainer.model import not_finite, row_logprobs, served_weights
 from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
@@ -101,6 +102,8 @@ class PolicyTrainer:
         ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.algorithm, self.settings, self.ranks = model, algorithm, settings, ranks
+        several = settings.dtype == torch.float32 and reference is not model  # autocast's cache, an adapter
+        self._rows = row_threads(model, settings.token_budget, alone=ranks.alone, several=several)
         self.version = 0
         self._reference = reference
         self.optimizer = make_optimizer(model, settings.optimizer)
@@ -226,7 +229,7 @@ class PolicyTrainer:
 
     def _packed(self, flat: FlatBatch) -> tuple[list[list[Row]], list[list[Row]]]:
         """The rows of each minibatch: all rows, and the rows of this rank."""
-        rows = [pack(trees, self.settings.token_budget) for trees in flat.minibatches]
+        rows = [pack(trees, self._rows.tokens) for trees in flat.minibatches]
         local_rows = [rows_of_rank(of_minibatch, self.ranks) for of_minibatch in rows]
         return rows, [[with_token_masks(row, flat.masks_C) for row in minibatch] for minibatch in local_rows]
 
@@ -258,11 +261,19 @@ class PolicyTrainer:
         is done. `first`: `statistics` get the tokens' log-probs at the beginning of the batch, which they get
         only once."""
         flat, rows = prepared.flat, prepared.rows[minibatch]
+
+        def backward(row: Row) -> tuple[torch.Tensor, TokenStatistics | None]:
+            of_row = None if statistics is None else statistics.of_row()
+            return self._backward(row, flat, progress, of_row, first=first), of_row
+
+        parameters = [*self.trained, *(self.value_head.parameters() if self.value_head is not None else ())]
         with self._serving():
-            local_rows = prepared.local_rows[minibatch]
-            losses = [self._backward(row, flat, progress, statistics, first=first) for row in local_rows]
+            results = self._rows.run(backward, prepared.local_rows[minibatch], parameters)
+        for _, of_row in results:
+            if statistics is not None and of_row is not None:
+                statistics.extend(of_row)
         # A rank that stopped at its own loss would leave the others waiting.
-        loss = sum(self.ranks.gather(sum(each.item() for each in losses))) / self.ranks.tensor
+        loss = sum(self.ranks.gather(sum(loss.item() for loss, _ in results))) / self.ranks.tensor
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss}")
         return GradientSummary(loss, len(rows), sum(len(row.tokens_T) for row in rows))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -26,7 +25,8 @@ from millrace.core.types import ReplicaLoad
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.gpu import has_flash, has_own_memory, mark, side_stream
 from millrace.devices.pinned import copy_to_device, pinned
-from millrace.engines.own.accelerated.exact import check_attention, exact_matmul, one_thread
+from millrace.devices.threads import on_threads, threads_of_process
+from millrace.engines.own.accelerated.exact import check_attention, exact_matmul
 from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
 from millrace.engines.own.architecture import Architecture
@@ -61,6 +61,7 @@ class TorchEngine(Queues):
         self._options, self._vocab = options, architecture.vocab
         self._device = device = torch_device(options.device, options.device_share)
         self._dtype = dtype = getattr(torch, options.dtype)
+        self._threads = 1 if options.exact else threads_of_process()
         computing = computing_dtype(dtype, device)
         intake = Intake(
             vocab=architecture.vocab,
@@ -97,9 +98,12 @@ class TorchEngine(Queues):
             self._forward.matmul = exact_matmul(self._forward, self._active, options.slots, rows)
             group = architecture.num_heads // architecture.num_kv_heads
             check_attention(self._cache, self._kernel, group=group)
-        self._native, why = native_pass(architecture, self._forward, self._cache, self._kernel)
+        self._native, why = native_pass(
+            architecture, self._forward, self._cache, self._kernel, threads=self._threads
+        )
         self._hidden: Callable[..., torch.Tensor] = (self._native or self._forward).hidden
         exactness = f"exact, {self._forward.matmul} on one thread" if options.exact else "not exact"
+        exactness += f"; {self._threads} threads" if self._threads > 1 and device.type == "cpu" else ""
         recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
         recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
@@ -193,7 +197,7 @@ class TorchEngine(Queues):
     def step(self) -> None:
         """Admit, prefill, decode one token for each continuation that is ready."""
         if self.has_work:
-            with one_thread() if self._options.exact else nullcontext():
+            with on_threads(self._threads):
                 self._step()
 
     def _step(self) -> None:

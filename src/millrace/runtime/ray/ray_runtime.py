@@ -147,9 +147,10 @@ class RayRuntime:
         return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
     def _setup(self, place: Place) -> ActorSetup:
-        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        defaults = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        own = {name: os.environ.get(name, value) for name, value in defaults.items()}
         return ActorSetup(
-            variables={"OMP_NUM_THREADS": threads, **place.variables},
+            variables={**own, **place.variables},
             log_dir=str(self._log_dir.resolve()) if self._log_dir is not None else None,
             path=tuple(entry for entry in sys.path if entry),
             directory=os.getcwd(),

@@ -13,13 +13,13 @@ neighbours' length.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from millrace.core.errors import ConfigError
+from millrace.devices.threads import on_threads
 from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.attention import BLOCK, Kernel
 from millrace.engines.own.cache import KVCache
@@ -32,20 +32,6 @@ Tensor = torch.Tensor
 # same candidate, and a trajectory comes out the same in each engine.
 ROWS_MIN, LOGITS_MIN = 512, 128
 CANDIDATES = (*(RowMatmul(tile) for tile in (8, 16, 32, 64, 96, 192)), RowMatmul(8, alone=True))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside the block torch computes on the calling thread only."""
-    threads = torch.get_num_threads()
-    if threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @torch.inference_mode()
@@ -80,7 +66,7 @@ def exact_matmul(forward: ForwardPass, weights: Parameters, slots: int, rows: in
     many = max(rows, ROWS_MIN)
     tried = [(logits, max(slots, LOGITS_MIN)), (hidden, many), *([(expert, many)] if routed else [])]
     vocab = len(weights.embedding)
-    with one_thread():
+    with on_threads(1):
         for matmul in CANDIDATES:
             if all(
                 _rows_are_independent(partial(compute, matmul), matmul, vocab, limit, generator)
@@ -129,7 +115,7 @@ def check_attention(cache: KVCache, kernel: Kernel, *, group: int) -> None:
         return torch.randn(size, generator=generator).to(cache.keys.dtype)
 
     q, k, v = random(3, group, head_dim), random(3, head_dim, num_keys), random(3, num_keys, head_dim)
-    with one_thread():
+    with on_threads(1):
         for length in range(BLOCK, num_keys + 1, BLOCK):
             most = cache.num_slots * kv_heads if length == BLOCK else 8
             if not _queries_are_independent(partial(_attended, kernel), q, k, v, length, most):

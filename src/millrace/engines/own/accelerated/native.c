@@ -18,8 +18,13 @@ typedef float V __attribute__((vector_size(4 * W)));
 typedef int I __attribute__((vector_size(4 * W)));
 typedef float U __attribute__((vector_size(4 * W), aligned(4), may_alias)); /* where it is not aligned */
 
+/* The next loop is divided among s->threads, if it is over so many numbers that this pays. */
+#define ENOUGH 32768
+#define PRAGMA(text) _Pragma(#text)
+#define DIVIDED(numbers) PRAGMA(omp parallel for num_threads(s->threads) if (s->threads > 1 && (numbers) >= ENOUGH))
+
 struct shape {
-    long heads, kv_heads, head_dim, positions;
+    long heads, kv_heads, head_dim, positions, threads;
     float eps, from_one, scale;
 };
 
@@ -76,26 +81,31 @@ static void norm_row(const float *x, const float *weight, float *out, long n, fl
 
 void norm(const struct shape *s, long rows, const float *x, const float *weight, float *out, long n)
 {
+    DIVIDED(rows * n)
     for (long m = 0; m < rows; m++) norm_row(x + m * n, weight, out + m * n, n, s->eps, s->from_one);
 }
 
 /* out = g sigmoid(a g + b g^3) up, of rows [g, up]. SiLU: 1, 0. GELU by tanh: 2 sqrt(2 / pi), that by 0.044715. */
-void gate(long rows, const float *gate_up, float *out, long n, float a, float b)
+static void gate_row(const float *gate_up, float *out, long n, float a, float b)
 {
-    for (long m = 0; m < rows; m++, gate_up += 2 * n, out += n) {
-        long i = 0;
-        for (; i + W <= n; i += W) {
-            V g = load(gate_up + i);
-            store(out + i, g / (1.0f + exponential(-g * (a + b * g * g))) * load(gate_up + n + i));
-        }
-        if (i < n) {
-            float rest[W] = {0};
-            memcpy(rest, gate_up + i, 4 * (n - i));
-            V g = load(rest);
-            store(rest, g / (1.0f + exponential(-g * (a + b * g * g))));
-            for (long j = 0; i + j < n; j++) out[i + j] = rest[j] * gate_up[n + i + j];
-        }
+    long i = 0;
+    for (; i + W <= n; i += W) {
+        V g = load(gate_up + i);
+        store(out + i, g / (1.0f + exponential(-g * (a + b * g * g))) * load(gate_up + n + i));
     }
+    if (i < n) {
+        float rest[W] = {0};
+        memcpy(rest, gate_up + i, 4 * (n - i));
+        V g = load(rest);
+        store(rest, g / (1.0f + exponential(-g * (a + b * g * g))));
+        for (long j = 0; i + j < n; j++) out[i + j] = rest[j] * gate_up[n + i + j];
+    }
+}
+
+void gate(const struct shape *s, long rows, const float *gate_up, float *out, long n, float a, float b)
+{
+    DIVIDED(rows * n)
+    for (long m = 0; m < rows; m++) gate_row(gate_up + m * 2 * n, out + m * n, n, a, b);
 }
 
 /* A head, normalised if there is a `weight`, then rotated in place. */
@@ -168,28 +178,47 @@ static void gather(const struct shape *s, const float *weights, const float *val
     }
 }
 
-/* Row m is a token of slot `slots[m]`, at `positions[m]`; earlier ones of its slot come first. qkv: (rows, heads + 2 kv_heads, head_dim), where queries and
-   keys are changed; out: (rows, heads, head_dim); scores: room for one query. */
+/* Queries and keys of one row are normalised and rotated, and its keys and values cached. */
+static void cache_row(const struct shape *s, const struct layer *l, long slot, long position, float *qkv)
+{
+    long n = s->head_dim;
+    for (long h = 0; h < s->heads + s->kv_heads; h++)
+        turn(s, l, h < s->heads ? l->q_norm : l->k_norm, qkv + h * n, position);
+    for (long k = 0; k < s->kv_heads; k++) {
+        long place = (slot * s->kv_heads + k) * n * s->positions;
+        const float *key = qkv + (s->heads + k) * n, *value = key + s->kv_heads * n;
+        for (long d = 0; d < n; d++) l->keys[place + d * s->positions + position] = key[d];
+        memcpy(l->values + place + position * n, value, 4 * n);
+    }
+}
+
+/* The queries of one row over the keys of one head. */
+static void attend_head(const struct shape *s, const struct layer *l, long slot, long k, long position,
+                        const float *qkv, float *out, float *scores)
+{
+    long n = s->head_dim, group = s->heads / s->kv_heads, end = position + 1;
+    long from = l->window && l->window < end ? end - l->window : 0, start = from / BLOCK * BLOCK;
+    long place = (slot * s->kv_heads + k) * n * s->positions;
+    for (long h = k * group; h < (k + 1) * group; h++) {
+        multiply(s, qkv + h * n, l->keys + place, scores, start, end, n * s->positions);
+        float total = weigh(scores, start, from, end);
+        gather(s, scores, l->values + place, out + h * n, from, end, 1.0f / total, n * s->positions);
+    }
+}
+
+/* Row m is a token of slot `slots[m]`, at `positions[m]`; earlier ones of its slot are cached, or among the rows.
+   qkv: (rows, heads + 2 kv_heads, head_dim), where queries and keys are changed; out: (rows, heads, head_dim);
+   scores: for each thread room for one query. */
 void attend(const struct shape *s, const struct layer *l, long rows, const long *slots, const long *positions,
             float *qkv, float *out, float *scores)
 {
-    long n = s->head_dim, group = s->heads / s->kv_heads;
-    for (long m = 0; m < rows; m++, qkv += (s->heads + 2 * s->kv_heads) * n, out += s->heads * n) {
-        long position = positions[m], end = position + 1;
-        long from = l->window && l->window < end ? end - l->window : 0, start = from / BLOCK * BLOCK;
-        for (long h = 0; h < s->heads + s->kv_heads; h++)
-            turn(s, l, h < s->heads ? l->q_norm : l->k_norm, qkv + h * n, position);
-        for (long k = 0; k < s->kv_heads; k++) {
-            float *keys = l->keys + (slots[m] * s->kv_heads + k) * n * s->positions;
-            float *values = l->values + (slots[m] * s->kv_heads + k) * n * s->positions;
-            const float *key = qkv + (s->heads + k) * n, *value = key + s->kv_heads * n;
-            for (long d = 0; d < n; d++) keys[d * s->positions + position] = key[d];
-            memcpy(values + position * n, value, 4 * n);
-            for (long h = k * group; h < (k + 1) * group; h++) {
-                multiply(s, qkv + h * n, keys, scores, start, end, n * s->positions);
-                float total = weigh(scores, start, from, end);
-                gather(s, scores, values, out + h * n, from, end, 1.0f / total, n * s->positions);
-            }
-        }
+    long width = (s->heads + 2 * s->kv_heads) * s->head_dim;
+    DIVIDED(rows * width)
+    for (long m = 0; m < rows; m++) cache_row(s, l, slots[m], positions[m], qkv + m * width);
+    DIVIDED(rows * width)
+    for (long i = 0; i < rows * s->kv_heads; i++) {
+        long m = i / s->kv_heads, k = i % s->kv_heads;
+        attend_head(s, l, slots[m], k, positions[m], qkv + m * width, out + m * s->heads * s->head_dim,
+                    scores + omp_get_thread_num() * s->positions);
     }
 }

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -35,6 +35,8 @@ Tensor = torch.Tensor
 
 SOURCE = Path(__file__).with_name("native.c")
 FLAGS = ("-O3", "-march=native", "-Wno-psabi", "-shared", "-fPIC")
+THREADED = "-fopenmp"
+"""If the compiler knows no OpenMP, the C code has one thread. torch's library of OpenMP serves both."""
 WIDTH = 16  # of the C code's vectors, of which a head has a whole number
 GATES = {"silu": (1.0, 0.0), "gelu_pytorch_tanh": (1.5957691216, 0.0713548163)}
 """a and b of `gate`, by the activation's name in transformers."""
@@ -49,7 +51,9 @@ def library() -> tuple[ctypes.CDLL | None, str]:
     try:
         if (compiler := shutil.which(command)) is None:
             raise FileNotFoundError(f"there is no C compiler ({command})")
-        inputs = "\n".join([SOURCE.read_text(), " ".join(FLAGS), _identity(Path(compiler)), _processor()])
+        inputs = "\n".join(
+            [SOURCE.read_text(), " ".join([*FLAGS, THREADED]), _identity(Path(compiler)), _processor()]
+        )
         key = f"native-{hashlib.sha256(inputs.encode()).hexdigest()[:20]}"
         root = _cache()
         return _declared(ctypes.CDLL(str(_cached(root, key) or _compile(compiler, root, key)))), ""
@@ -108,7 +112,9 @@ def _compile(compiler: str, root: Path, key: str) -> Path:
     with tempfile.TemporaryDirectory(dir=root) as directory:
         draft = Path(directory) / key
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(draft), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)
+        run = partial(subprocess.run, capture_output=True, timeout=COMPILE_S_MAX)
+        if run([*command, THREADED]).returncode != 0:
+            run(command, check=True)
         draft.chmod(0o700)
         return draft.replace(root / f"{key}-{_digest(draft)}.so")
 
@@ -116,7 +122,7 @@ def _compile(compiler: str, root: Path, key: str) -> Path:
 def _declared(code: ctypes.CDLL) -> ctypes.CDLL:
     address, count, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
     code.norm.argtypes = (address, count, address, address, address, count)
-    code.gate.argtypes = (count, address, address, count, number, number)
+    code.gate.argtypes = (address, count, address, address, count, number, number)
     code.attend.argtypes = (address, address, count, *[address] * 5)
     for function in (code.norm, code.gate, code.attend):
         function.restype = None
@@ -125,7 +131,7 @@ def _declared(code: ctypes.CDLL) -> ctypes.CDLL:
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim", "positions")),
+        *((name, ctypes.c_long) for name in ("heads", "kv_heads", "head_dim", "positions", "threads")),
         *((name, ctypes.c_float) for name in ("eps", "from_one", "scale")),
     )
 
@@ -166,6 +172,7 @@ class NativePass:
         forward: ForwardPass,
         cache: KVCache,
         kernel: Kernel,
+        threads: int,
     ) -> None:
         self._code, self._architecture, self._forward = code, architecture, forward
         self._cache, self._windows = cache, kernel.windows
@@ -175,9 +182,10 @@ class NativePass:
             architecture.num_kv_heads,
             architecture.head_dim,
             cache.num_positions,
+            threads,
         )
         self._shape = _Shape(*sizes, architecture.eps, float(architecture.norm_from_one), kernel.scale)
-        self._scores = torch.zeros(cache.num_positions)
+        self._scores = torch.zeros(threads, cache.num_positions)
         self._bound: dict[int, list[_Bound]] = {}  # by set of weights
         self._space: list[Tensor] = []
 
@@ -214,7 +222,7 @@ class NativePass:
             self._add(x, attended, layer.out, layer.out_bias, layer.out_norm, normed)
             self._norm(x, layer.mlp_norm, normed)
             gate_up = self._multiply(normed, layer.gate_up, layer.gate_up_bias, gate_up)
-            self._code.gate(rows, gate_up.data_ptr(), gated.data_ptr(), width, *self._gate)
+            self._code.gate(shape, rows, gate_up.data_ptr(), gated.data_ptr(), width, *self._gate)
             self._add(x, gated, layer.down, layer.down_bias, layer.down_norm, normed)
         self._norm(x, weights.norm, normed)
         return normed
@@ -264,10 +272,10 @@ class NativePass:
 
 
 def native_pass(
-    architecture: Architecture, forward: ForwardPass, cache: KVCache, kernel: Kernel
+    architecture: Architecture, forward: ForwardPass, cache: KVCache, kernel: Kernel, *, threads: int
 ) -> tuple[NativePass | None, str]:
-    """The pass in C. None and the reason: there is no C code here. None and "": the C code lacks something
-    that this engine needs, or torch has several threads."""
+    """The pass in C, which divides rows among `threads`. None and the reason: there is no C code here. None
+    and "": the C code lacks something that this engine needs."""
     fits = (
         type(cache) is KVCache
         and cache.values.device.type == "cpu"
@@ -276,7 +284,8 @@ def native_pass(
         and not architecture.routed
         and architecture.activation in GATES
         and architecture.head_dim % WIDTH == 0
-        and torch.get_num_threads() == 1
     )
     code, why = library() if fits else (None, "")
-    return NativePass(code, architecture, forward, cache, kernel) if code is not None else None, why
+    if code is None:
+        return None, why
+    return NativePass(code, architecture, forward, cache, kernel, threads), why

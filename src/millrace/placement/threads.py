@@ -1,0 +1,57 @@
+"""How many threads a worker computes with on a CPU, and the rows that the trainer's threads share. Pure.
+
+A step of the trainer takes 6 operations for each parameter and token, and sampling takes 2. So with a large
+model the trainer is the slower side. Its batch is then cut into rows of about `ROW_OPERATIONS`, and each
+thread takes the next row when it is free. No thread waits for another one at a barrier, so the trainer may
+have as many threads as the host has cores: its threads use what the replicas leave. A model for which even a
+full micro-batch is no more than one such row stays on one thread. There sampling is the slower side, because
+calls cost more than products, and a second thread of the trainer would take a replica's core.
+
+The threads of a replica divide each product, and wait for one another. So a replica gets a second thread only
+where the cores suffice for it. `REPLICA_SHARE` is a prior: 2 of 8 operations, which take twice their time,
+because a product of a decode step has few rows.
+"""
+
+from __future__ import annotations
+
+from millrace.config.schema import Config
+from millrace.core.placement import Host
+
+ROW_OPERATIONS = 2e11
+"""Two seconds of one core with AVX-512, and at 1 M parameters more than a micro-batch of the default size."""
+ROW_TOKENS_MIN = 1024
+"""With 512 tokens a step takes 8 % more time at 30 M parameters, with 1,024 as much as with 8,192."""
+OPERATIONS = 6
+REPLICA_SHARE = 0.4
+ROW_THREADS_MAX = 8
+"""Beyond these, several threads work at one row: a batch has a limited number of rows."""
+
+
+def row_tokens(parameters: int, token_budget: int) -> int:
+    """The most tokens of a row of the trainer on a CPU. The number of threads does not change it, so neither
+    does it change a gradient."""
+    return min(token_budget, max(ROW_TOKENS_MIN, int(ROW_OPERATIONS / (OPERATIONS * max(1, parameters)))))
+
+
+def trainer_threads(config: Config, host: Host, parameters: int) -> int:
+    """Of a trainer of one rank. A rank among several has one thread."""
+    if host.threads:
+        return host.threads
+    budget = config.batch.token_budget
+    rows_at_once = budget // row_tokens(parameters, budget)  # all of them have room in one micro-batch
+    return min(host.cores, rows_at_once) if config.trainer.ranks == 1 else 1
+
+
+def replica_threads(config: Config, host: Host, parameters: int) -> int:
+    """Of each replica of `host`."""
+    if host.threads:
+        return host.threads
+    budget, replicas = config.batch.token_budget, max(1, config.rollout.replicas)
+    small = row_tokens(parameters, budget) == budget
+    return 1 if small else max(1, round(host.cores * REPLICA_SHARE / replicas))
+
+
+def divided(threads: int, *, cut: bool) -> tuple[int, int]:
+    """Of a trainer's threads: how many rows it computes at once, and the threads of each row."""
+    rows = min(threads, ROW_THREADS_MAX) if cut else 1
+    return rows, max(1, threads // rows)
