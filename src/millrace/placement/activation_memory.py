@@ -89,7 +89,7 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
         token_bytes=_token_bytes(shape, size, tensor_ranks, longest, recompute=config.model.recompute),
         logits_bytes=CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
         + 8 * shape.vocabulary * shape.hidden // tensor_ranks,
-        replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
+        replica_bytes=_replica_bytes(config, shape, size),
         weights_bytes=_weights_bytes(config, shape, size) // tensor_ranks,
         update_bytes=UPDATE_BYTES * shape.largest_weight // config.trainer.ranks if eager else 0,
     )
@@ -111,6 +111,12 @@ def _token_bytes(shape: Shape, size: int, tensor_ranks: int, longest: int, *, re
         size * (4 * shape.intermediate + 5 * heads) + shape.capped * 10 * shape.query_heads * longest
     ) // tensor_ranks
     return 4 * shape.hidden * shape.layers + layer if recompute else shape.layers * layer
+
+
+def _replica_bytes(config: Config, shape: Shape, size: int) -> int:
+    if config.rollout.servers:
+        return 0
+    return max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size))
 
 
 def _sampling_bytes(config: Config, shape: Shape) -> int:
