@@ -50,8 +50,8 @@ def read_needs(
                   a teacher. One version for publishing, if master weights are on the host and not float32.
                   With an adapter its own numbers count as parameters, and the model takes 4 bytes each. In
                   bfloat16, 4 bytes for each weight that is rounded for a step, and 4 on the host for a
-                  checkpoint of these weights. They are all weights if the CPU computes in float32, else those
-                  outside layers. The rest of a checkpoint needs no copy
+                  checkpoint of these weights. They are all weights if the CPU computes in float32, else the
+                  embedding and the last norm. The rest of a checkpoint needs no copy
         replica   the memory of its engine (`engine_memory`). Each of `rollout.tensor` GPUs has an equal share
                   of weights and KV, and at least one head of KV
         reference 4 bytes a parameter, if the reference has a process of its own (`algorithm.reference`)
@@ -74,7 +74,8 @@ def read_needs(
     adapted = config.adapter.rank is not None
     trained = adapter_elements(directory, config.adapter) if adapted else parameters
     frozen = (parameters if adapted or _has_reference(config) else 0) + _teacher_elements(config)
-    rounded = 0 if size == 4 else trained if computing == 4 or adapted else shape.other_weights
+    outside = shape.other_weights - shape.head_weights
+    rounded = 0 if size == 4 else trained if computing == 4 or adapted else outside
     moments = int(trained * MOMENTS_BYTES[config.optimizer.states])
     states = COPY_BYTES * (2 * trained + frozen + rounded) + moments
     version = trained * size

@@ -118,6 +118,7 @@ def divide(
             fully_shard(module, mesh=mesh["weights"], offload_policy=where, mp_policy=policy)
         if hasattr(model.get_output_embeddings(), "target_logprobs"):
             register_fsdp_forward_method(model.get_output_embeddings(), "target_logprobs")
+            model.get_input_embeddings().set_unshard_in_backward(False)  # its gradient needs no weight
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
