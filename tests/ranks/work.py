@@ -46,7 +46,7 @@ def batch_of(groups: int = 6, version: int = 0) -> Batch:
 
 
 def trainer_of(path: Path, ranks: Ranks, *, recompute: bool = False, **changes: Any) -> PolicyTrainer:
-    model = load_model(path, CPU, ranks)
+    model = load_model(path, CPU, ranks, computing=changes.get("dtype", torch.float32))
     if recompute:
         recompute_layers(model)
     return make_trainer(model=model, ranks=ranks, **{"token_budget": BUDGET} | changes)

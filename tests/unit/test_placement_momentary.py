@@ -26,6 +26,7 @@ from millrace.placement.activation_memory import (
     CHUNK_BYTES,
     GPU_CHUNK_BYTES,
     ActivationMemory,
+    Phase,
     Shape,
     estimate,
 )
@@ -98,7 +99,7 @@ def test_activations_are_about_what_torch_saves(
 ) -> None:
     kind, shape = FAMILIES[family]
     longest = {"max_sequence_tokens": 32 + (TOKENS - 32) // group}
-    told = estimate(config_for(rollout=longest), shape, size).token_bytes * TOKENS
+    told = (estimate(config_for(rollout=longest), shape, size).head.token_bytes - 12 * SHAPE.hidden) * TOKENS
     assert saved_bytes(kind, dtype, group=group, recompute=False) == pytest.approx(told, rel=0.2)
 
 
@@ -108,7 +109,7 @@ def test_with_recompute_hardly_more_than_a_layers_input_is_kept() -> None:
     assert (
         layers_input
         < saved
-        < estimate(config_for(model={"path": "m", "recompute": True}), SHAPE, 4).token_bytes * TOKENS
+        < estimate(config_for(model={"path": "m", "recompute": True}), SHAPE, 4).layer.token_bytes * TOKENS
     )
 
 
@@ -126,7 +127,7 @@ def test_a_micro_batch_is_the_budget_or_a_longer_sequence_and_never_more_than_th
     assert tokens(rollout={"max_sequence_tokens": 20_000}) == 20_000
 
 
-MOMENT = ActivationMemory(8192, token_bytes=1_000_000, logits_bytes=GB // 2, replica_bytes=GB)
+MOMENT = ActivationMemory(8192, Phase(1_000_000, GB // 2), replica_bytes=GB)
 NEEDS = Needs(500_000_000, GB, 12_000, MemoryNeed(0, 9 * GB), MemoryNeed(0, 7 * GB), 6 * GB, MOMENT)
 ON_GPU = replace(NEEDS, trainer=MemoryNeed(8 * GB, GB), replica=MemoryNeed(5 * GB, 2 * GB))
 
@@ -158,7 +159,7 @@ def test_on_a_gpu_trainer_and_replicas_are_told_apart() -> None:
     gpus = tuple(Gpu(i, "small", 16 * GB, 16 * GB) for i in range(2))
     said = told(ON_GPU, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
     assert len(said) == 1 and "7.5 GB of GPU 0 are left for it" in said[0]
-    greedy = replace(ON_GPU, activation_memory=replace(MOMENT, token_bytes=1, replica_bytes=11 * GB))
+    greedy = replace(ON_GPU, activation_memory=replace(MOMENT, head=Phase(1), replica_bytes=11 * GB))
     said = told(greedy, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
     assert len(said) == 1 and said[0].startswith(
         "replica-0 needs about 11.0 GB for a moment, and 10.5 GB of GPU 1"

@@ -16,6 +16,8 @@ from millrace.placement.needs import MemoryNeed, kv_token_bytes, read_needs, ten
 
 MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 PARAMETERS, LARGEST = 206, 200
+MATRIX_GRADIENT = 6 * 32 * 128  # of a matrix between hidden and intermediate, in two formats
+TIED_PROJECTION = 8 * (LARGEST // 32) * 32  # gathered, and its gradient
 KV = 256  # bytes of a token in float32
 
 
@@ -184,25 +186,24 @@ def test_what_lies_in_a_layer_is_rounded_by_its_products(model: Path) -> None:
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     needs = read_needs(config_for(model, "bfloat16"), on_gpu=True)
     assert needs.trainer.device_bytes == 16 * (PARAMETERS + 40) + 4 * PARAMETERS
-    assert (
-        needs.activation_memory.weights_bytes == 2 * 2 * 40
-    )  # one layer's, times the layers of the configuration
+    layer_copies = 2 * 2 * 40  # of one layer, times the layers of the configuration
+    assert needs.activation_memory.layer.fixed_bytes == layer_copies + MATRIX_GRADIENT
 
 
 def test_ranks_put_a_layer_together_while_it_computes(model: Path) -> None:
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     both = read_needs(config_for(model, "float32", trainer={"shard": 2}), on_gpu=True)
     assert both.trainer.device_bytes == 8 * (PARAMETERS + 40)
-    assert both.activation_memory.weights_bytes == 4 * (PARAMETERS + 2 * 40)
+    assert both.activation_memory.layer.fixed_bytes == (3 * 4 + 4) * 40 + TIED_PROJECTION
     in_tensor = read_needs(config_for(model, "float32", trainer={"tensor": 2}), on_gpu=True)
-    assert in_tensor.activation_memory.weights_bytes == 0
+    assert in_tensor.activation_memory.layer.fixed_bytes == MATRIX_GRADIENT // 2
 
 
 def test_an_offloaded_trainer_keeps_nothing_on_its_gpu_and_publishes_from_its_masters(model: Path) -> None:
     save_file({"model.layers.0.x": np.zeros(40, np.float32)}, model / "model-3.safetensors")
     needs = read_needs(config_for(model, "float32", trainer={"offload": True}), on_gpu=True)
     assert needs.trainer == MemoryNeed(0, 16 * (PARAMETERS + 40))
-    assert needs.activation_memory.weights_bytes == 4 * (PARAMETERS + 2 * 40)
+    assert needs.activation_memory.layer.fixed_bytes == (3 * 4 + 4) * 40 + TIED_PROJECTION
     rounded = read_needs(config_for(model, "bfloat16", trainer={"offload": True}), on_gpu=True)
     assert rounded.trainer == MemoryNeed(0, 18 * (PARAMETERS + 40) + 8 * PARAMETERS)
 

@@ -332,7 +332,9 @@ def place(config: Config) -> Layout:
     """
     check_kernel()
     hosts = run_hosts.hosts(config, read_host())
-    return lay_out(config, hosts, read_needs(config, on_gpu=computes_on_gpus(config, hosts)))
+    memory = ENGINES[config.rollout.engine].memory
+    needs = read_needs(config, on_gpu=computes_on_gpus(config, hosts), replica_memory=memory)
+    return lay_out(config, hosts, needs)
 
 
 @asynccontextmanager

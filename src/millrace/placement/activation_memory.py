@@ -1,20 +1,22 @@
 """Activation memory: memory that workers need for a moment, for activations and logits. An upper estimate.
 
-    trainer   a micro-batch. For the gradient, each token and layer takes 28 H + size (4 I + 5 (Q + K)) bytes;
-              with `model.recompute` 4 H of each layer, and all of one layer. Norms after attention and MLP
-              add 25 H, and E experts a token 12 E H. If scores are capped, each query head adds 10 bytes for
-              every token that it may see. Then `CHUNKS` chunks of logits, and two copies of the output
-              projection in float32. `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and the
-              projection. Matmuls in bfloat16 keep a copy of a layer's matrices. If weights are divided or
-              offloaded, the trainer gathers in float32 the weights outside layers, and `GATHERED` layers. If
-              an update takes more, its memory counts: with 8-bit moments on a CPU, `UPDATE_BYTES` for each
-              number of the largest tensor
+    trainer   the larger of two phases of a micro-batch. In both, each layer keeps for the gradient 4 H a
+              token with `model.recompute`, else all of it: 28 H + size (4 I + 5 (Q + K)). Norms after
+              attention and MLP add 25 H, and E experts a token 12 E H. If scores are capped, each query head
+              adds 10 bytes for every token that it may see.
+              Head: 12 H a token, `CHUNKS` chunks of logits, and copies and gradients of the projection.
+              Layer: all of one layer again with `model.recompute`; 16 H + 2 size I a token of gradients;
+              copies and gradients of the layer's weights.
+              `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and weights. Ranks that gather
+              weights have gathered copies, too. If an update takes more, its memory counts: with 8-bit
+              moments on a CPU, `UPDATE_BYTES` for each number of the largest tensor
     replica   the larger of a decode step's sampling and a prefill chunk (rows, and the scores of one KV head
               with all keys). Sampling takes 20 bytes a slot and token of the vocabulary, 48 if min-p, top-k
               or top-p cut it, and 6 more if penalties or banned tokens edit it
 
 H hidden, I intermediate, Q and K the widths of all query and all key heads; `size` bytes of the computing
-format. A token's bytes are within 20 % of the bytes that torch saves; with caps they are for long sequences.
+format. The peak is at most 15 % above that of fake tensors (`tests/unit/test_placement_fake.py`). With caps a
+token's bytes are those of long sequences.
 """
 
 from __future__ import annotations
@@ -32,30 +34,41 @@ SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12
 UPDATE_BYTES = 56
 """torchao's update of 8-bit moments, not compiled."""
-GATHERED = 2
-"""Gathered layers: the computing layer, and the next layer or a gradient."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes of a moment of a step: for each token of the micro-batch, and beside these."""
+
+    token_bytes: int = 0
+    fixed_bytes: int = 0
+
+    def total(self, tokens: int) -> int:
+        return tokens * self.token_bytes + self.fixed_bytes
+
+    def tokens_that_fit(self, room: float) -> int:
+        return max(0, int((room - self.fixed_bytes) // max(1, self.token_bytes)))
 
 
 @dataclass(frozen=True)
 class ActivationMemory:
-    """Bytes. `micro_batch_tokens` is a rank's share of the largest micro-batch; each of its tokens takes
-    `token_bytes`. `weights_bytes`: weights that are gathered or rounded during the computation."""
+    """Bytes. `micro_batch_tokens` is a rank's share of the largest micro-batch. The trainer needs the most at
+    the output projection (`head`) or in the backward pass of a layer."""
 
     micro_batch_tokens: int = 0
-    token_bytes: int = 0
-    logits_bytes: int = 0
+    head: Phase = Phase()
+    layer: Phase = Phase()
     replica_bytes: int = 0
-    weights_bytes: int = 0
     update_bytes: int = 0
 
     @property
     def trainer_bytes(self) -> int:
-        gradient = self.micro_batch_tokens * self.token_bytes + self.logits_bytes + self.weights_bytes
-        return max(gradient, self.update_bytes)
+        tokens = self.micro_batch_tokens
+        return max(self.head.total(tokens), self.layer.total(tokens), self.update_bytes)
 
     def tokens_that_fit(self, room: float) -> int:
         """The largest micro-batch for which `room` bytes are enough."""
-        return max(0, int((room - self.logits_bytes - self.weights_bytes) // max(1, self.token_bytes)))
+        return min(self.head.tokens_that_fit(room), self.layer.tokens_that_fit(room))
 
 
 @dataclass(frozen=True)
@@ -77,40 +90,84 @@ class Shape:
     norms_after: bool = False
     capped: bool = False
 
+    @property
+    def head_weights(self) -> int:
+        """Of an output projection that is not the embedding."""
+        projection = self.vocabulary * self.hidden
+        return projection if self.other_weights >= 2 * projection else 0
+
 
 def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> ActivationMemory:
     """The activation memory of a run. `size`: bytes of a number in the computing format."""
     longest = config.rollout.max_sequence_tokens
     tokens = min(config.trajectories_per_step * longest, max(config.batch.token_budget, longest))
-    tensor_ranks = config.trainer.tensor
     eager = config.optimizer.states == "8bit" and not on_gpu
     return ActivationMemory(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
-        token_bytes=_token_bytes(shape, size, tensor_ranks, longest, recompute=config.model.recompute),
-        logits_bytes=CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
-        + 8 * shape.vocabulary * shape.hidden // tensor_ranks,
-        replica_bytes=max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size)),
-        weights_bytes=_weights_bytes(config, shape, size) // tensor_ranks,
+        head=_head(config, shape, size, GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES),
+        layer=_layer(config, shape, size),
+        replica_bytes=_replica_bytes(config, shape, size),
         update_bytes=UPDATE_BYTES * shape.largest_weight // config.trainer.ranks if eager else 0,
     )
 
 
-def _weights_bytes(config: Config, shape: Shape, size: int) -> int:
-    layers = 1 if config.model.recompute else shape.layers
-    rounded = size * layers * shape.layer_weights if size < 4 else 0
-    trainer = config.trainer
-    if trainer.shard * trainer.sequence == 1 and not trainer.offload:
-        return rounded
-    return rounded + 4 * (GATHERED * shape.layer_weights + shape.other_weights)
+def _head(config: Config, shape: Shape, size: int, chunk_bytes: int) -> Phase:
+    """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
+    float32 the gathered weight is no copy that the phase would make anyway."""
+    each = 8 + (4 if _gathers(config) and (size == 4 or not shape.head_weights) else 0)
+    chunks = CHUNKS * max(chunk_bytes, 4 * shape.vocabulary)
+    projection = each * shape.vocabulary * shape.hidden // config.trainer.tensor
+    token = _kept_token_bytes(config, shape, size) + 12 * shape.hidden
+    return Phase(token, _rounded_bytes(config, shape, size) + chunks + projection)
 
 
-def _token_bytes(shape: Shape, size: int, tensor_ranks: int, longest: int, *, recompute: bool) -> int:
+def _layer(config: Config, shape: Shape, size: int) -> Phase:
+    """Weights that gather: the layer's, the next layer's, and gradients in two formats. A tied projection
+    stays gathered, with its gradient."""
+    weights, matrix = shape.layer_weights, shape.hidden * shape.intermediate
+    copies = (size if size < 4 and config.model.recompute else 0) * weights + 6 * matrix
+    if _gathers(config):
+        gathered = 4 if config.adapter.rank is not None else size
+        copies = (3 * gathered + 4) * weights
+        copies += 0 if shape.head_weights else 8 * shape.vocabulary * shape.hidden
+    tensor = config.trainer.tensor
+    token = (
+        _kept_token_bytes(config, shape, size) + 16 * shape.hidden + 2 * size * shape.intermediate // tensor
+    )
+    if config.model.recompute:
+        token += _layer_token_bytes(config, shape, size)
+    return Phase(token, _rounded_bytes(config, shape, size) + copies // tensor)
+
+
+def _gathers(config: Config) -> bool:
+    return config.trainer.shard * config.trainer.sequence > 1 or config.trainer.offload
+
+
+def _rounded_bytes(config: Config, shape: Shape, size: int) -> int:
+    """Copies of all layers in the computing format, which the gradient needs. Ranks gather such copies."""
+    if size == 4 or config.model.recompute or _gathers(config):
+        return 0
+    return size * shape.layers * shape.layer_weights // config.trainer.tensor
+
+
+def _kept_token_bytes(config: Config, shape: Shape, size: int) -> int:
+    """For the gradient, in all layers."""
+    each = 4 * shape.hidden if config.model.recompute else _layer_token_bytes(config, shape, size)
+    return shape.layers * each
+
+
+def _layer_token_bytes(config: Config, shape: Shape, size: int) -> int:
     heads = (shape.query_heads + shape.kv_heads) * shape.head_dim
-    layer = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
-    layer += (
-        size * (4 * shape.intermediate + 5 * heads) + shape.capped * 10 * shape.query_heads * longest
-    ) // tensor_ranks
-    return 4 * shape.hidden * shape.layers + layer if recompute else shape.layers * layer
+    divided = size * (4 * shape.intermediate + 5 * heads)
+    divided += shape.capped * 10 * shape.query_heads * config.rollout.max_sequence_tokens
+    whole = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
+    return whole + divided // config.trainer.tensor
+
+
+def _replica_bytes(config: Config, shape: Shape, size: int) -> int:
+    if config.rollout.servers:
+        return 0
+    return max(_sampling_bytes(config, shape), _prefill_bytes(config, shape, size))
 
 
 def _sampling_bytes(config: Config, shape: Shape) -> int:

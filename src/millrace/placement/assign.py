@@ -2,9 +2,9 @@
 
 GPUs. If there are enough GPUs, each rank of the trainer gets a GPU of its own, and each replica
 `rollout.tensor` GPUs. With fewer GPUs the trainer keeps its own, and the replicas share the others evenly.
-With one GPU all workers share it. A replica's memory is known: weights, standby weights, the KV of its slots.
-So a replica gets that memory and a tenth more, or its activation memory if that is larger. The trainer gets
-the rest, because its activation memory is only estimated.
+With one GPU all workers share it. A replica's memory is known from its engine (`engine_memory`). So a replica
+gets that memory and a tenth more, or its activation memory if that is larger. The trainer gets the rest,
+because its activation memory is only estimated.
 
 Cores. No worker is bound to a core, and the kernel moves a thread to a free core. A fixed division would
 leave cores idle while their worker waits. `placement.threads` says how many threads a worker computes with.
@@ -195,8 +195,16 @@ def _share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs)
     together = [other for other, used in enumerate(gpus) if used == gpus[worker]]
     if 0 not in together:
         return 1 / len(together)
-    each = least_share(gpu, needs)
+    each = _share_beside_trainer(gpu, needs, len(together) - 1)
     return each if worker else max(0.0, 1 - each * (len(together) - 1))
+
+
+def _share_beside_trainer(gpu: Gpu, needs: Needs, replicas: int) -> float:
+    """The least share of a replica. If the trainer leaves more, also the cache that its engine can use."""
+    least, trainer = least_share(gpu, needs), needs.trainer.device_bytes + CONTEXT_BYTES
+    used = (trainer + needs.activation_memory.trainer_bytes) / (TIGHT * gpu.memory_bytes) + replicas * least
+    cache = min(needs.replica.cache_bytes / gpu.memory_bytes, (1 - used) / max(1, replicas))
+    return least + max(0.0, cache)
 
 
 def least_share(gpu: Gpu, needs: Needs) -> float:
@@ -265,8 +273,10 @@ def _smaller(config: Config) -> str:
 
 
 def _slots_that_fit(config: Config, needs: Needs, room: float) -> int:
+    """0 if the engine does not keep KV of every slot."""
     slot = needs.kv_token_bytes * config.rollout.max_sequence_tokens
-    return int((room * config.rollout.tensor - 2 * needs.weights_bytes) // max(1, slot))
+    fit = int((room * config.rollout.tensor - 2 * needs.weights_bytes) // max(1, slot))
+    return 0 if needs.replica.cache_bytes else fit
 
 
 def size(count: float) -> str:

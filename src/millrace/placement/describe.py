@@ -63,6 +63,7 @@ def table(placement: Placement) -> dict[str, str]:
         **rows,
         "the trainer, host memory": f"{size(needs.trainer.host_bytes)}{each}",
         "a replica, host memory": size(needs.replica.host_bytes),
+        **_cache(needs.replica),
         **_reference(needs.reference),
         "a micro-batch in the trainer": (
             f"{moment.micro_batch_tokens:,} tokens: about {size(moment.trainer_bytes)} more, at most"
@@ -86,6 +87,13 @@ def _threads(placement: Placement) -> str:
     trainer = f"; the trainer on {placement.trainer.threads} threads" if placement.trains else ""
     replica = next((f"; a replica on {place.threads}" for place in placement.replicas), "")
     return trainer + replica
+
+
+def _cache(need: MemoryNeed) -> dict[str, str]:
+    """Of an engine that sizes its own."""
+    if not need.cache_bytes:
+        return {}
+    return {"a replica's cache": f"what is left of its GPUs; {size(need.cache_bytes)} would hold every slot"}
 
 
 def _reference(need: MemoryNeed) -> dict[str, str]:

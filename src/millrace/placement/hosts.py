@@ -19,9 +19,8 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import HERE, Host, Place
 from millrace.placement.assign import Placement, assign, uses_gpus
-from millrace.placement.needs import MemoryNeed, Needs
-
-NOBODY = MemoryNeed(0, 0)
+from millrace.placement.engine_memory import NOTHING, MemoryNeed
+from millrace.placement.needs import Needs
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,8 @@ def _assign_host(
     rollout = config.rollout.model_copy(update={"replicas": replicas})
     of_host, all_ranks = config.model_copy(update={"rollout": rollout}), needs.trainer
     host_bytes = all_ranks.host_bytes // config.trainer.hosts
-    trainer = MemoryNeed(all_ranks.device_bytes, host_bytes) if trains else NOBODY
-    reference = needs.reference if trains else NOBODY
+    trainer = MemoryNeed(all_ranks.device_bytes, host_bytes) if trains else NOTHING
+    reference = needs.reference if trains else NOTHING
     needs = replace(needs, trainer=trainer, reference=reference)
     return assign(of_host, host, needs, trains=trains, alone=alone)
 

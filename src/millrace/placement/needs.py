@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,12 @@ from millrace.config.tables.training import Adapter, TrainerSection
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import GEMMA
 from millrace.placement.activation_memory import ActivationMemory, Shape, estimate
+from millrace.placement.engine_memory import NOTHING, MemoryNeed, ServedModel, own_engine
 from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 COPY_BYTES = 4  # float32 per parameter: master weight, gradient, reference, weights rounded as published
 MOMENTS_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / 256)}  # both of AdamW's, with the scale of each block
-
-
-@dataclass(frozen=True)
-class MemoryNeed:
-    """Bytes that one worker keeps: on each of its GPUs, and on the host."""
-
-    device_bytes: int
-    host_bytes: int
 
 
 @dataclass(frozen=True)
@@ -44,22 +38,22 @@ class Needs:
     replica: MemoryNeed
     checkpoint_bytes: int
     activation_memory: ActivationMemory
-    reference: MemoryNeed = MemoryNeed(0, 0)
+    reference: MemoryNeed = NOTHING
 
 
-def read_needs(config: Config, *, on_gpu: bool) -> Needs:
-    """The memory that each worker keeps, and the activation memory.
+def read_needs(
+    config: Config, *, on_gpu: bool, replica_memory: Callable[[ServedModel], MemoryNeed] = own_engine
+) -> Needs:
+    """The memory that each worker keeps, and the activation memory. `replica_memory`: of the run's engine.
 
         trainer   16 bytes a parameter, 10 with 8-bit moments; 4 more for a reference, and 4 a parameter of
                   a teacher. One version for publishing, if master weights are on the host and not float32.
                   With an adapter its own numbers count as parameters, and the model takes 4 bytes each. In
                   bfloat16, 4 bytes for each weight that is rounded for a step, and 4 on the host for a
-                  checkpoint of these weights. They are all weights if the CPU computes in float32, else those
-                  outside layers. The rest of a checkpoint needs no copy
-        replica   2 versions (served and standby) + slots * max_sequence_tokens * KV of a token, in the
-                  computing format. If the published format is another, one published version more, for pulls.
-                  Then, and on a GPU, the largest tensor on the host, for digests. Each of `rollout.tensor`
-                  GPUs has an equal share of weights and KV, and at least one head of KV. 0 with servers
+                  checkpoint of these weights. They are all weights if the CPU computes in float32, else the
+                  embedding and the last norm. The rest of a checkpoint needs no copy
+        replica   the memory of its engine (`engine_memory`). Each of `rollout.tensor` GPUs has an equal share
+                  of weights and KV, and at least one head of KV
         reference 4 bytes a parameter, if the reference has a process of its own (`algorithm.reference`)
 
     Ranks of the trainer divide all memory that it keeps. With `trainer.offload` all of it is on the host.
@@ -71,41 +65,44 @@ def read_needs(config: Config, *, on_gpu: bool) -> Needs:
     size = DTYPE_BYTES[config.model.dtype]
     tensors = tensor_elements(directory)
     parameters = sum(tensors.values())
-    weights = parameters * size
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
     model, num_devices = read_model_config(directory), config.rollout.tensor
     shape = _shape(model, tensors)
     _check_division(shape, num_devices, "`rollout.tensor`")
     _check_ranks(shape, config.trainer)
     kv_token = num_devices * kv_token_bytes(model, computing, num_devices)
-    kv_replica = kv_token * config.rollout.slots * config.rollout.max_sequence_tokens
     adapted = config.adapter.rank is not None
     trained = adapter_elements(directory, config.adapter) if adapted else parameters
     frozen = (parameters if adapted or _has_reference(config) else 0) + _teacher_elements(config)
-    rounded = 0 if size == 4 else trained if computing == 4 or adapted else shape.other_weights
+    outside = shape.other_weights - shape.head_weights
+    rounded = 0 if size == 4 else trained if computing == 4 or adapted else outside
     moments = int(trained * MOMENTS_BYTES[config.optimizer.states])
     states = COPY_BYTES * (2 * trained + frozen + rounded) + moments
     version = trained * size
     hosted = not on_gpu or config.trainer.offload
     staged = COPY_BYTES * rounded + (version if hosted and size != 4 else 0)
-    replica = 2 * parameters * computing + kv_replica
-    landing = weights if computing != size else 0
-    landing += shape.largest_weight * size if on_gpu or computing != size else 0
     each = 0 if hosted else -(-states // config.trainer.ranks)
     trainer = MemoryNeed(each, staged + (states if hosted else 0))
-    on_device = MemoryNeed(-(-replica // num_devices), landing)
-    replica_memory = on_device if on_gpu else MemoryNeed(0, replica + landing)
-    if config.rollout.servers:
-        replica_memory = MemoryNeed(0, 0)
+    served = ServedModel(
+        weights_bytes=parameters * computing,
+        version_bytes=parameters * size,
+        largest_bytes=shape.largest_weight * size,
+        kv_token_bytes=kv_token,
+        slots=config.rollout.slots,
+        max_sequence_tokens=config.rollout.max_sequence_tokens,
+        num_devices=num_devices,
+        on_gpu=on_gpu,
+        converts=computing != size,
+    )
     return Needs(
         num_parameters=parameters,
         weights_bytes=version,
         kv_token_bytes=kv_token,
         trainer=trainer,
-        replica=replica_memory,
+        replica=replica_memory(served),
         checkpoint_bytes=trained * COPY_BYTES + moments,
         activation_memory=estimate(config, shape, computing, on_gpu=on_gpu),
-        reference=_reference(parameters, on_gpu=on_gpu) if config.reference_apart else MemoryNeed(0, 0),
+        reference=_reference(parameters, on_gpu=on_gpu) if config.reference_apart else NOTHING,
     )
 
 

@@ -11,21 +11,26 @@ from millrace.core.errors import ConfigError
 from millrace.core.objects import find_object
 from millrace.core.supported import TORCH_ENGINE, VLLM
 from millrace.core.types import Sampling
+from millrace.placement import engine_memory
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from millrace.config.schema import Config
     from millrace.config.tables.section import Section
+    from millrace.placement.engine_memory import MemoryNeed, ServedModel
 
 
 class EngineKind(NamedTuple):
     """`opener`: "package.module:function". The function takes `EngineOptions` and opens an engine without
-    weights. `spawn_s_max`: a replica may take this long to start, even if `supervision.spawn_timeout_s` is
-    less.
+    weights. `memory`: of a replica with this engine. `spawn_s_max`: a replica may take this long to start,
+    even if `supervision.spawn_timeout_s` is less.
     """
 
     opener: str
     can: Capabilities
+    memory: Callable[[ServedModel], MemoryNeed]
     spawn_s_max: float = 0.0
 
 
@@ -41,6 +46,7 @@ ENGINES = {
             chunks_prompts=True,
             models=TORCH_ENGINE,
         ),
+        engine_memory.own_engine,
     ),
     "vllm": EngineKind(
         "millrace.engines.vllm.start:open_engine",
@@ -55,6 +61,7 @@ ENGINES = {
             models=VLLM,
             temperature_max=2.0,
         ),
+        engine_memory.vllm,
         spawn_s_max=900.0,  # on a GPU it compiles first
     ),
     "server": EngineKind(
@@ -70,6 +77,7 @@ ENGINES = {
             models=VLLM,
             temperature_max=2.0,
         ),
+        engine_memory.server,
     ),
 }  # fmt: skip
 

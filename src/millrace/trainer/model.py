@@ -27,7 +27,7 @@ from millrace.trainer.attention import NAME, plan
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels import linear, norm
 from millrace.trainer.kernels.ragged import serves
-from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 
 
@@ -36,10 +36,12 @@ def load_model(
     device: torch.device,
     ranks: Ranks = ALONE,
     insert: Callable[[PreTrainedModel], None] | None = None,
+    computing: torch.dtype = torch.float32,
 ) -> PreTrainedModel:
     """The model in `path`, in float32, without dropout, with this rank's blocks of the weights.
 
     `insert`: gives the model layers of an adapter, before it is divided. The layers have no numbers yet.
+    `computing`: of the matmuls. Ranks gather a layer's weights in this format (`ranks.divided`).
 
     Raises:
         DataError: not a model directory; an unknown architecture; weights that are damaged, missing, left
@@ -54,7 +56,8 @@ def load_model(
     if not ranks.alone:
         from millrace.trainer.ranks.divided import load_divided
 
-        load = partial(load_divided, config=config, ranks=ranks, forward=_pair_logprobs, insert=insert)
+        load = partial(load_divided, config=config, ranks=ranks, computing=computing)
+        load = partial(load, forward=_pair_logprobs, insert=insert)
     logging.disable_progress_bar()  # a worker's stderr is a log
     with boundary("trainer", f"`model.path`: load the model in {path}", DataError):
         model, loaded = load(
@@ -112,8 +115,9 @@ def _check_complete(model: PreTrainedModel, loaded: dict[str, Any], path: str | 
 
 @contextlib.contextmanager
 def compute_dtype(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Matmuls in `dtype`; weights, norms and reductions stay float32."""
-    with torch.autocast(device.type, dtype=dtype, enabled=dtype.itemsize < 4):
+    """Matmuls in `dtype`; weights, norms and reductions stay float32. torch's cache of rounded weights would
+    keep a copy of every weight until the block ends."""
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype.itemsize < 4, cache_enabled=False):
         yield
 
 
@@ -143,7 +147,7 @@ def rounded_weights(
     model: PreTrainedModel, *, published: torch.dtype, computing: torch.dtype
 ) -> dict[str, torch.nn.Parameter]:
     """The parameters that `served_weights` changes for a while."""
-    rounds = set[torch.Tensor]() if computing == torch.float32 else _matrices(model)
+    rounds = set[torch.Tensor]() if computing == torch.float32 else _matrices(model) | gathered_rounded(model)
     named = dict(model.named_parameters()) if published != torch.float32 else {}
     return {name: p for name, p in named.items() if p.requires_grad and p not in rounds}
 
@@ -219,24 +223,12 @@ def _pair_logprobs(
                 ragged=serves(device, dtype, model.config),
             ),
         ).last_hidden_state
-    head = model.get_output_embeddings().weight
     hidden_PH = embedding(put(sources_P), hidden_1TH[0])
     values = () if value_head is None else (value_head(hidden_PH),)
-    hidden_PH, first = hidden_PH.to(dtype), 0
-    if (group := ranks.group("tensor")) is not None:
-        from millrace.trainer.ranks.exchange import same
-
-        first = ranks.tensor_index * -(-len(head) // ranks.tensor)
-        hidden_PH, head = same(hidden_PH, group), head.to_local()
-    logprobs = token_logprobs(
-        hidden_PH,
-        head,
-        put(targets_P - first),
-        temperature=temperature,
-        softcap=getattr(model.config, "final_logit_softcapping", None),
-        group=group,
-        token_masks=None if row.masks_N is None else row.masks_N.there(device, first, len(head)),
-    )
+    head = model.get_output_embeddings()
+    compute = getattr(head, "target_logprobs", partial(target_logprobs, head))
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    logprobs = compute(hidden_PH.to(dtype), targets_P, row.masks_N, ranks, temperature, cap)
     return *logprobs, *values
 
 

@@ -270,7 +270,7 @@ def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedMode
     """The model to train: all of its weights, or its adapter."""
     dtype = published_dtype(config)
     if config.adapter.rank is None:
-        return load_model(config.model.path, device, ranks)
+        return load_model(config.model.path, device, ranks, computing=computing_dtype(dtype, device))
     with_layers = partial(insert, config=config.adapter, published=dtype)
     model = load_model(config.model.path, device, ranks, with_layers)
     begin(model, dtype, config.seed)

@@ -92,9 +92,10 @@ def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> 
 
 def load_reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
     """The weights of version 0, rounded as replicas have them."""
-    model = load_model(config.model.path, device, ranks)
+    dtype = published_dtype(config)
+    model = load_model(config.model.path, device, ranks, computing=computing_dtype(dtype, device))
     for weight in map(local, model.parameters()):
-        weight.copy_(weight.to(published_dtype(config)))
+        weight.copy_(weight.to(dtype))
     return model
 
 

@@ -29,6 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from millrace.core.errors import DataError
 from millrace.trainer.ranks.exchange import joined, same, total
+from millrace.trainer.ranks.gathering import gathering_modules
 from millrace.trainer.ranks.mesh import Ranks
 
 # Styles of transformers' plans.
@@ -46,10 +47,17 @@ Insert = Callable[[PreTrainedModel], None]
 
 
 def load_divided(
-    path: str, config: Any, ranks: Ranks, forward: Forward, insert: Insert | None, **options: Any
+    path: str,
+    config: Any,
+    ranks: Ranks,
+    forward: Forward,
+    insert: Insert | None,
+    computing: torch.dtype,
+    **options: Any,
 ) -> Any:
     """The result of `from_pretrained`. Only this rank's block of every tensor is read from the files.
-    `insert` gives the model more layers, before it is divided.
+    `insert` gives the model more layers, before it is divided. An adapter is computed in float32, so a model
+    with one is gathered in float32.
 
     Raises: DataError: the model cannot be divided so.
     """
@@ -59,7 +67,7 @@ def load_divided(
     def divide_empty(model: PreTrainedModel, *unused: Any) -> PreTrainedModel:
         if insert is not None:
             insert(model)
-        return divide(model, ranks, forward)
+        return divide(model, ranks, forward, computing if insert is None else torch.float32)
 
     names = {"maybe_distribute_model": staticmethod(divide_empty), "__module__": kind.__module__}
     dividing: Any = type(kind.__name__, (kind,), names)
@@ -92,9 +100,12 @@ def _refuse(config: Any, ranks: Ranks) -> None:
             )
 
 
-def divide(model: PreTrainedModel, ranks: Ranks, forward: Forward) -> PreTrainedModel:
+def divide(
+    model: PreTrainedModel, ranks: Ranks, forward: Forward, computing: torch.dtype = torch.float32
+) -> PreTrainedModel:
     """Divide `model`, which has no memory yet (device meta) or the same weights on every rank. `forward`, a
-    function of the model, becomes its method `pair_logprobs`. Only this method reads weights."""
+    function of the model, becomes its method `pair_logprobs`. Only this method reads weights. `computing`: of
+    the matmuls."""
     mesh = ranks.weights_mesh
     assert mesh is not None
     model.tie_weights()
@@ -103,8 +114,11 @@ def divide(model: PreTrainedModel, ranks: Ranks, forward: Forward) -> PreTrained
     if mesh["weights"].size() > 1 or ranks.offload:
         pinned = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
         where = pinned if ranks.offload else OffloadPolicy()
-        for module in (*model.base_model.layers, model):
-            fully_shard(module, mesh=mesh["weights"], offload_policy=where)
+        for module, policy in gathering_modules(model, computing):
+            fully_shard(module, mesh=mesh["weights"], offload_policy=where, mp_policy=policy)
+        if hasattr(model.get_output_embeddings(), "target_logprobs"):
+            register_fsdp_forward_method(model.get_output_embeddings(), "target_logprobs")
+            model.get_input_embeddings().set_unshard_in_backward(False)  # its gradient needs no weight
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)

@@ -1,0 +1,75 @@
+"""The memory that a replica keeps, one function an engine. Rows of `rollout.engine_kinds` name them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes of one worker: on each of its GPUs, and on the host. `cache_bytes`: on each GPU, more than the
+    worker needs, that a cache of its engine can use."""
+
+    device_bytes: int
+    host_bytes: int
+    cache_bytes: int = 0
+
+
+NOTHING = MemoryNeed(0, 0)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model, and the trajectories that a replica decodes with it. Bytes: of the weights in the computing
+    format, of a published version, of its largest tensor, and of the KV of a token on all devices together.
+    `converts`: the computing format is not the published format."""
+
+    weights_bytes: int
+    version_bytes: int
+    largest_bytes: int
+    kv_token_bytes: int
+    slots: int
+    max_sequence_tokens: int
+    num_devices: int
+    on_gpu: bool
+    converts: bool
+
+    @property
+    def sequence_bytes(self) -> int:
+        """KV of the longest sequence."""
+        return self.kv_token_bytes * self.max_sequence_tokens
+
+
+def own_engine(model: ServedModel) -> MemoryNeed:
+    """Served and standby weights, and KV of the longest sequence in every slot. If the formats differ, pulled
+    weights too. Then, and on a GPU, the largest tensor on the host, for digests."""
+    computing = 2 * model.weights_bytes + model.slots * model.sequence_bytes
+    pulled = (model.version_bytes if model.converts else 0) + (
+        model.largest_bytes if model.on_gpu or model.converts else 0
+    )
+    return _placed(model, computing, pulled)
+
+
+def vllm(model: ServedModel) -> MemoryNeed:
+    """One set of weights. A load goes through a second copy of one layer, at most of the largest tensor.
+
+    On a GPU vLLM fills its share with pages of KV, and needs pages for one sequence of the longest length. If
+    pages run out, it computes a trajectory again later. On a CPU it gets pages for every slot and one more.
+    """
+    weights = model.weights_bytes + model.largest_bytes
+    if not model.on_gpu:
+        return _placed(model, weights + (model.slots + 1) * model.sequence_bytes, 0)
+    pages = (model.slots - 1) * model.sequence_bytes
+    return _placed(model, weights + model.sequence_bytes, 0, pages)
+
+
+def server(model: ServedModel) -> MemoryNeed:
+    """Nothing: the server is no process of the run."""
+    return NOTHING
+
+
+def _placed(model: ServedModel, computing: int, host: int, cache: int = 0) -> MemoryNeed:
+    """`computing` and `cache` are on the devices together, or on the host if there are none."""
+    if not model.on_gpu:
+        return MemoryNeed(0, computing + host)
+    return MemoryNeed(-(-computing // model.num_devices), host, cache // model.num_devices)
