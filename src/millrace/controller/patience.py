@@ -9,8 +9,9 @@ things is true, each with a limit of its own:
 - the process computes or waits for a disk, without a count: ten times the longest such time of any earlier
   call of its method, and at most `limit_s`.
 
-A call that does not work, or that its worker does not know, ends the worker after `FLOOR_S` or `LOST_S`. After
-a wrong judgement the next call of that method has the full limit, so the mistake costs one restart.
+A call that does not work ends the worker after `FLOOR_S`, and a call that its worker does not know after
+`LOST_S`. After a wrong judgement the next call of that method has the full limit, so the mistake costs one
+restart.
 """
 
 from __future__ import annotations

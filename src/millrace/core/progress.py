@@ -1,8 +1,8 @@
 """How far a worker's calls are: the difference between a call that takes long and a call that is stuck.
 
-A worker begins a `CallProgress` for each call. Everything that works for the call counts what it has done: bytes
-received, tensors loaded, rows trained. Heartbeats carry the counts to the controller, and no deadline of the
-controller runs while a count grows.
+A worker begins a `CallProgress` for each call. Everything that works for the call counts what it has done:
+bytes received, tensors loaded, rows trained. Heartbeats carry the counts to the controller. No deadline of
+the controller runs while a count grows.
 
     progress.count(len(data))                 what runs in a call, or in a thread with the call's context
     with progress.waiting_for(other): ...     this call waits for other work, and is as far as that work

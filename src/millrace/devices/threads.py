@@ -1,4 +1,4 @@
-"""Work on many pieces of memory in threads: copies, digests and page faults release the interpreter's lock."""
+"""Work on many pieces of memory in threads: copies, digests and page faults release Python's lock."""
 
 from __future__ import annotations
 
