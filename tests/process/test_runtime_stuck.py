@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from millrace.controller import patience
-from millrace.controller.patience import Patience
+from millrace.controller.liveness import patience
+from millrace.controller.liveness.patience import Patience
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock

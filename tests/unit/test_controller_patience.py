@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 import pytest
 
 from millrace import sim
-from millrace.controller.patience import FACTOR, FLOOR_S, Patience
+from millrace.controller.liveness.patience import FACTOR, FLOOR_S, Patience
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.types import CallVitals, Vitals
@@ -102,9 +102,7 @@ def test_a_call_of_several_ranks_counts_what_each_of_them_counts() -> None:
     assert lasts(report, ("step", 5000.0)) == 5000.0
 
 
-def test_the_limit_of_a_method_follows_its_longest_time_without_a_count_and_forgets_after_a_deadline() -> (
-    None
-):
+def test_a_limit_follows_the_longest_time_without_a_count_and_forgets_after_a_deadline() -> None:
     patience, handle = Patience(LIMIT_S), Slow()
 
     async def took_s(call: Coroutine[None, None, None]) -> float:

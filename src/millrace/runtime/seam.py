@@ -63,7 +63,7 @@ def bind(worker: Any, method: str) -> Callable[..., Any]:
     raise WorkerError(f"{type(worker).__name__} has no method {method!r} that can be called{hint}")
 
 
-class Calls:
+class ExecutedCalls:
     """The calls that a worker executes, each with its progress."""
 
     def __init__(self) -> None:

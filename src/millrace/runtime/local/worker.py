@@ -23,7 +23,7 @@ from typing import Any
 from millrace.core.errors import StaleEpochError
 from millrace.runtime.local.framing import Framing, Kind, Payload
 from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF, NOTICED
-from millrace.runtime.seam import PING, Calls, begin_stream, crossing, load_class, where
+from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, load_class, where
 from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.vitals import VitalSigns
 
@@ -59,7 +59,7 @@ class Worker:
         self._object: Any = None
         self._streams: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
         self._message_s = 0.0
-        self._vitals, self._calls = VitalSigns(), Calls()
+        self._vitals, self._calls = VitalSigns(), ExecutedCalls()
         self._noticed = False
 
     def noticed(self) -> None:

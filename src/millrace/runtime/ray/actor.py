@@ -36,7 +36,7 @@ from millrace.core.errors import StaleEpochError
 from millrace.runtime.logs import LOG_LOOK_S, bound_log, open_log
 from millrace.runtime.process import CUT_OFF, adopt_orphans, set_title
 from millrace.runtime.ray.messages import Answer, Items, packed, unpacked
-from millrace.runtime.seam import PING, Calls, begin_stream, crossing, load_class, where
+from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, load_class, where
 from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.workers import file_name
 
@@ -71,7 +71,7 @@ class Hosted:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._streams: dict[int, Items] = {}
-        self._vitals, self._calls = VitalSigns(), Calls()
+        self._vitals, self._calls = VitalSigns(), ExecutedCalls()
         self._store = -1
 
     # ------------------------------------------------------------ on the first loop

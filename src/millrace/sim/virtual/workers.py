@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.core.errors import MillraceError, StaleEpochError
 from millrace.core.types import Vitals
-from millrace.runtime.seam import PING, Calls, begin_stream, crossing, died, late, load_class, where
+from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, died, late, load_class, where
 from millrace.sim.virtual.faults import Fate, pace
 from millrace.sim.virtual.links import END, Channel, Conditions, SimulatedLink, fail, resolve
 from millrace.sim.virtual.seeded import stream
@@ -38,7 +38,7 @@ class SimulatedWorker:
         self._context = copy_context()
         self._context.run(pace.set, self._slowdown)
         self._stuck_s = conditions.faults.stuck_s(name, self._loop.time())
-        self._calls = Calls()
+        self._calls = ExecutedCalls()
         self._rng = stream(conditions.seed, "worker", name, epoch)
         self._cut = (math.inf, math.inf)
         self.inbox, self.outbox = SimulatedLink(self._delay), SimulatedLink(self._delay)
