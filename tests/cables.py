@@ -22,8 +22,8 @@ CABLES = "127.64."
 class Wire:
     """Listens, and passes on to `to` all that is said. `passed` counts the bytes from the serving side.
 
-    After `limit` of them it is cut, or, if it `holds`, the others wait until `free` is set. `flip`: a bit of
-    that byte is changed.
+    After `limit` of them it is cut, or, if it `holds`, the others wait until `free` is set. With `pause_s`
+    each 500 of the others take so long. `flip`: a bit of that byte is changed.
     """
 
     def __init__(
@@ -33,9 +33,11 @@ class Wire:
         at: str = "127.0.0.1:0",
         limit: int | None = None,
         holds: bool = False,
+        pause_s: float = 0.0,
         flip: int | None = None,
     ) -> None:
         self._to, self._limit, self._holds, self._flip = to, limit, holds, flip
+        self._pause_s = pause_s
         self.passed, self.free = 0, threading.Event()
         host, port = at.split(":")
         self._listener = socket.create_server((host, int(port)))
@@ -58,9 +60,9 @@ class Wire:
         if self._flip is not None and 0 <= self._flip - self.passed < len(data):
             data[self._flip - self.passed] ^= 1
         if self._limit is not None and self.passed + len(data) > self._limit:
-            if not self._holds:
+            if not self._holds and not self._pause_s:
                 return False
-            self.free.wait(DEADLINE_S)
+            self.free.wait(self._pause_s or DEADLINE_S)
         self.passed += len(data)
         return True
 

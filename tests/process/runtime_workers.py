@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millrace.core.errors import DataError
+from millrace.core.progress import count
 
 LOADED_BY = os.getpid()
 
@@ -65,6 +66,14 @@ class Process:
     async def compute(self, seconds: float) -> None:
         """In a thread too."""
         await asyncio.to_thread(_compute, time.monotonic() + seconds)
+
+    async def receive_slowly(self, seconds: float, counted_s: float) -> None:
+        """As from a slow peer, which sends nothing after `counted_s`: it uses no CPU time."""
+        end_s = time.monotonic() + seconds
+        while (remaining_s := end_s - time.monotonic()) > 0:
+            await asyncio.sleep(0.2)
+            if seconds - remaining_s < counted_s:
+                count()
 
     async def wait_for_a_child(self, seconds: float) -> None:
         """It computes in a child, and waits in a thread."""

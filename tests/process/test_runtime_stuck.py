@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from millrace.controller import patience
-from millrace.controller.patience import Patience
+from millrace.controller.liveness import patience
+from millrace.controller.liveness.patience import Patience
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
@@ -20,9 +21,17 @@ SPEC = WorkerSpec("replica", "replica-0", "runtime_workers:Process")
 FLOOR_S = 2.0
 
 
-@pytest.mark.parametrize("work", ["compute", "wait_for_a_child"])
-def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_long_is_not(
-    work: str, monkeypatch: pytest.MonkeyPatch
+STUCK = [("hang_on_a_lock",), ("receive_slowly", 60.0, FLOOR_S)]
+WORKING = [
+    ("compute", 2 * FLOOR_S),
+    ("wait_for_a_child", 2 * FLOOR_S),
+    ("receive_slowly", *(3 * FLOOR_S,) * 2),
+]
+
+
+@pytest.mark.parametrize(("stuck", "works"), [(STUCK[i % 2], works) for i, works in enumerate(WORKING)])
+def test_a_call_that_gets_nowhere_is_given_up_and_one_that_works_for_as_long_is_not(
+    stuck: tuple[Any, ...], works: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "FLOOR_S", FLOOR_S)
     monkeypatch.setattr(patience, "CREDIT_S_MAX", FLOOR_S / 2)
@@ -31,10 +40,7 @@ def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_lo
     events.subscribe(told.append)
 
     async def session(handle: Handle) -> None:
-        if handle.epoch == 1:
-            await patient.call(handle, "hang_on_a_lock")
-        else:
-            await patient.call(handle, work, 2 * FLOOR_S)
+        await patient.call(handle, *(stuck if handle.epoch == 1 else works))
 
     async def run() -> int:
         runtime = LocalRuntime()
@@ -48,4 +54,4 @@ def test_a_call_that_hangs_on_a_lock_is_given_up_and_one_that_computes_for_as_lo
 
     assert asyncio.run(run()) == 1
     (death,) = [event.fields["cause"] for event in told if event.kind == "worker_died"]
-    assert "replica-0 (epoch 1): hang_on_a_lock was asked for" in death and "neither computed" in death
+    assert f"replica-0 (epoch 1): {stuck[0]} was asked for" in death and "neither computed" in death

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.config.tables.operation import Checkpoints, Supervision
 from millrace.config.tables.schedules import Synchronous
-from millrace.controller.patience import FACTOR, FLOOR_S, Patience
+from millrace.controller.liveness.patience import FLOOR_S
 from millrace.core.errors import DeadlineExceeded
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.verdicts import try_seed
@@ -132,37 +132,6 @@ def test_notices_of_a_stall_begin_anew_after_progress():
     outcome = simulate(Scenario(config, costs=Costs(step_base_s=90.0), time_max_s=1000.0))
     quiet_s = [round(notice["quiet_s"], -1) for notice in outcome.of("stalled")]
     assert quiet_s == [20, 40, 80] * 2
-
-
-class Slower:
-    """A handle whose calls take as long as the test says."""
-
-    name, epoch = "slower", 1
-
-    def __init__(self):
-        self.takes_s, self.deadlines_s = 0.0, []
-
-    async def call(self, method, *args, timeout_s):
-        self.deadlines_s.append(timeout_s)
-        if self.takes_s > timeout_s:
-            raise DeadlineExceeded(method)
-
-
-def test_patience_follows_the_longest_call_and_forgets_after_a_deadline():
-    async def run():
-        patience, handle = Patience(LIMIT_S), Slower()
-        await patience.call(handle, "step")
-        await patience.call(handle, "step")
-        patience._longest_s["step"] = 7.0
-        await patience.call(handle, "step")
-        handle.takes_s = 100.0
-        with pytest.raises(DeadlineExceeded):
-            await patience.call(handle, "step")
-        handle.takes_s = 0.0
-        await patience.call(handle, "step")
-        return handle.deadlines_s
-
-    assert asyncio.run(run()) == [LIMIT_S, FLOOR_S, FACTOR * 7.0, FACTOR * 7.0, LIMIT_S]
 
 
 def test_a_trainer_that_lives_for_little_more_than_a_step_gets_to_the_end():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from millrace import sim
-from millrace.controller.patience import Patience
+from millrace.controller.liveness.patience import Patience
 from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock

@@ -1,39 +1,143 @@
+"""Which call ends its worker: in virtual time, with heartbeats as the test makes them."""
+
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 
-from millrace.controller.patience import FLOOR_S, Patience
+import pytest
+
+from millrace import sim
+from millrace.controller.liveness.patience import FACTOR, FLOOR_S, Patience
+from millrace.core import clock
+from millrace.core.errors import DeadlineExceeded
+from millrace.core.types import CallVitals, Vitals
+
+LIMIT_S, HEARTBEAT_S = 600.0, 2.0
+Report = Callable[[float], Sequence[CallVitals]]
+"""What the worker says of its calls so many seconds after the first one began."""
 
 
-class Prompt:
-    """A handle that answers at once, and remembers how long it might have taken."""
+class Slow:
+    """A worker whose calls take as long as their argument says."""
 
     name, epoch = "trainer", 1
 
-    def __init__(self) -> None:
-        self.given_s: list[float] = []
-
-    async def call(self, method: str, *args: object, timeout_s: float) -> None:
-        self.given_s.append(timeout_s)
+    async def call(self, method: str, *args: float, timeout_s: float) -> None:
+        await asyncio.sleep(args[0])
 
 
-def test_a_step_that_may_wait_for_a_checkpoint_has_all_of_the_limit_and_tells_nothing_of_others():
-    handle, patience = Prompt(), Patience(600.0)
+def lasts(report: Report, *calls: tuple[str, float], computes: bool = False) -> float:
+    """How long `calls` (method, seconds) take together, with a heartbeat every two seconds. Raises: the
+    judgement over them."""
+    patience, handle = Patience(LIMIT_S), Slow()
 
-    async def main() -> None:
-        for waits in (True, False, False, True):
-            await patience.call(handle, "step", waits=waits)  # type: ignore[arg-type]
+    async def main() -> float:
+        began_s = clock.now()
 
-    asyncio.run(main())
-    assert handle.given_s == [600.0, 600.0, FLOOR_S, 600.0]
+        async def beat() -> None:
+            while True:
+                sent_s = clock.now()
+                cpu_s = sent_s if computes else 0.0
+                patience.on_heartbeat(handle, Vitals(cpu_s, 0, False, list(report(sent_s - began_s))), sent_s)  # type: ignore[arg-type]
+                await asyncio.sleep(HEARTBEAT_S)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                heart = group.create_task(beat())
+                await asyncio.gather(
+                    *(patience.call(handle, method, took_s) for method, took_s in calls)  # type: ignore[arg-type]
+                )
+                heart.cancel()
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return clock.now() - began_s
+
+    return sim.run(main(), seed=0, time_max_s=1e6)
 
 
-def test_a_step_has_the_deadline_of_the_digest_that_it_waits_for_beside_its_own():
-    handle, patience = Prompt(), Patience(600.0)
+def one(method: str, done: Callable[[float], float], waits_for: str = "") -> Report:
+    return lambda now_s: [CallVitals(method, int(done(now_s)), waits_for)]
 
-    async def main() -> None:
-        for also_s in (0.0, 5.0, 700.0):
-            await patience.call(handle, "step", also_s=also_s)  # type: ignore[arg-type]
 
-    asyncio.run(main())
-    assert handle.given_s == [600.0, FLOOR_S + 5.0, 600.0]
+def test_a_call_whose_count_grows_takes_as_long_as_it_takes_without_any_cpu_time() -> None:
+    assert lasts(one("fetch", lambda now_s: now_s), ("fetch", 10_000.0)) == 10_000.0
+
+
+def test_a_call_whose_count_stops_is_stuck_from_its_last_count_on() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"fetch was asked for 12\d s ago, and for 20 s it counted no"):
+        lasts(one("fetch", lambda now_s: min(now_s, 100.0)), ("fetch", 10_000.0))
+
+
+def test_a_call_that_computes_without_a_count_has_the_limit_and_no_more() -> None:
+    with pytest.raises(DeadlineExceeded, match="step did not answer, and counted no progress for 600 s"):
+        lasts(one("step", lambda now_s: 0), ("step", 10_000.0), computes=True)
+
+
+def test_a_call_that_waits_for_another_has_as_long_as_that_one_counts() -> None:
+    def report(now_s: float) -> list[CallVitals]:
+        return [CallVitals("step", 0, "await_saved"), CallVitals("await_saved", int(now_s))]
+
+    assert lasts(report, ("step", 5000.0), ("await_saved", 4990.0)) == 5000.0
+
+
+def test_a_call_that_waits_for_one_that_is_stuck_ends_with_it() -> None:
+    def report(now_s: float) -> list[CallVitals]:
+        return [CallVitals("step", 0, "await_saved"), CallVitals("await_saved")]
+
+    with pytest.raises(DeadlineExceeded, match="await_saved was asked for 2"):
+        lasts(report, ("step", 5000.0), ("await_saved", 4990.0))
+
+
+@pytest.mark.parametrize("other", ["await_saved", "step"])
+def test_to_wait_for_a_call_that_nobody_made_or_for_itself_is_no_progress(other: str) -> None:
+    with pytest.raises(DeadlineExceeded, match="step was asked for 2"):
+        lasts(one("step", lambda now_s: 0, other), ("step", 5000.0))
+
+
+def test_a_call_of_several_ranks_counts_what_each_of_them_counts() -> None:
+    def report(now_s: float) -> list[CallVitals]:
+        return [CallVitals("step", 3), CallVitals("step", int(now_s))]
+
+    assert lasts(report, ("step", 5000.0)) == 5000.0
+
+
+def test_a_limit_follows_the_longest_time_without_a_count_and_forgets_after_a_deadline() -> None:
+    patience, handle = Patience(LIMIT_S), Slow()
+
+    async def took_s(call: Coroutine[None, None, None]) -> float:
+        began_s = clock.now()
+        with pytest.raises(DeadlineExceeded):
+            await call
+        return clock.now() - began_s
+
+    async def main() -> list[float]:
+        step = lambda seconds: patience.call(handle, "step", seconds)  # type: ignore[arg-type] # noqa: E731
+        times = [await took_s(step(1e5))]
+        await step(1.0)
+        times.append(await took_s(step(1e5)))
+        await step(7.0)
+        times.append(await took_s(step(1e5)))
+        times.append(await took_s(step(1e5)))
+        return times
+
+    assert sim.run(main(), seed=0, time_max_s=1e6) == [LIMIT_S, FLOOR_S, FACTOR * 7.0, LIMIT_S]
+
+
+def test_a_count_does_not_lengthen_the_limit_of_later_calls() -> None:
+    patience, handle = Patience(LIMIT_S), Slow()
+
+    async def main() -> float:
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(patience.call(handle, "pull", 500.0))  # type: ignore[arg-type]
+            for done in range(250):
+                await asyncio.sleep(HEARTBEAT_S)
+                vitals = Vitals(0.0, 0, False, [CallVitals("pull", done + 1)])
+                patience.on_heartbeat(handle, vitals, clock.now())  # type: ignore[arg-type]
+            await call
+        began_s = clock.now()
+        with pytest.raises(DeadlineExceeded):
+            await patience.call(handle, "pull", 1e5)  # type: ignore[arg-type]
+        return clock.now() - began_s
+
+    assert sim.run(main(), seed=0, time_max_s=1e6) <= FACTOR * 2 * HEARTBEAT_S

@@ -30,6 +30,7 @@ from millrace.core.types import Staged
 from millrace.weights.chain import holding
 from millrace.weights.chain.holding import ChunkedVersion
 from millrace.weights.chain.wire import Link, LinkDeadlines
+from millrace.weights.layout import attach
 from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
@@ -178,6 +179,31 @@ def test_a_relay_that_itself_waits_is_not_taken_for_dead_and_not_waited_for_for_
                 c.fetch(1, digest, patient.address)
             silent.free.set()
             assert stuck.result(DEADLINE_S).versions == [1]
+
+
+def test_a_relay_whose_source_waits_for_a_slow_link_waits_as_long_as_bytes_come_there(monkeypatch):
+    """The chunk takes twice as long as a relay waits for a chunk of a source that waits itself."""
+    monkeypatch.setattr(holding, "CHUNK_STEP_BYTES", 8000)
+    deadlines = msgspec.structs.replace(DEADLINES, stall_s=1.0, wait_s=2.0, heartbeat_s=0.05)
+    with hosts("a", "b", "c", deadlines=deadlines) as (a, b, c), ThreadPoolExecutor(1) as pool:
+        with wire(a.address, limit=MODEL_BYTES - 8000, pause_s=0.25) as slow:
+            digest = a.publish(1, model(1))
+            fetching = pool.submit(b.fetch, 1, digest, slow.address)
+            until(lambda: b.partial(1, digest))
+            assert c.fetch(1, digest, b.address).versions == [1]
+            assert fetching.result(DEADLINE_S).versions == [1]
+
+
+def test_relays_that_wait_for_each_other_tell_each_other_of_no_progress():
+    with hosts("a", "b") as (a, b):
+        manifest = make_manifest(model(1))
+        mine, yours = (holding.arriving(attach(h.endpoint, writable=True), 1, manifest) for h in (a, b))
+        mine.receives(500)
+        assert yours.goes_on_upstream(mine.reached_bytes)
+        mine.goes_on_upstream(yours.reached_bytes)
+        for _ in range(3):
+            assert not yours.goes_on_upstream(mine.reached_bytes)
+            assert not mine.goes_on_upstream(yours.reached_bytes)
 
 
 def test_who_asks_a_relay_that_has_given_up_is_told_so():

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from millrace.config.schema import Config
 from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.liveness.patience import Patience
 from millrace.controller.pace import Pace
-from millrace.controller.patience import Patience
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.state.lineage import Lineage
 from millrace.controller.state.orders import Abort, Mailbox, Submit

@@ -201,12 +201,7 @@ class TrainerSession:
         if self._reference is not None:
             batch = await self._reference.scored(batch)
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}", bounded=True):
-            saving = self._saving is not None and not self._saving.done()  # the update waits for its files
-            digesting = self._publishing is not None and not self._publishing.done()
-            also_s = self._run.patience.deadline_s("await_published") if digesting else 0.0
-            result: StepResult | StepRejected = await self._call(
-                handle, "step", batch, waits=saving, also_s=also_s
-            )
+            result: StepResult | StepRejected = await self._call(handle, "step", batch)
         self._run.waits.progress(handle.name)
         return result
 

@@ -24,6 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from millrace.core.multilinear import Multilinear
+from millrace.core.progress import count
 
 XXH3, MULTILINEAR = "", "ml-"
 BAND_BYTES = 1 << 18  # copied at a time from a block that is not contiguous: they stay in the cache
@@ -86,6 +87,7 @@ def kind_of(digest: str) -> str:
 
 def tensor_digest(data: Any, kind: str = XXH3) -> str:
     """The digest of a contiguous buffer: the kind, and 128 bits in hex."""
+    count(len(data))
     if kind == XXH3:
         return xxhash.xxh3_128_hexdigest(data)
     state = Multilinear()

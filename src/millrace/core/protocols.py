@@ -61,7 +61,8 @@ class Handle(Protocol):
         """Await `worker.method(*args)`.
 
         Raises: the worker's own MillraceError; RemoteError for any other exception in the worker; WorkerDied;
-        DeadlineExceeded after `timeout_s` (the call may still take effect in the worker).
+        DeadlineExceeded after `timeout_s`, which may be infinite (the call may still take effect in the
+        worker).
         """
 
     def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:

@@ -3,7 +3,7 @@
 Every call of the engine runs on one worker thread, in order. So commands fall between two steps and need no
 lock, and the event loop answers while a step computes. The stream of reports drives the engine: the engine
 generates as long as the controller listens. Pulls copy and digest on a second thread while steps go on. The
-swap falls between two steps.
+swap falls between two steps. Reports go on while a swap or a digest occupies the engine.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from millrace.adapters.served_weights import Merging
 from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
 from millrace.core.objects import find_object
+from millrace.core.progress import CallProgress, current, of, waiting_for
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
 from millrace.rollout.engine_kinds import open_engine
@@ -66,7 +68,10 @@ class EngineReplica:
         self._digest = ""  # of the served version
         self._recheck_due_s = float("inf")
         self._wake = asyncio.Event()
-        self._slice: asyncio.Future[None] | None = None
+        self._pulling = asyncio.Lock()
+        self._at_engine = CallProgress()  # of the work on the engine's thread, for which commands wait
+        self._occupied = False  # by a swap, or by a digest that was asked for
+        self._driven: asyncio.Future[None] | None = None  # by the stream: a slice, or a recheck
         self._leaving = False
         self._started_s, self._busy_s = time.monotonic(), 0.0
         self._load = self._measured_load()
@@ -79,16 +84,25 @@ class EngineReplica:
         self._wake.set()
 
     async def submit(self, works: list[Work]) -> None:
-        await self._on(self._engine_thread, lambda: self._engine.submit(works))
+        with waiting_for(self._at_engine):
+            await self._on(self._engine_thread, lambda: self._engine.submit(works))
         self._wake.set()
 
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
-        return await self._on(self._engine_thread, lambda: self._engine.release(trajectory_ids))
+        with waiting_for(self._at_engine):
+            return await self._on(self._engine_thread, lambda: self._engine.release(trajectory_ids))
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
-        served = await self._on(self._pull_thread, lambda: self._pull(version, endpoint))
-        self._wake.set()
-        return served
+        async with self._pulling:
+            if version == self._engine.version:
+                digest = await self._alone(self._engine.digest)
+                return Served(version, self._published(digest), 0.0, 0.0, self._engine.computes)
+            started_s = time.monotonic()
+            digest = await self._on(self._pull_thread, lambda: self._stage(version, endpoint))
+            pulled_s = time.monotonic()
+            await self._alone(lambda: self._swap(version, digest, pulled_s - started_s))
+            swap_s, published = time.monotonic() - pulled_s, self._published(digest)
+            return Served(version, published, pulled_s - started_s, swap_s, self._engine.computes)
 
     # ------------------------------------------------------------ the stream
 
@@ -100,34 +114,40 @@ class EngineReplica:
         finite."""
         while True:
             yield await self._next_report()
-            if time.monotonic() >= self._recheck_due_s:
-                await self._on(self._engine_thread, self._recheck)
 
     async def _next_report(self) -> Report:
         """Run slices until the interval is over or something finished; heartbeats in between."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._report_interval_s
         while True:
-            if self._slice is None and not await self._something_to_do():
-                return Report([], self._measured_load(), self._leaving)
-            running = self._slice = self._slice or loop.run_in_executor(self._engine_thread, self._run_slice)
+            if self._driven is None and not await self._something_to_do():
+                return Report([], self._load if self._occupied else self._measured_load(), self._leaving)
+            running = self._driven = self._driven or loop.run_in_executor(self._engine_thread, self._drive)
             await asyncio.wait({running}, timeout=_HEARTBEAT_S)
             if not running.done():
                 return Report([], self._load, self._leaving)
-            if self._slice is running:  # an earlier stream that is still being closed may have taken it
-                self._slice = None
+            if self._driven is running:  # an earlier stream that is still being closed may have taken it
+                self._driven = None
             running.result()
-            if loop.time() >= due_s or self._engine.has_finished:
+            if (loop.time() >= due_s or self._engine.has_finished) and not self._occupied:
                 return await self._on(self._engine_thread, self._take_report)
 
     async def _something_to_do(self) -> bool:
         self._wake.clear()
-        if not (self._engine.has_work or self._engine.has_finished):
+        if not self._has_something_to_do():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
-        return self._engine.has_work or self._engine.has_finished
+        return self._has_something_to_do()
+
+    def _has_something_to_do(self) -> bool:
+        due = self._engine.has_work or self._engine.has_finished or time.monotonic() >= self._recheck_due_s
+        return due and not self._occupied
 
     # ------------------------------------------------------------ on the engine thread
+
+    def _drive(self) -> None:
+        with of(self._at_engine):
+            self._recheck() if time.monotonic() >= self._recheck_due_s else self._run_slice()
 
     def _run_slice(self) -> None:
         """Steps for `_SLICE_S`. Trajectories that finish meanwhile are reported together at the end: a
@@ -137,6 +157,7 @@ class EngineReplica:
         with needing_memory(self._name, f"a step of {self._load.running} trajectories", self._advice):
             while self._engine.has_work:
                 self._engine.step()
+                self._at_engine.count()
                 if time.monotonic() >= end_s:
                     break
         self._busy_s += time.monotonic() - started_s
@@ -170,16 +191,13 @@ class EngineReplica:
     def _swap(self, version: int, digest: str, took_s: float) -> None:
         self._engine.swap(version)
         self._digest = digest
+        self._load = self._measured_load()
         self._recheck_after(took_s)
 
     # ------------------------------------------------------------ on the pull thread
 
-    def _pull(self, version: int, endpoint: Endpoint) -> Served:
-        """Stage the version while the engine goes on, then swap. One pull at a time."""
-        if version == self._engine.version:
-            digest = self._engine_thread.submit(self._engine.digest).result()
-            return Served(version, self._published(digest), 0.0, 0.0, self._engine.computes)
-        started_s = time.monotonic()
+    def _stage(self, version: int, endpoint: Endpoint) -> str:
+        """Stage the version while the engine goes on. Returns its digest here."""
         with boundary(f"replica {self._name}", f"pulling version {version}", WeightsError):
             staged_digest, digest = self._engine.stage(version, self._reader(endpoint))
         if digest != staged_digest:
@@ -187,11 +205,7 @@ class EngineReplica:
                 f"replica {self._name}: version {version} was staged with digest {staged_digest}, but "
                 f"the engine holds {digest}. Nothing was sampled under it; the run must stop."
             )
-        pulled_s = time.monotonic()
-        self._engine_thread.submit(self._swap, version, digest, pulled_s - started_s).result()
-        swap_s = time.monotonic() - pulled_s
-        published = self._published(digest)
-        return Served(version, published, pulled_s - started_s, swap_s, self._engine.computes)
+        return digest
 
     def _published(self, digest: str) -> str:
         """The digest under which the relay has the version that has `digest` here."""
@@ -206,6 +220,17 @@ class EngineReplica:
             self._readers[endpoint] = opened if self._merging is None else self._merging.over(opened)
         return self._readers[endpoint]
 
+    async def _alone(self, work: Callable[[], T]) -> T:
+        """Long work on the engine's thread: the stream waits for its end, and other commands wait for the
+        call under way. A report's tokens are taken before it or after it."""
+        self._occupied = True
+        try:
+            with self._at_engine.waiting_for(current()):
+                return await self._on(self._engine_thread, work)
+        finally:
+            self._occupied = False
+            self._wake.set()
+
     @staticmethod
     async def _on(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(thread, function)
+        return await asyncio.get_running_loop().run_in_executor(thread, copy_context().run, function)

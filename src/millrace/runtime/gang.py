@@ -228,6 +228,6 @@ def _total(vitals: Sequence[Vitals]) -> Vitals:
         cpu_s=sum(one.cpu_s for one in vitals),
         resident_bytes=sum(one.resident_bytes for one in vitals),
         disk=any(one.disk for one in vitals),
-        calls=sorted({call for one in vitals for call in one.calls}),
+        calls=[call for one in vitals for call in one.calls],
         receiving=any(one.receiving for one in vitals),
     )

@@ -9,7 +9,7 @@ import difflib
 import inspect
 import pickle
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 from millrace.core import errors
@@ -22,6 +22,8 @@ from millrace.core.errors import (
     WorkerError,
 )
 from millrace.core.objects import find_object
+from millrace.core.progress import CallProgress, of
+from millrace.core.types import CallVitals
 
 PING = "__ping__"
 """The built-in method that answers heartbeats with `core.types.Vitals`."""
@@ -61,12 +63,26 @@ def bind(worker: Any, method: str) -> Callable[..., Any]:
     raise WorkerError(f"{type(worker).__name__} has no method {method!r} that can be called{hint}")
 
 
-def begin_call(worker: Any, method: str, args: tuple[Any, ...]) -> Awaitable[Any]:
-    """Raises: WorkerError: there is no such method, or it is not async."""
-    answer = bind(worker, method)(*args)
-    if not inspect.isawaitable(answer):
-        raise WorkerError(f"{type(worker).__name__}.{method} is not an async method")
-    return answer
+class ExecutedCalls:
+    """The calls that a worker executes, each with its progress."""
+
+    def __init__(self) -> None:
+        self._progress = list[CallProgress]()
+
+    def vitals(self) -> list[CallVitals]:
+        return [progress.vitals() for progress in self._progress]
+
+    async def run(self, worker: Any, method: str, args: tuple[Any, ...]) -> Any:
+        """Raises: WorkerError: there is no such method, or it is not async; whatever the method raises."""
+        answer, progress = bind(worker, method)(*args), CallProgress(method)
+        if not inspect.isawaitable(answer):
+            raise WorkerError(f"{type(worker).__name__}.{method} is not an async method")
+        self._progress.append(progress)
+        try:
+            with of(progress):
+                return await answer
+        finally:
+            self._progress.remove(progress)
 
 
 def begin_stream(worker: Any, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any, None]:

@@ -1,5 +1,5 @@
-"""What a process reports with every heartbeat: whether it computes or waits for a disk, which calls it
-executes, and how large it is.
+"""What a process reports with every heartbeat: whether it computes or waits for a disk, how far its calls
+are, and how large it is.
 
 Its descendants count too: an engine may compute in processes of its own. A worker whose child works is not
 stuck.
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from millrace.core.types import Vitals
+from millrace.core.types import CallVitals, Vitals
 from millrace.runtime import process
 
 _UNINTERRUPTIBLE = "D"
@@ -37,8 +36,8 @@ class VitalSigns:
     def __init__(self) -> None:
         self._read = 0
 
-    def take(self, calls: Iterable[str], *, receiving: bool) -> Vitals:
-        """`calls` are the methods that are being executed. `receiving`: another call is arriving."""
+    def take(self, calls: list[CallVitals], *, receiving: bool) -> Vitals:
+        """`calls` are those that are being executed. `receiving`: another call is arriving."""
         mine, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         others = process.descendants(os.getpid()) if process.has_children() else []
         used = [usage for pid in others if (usage := _used(pid)) is not None]
@@ -51,7 +50,7 @@ class VitalSigns:
             + sum(usage.cpu_s for usage in used),
             resident_bytes=_resident_bytes() + sum(usage.resident_bytes for usage in used),
             disk=read > before or any(_waits_for_disk(pid) for pid in (os.getpid(), *others)),
-            calls=sorted(calls),
+            calls=calls,
             receiving=receiving,
         )
 

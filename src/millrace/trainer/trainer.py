@@ -23,6 +23,7 @@ from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.proximal import interpolated
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import DigestMismatchError, TrainingError, WeightsError
+from millrace.core.progress import count
 from millrace.core.types import Batch, StepResult
 from millrace.devices.gpu import on
 from millrace.trainer.adapters.adapted_linear import switched_off, trained_weights
@@ -284,6 +285,7 @@ class PolicyTrainer:
 
     def _forward(self, model: PreTrainedModel, row: Row) -> tuple[torch.Tensor, ...]:
         """Log-probs, entropies, and values if `model` has a critic."""
+        count(len(row.tokens_T))
         head = {"value_head": self.value_head} if self.value_head and model is self.model else {}
         settings = self.settings
         return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype, **head)

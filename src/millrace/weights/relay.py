@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextvars import copy_context
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -195,7 +197,8 @@ class RelayWorker:
         directory = await asyncio.to_thread(Directory, url)
         await self._restoring.acquire()
         running = asyncio.get_running_loop()
-        writing = running.run_in_executor(None, restore, directory, memory, version, digest)
+        work = partial(copy_context().run, restore, directory, memory, version, digest)
+        writing = running.run_in_executor(None, work)
         writing.add_done_callback(self._has_written)
         num_bytes = await asyncio.shield(writing)
         if self._network is not None:

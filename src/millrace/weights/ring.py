@@ -21,6 +21,7 @@ from millrace.core.digest import (
     published_digest,
 )
 from millrace.core.errors import TornVersionError, WeightsError
+from millrace.core.progress import count
 from millrace.core.types import Endpoint
 from millrace.weights.layout import Bytes, Memory, attach
 from millrace.weights.manifest import (
@@ -41,6 +42,7 @@ Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
 def _copy(tensors: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
     for source, target in zip(tensors, into, strict=True):
         np.copyto(bytes_of(target), source.data)
+        count(len(source.data))
 
 
 def open_writer(endpoint: Endpoint) -> RingWriter:

@@ -48,7 +48,7 @@ class Versions:
             if self._arriving is not None:
                 self._arriving.end(f"version {version} took its place")
             chunked = self._arriving = arriving(self._memory, version, manifest)
-        chunked.ended = ""
+        chunked.begin()
         self.news.fire()
         return chunked
 

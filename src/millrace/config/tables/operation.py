@@ -53,9 +53,9 @@ class Supervision(Section):
     or a reward within its own deadline is no stall. After 20 s without progress the run says who waits for
     whom, and goes on."""
     step_timeout_s: float = Field(default=600.0, ge=1, le=SECONDS_MAX)
-    """Longest time for any command to a worker. After the first command of its kind (a step, a pull), the
-    limit is ten times the longest so far, at least 20 s. A worker that does nothing in a command is killed
-    after 20 s."""
+    """Longest time for any command to a worker in which the worker counts no progress: no bytes, tensors or
+    rows. After the first command of its kind (a step, a pull), the limit is ten times the longest such time
+    so far, at least 20 s. A worker that does nothing in a command is killed after 20 s."""
     spawn_timeout_s: float = Field(default=120.0, ge=1, le=SECONDS_MAX)
     """Time from a worker's start until it must be ready. A replica with vLLM has at least 900 s."""
 

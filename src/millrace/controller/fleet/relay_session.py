@@ -191,7 +191,7 @@ class RelaySession:
         try:
             with run.waits.waiting(handle.name, what, bounded=True):
                 digest = run.lineage.digest(fetch.version)
-                call = self._call(handle, "fetch", fetch.version, digest, list(sources), waits=True)
+                call = self._call(handle, "fetch", fetch.version, digest, list(sources))
                 staged: Staged | None = await (
                     self._unless_written_again(call) if self._several_roots else call
                 )

@@ -5,14 +5,16 @@ vLLM has most of these routes with `VLLM_SERVER_DEV_MODE=1` only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import httpx2
 
 from millrace.core.errors import WorkerError, boundary
+from millrace.core.progress import current
 
 GENERATE = "/inference/v1/generate"
 ROUTES = {
@@ -26,7 +28,8 @@ ROUTES = {
 
 ANSWER_S = 20.0  # for an answer that the server only looks up
 WORK_S = 60.0  # for an answer that the server computes, or that waits for the end of a step
-LOAD_S = 600.0
+LOAD_S = 600.0  # for a load, while the server answers that it lives
+LOOK_S = 5.0  # between two looks whether it lives
 ERROR_CHARS_MAX = 500  # characters of an error's text
 NOT_FINITE = -9999.0  # vLLM's answer in place of a log-prob that is NaN or infinite
 
@@ -76,7 +79,27 @@ class Server:
         self._ask("POST", "/update_weight_version", ANSWER_S, json={"new_version": label})
 
     def _call_workers(self, method: str, **kwargs: Any) -> None:
-        self._ask("POST", "/collective_rpc", LOAD_S, json={"method": method, "kwargs": kwargs})
+        with self._alive_meanwhile():
+            self._ask("POST", "/collective_rpc", LOAD_S, json={"method": method, "kwargs": kwargs})
+
+    @contextmanager
+    def _alive_meanwhile(self) -> Iterator[None]:
+        """While the server loads, the call of this replica counts each answer of the server that it lives."""
+        ended, call = Event(), current()
+
+        def look() -> None:
+            while not ended.wait(LOOK_S):
+                with suppress(WorkerError):
+                    self.check_alive()
+                    call.count()
+
+        looking = Thread(target=look, name="server lives", daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            looking.join()
 
     # ------------------------------------------------------------ single answers
 

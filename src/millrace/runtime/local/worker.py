@@ -23,7 +23,7 @@ from typing import Any
 from millrace.core.errors import StaleEpochError
 from millrace.runtime.local.framing import Framing, Kind, Payload
 from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF, NOTICED
-from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load_class, where
+from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, load_class, where
 from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.vitals import VitalSigns
 
@@ -59,7 +59,7 @@ class Worker:
         self._object: Any = None
         self._streams: dict[int, tuple[asyncio.Task[None], asyncio.Semaphore]] = {}
         self._message_s = 0.0
-        self._vitals, self._calls = VitalSigns(), list[str]()
+        self._vitals, self._calls = VitalSigns(), ExecutedCalls()
         self._noticed = False
 
     def noticed(self) -> None:
@@ -125,13 +125,8 @@ class Worker:
 
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == PING:
-            return self._vitals.take(self._calls, receiving=self.framing.receiving)
-        answer = begin_call(self._object, method, args)
-        self._calls.append(method)
-        try:
-            return await answer
-        finally:
-            self._calls.remove(method)
+            return self._vitals.take(self._calls.vitals(), receiving=self.framing.receiving)
+        return await self._calls.run(self._object, method, args)
 
     async def _stream(
         self, call_id: int, credit: asyncio.Semaphore, method: str, args: tuple[Any, ...], window: int

@@ -36,7 +36,7 @@ from millrace.core.errors import StaleEpochError
 from millrace.runtime.logs import LOG_LOOK_S, bound_log, open_log
 from millrace.runtime.process import CUT_OFF, adopt_orphans, set_title
 from millrace.runtime.ray.messages import Answer, Items, packed, unpacked
-from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, load_class, where
+from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, load_class, where
 from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.workers import file_name
 
@@ -71,8 +71,7 @@ class Hosted:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._streams: dict[int, Items] = {}
-        self._calls: list[str] = []
-        self._vitals = VitalSigns()
+        self._vitals, self._calls = VitalSigns(), ExecutedCalls()
         self._store = -1
 
     # ------------------------------------------------------------ on the first loop
@@ -124,12 +123,7 @@ class Hosted:
 
     async def call(self, epoch: int, method: str, args: bytes) -> Answer:
         async def work() -> Any:
-            begun = begin_call(self._object, method, unpacked(args))
-            self._calls.append(method)
-            try:
-                return await begun
-            finally:
-                self._calls.remove(method)
+            return await self._calls.run(self._object, method, unpacked(args))
 
         return await self._answer(epoch, method, work)
 
@@ -196,7 +190,7 @@ class Hosted:
         return await self._answer(epoch, PING, work)
 
     def _take_vitals(self) -> Any:
-        return self._vitals.take(self._calls, receiving=False)
+        return self._vitals.take(self._calls.vitals(), receiving=False)
 
     # ------------------------------------------------------------ parts
 

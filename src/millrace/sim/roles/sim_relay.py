@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 from millrace.core import clock
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError
+from millrace.core.progress import count
 from millrace.core.types import Endpoint, Staged, Stored
 from millrace.sim.costs.interface import CostModel, Costs
 from millrace.sim.roles.world import SimulatedSlots, World
 from millrace.sim.virtual.faults import pace
 
+COUNT_S = 5.0  # between two counts of what arrives
 BEGIN_S = 2.0  # a source may learn of the version shortly after the relay that asks
 
 
@@ -70,7 +72,7 @@ class SimRelay:
             slots.arriving[version] = clock.now() + took_s
             slots.news.fire()
             try:
-                await asyncio.sleep(took_s)
+                await self._receive_all(took_s)
             finally:
                 del slots.arriving[version]
             if self._arrives_s(address, version, digest) == clock.now():
@@ -78,6 +80,13 @@ class SimRelay:
                 return address
         kind = UnknownVersionError if answered else WeightsError
         raise kind(f"version {version} cannot be fetched from {', '.join(sources) or 'nobody'}")
+
+    async def _receive_all(self, took_s: float) -> None:
+        """Bytes arrive all the time, unless this relay is stuck."""
+        num_parts, pace_before = 1 + int(self._costs.fetch_s // COUNT_S), pace.get()()
+        for _ in range(num_parts):
+            await asyncio.sleep(took_s / num_parts * pace.get()() / pace_before)
+            count()
 
     async def _begins(self, address: str, version: int, digest: str) -> float | None:
         """When the whole version can be here, if the relay at `address` has it or soon begins to receive

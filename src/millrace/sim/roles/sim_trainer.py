@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.core import clock
 from millrace.core.errors import DataError, TrainingError
+from millrace.core.progress import CallProgress, waiting_for
 from millrace.core.types import (
     Batch,
     CheckpointInfo,
@@ -33,6 +34,7 @@ class _Copy:
     slots: SimulatedSlots
     digested_s: float
     whole: bool = False
+    progress: CallProgress = field(default_factory=lambda: CallProgress("await_published"))
 
 
 class SimTrainer:
@@ -109,7 +111,8 @@ class SimTrainer:
         """Wait for the digest, for which updates wait too."""
         if (copy := self._copy) is None:
             return
-        await asyncio.sleep(copy.digested_s - clock.now())
+        with waiting_for(copy.progress):
+            await asyncio.sleep(copy.digested_s - clock.now())
         if not copy.whole:
             copy.whole = True
             copy.slots.write(copy.published.version, self._world.written(copy.published.digest))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -41,13 +42,16 @@ class SimHandle:
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         self._refuse_if_dead(method)
         reply: asyncio.Future[Any] = self._loop.create_future()
-        deadline = self._loop.call_later(timeout_s, self._expire, reply, method, timeout_s)
+        deadline = None
+        if timeout_s < math.inf:
+            deadline = self._loop.call_later(timeout_s, self._expire, reply, method, timeout_s)
         self._replies[reply] = method
         self._request(method, args, reply)
         try:
             return await reply
         finally:
-            deadline.cancel()
+            if deadline is not None:
+                deadline.cancel()
             del self._replies[reply]
 
     def _request(self, method: str, args: tuple[Any, ...], reply: asyncio.Future[Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.core.errors import MillraceError, StaleEpochError
 from millrace.core.types import Vitals
-from millrace.runtime.seam import PING, begin_call, begin_stream, crossing, died, late, load_class, where
+from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, died, late, load_class, where
 from millrace.sim.virtual.faults import Fate, pace
 from millrace.sim.virtual.links import END, Channel, Conditions, SimulatedLink, fail, resolve
 from millrace.sim.virtual.seeded import stream
@@ -38,7 +38,7 @@ class SimulatedWorker:
         self._context = copy_context()
         self._context.run(pace.set, self._slowdown)
         self._stuck_s = conditions.faults.stuck_s(name, self._loop.time())
-        self._calls: list[str] = []
+        self._calls = ExecutedCalls()
         self._rng = stream(conditions.seed, "worker", name, epoch)
         self._cut = (math.inf, math.inf)
         self.inbox, self.outbox = SimulatedLink(self._delay), SimulatedLink(self._delay)
@@ -62,7 +62,7 @@ class SimulatedWorker:
             cpu_s=min(self._loop.time(), self._stuck_s),
             resident_bytes=0,
             disk=False,
-            calls=sorted(self._calls),
+            calls=self._calls.vitals(),
         )
 
     @property
@@ -178,12 +178,7 @@ class SimulatedWorker:
     async def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == PING:
             return self._vitals()
-        answer = begin_call(self._instance, method, args)
-        self._calls.append(method)
-        try:
-            return await answer
-        finally:
-            self._calls.remove(method)
+        return await self._calls.run(self._instance, method, args)
 
     async def _feed(self, method: str, args: tuple[Any, ...], channel: Channel) -> None:
         arrived = channel.arrived.put_nowait

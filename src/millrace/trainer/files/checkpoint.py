@@ -26,6 +26,7 @@ import torch
 import xxhash
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.progress import count
 from millrace.core.types import CheckpointInfo
 from millrace.trainer.adapters.adapted_linear import trained_weights
 from millrace.trainer.files.directories import atomic_directory
@@ -68,7 +69,7 @@ class Saver:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
-        self._overlapped = Overlapped[CheckpointInfo](optimizer, ranks, "checkpoint")
+        self._overlapped = Overlapped[CheckpointInfo](optimizer, ranks, "await_saved")
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
@@ -177,6 +178,7 @@ def _describe(file: Path) -> _File:
     with file.open("rb") as stream:
         while chunk := stream.read(READ_BYTES):
             digest.update(chunk)
+            count(len(chunk))
     return _File(file.stat().st_size, digest.hexdigest())
 
 

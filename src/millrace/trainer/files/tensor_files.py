@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from millrace.core.progress import count
 from millrace.trainer.ranks.blocks import OwnedBlock
 
 FILE_BYTES_MAX = 4 * 10**9
@@ -164,6 +165,7 @@ def _write_all(descriptor: int, data: memoryview, place: int) -> None:
     while len(data):
         written = os.pwrite(descriptor, data, place)
         data, place = data[written:], place + written
+        count(written)
 
 
 def open_tensors(paths: Iterable[Path]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from millrace.core.progress import CallProgress, of, waiting_for
 from millrace.trainer.ranks.mesh import Ranks
 
 T = TypeVar("T")
@@ -19,11 +20,12 @@ class Overlapped(Generic[T]):
     """One work at a time, in a thread, with a group of `ranks` for this work alone.
 
     Nothing changes the weights until the next update. So only an update that comes before `release` waits.
+    `call`: the method of the trainer that waits for the end of the work.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks, name: str) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks, call: str) -> None:
         self.ranks = ranks.in_own_group()
-        self._thread = ThreadPoolExecutor(1, name)
+        self._thread, self._progress = ThreadPoolExecutor(1, call), CallProgress(call)
         self._work: Future[T] | None = None
         self._read = Event()
         self._read.set()
@@ -49,19 +51,23 @@ class Overlapped(Generic[T]):
 
     def wait(self) -> bool:
         """Wait until no work is running. Returns whether there was work and it did not fail."""
-        return self._work is not None and self._work.exception() is None
+        with waiting_for(self._progress):
+            return self._work is not None and self._work.exception() is None
 
     def result(self) -> T:
         """Wait for the result of the last work. Raises the work's error."""
         assert self._work is not None, "nothing was begun"
-        return self._work.result()
+        with waiting_for(self._progress):
+            return self._work.result()
 
     def _do(self, work: Callable[[], T]) -> T:
         try:
-            return work()
+            with of(self._progress):
+                return work()
         finally:
             self.release()
 
     def _await_read(self) -> None:
         self._waits_since_s = time.perf_counter()
-        self._read.wait()
+        with waiting_for(self._progress):
+            self._read.wait()

@@ -116,7 +116,7 @@ class Publisher:
         ranks: Ranks = ALONE,
     ) -> None:
         self.buffers, self._ranks = buffers, ranks
-        self._overlapped = Overlapped[Published](optimizer, ranks, "publish")
+        self._overlapped = Overlapped[Published](optimizer, ranks, "await_published")
         self._begun: tuple[Endpoint, int] | None = None
         self._published_digest = ""  # of the blocks that this rank published last; empty: it has no block
         self._fresh = False  # no update since a version was begun

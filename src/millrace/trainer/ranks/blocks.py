@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from millrace.core import progress
 from millrace.core.errors import WeightsError
 
 
@@ -88,3 +89,4 @@ def copy_into(blocks: Iterable[OwnedBlock], tensors: Mapping[str, torch.Tensor])
             sizes = zip(owned.start, owned.block.shape, strict=True)
             where = tuple(slice(start, start + size) for start, size in sizes)
             owned.block.copy_(tensors[owned.name][where])
+            progress.count()

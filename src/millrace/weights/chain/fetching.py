@@ -167,10 +167,12 @@ async def _receive_chunks(
             case Chunk() as chunk:
                 arrived(chunk.index, await _receive_chunk(link, chunked, base, chunk))
                 arrived_s = now()
-            case Waiting():
+            case Waiting(reached_bytes):
+                arrived_s = now() if chunked.goes_on_upstream(reached_bytes) else arrived_s
                 if now() - arrived_s > deadlines.wait_s:
                     raise WeightsError(
-                        f"the relay at {link.peer} itself waits, for more than {deadlines.wait_s:g} s"
+                        f"the relay at {link.peer} itself waits, for more than {deadlines.wait_s:g} s, and "
+                        "nothing arrives there"
                     )
             case Unknown(reason):
                 raise UnknownVersionError(f"the relay at {link.peer} says: {reason}")
@@ -194,7 +196,7 @@ async def _receive_chunk(
     direct = place.flags.c_contiguous and not chunked.writers
     target = place if direct else np.empty(place.shape, np.uint8)
     arrived = target if raw else np.empty(chunk.num_bytes, np.uint8)
-    await link.receive_into(as_bytes(arrived))
+    await link.receive_into(as_bytes(arrived), chunked.receives)
     chunked.received_bytes += chunk.num_bytes
     match await link.receive():
         case ChunkChecksum(None):

@@ -20,6 +20,7 @@ from millrace.core.digest import (
     version_kind,
 )
 from millrace.core.errors import DigestMismatchError, TornVersionError
+from millrace.core.progress import count
 from millrace.core.pulse import Pulse
 from millrace.weights.delta.coding import WIDTHS
 from millrace.weights.layout import Bytes, Memory
@@ -62,6 +63,7 @@ class ChunkedVersion:
         self.chunks: list[Bytes] = []
         self.checksums: dict[int, int] = {}
         self.ended, self.received_bytes, self.decoded_bytes = "", 0, 0
+        self._arriving_bytes = self._upstream_bytes = 0
         self.encodings = Counter[str]()
         self._blocks = [(tensor, block) for tensor, spec in enumerate(manifest) for block in spec.blocks]
         self._chunks_of = list[slice]()  # for each block
@@ -102,9 +104,37 @@ class ChunkedVersion:
         for (tensor, block), chunks in zip(self._blocks, self._chunks_of, strict=True):
             self.here[chunks] = (self.manifest[tensor].name, block.start) not in absent
 
+    @property
+    def reached_bytes(self) -> int:
+        """How far the version has come, here or at the relay that this one waits for. The number only grows,
+        and in a circle of relays that wait for each other it stops."""
+        here = zip(self.chunks, self.here, strict=True)
+        own = sum(chunk.size for chunk, is_here in here if is_here) + self._arriving_bytes
+        return max(own, self._upstream_bytes)
+
+    def receives(self, num_bytes: int) -> None:
+        """So many bytes of the next chunk have arrived."""
+        self._arriving_bytes += num_bytes
+        count(num_bytes)
+
+    def begin(self) -> None:
+        """Another source begins to send chunks."""
+        self.ended, self._arriving_bytes, self._upstream_bytes = "", 0, 0
+
+    def goes_on_upstream(self, reached_bytes: int) -> bool:
+        """The source waits itself, and says how far the version has come. Returns whether it has come
+        further."""
+        further = reached_bytes > self._upstream_bytes
+        if further:
+            self._upstream_bytes = reached_bytes
+            count()
+        return further
+
     def arrived(self, index: int, checksum: int | None) -> int | None:
         """Mark a chunk here. Returns the chunk's block, if the block is complete now."""
         self.here[index] = True
+        self._arriving_bytes = 0
+        count()
         if checksum is not None:
             self.checksums[index] = checksum
         self.news.fire()

@@ -125,7 +125,7 @@ async def _next_messages(
             yield Unknown(f"weights version {chunked.version} stopped to arrive here: {reason}")
             return
         elif not await chunked.news.wait(heartbeat_s):
-            yield Waiting()
+            yield Waiting(chunked.reached_bytes)
 
 
 async def _send_chunks(

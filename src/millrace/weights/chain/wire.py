@@ -104,7 +104,10 @@ class Want(msgspec.Struct, frozen=True, tag=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """A sign of life. From the source: the next chunk is not here yet. From the receiver: it still pulls."""
+    """A sign of life. From the source: the next chunk is not here yet. From the receiver: it still pulls.
+    `reached_bytes`: of the version, as far as the source or a relay before it has come."""
+
+    reached_bytes: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
@@ -180,11 +183,11 @@ class Link:
         except msgspec.MsgspecError as error:
             raise WeightsError(f"the relay at {self.peer} sent what is no message: {error}") from error
 
-    async def receive_into(self, buffer: memoryview) -> None:
-        """Fill all of `buffer`."""
+    async def receive_into(self, buffer: memoryview, arrived: Callable[[int], None] = lambda _: None) -> None:
+        """Fill all of `buffer`. `arrived` is called with the number of bytes of each read."""
         count = min(len(buffer), len(self._ahead))
         buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]
-        await self._receive(buffer[count:], len(buffer) - count)
+        await self._receive(buffer[count:], len(buffer) - count, arrived)
 
     async def _exactly(self, num_bytes: int) -> bytearray:
         data, ahead = bytearray(num_bytes), len(self._ahead)
@@ -195,7 +198,9 @@ class Link:
         await self.receive_into(memoryview(data))
         return data
 
-    async def _receive(self, buffer: memoryview, least: int) -> int:
+    async def _receive(
+        self, buffer: memoryview, least: int, arrived: Callable[[int], None] = lambda _: None
+    ) -> int:
         """Receive at least `least` bytes, and as many more as are here and fit `buffer`. Returns the
         number."""
         received = 0
@@ -208,6 +213,7 @@ class Link:
                     if not count:
                         raise WeightsError(f"the relay at {self.peer} has ended the connection")
                     received += count
+                    arrived(count)
                 self._wake_at(max(1, min(least - received, READ_BYTES)))
             return max(0, least - received)
 

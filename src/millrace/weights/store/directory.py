@@ -23,6 +23,7 @@ import msgspec
 
 from millrace.core.digest import TensorSpec
 from millrace.core.errors import ConfigError, CorruptDeltaError, WeightsError, boundary
+from millrace.core.progress import count
 from millrace.weights.delta.coding import WIDTHS, apply, encode, kind_of
 from millrace.weights.layout import Bytes
 from millrace.weights.store.plain_files import PARTIAL, create, open_plain, put
@@ -151,6 +152,7 @@ class Directory:
                 for at in range(0, len(into), CHUNK_BYTES):
                     chunk = file.read(min(CHUNK_BYTES, len(into) - at))
                     into[at : at + len(chunk)] = memoryview(chunk)
+                    count(len(chunk))
                     if len(chunk) < min(CHUNK_BYTES, len(into) - at):
                         raise WeightsError(
                             f"{self.url}/{name} ends after {at + len(chunk)} of {len(into)} bytes"

@@ -1,0 +1,1 @@
+"""When a worker that answers heartbeats is stuck."""

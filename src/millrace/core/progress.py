@@ -1,0 +1,78 @@
+"""How far a worker's calls are: the difference between a call that takes long and a call that is stuck.
+
+A worker begins a `CallProgress` for each call. Everything that works for the call counts what it has done:
+bytes received, tensors loaded, rows trained. Heartbeats carry the counts to the controller. No deadline of
+the controller runs while a count grows.
+
+    progress.count(len(data))                 what runs in a call, or in a thread with the call's context
+    with progress.waiting_for(other): ...     this call waits for other work, and is as far as that work
+
+The context of a call reaches its tasks and `asyncio.to_thread`. Other threads enter it with `progress.of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from millrace.core.types import CallVitals
+
+
+class CallProgress:
+    """Of one call, named after its method; or of work without a name that calls wait for."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name, self._done = name, 0
+        self._awaited: CallProgress | None = None
+
+    def count(self, amount: int = 1) -> None:
+        """Several threads may count. A lost update does no harm: the count still changes."""
+        self._done += amount
+
+    def vitals(self) -> CallVitals:
+        """The counts of the awaited work are part of this call's count. The last named work that the call
+        waits for is the call that has to answer for it."""
+        awaited = None if self._awaited is None else self._awaited.vitals()
+        if awaited is None:
+            return CallVitals(self.name, self._done)
+        return CallVitals(self.name, self._done + awaited.done, awaited.waits_for or awaited.method)
+
+    @contextmanager
+    def waiting_for(self, other: CallProgress) -> Iterator[None]:
+        """`other` does not wait for this, directly or not."""
+        before, self._awaited = self._awaited, other
+        try:
+            yield
+        finally:
+            self._awaited = before
+
+
+_CURRENT: ContextVar[CallProgress | None] = ContextVar("progress", default=None)
+
+
+def current() -> CallProgress:
+    """Of the call that the running code works for. Outside of calls nobody sees it."""
+    return _CURRENT.get() or CallProgress()
+
+
+def count(amount: int = 1) -> None:
+    """The call that the running code works for has done so much more."""
+    current().count(amount)
+
+
+@contextmanager
+def of(progress: CallProgress) -> Iterator[CallProgress]:
+    """The block works for `progress`."""
+    token = _CURRENT.set(progress)
+    try:
+        yield progress
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def waiting_for(other: CallProgress) -> Iterator[None]:
+    """The call that the running code works for waits for `other`."""
+    with current().waiting_for(other):
+        yield
