@@ -265,14 +265,15 @@ class TorchEngine(Queues):
         if batch.rows is not None:
             logits = logits[batch.rows]
         sums = logits.sum(dim=-1)  # NaN and infinities survive a sum
-        tokens, logprobs, top_logprobs, token_masks = batch.sample(logits)
+        sampled = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
         self._batch = batch if complete else None  # other slots must be prefilled
         # All numbers are read at once, because each reading waits for the device.
-        read = torch.stack([tokens.double(), logprobs.double(), sums.double()]).tolist()
+        read = torch.stack([x.double() for x in (sampled.tokens, sampled.logprobs, sums)]).tolist()
         self._refuse_non_finite(batch.continuations, read[2])
-        self._note(batch, [int(token) for token in read[0]], read[1], top_logprobs, token_masks)
-        if self._batch is not None and not batch.advance(tokens):
+        more = batch.sampler.top_logprobs(sampled), batch.sampler.token_masks(sampled)
+        self._note(batch, [int(token) for token in read[0]], read[1], *more)
+        if self._batch is not None and not batch.advance(sampled.tokens):
             self._batch = None
 
     def _logits(self, batch: DecodeBatch) -> torch.Tensor:
