@@ -70,7 +70,7 @@ class ForwardPass:
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
         """(count, V) in float32."""
-        logits = self.matmul.linear(hidden, weights.head, None)[:count].float()
+        logits = self.matmul.logits(hidden, weights.head)[:count]
         cap = self._architecture.logits_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
