@@ -144,6 +144,7 @@ def watched(compute: Callable[[], Any]) -> DeviceWatch:
 def meta_as_gpu() -> Iterator[pytest.MonkeyPatch]:
     """Code for a GPU runs on `meta`: host memory is not registered, and nothing is cast."""
     autocast: Any = torch.autocast
+    enabled: Any = torch.is_autocast_enabled
 
     def cast(device: str, **options: Any) -> Any:
         return contextlib.nullcontext() if device == META.type else autocast(device, **options)
@@ -151,4 +152,7 @@ def meta_as_gpu() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
         patch.setattr(torch, "autocast", cast)
+        patch.setattr(
+            torch, "is_autocast_enabled", lambda device="cpu": device != META.type and enabled(device)
+        )
         yield patch

@@ -14,14 +14,15 @@ from trainer_doubles import CONFIGS as TRAINED
 from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
 from millrace.core.types import Sampling
+from millrace.engines.own import forward
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
 from millrace.engines.own.edits import Edits
-from millrace.engines.own.forward import ForwardPass
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
 from millrace.trainer import model as trainer_model
+from millrace.trainer.kernels import experts
 from millrace.trainer.metrics import TokenStatistics
 
 ROWS, POSITIONS = 8, 128
@@ -60,10 +61,10 @@ def _capped(config) -> bool:
     return getattr(config, "attn_logit_softcapping", None) is not None
 
 
-def micro_batch(trainer, batch, progress) -> DeviceWatch:
+def micro_batch(trainer, batch, progress, dtype=torch.float32) -> DeviceWatch:
     """The gradient of a row, with the model on `meta`."""
     prepared = trainer._prepared(batch, 1)
-    trainer.model.to(META)
+    trainer.model.to(META, dtype)
     if trainer.value_head is not None:
         trainer.value_head.to(META)
     statistics = TokenStatistics(trainer.algorithm.weight_cap, trainer.algorithm.weight_of)
@@ -82,6 +83,14 @@ def test_a_micro_batch_of_every_preset_waits_for_nothing(kind, progress):
 
 def test_a_micro_batch_over_allowed_tokens_waits_for_nothing():
     assert micro_batch(make_trainer(), choosing(make_batch()), 0.0).waits == []
+
+
+@pytest.mark.parametrize("family", [name for name in TRAINED if "moe" in name])
+def test_a_micro_batch_of_a_mixture_waits_for_nothing(family, monkeypatch):
+    monkeypatch.setattr(experts, "has_grouped", lambda device, dtype, shapes: device == META)
+    trainer = make_trainer(model=tiny_model(family))
+    experts.install(trainer.model)
+    assert micro_batch(trainer, make_batch(), 0.0, torch.bfloat16).waits == []
 
 
 @pytest.mark.parametrize("family", [name for name in TRAINED if "moe" not in name])
@@ -109,15 +118,16 @@ def recorded_steps(name, device, layers=2):
     """A model in bfloat16, as on a GPU: its steps and its weights."""
     shape = architecture_of(config_of(name, layers))
     kernel = Kernel(shape.scale, shape.cap, shape.windows, exact=False)
-    forward = ForwardPass(shape, POSITIONS, torch.bfloat16, device)
-    forward.matmul = flash.PADDED
+    whole = forward.ForwardPass(shape, POSITIONS, torch.bfloat16, device)
+    whole.matmul = flash.PADDED
     sizes = (layers, 2 * ROWS, shape.num_kv_heads, POSITIONS, shape.head_dim)
     cache = flash.FlashCache(sizes, torch.bfloat16, device)
-    return flash.RecordedSteps(forward, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
+    return flash.RecordedSteps(whole, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if "moe" not in name])
-def test_a_decode_step_of_every_family_waits_for_nothing(name):
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_decode_step_of_every_family_waits_for_nothing(name, monkeypatch):
+    monkeypatch.setattr(forward, "has_grouped", lambda device, dtype, shapes: True)
     steps, weights = recorded_steps(name, META)
     assert watched(lambda: steps.logits(weights, ROWS)).waits == []
 

@@ -100,7 +100,7 @@ class TorchEngine(Queues):
         self._native, why = native_pass(architecture, self._forward, self._cache, self._kernel)
         self._hidden: Callable[..., torch.Tensor] = (self._native or self._forward).hidden
         exactness = f"exact, {self._forward.matmul} on one thread" if options.exact else "not exact"
-        recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
+        recorded = "; decode steps are recorded" if self._recorded and self._recorded.is_recorded else ""
         recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot
