@@ -61,6 +61,7 @@ test-decisions: $(STAMP)
 test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine server
+	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/unit/test_trainer_softmax_tiles.py  # Triton is there
 	$(BIN)/pytest tests/vllm_runs
 
 test-ray: $(RAY)/.installed

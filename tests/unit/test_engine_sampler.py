@@ -136,7 +136,8 @@ def test_a_sampled_token_counts_from_then_on() -> None:
 def test_the_likely_tokens_are_those_of_the_edited_and_cut_distribution() -> None:
     settings = Sampling(max_tokens=1, temperature=0.5, top_k=2, banned_token_ids=(3,), logprobs=3)
     logits, noise = torch.tensor([[1.0, 2.0, -1.0, 3.0]]), torch.zeros(1, dtype=torch.float64)
-    (row,) = sampler([settings], 4)(logits, noise).top_logprobs
+    one = sampler([settings], 4)
+    (row,) = one.top_logprobs(one(logits, noise))
     assert row is not None
     assert row[0][:2] == [1, 0]
     expected = torch.tensor([2.0, 1.0]).div(0.5).log_softmax(-1).tolist()
@@ -171,7 +172,9 @@ def test_a_row_tells_all_tokens_that_could_come() -> None:
     logits = torch.tensor([[2.0, 0.0, 1.0, 3.0]]).repeat(4, 1)
     settings = [{"top_k": 2}, {}, {"top_p": 0.9, "token_masks": False}, {"top_p": 0.9}]
     samplings = [Sampling(max_tokens=1, **each) for each in settings]  # type: ignore[arg-type]
-    drawn = sampler(samplings, 4)(logits, torch.full((4,), 0.5, dtype=torch.float64))
-    told = [row if row is None else np.frombuffer(row, np.int32).tolist() for row in drawn.token_masks]
+    rows = sampler(samplings, 4)
+    drawn = rows(logits, torch.full((4,), 0.5, dtype=torch.float64))
+    masks = rows.token_masks(drawn)
+    told = [row if row is None else np.frombuffer(row, np.int32).tolist() for row in masks]
     assert told == [[0, 3], None, None, [0, 2, 3]]  # probabilities 0.24, 0.03, 0.09, 0.64
     assert drawn.logprobs[3].exp().item() == pytest.approx(math.exp(3) / sum(map(math.exp, (1, 2, 3))))

@@ -75,3 +75,27 @@ def test_entropies_that_nobody_differentiates_change_no_bit():
     both, entropy = token_logprobs(hidden, weight, targets, temperature=1.0)
     (other,) = torch.autograd.grad((both + entropy.detach()).sum(), [weight])
     assert torch.equal(one, other)
+
+
+def test_logits_of_low_precision_factors_are_not_rounded():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(40, 256, generator=generator).bfloat16()
+    weight = (0.6 * torch.randn(3000, 256, generator=generator)).bfloat16()
+    logits = hidden.double() @ weight.double().T
+    targets = logits.argmax(-1)
+    exact = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    rounded = logits.bfloat16().double().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    ours, _ = token_logprobs(hidden, weight, targets, temperature=1.0)
+    assert 0.05 < (rounded - exact).abs().max() < 0.15  # nats
+    assert (ours - exact).abs().max() < 1e-4
+
+
+def test_the_gradient_of_low_precision_factors_is_as_exact_as_these():
+    hidden, weight, targets = (x.detach() for x in problem())
+    results = []
+    for dtype in (torch.bfloat16, torch.float64):
+        factors = [x.bfloat16().to(dtype).requires_grad_() for x in (hidden, weight)]
+        values, _ = token_logprobs(*factors, targets, temperature=1.0)
+        results.append(torch.autograd.grad((values.double() * torch.linspace(-1, 1, 13)).sum(), factors))
+    for found, expected in zip(*results, strict=True):
+        assert (found - expected).abs().max() < 0.01 * expected.abs().max()

@@ -1,4 +1,4 @@
-"""Matmuls of float32 matrices on AMD's processors, by oneDNN.
+"""Matmuls: of float32 matrices on AMD's processors by oneDNN, of 16-bit matrices with results in float32.
 
 torch's matmuls are MKL's, which uses AVX-512 only on Intel's processors. torch also has oneDNN, which uses
 AVX-512 on both. On AMD's processors oneDNN takes half of the time.
@@ -18,6 +18,8 @@ ROWS_MIN = 32
 """With fewer rows a call of oneDNN costs more than it saves."""
 TILE = 64
 """oneDNN makes code for each number of rows, in 0.3 ms. So the trainer pads its rows to such a multiple."""
+ROWS_ADDED = 1 << 15
+"""Of a sum so many rows are computed at once on a GPU."""
 
 
 @cache
@@ -44,3 +46,32 @@ def matmul_transposed(a_MK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
         return a_MK @ b_NK.t()
     out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, None, "none", [], "")
     return out
+
+
+def wide_factor(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`x` rounded to `dtype`, as the second factor of `matmul_wide`. Only a GPU multiplies 16-bit numbers
+    into float32 results, so elsewhere the factor is float32."""
+    rounded = x.to(dtype)
+    return rounded if x.is_cuda else rounded.to(torch.promote_types(dtype, torch.float32))
+
+
+def matmul_wide(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
+    """(M, N): a b, without a gradient. The result is at least float32, whatever the type of `a`."""
+    if _narrow_on_gpu(a_MK):
+        return torch.mm(a_MK, b_KN, out_dtype=torch.float32)
+    return matmul(a_MK.to(b_KN.dtype), b_KN)
+
+
+def add_matmul(sum_MN: torch.Tensor, a_MK: torch.Tensor, b_KN: torch.Tensor) -> None:
+    """sum += a b, without a gradient. A GPU needs memory for `ROWS_ADDED` rows of the result."""
+    if _narrow_on_gpu(a_MK):
+        for sum_rows, rows in zip(sum_MN.split(ROWS_ADDED), a_MK.split(ROWS_ADDED), strict=True):
+            sum_rows += matmul_wide(rows, b_KN)
+    elif a_MK.dtype == sum_MN.dtype and not by_onednn():
+        sum_MN.addmm_(a_MK, b_KN.to(a_MK.dtype))
+    else:
+        sum_MN += matmul(a_MK, b_KN.to(a_MK.dtype))
+
+
+def _narrow_on_gpu(x: torch.Tensor) -> bool:
+    return x.is_cuda and x.dtype.itemsize < 4

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from millrace.devices.matmul import by_onednn, matmul
+from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
+from millrace.trainer.kernels.softmax import Upstream
+from millrace.trainer.kernels.softmax_choice import softmax_on
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -39,7 +41,7 @@ def token_logprobs(
         logits = z | softcap * tanh(z / softcap),   z = hidden weight^T
 
     Shapes:
-        hidden_NH, weight_VH  any float type; the matmul is computed in the type of `hidden_NH`
+        hidden_NH, weight_VH  any float type; factors are rounded to the type of `hidden_NH`, logits are not
         targets_N             (N,) token ids
         returns               (N,) log-probs, (N,) entropies; float32, in nats. Only a gradient of entropies
                               costs more
@@ -51,8 +53,7 @@ def token_logprobs(
 def _scaled_logits(
     hidden: torch.Tensor, weight: torch.Tensor, temperature: float, softcap: float | None
 ) -> torch.Tensor:
-    logits = matmul(hidden, weight.T)
-    logits = logits.to(_wide(logits))
+    logits = matmul_wide(hidden, weight.T)
     if softcap is not None:
         logits.div_(softcap).tanh_().mul_(softcap)
     return logits if temperature == 1.0 else logits.div_(temperature)
@@ -97,20 +98,18 @@ class _TokenLogprobs(torch.autograd.Function):
         group: ProcessGroup | None,
         token_masks: DeviceTokenMasks | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        cast = weight.to(hidden.dtype)
+        factor = wide_factor(weight, hidden.dtype)
         rows = max(1, (GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS) // weight.shape[0])
         local, is_local = _local_targets(targets, weight)
+        softmax = softmax_on(weight.device, _wide(hidden), softcap)
         results = []
         for index, (chunk, chunk_targets) in enumerate(
             zip(hidden.split(rows), local.split(rows), strict=True)
         ):
-            logits = _scaled_logits(chunk, cast, temperature, softcap)
+            logits = _scaled_logits(chunk, factor, temperature, softcap)
             if token_masks is not None:
                 token_masks.cut(logits, index * rows)
-            normalizer = logits.logsumexp(-1)
-            chosen = logits.gather(-1, chunk_targets[:, None])[:, 0]
-            logits -= normalizer[:, None]
-            results.append((chosen, -logits.exp().mul_(logits).sum(-1), normalizer))
+            results.append(softmax.statistics(logits, chunk_targets))
         chosen, entropy, normalizer = (torch.cat(chunks) for chunks in zip(*results, strict=True))
         if group is not None:
             chosen, entropy, normalizer = _of_all(chosen * is_local, entropy, normalizer, group)
@@ -123,38 +122,24 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
         of_logprobs = torch.zeros_like(normalizer) if grads[0] is None else grads[0]
-        of_entropy = grads[1]
-        cast = weight.to(hidden.dtype)
+        factor = wide_factor(weight, hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         frozen = not ctx.needs_input_grad[1]
         grad_weight = torch.zeros(0 if frozen else weight.shape, dtype=_wide(weight), device=weight.device)
-        local, is_local = _local_targets(targets, weight)
+        upstream = Upstream(*_local_targets(targets, weight), normalizer, entropy, of_logprobs, grads[1])
+        softmax = softmax_on(weight.device, _wide(hidden), ctx.softcap)
         for start in range(0, hidden.shape[0], ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            logits = _scaled_logits(hidden[chunk], cast, ctx.temperature, ctx.softcap)
+            logits = _scaled_logits(hidden[chunk], factor, ctx.temperature, ctx.softcap)
             curve = 1.0
             if ctx.softcap is not None:  # d softcap tanh(z / softcap) / d z = 1 - tanh^2(z / softcap)
                 curve = 1 - (logits * (ctx.temperature / ctx.softcap)).square_()
             if ctx.token_masks is not None:  # a token that is not allowed has probability 0 and no slope
                 ctx.token_masks.cut(logits, start)
-            logits.sub_(normalizer[chunk, None])
-            bend = None
-            if of_entropy is not None:  # d entropy / d logit_j = -p_j (log p_j + entropy) / temperature
-                bend = logits.exp().mul_(logits + entropy[chunk, None])
-                bend *= -of_entropy[chunk, None] / ctx.temperature * curve
-            # d logprob_i / d logit_j = (1[j = target] - p_j) / temperature
-            slope = logits.exp_().neg_()
-            slope.scatter_add_(-1, local[chunk, None], is_local[chunk, None].to(slope.dtype))
-            slope *= of_logprobs[chunk, None] / ctx.temperature * curve
-            if bend is not None:
-                slope += bend
-            slope = slope.to(hidden.dtype)
-            grad_hidden[chunk] = matmul(slope, cast)
-            if frozen:
-                continue
-            if slope.dtype == grad_weight.dtype and not by_onednn():
-                grad_weight.addmm_(slope.T, hidden[chunk])
-            else:
-                grad_weight += matmul(slope.T, hidden[chunk])
+            scale = {"temperature": ctx.temperature, "curve": curve}
+            slope = softmax.slopes(logits, upstream.of(chunk), **scale, dtype=factor.dtype)
+            grad_hidden[chunk] = matmul(slope, factor)
+            if not frozen:
+                add_matmul(grad_weight, slope.T, hidden[chunk])
         of_weight = None if frozen else grad_weight.to(weight.dtype)
         return grad_hidden, of_weight, None, None, None, None, None

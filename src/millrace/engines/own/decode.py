@@ -64,14 +64,14 @@ class DecodeBatch:
         if any(sampling.edits for sampling in samplings):
             sequences = [(c.work.prompt, c.tokens[len(c.work.prompt) :]) for c in self.continuations]
             edits = Edits(samplings, sequences, vocab=vocab, device=device)
-        self._sampler = TokenSampler(samplings, device, edits)
+        self.sampler = TokenSampler(samplings, device, edits)
         noise = Noise([work.seed for work in works], [work.trajectory_id for work in works])
         lengths = [continuation.completion_length for continuation in self.continuations]
         self._uniforms = torch.from_numpy(noise.uniforms(lengths, self._steps_left).T).to(device)
 
     def sample(self, logits: Tensor) -> SampledTokens:
         """The next token of each continuation. `logits`: of the ready slots."""
-        return self._sampler(logits, self._uniforms[-self._steps_left])
+        return self.sampler(logits, self._uniforms[-self._steps_left])
 
     def advance(self, tokens: Tensor) -> bool:
         """Go on to the next position with `tokens`, one for every slot. False: the next step needs another

@@ -6,10 +6,13 @@ Shape suffixes: N rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import numpy as np
 import torch
 
 from millrace.core.types import Sampling
+from millrace.devices.gpu import on
 
 Tensor = torch.Tensor
 
@@ -36,17 +39,16 @@ class Edits:
         """`sequences`: prompt and completion so far."""
         penalties = [[s.repetition_penalty, s.frequency_penalty, s.presence_penalty] for s in samplings]
         self._penalties = torch.tensor(penalties, device=device).T[:, :, None]  # each (N, 1)
-        counts = torch.zeros((len(samplings), vocab))
-        prompted, banned = counts.bool(), counts.bool()
-        for row, (sampling, (prompt, completion)) in enumerate(zip(samplings, sequences, strict=True)):
-            prompted[row, list(prompt)] = True
-            counts[row] = torch.bincount(torch.tensor(completion, dtype=torch.long), minlength=vocab)
-            if sampling.allowed_token_ids is not None:
-                banned[row] = True
-                banned[row, list(sampling.allowed_token_ids)] = False
-            banned[row, list(sampling.banned_token_ids)] = True
-        self._counts_NV, self._prompted_NV = counts.to(device), prompted.to(device)
-        self._banned_NV = banned.to(device)
+        self._counts_NV = torch.zeros((len(samplings), vocab), device=device)
+        self._prompted_NV = torch.zeros((len(samplings), vocab), dtype=torch.bool, device=device)
+        banned = torch.tensor([[s.allowed_token_ids is not None] for s in samplings], device=device)
+        self._banned_NV = banned.repeat(1, vocab)
+        true = torch.ones((), dtype=torch.bool, device=device)
+        put = partial(_positions, device)
+        self._counts_NV.index_put_(put([c for _, c in sequences]), true.float(), accumulate=True)
+        self._prompted_NV.index_put_(put([prompt for prompt, _ in sequences]), true)
+        self._banned_NV.index_put_(put([s.allowed_token_ids or () for s in samplings]), ~true)
+        self._banned_NV.index_put_(put([s.banned_token_ids for s in samplings]), true)
 
     def __call__(self, logits_NV: Tensor) -> Tensor:
         repetition, frequency, presence = self._penalties
@@ -59,3 +61,10 @@ class Edits:
     def note(self, tokens_N: Tensor) -> None:
         """Count each row's next token."""
         self._counts_NV[torch.arange(len(tokens_N), device=tokens_N.device), tokens_N] += 1
+
+
+def _positions(device: torch.device, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Row and column of each token of each row."""
+    rows = np.repeat(np.arange(len(tokens)), [len(row) for row in tokens])
+    columns = np.fromiter((token for row in tokens for token in row), np.int64, len(rows))
+    return on(device, rows), on(device, columns)

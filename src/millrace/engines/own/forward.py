@@ -11,6 +11,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
 from millrace.engines.own.accelerated.row_matmul import FASTEST, RowMatmul
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.parameters import Layer, Parameters
@@ -43,6 +44,8 @@ class ForwardPass:
             sin[:, : sin.shape[1] // 2] *= -1
             self.tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
         self._norm = RootMeanSquare(architecture.eps, dtype, device, from_one=architecture.norm_from_one)
+        experts = (shape for name, shape in architecture.shapes.items() if ".experts." in name)
+        self.grouped = architecture.routed > 0 and has_grouped(device, dtype, experts)
         self._activation = ACTIVATIONS[architecture.activation]
 
     def hidden(
@@ -70,7 +73,7 @@ class ForwardPass:
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
         """(count, V) in float32."""
-        logits = self.matmul.linear(hidden, weights.head, None)[:count].float()
+        logits = self.matmul.logits(hidden, weights.head)[:count]
         cap = self._architecture.logits_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
@@ -102,19 +105,27 @@ class ForwardPass:
 
     def _routed(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
         """The weighted sum of each row's experts. Rows are sorted by expert, each expert computes its rows,
-        and the outputs are sorted back. The host waits for a GPU once: for the number of rows of each
-        expert."""
+        and the outputs are sorted back. Without `grouped` the host waits for a GPU once: for the number of
+        rows of each expert."""
         shape = self._architecture
         routing_probs = self.matmul.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
         shares, experts = routing_probs.topk(shape.routed, dim=-1)
         if shape.routed_sum_1:
             shares /= shares.sum(dim=-1, keepdim=True)
-        counts = experts.flatten().bincount(minlength=len(router)).tolist()
         order = experts.flatten().argsort(stable=True)
-        by_expert = enumerate(x[order // shape.routed].split(counts))
-        outputs = torch.cat([self.expert(layer, index, rows) for index, rows in by_expert if len(rows)])
+        outputs = self._experts(layer, x[order // shape.routed], experts.flatten()[order], len(router))
         by_row = outputs[order.argsort()].view(len(x), shape.routed, -1)
         return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
+
+    def _experts(self, layer: Layer, rows: Tensor, experts: Tensor, count: int) -> Tensor:
+        """Of each row what its expert makes of it. `experts` is sorted."""
+        if self.grouped:
+            ends = group_ends(experts, count)
+            gate, up = grouped_linear(rows, layer.gate_up, ends).chunk(2, dim=1)
+            return grouped_linear(self._activation(gate).mul_(up), layer.down, ends)
+        counts = experts.bincount(minlength=count).tolist()
+        by_expert = enumerate(rows.split(counts))
+        return torch.cat([self.expert(layer, index, some) for index, some in by_expert if len(some)])
 
     def _gated(self, x: Tensor, gate_up: Tensor, bias: Tensor | None) -> Tensor:
         gate, up = self.matmul.linear(x, gate_up, bias).chunk(2, dim=1)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from millrace.core.completion.top_logprobs import Row
 from millrace.core.types import Sampling
+from millrace.engines.own.accelerated.truncation import Truncation
 from millrace.engines.own.edits import Edits
 
 Tensor = torch.Tensor
@@ -26,17 +28,17 @@ BELOW_ONE = 1 - 2.0**-52
 
 
 class SampledTokens(NamedTuple):
-    """One token a row.
+    """One token a row. All is on the device, and the host did not wait.
 
     tokens, logprobs  (N,), of the distribution that was sampled from
-    top_logprobs      of each row the most likely tokens, as many as any row asks for
-    token_masks       of each truncated row the int32 ids of all tokens that it could sample
+    top               the most likely tokens, as many as any row asks for, and their log-probs; (N, K) each
+    allowed_RV        of each row that wants a token mask, which tokens it could sample
     """
 
     tokens: Tensor
     logprobs: Tensor
-    top_logprobs: list[Row | None]
-    token_masks: list[bytes | None]
+    top: tuple[Tensor, Tensor] | None
+    allowed_RV: Tensor | None
 
 
 class TokenSampler:
@@ -57,14 +59,12 @@ class TokenSampler:
         self._cut = torch.tensor(cut, device=device) if cut else None
         masked = [i for i in cut if samplings[i].token_masks]
         self._masked, self._masked_rows = torch.tensor(masked, device=device) if masked else None, masked
-        self._truncation = _Truncation([samplings[i] for i in cut], device)
+        self._truncation = Truncation([samplings[i] for i in cut], device)
         self._num_top = max(sampling.logprobs for sampling in samplings)
 
     def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> SampledTokens:
         """Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
-        at temperature 1 without truncation. Min-p keeps tokens at least that fraction as probable as the
-        first, top-k exactly k tokens, and top-p the fewest whose probabilities reach p; among equal logits
-        the smaller id comes first.
+        at temperature 1 without truncation.
         """
         if self._edits is not None:
             logits_NV = self._edits(logits_NV)
@@ -82,23 +82,25 @@ class TokenSampler:
         if self._edits is not None:
             self._edits.note(tokens_N)
         logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
-        masks = self._token_masks(logits_NV)
-        return SampledTokens(tokens_N, logprobs_N, self._top_logprobs(logprobs_NV), masks)
+        top = logprobs_NV.topk(self._num_top) if self._num_top else None
+        allowed_RV = logits_NV[self._masked] > float("-inf") if self._masked is not None else None
+        likely = None if top is None else (top.indices, top.values)
+        return SampledTokens(tokens_N, logprobs_N, likely, allowed_RV)
 
-    def _top_logprobs(self, logprobs_NV: Tensor) -> list[Row | None]:
-        if not self._num_top:
-            return [None] * len(logprobs_NV)
-        logprobs_NK, tokens_NK = logprobs_NV.topk(self._num_top)
-        return list(zip(tokens_NK.tolist(), logprobs_NK.tolist(), strict=True))
+    def top_logprobs(self, sampled: SampledTokens) -> list[Row | None]:
+        """Of each row the most likely tokens and their log-probs. The host waits."""
+        if sampled.top is None:
+            return [None] * len(sampled.tokens)
+        return list(zip(*(x_NK.tolist() for x_NK in sampled.top), strict=True))
 
-    def _token_masks(self, logits_NV: Tensor) -> list[bytes | None]:
-        masks: list[bytes | None] = [None] * len(logits_NV)
-        if self._masked is not None:
-            allowed_RV = logits_NV[self._masked] > float("-inf")
-            ids = allowed_RV.nonzero()[:, 1].to(torch.int32).cpu().numpy().tobytes()
-            ends = (4 * allowed_RV.sum(dim=1).cumsum(0)).tolist()
-            for row, begin, end in zip(self._masked_rows, [0, *ends], ends, strict=False):
-                masks[row] = ids[begin:end]
+    def token_masks(self, sampled: SampledTokens) -> list[bytes | None]:
+        """Of each truncated row the int32 ids of all tokens that it could sample. The host waits."""
+        masks: list[bytes | None] = [None] * len(sampled.tokens)
+        if sampled.allowed_RV is not None:
+            rows, ids = sampled.allowed_RV.nonzero().to(torch.int32).cpu().numpy().T
+            ends = np.searchsorted(rows, np.arange(1, len(self._masked_rows)))
+            for row, tokens in zip(self._masked_rows, np.split(ids, ends), strict=True):
+                masks[row] = tokens.tobytes()
         return masks
 
 
@@ -122,27 +124,6 @@ def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:
     inside = blocks[torch.arange(len(blocks), device=blocks.device), block_N1[:, 0]]
     remainder = (thresholds - (cumulative - sums).gather(1, block_N1)) / sums.gather(1, block_N1)
     return block_N1[:, 0] * BLOCK + draw(inside, remainder[:, 0].clamp(0.0, BELOW_ONE))
-
-
-class _Truncation:
-    """Logits with every token outside min-p, top-k and top-p at -inf."""
-
-    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
-        self._log_min_p = torch.tensor([[s.min_p] for s in samplings], device=device).log()
-        self._unlimited = torch.tensor([[s.top_k == 0] for s in samplings], device=device)
-        self._top_k = torch.tensor([[s.top_k] for s in samplings], device=device)
-        self._top_p = torch.tensor([[s.top_p] for s in samplings], dtype=torch.float64, device=device)
-
-    def __call__(self, logits_NV: Tensor) -> Tensor:
-        ranked, order = logits_NV.sort(dim=-1, descending=True, stable=True)
-        ranked = ranked.masked_fill(ranked < ranked[:, :1] + self._log_min_p, float("-inf"))
-        rank = torch.arange(logits_NV.shape[1], device=logits_NV.device)
-        ranked = ranked.masked_fill((rank >= self._top_k) & ~self._unlimited, float("-inf"))
-        probs = ranked.double().softmax(dim=-1)
-        before = probs.cumsum(dim=-1) - probs
-        # The first token has nothing before it and always stays; p = 1 must not cut on rounding.
-        ranked = ranked.masked_fill((before >= self._top_p) & (self._top_p < 1), float("-inf"))
-        return torch.empty_like(logits_NV).scatter_(1, order, ranked)
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:

@@ -104,7 +104,7 @@ class TorchEngine(Queues):
         self._hidden: Callable[..., torch.Tensor] = (self._native or self._forward).hidden
         exactness = f"exact, {self._forward.matmul} on one thread" if options.exact else "not exact"
         exactness += f"; {self._threads} threads" if self._threads > 1 and device.type == "cpu" else ""
-        recorded = "; decode steps are recorded" if flash and not architecture.routed else ""
+        recorded = "; decode steps are recorded" if self._recorded and self._recorded.is_recorded else ""
         recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot
@@ -269,14 +269,15 @@ class TorchEngine(Queues):
         if batch.rows is not None:
             logits = logits[batch.rows]
         sums = logits.sum(dim=-1)  # NaN and infinities survive a sum
-        tokens, logprobs, top_logprobs, token_masks = batch.sample(logits)
+        sampled = batch.sample(logits)
         complete = len(batch.slots) == len(self._running)
         self._batch = batch if complete else None  # other slots must be prefilled
         # All numbers are read at once, because each reading waits for the device.
-        read = torch.stack([tokens.double(), logprobs.double(), sums.double()]).tolist()
+        read = torch.stack([x.double() for x in (sampled.tokens, sampled.logprobs, sums)]).tolist()
         self._refuse_non_finite(batch.continuations, read[2])
-        self._note(batch, [int(token) for token in read[0]], read[1], top_logprobs, token_masks)
-        if self._batch is not None and not batch.advance(tokens):
+        more = batch.sampler.top_logprobs(sampled), batch.sampler.token_masks(sampled)
+        self._note(batch, [int(token) for token in read[0]], read[1], *more)
+        if self._batch is not None and not batch.advance(sampled.tokens):
             self._batch = None
 
     def _logits(self, batch: DecodeBatch) -> torch.Tensor:

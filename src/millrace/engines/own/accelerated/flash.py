@@ -124,8 +124,9 @@ class RecordedSteps:
         self._tokens, self._positions = (torch.zeros_like(self._slots[1:]) for _ in range(2))
         self._logits = torch.zeros((cache.num_slots, architecture.vocab), device=device)
         self._recordings: dict[tuple[int, int], Callable[[], None]] = {}
-        # The host reads how many rows each expert gets; no recording can do that.
-        self._pool = None if architecture.routed else recording_pool(device)
+        # Without grouped experts the host reads how many rows each gets; no recording can do that.
+        self.is_recorded = forward.grouped or not architecture.routed
+        self._pool = recording_pool(device) if self.is_recorded else None
 
     def place(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Tensor, int]:
         """Put `tokens` and `positions` of the first slots into the memory that a step reads. Return that

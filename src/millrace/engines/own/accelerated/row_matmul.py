@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.matmul import ROWS_MIN, by_onednn, matmul_transposed
+from millrace.devices.matmul import ROWS_MIN, by_onednn, matmul_transposed, matmul_wide
 
 Tensor = torch.Tensor
 
@@ -57,6 +57,12 @@ class RowMatmul:
         to_MO.addmm_(x_MI, weight_OI.t())
         if bias_O is not None:
             to_MO += bias_O
+
+    def logits(self, x_MI: Tensor, weight_OI: Tensor) -> Tensor:
+        """(M, O) in float32. A GPU does not round them to the type of its factors."""
+        if x_MI.is_cuda:
+            return matmul_wide(x_MI, weight_OI.t())
+        return self.linear(x_MI, weight_OI, None).float()
 
     def __str__(self) -> str:
         return "each row alone" if self.alone else f"rows padded to {self.tile}" if self.tile > 1 else "rows"

@@ -1,0 +1,180 @@
+"""Inside a micro-batch or a decode step the host does not wait for the device, and launches little."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from device_watch import META, DeviceWatch, HostReads, meta_as_gpu, watched
+from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of
+from test_algorithms_presets import PRESETS, large_batch
+from trainer_doubles import CONFIGS as TRAINED
+from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
+
+from millrace.core.types import Sampling
+from millrace.engines.own import forward
+from millrace.engines.own.accelerated import flash
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.attention import Kernel
+from millrace.engines.own.edits import Edits
+from millrace.engines.own.parameters import Parameters
+from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
+from millrace.trainer import model as trainer_model
+from millrace.trainer.kernels import experts
+from millrace.trainer.metrics import TokenStatistics
+
+ROWS, POSITIONS = 8, 128
+STEP_LAUNCHES_MAX = 18 + 2
+"""What a decode step launches for a layer of Qwen3, and a slack of two."""
+MICRO_BATCH_LAUNCHES_MAX = 172 + 8
+"""What forward and backward launch for a layer of Qwen3, and a slack of eight."""
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool(x.any()),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.index_put_((x > 0,), x[0]),
+        lambda x: x.long().bincount(),
+        lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([2, 2])),
+        lambda x: x.repeat_interleave(torch.tensor([1, 2, 1, 0])),
+        lambda x: x.to(META),
+        lambda x: torch.zeros(4, device=META).copy_(x),
+        lambda x: torch.tensor([1.0], device=META),
+    ],
+)
+def test_the_watch_sees_what_waits(compute):
+    assert watched(partial(compute, torch.ones(4))).waits
+
+
+def test_the_watch_lets_pass_what_does_not_wait():
+    x = torch.ones(4)
+    assert not watched(lambda: x.to(META, non_blocking=True)[:2].mul_(2.0).sum()).waits
+
+
+def _capped(config) -> bool:
+    return getattr(config, "attn_logit_softcapping", None) is not None
+
+
+def micro_batch(trainer, batch, progress, dtype=torch.float32) -> DeviceWatch:
+    """The gradient of a row, with the model on `meta`."""
+    prepared = trainer._prepared(batch, 1)
+    trainer.model.to(META, dtype)
+    if trainer.value_head is not None:
+        trainer.value_head.to(META)
+    statistics = TokenStatistics(trainer.algorithm.weight_cap, trainer.algorithm.weight_of)
+    row = prepared.rows[0][0]
+    with meta_as_gpu() as patch:
+        patch.setattr(trainer_model, "serves", lambda device, dtype, config: not _capped(config))
+        return watched(lambda: trainer._backward(row, prepared.flat, progress, statistics, first=True))
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.5])
+@pytest.mark.parametrize("kind", PRESETS)
+def test_a_micro_batch_of_every_preset_waits_for_nothing(kind, progress):
+    trainer = make_trainer(PRESETS[kind](), max_tokens=20, epochs=2)
+    assert micro_batch(trainer, large_batch(), progress).waits == []
+
+
+def test_a_micro_batch_over_allowed_tokens_waits_for_nothing():
+    assert micro_batch(make_trainer(), choosing(make_batch()), 0.0).waits == []
+
+
+@pytest.mark.parametrize("family", [name for name in TRAINED if "moe" in name])
+def test_a_micro_batch_of_a_mixture_waits_for_nothing(family, monkeypatch):
+    monkeypatch.setattr(experts, "has_grouped", lambda device, dtype, shapes: device == META)
+    trainer = make_trainer(model=tiny_model(family))
+    experts.install(trainer.model)
+    assert micro_batch(trainer, make_batch(), 0.0, torch.bfloat16).waits == []
+
+
+@pytest.mark.parametrize("family", [name for name in TRAINED if "moe" not in name])
+def test_a_micro_batch_of_every_family_waits_for_nothing(family):
+    assert micro_batch(make_trainer(model=tiny_model(family)), make_batch(), 0.0).waits == []
+
+
+def test_a_layer_of_a_micro_batch_launches_few_operations():
+    launches = []
+    for layers in (2, 3):
+        model = tiny_model(num_hidden_layers=layers, layer_types=["full_attention"] * layers)
+        launches.append(len(micro_batch(make_trainer(model=model), make_batch(), 0.0).launches))
+    assert launches[1] - launches[0] <= MICRO_BATCH_LAUNCHES_MAX
+
+
+def config_of(name, layers):
+    config = copy.deepcopy(CONFIGS[name])
+    config.num_hidden_layers = layers
+    if kinds := getattr(config, "layer_types", None):
+        config.layer_types = [kinds[i % len(kinds)] for i in range(layers)]
+    return config
+
+
+def recorded_steps(name, device, layers=2):
+    """A model in bfloat16, as on a GPU: its steps and its weights."""
+    shape = architecture_of(config_of(name, layers))
+    kernel = Kernel(shape.scale, shape.cap, shape.windows, exact=False)
+    whole = forward.ForwardPass(shape, POSITIONS, torch.bfloat16, device)
+    whole.matmul = flash.PADDED
+    sizes = (layers, 2 * ROWS, shape.num_kv_heads, POSITIONS, shape.head_dim)
+    cache = flash.FlashCache(sizes, torch.bfloat16, device)
+    return flash.RecordedSteps(whole, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_decode_step_of_every_family_waits_for_nothing(name, monkeypatch):
+    monkeypatch.setattr(forward, "has_grouped", lambda device, dtype, shapes: True)
+    steps, weights = recorded_steps(name, META)
+    assert watched(lambda: steps.logits(weights, ROWS)).waits == []
+
+
+def test_a_layer_of_a_decode_step_launches_few_operations():
+    launches = []
+    for layers in (2, 3):
+        steps, weights = recorded_steps("qwen3 tied", META, layers)
+        launches.append(len(watched(partial(steps.logits, weights, ROWS)).launches))
+    assert launches[1] - launches[0] <= STEP_LAUNCHES_MAX
+
+
+def test_a_recorded_step_is_the_same_operations_whatever_the_tokens_and_lengths(monkeypatch):
+    monkeypatch.setattr(flash, "flash_attention", lambda q, keys, values, where, *, window: q.clone())
+    steps, weights = recorded_steps("qwen3 tied", torch.device("cpu"))
+    launches = []
+    for tokens, positions in (([3, 1, 4, 1, 5], [0, 9, 2, 6, 5]), ([2, 7], [99, 120])):
+        steps.place(tokens, positions)
+        launches.append(watched(lambda: steps.logits(weights, ROWS)).launches)
+    assert launches[0] == launches[1] and len(launches[0]) > 40
+
+
+SAMPLINGS = [
+    Sampling(max_tokens=9),
+    Sampling(max_tokens=9, temperature=0.0),
+    Sampling(max_tokens=9, temperature=0.7, top_k=20, top_p=0.9),
+    Sampling(max_tokens=9, top_p=0.5),
+    Sampling(max_tokens=9, min_p=0.1, frequency_penalty=0.5, banned_token_ids=(3,)),
+]
+
+
+@pytest.mark.parametrize("vocab", [101, 2 * DIRECT_VOCAB_MAX])
+def test_drawing_a_token_waits_for_nothing(vocab):
+    with meta_as_gpu():
+        edits = Edits(SAMPLINGS, [([1, 2], [3])] * len(SAMPLINGS), vocab=vocab, device=META)
+    sampler = TokenSampler(SAMPLINGS, META, edits)
+    logits = torch.zeros(len(SAMPLINGS), vocab, device=META)
+    uniforms = torch.zeros(len(SAMPLINGS), dtype=torch.float64, device=META)
+    assert watched(lambda: sampler(logits, uniforms)).waits == []
+
+
+def test_a_steady_step_reads_once():
+    engine = make_engine(make_model(), slots=8)
+    engine.submit([make_work(i, prompt_of(i, 5), Sampling(max_tokens=60, ignore_eos=True)) for i in range(8)])
+    while engine._batch is None or engine._batch._steps_left < 5:
+        engine.step()
+    with HostReads() as host:
+        for _ in range(3):
+            engine.step()
+    assert host.reads == ["tolist"] * 3
