@@ -25,7 +25,12 @@ def stepped(tmp_path, threads, *, recompute=False, **changes):
     return weights_of(trainer), result
 
 
-@pytest.mark.parametrize("settings", [{}, {"minibatches": 2, "epochs": 2}, {"recompute": True}], ids=str)
+BFLOAT16 = {"dtype": torch.bfloat16, "published": torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"minibatches": 2, "epochs": 2}, {"recompute": True}, BFLOAT16], ids=str
+)
 def test_a_step_on_several_threads_has_the_bits_of_one_thread(tmp_path, settings):
     (weights, one), (others, several) = (stepped(tmp_path, threads, **settings) for threads in (1, 3))
     assert one.metrics["micro_batches"] >= 6

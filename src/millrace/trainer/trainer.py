@@ -103,7 +103,7 @@ class PolicyTrainer:
         ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.algorithm, self.settings, self.ranks = model, algorithm, settings, ranks
-        several = settings.dtype == torch.float32 and reference is not model  # autocast's cache, an adapter
+        several = reference is not model  # an adapter is switched off for all threads
         self._rows = row_threads(model, settings.token_budget, alone=ranks.alone, several=several)
         self.version = 0
         self._reference = reference
