@@ -55,8 +55,12 @@ def page_areas(places: Iterable[Bytes]) -> list[Bytes]:
         if merged and begin <= merged[-1][1]:
             begin, end = merged[-1][0], max(end, merged.pop()[1])
         merged.append((begin, end))
-    sizes = ((begin * PAGE, (end - begin) * PAGE) for begin, end in merged)
-    return [np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8) for address, size in sizes]
+    return [_pages(begin, end) for begin, end in merged]
+
+
+def _pages(begin: int, end: int) -> Bytes:
+    num_bytes = (end - begin) * PAGE
+    return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(begin * PAGE))
 
 
 def _joined(place: Bytes) -> bool:
