@@ -51,3 +51,32 @@ def test_weights_stay_where_they_are_published_from(shape: dict[str, Any], tmp_p
     path = save_tiny_model(tmp_path / "model", vocab_size=67)
     for moved in together(shape.get("shard", 1), places, shape, path):
         assert not any(moved)
+
+
+def moved(rank: int, rendezvous: str | None, shape: dict[str, Any], path: Path) -> list[str]:
+    """Shapes of the weights that loading gives to `DTensor.from_local`, which moves them to the mesh."""
+    from unittest import mock
+
+    from torch.distributed.tensor import DTensor
+
+    from millrace.trainer.model import load_model
+
+    ranks = Ranks(**shape, rank=rank, offload=True)
+    ranks.join(rendezvous if ranks.world > 1 else None, CPU)
+    shapes, wrap = [], DTensor.from_local
+
+    def seen(block: Any, *rest: Any, **more: Any) -> Any:
+        shapes.append(str(tuple(block.shape)))
+        return wrap(block, *rest, **more)
+
+    with mock.patch.object(DTensor, "from_local", staticmethod(seen)):
+        load_model(path, CPU, ranks)
+    return shapes
+
+
+@pytest.mark.parametrize("shape", [{}, {"shard": 2}, {"tensor": 2}], ids=str)
+def test_loading_an_offloaded_model_moves_no_weight_to_the_gpu(shape: dict[str, int], tmp_path: Path) -> None:
+    from trainer_doubles import save_tiny_model
+
+    path = save_tiny_model(tmp_path / "model")
+    assert together(2 if shape else 1, moved, shape, path) == [[]] * (2 if shape else 1)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.core.digest import NamedBuffer
+from millrace.core.digest import NamedBuffer, digest_blocks
 from millrace.devices import pinned
+from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
@@ -44,7 +45,7 @@ def test_the_slots_are_registered_once_and_until_the_end(runtime, endpoint):
 
 def test_slots_that_cannot_be_registered_are_told_once_and_used_all_the_same(runtime, endpoint):
     runtime.code, reader = 2, open_reader(endpoint)
-    with pytest.warns(UserWarning, match=r"24576 bytes .*\(CUDA error 2\).* locked memory") as told:
+    with pytest.warns(UserWarning, match=r"memory of .*\(CUDA error 2\).* locked memory") as told:
         reader.pin(pinned.pinned)
         reader.pin(pinned.pinned)
     assert len(told) == 1 and runtime.forgotten == 1
@@ -60,3 +61,34 @@ def test_bytes_that_are_only_read_are_copied_without_a_word():
     none = [NamedBuffer("b", "uint8", (0,), data) for data in (source[:0], target[:0])]
     pinned.copy_to_device(torch.device("cpu"), None, [buffers[0], none[0]], [buffers[1], none[1]])
     assert torch.equal(target, torch.arange(100, dtype=torch.uint8))
+
+
+def test_a_rank_registers_the_pages_of_its_own_blocks_once_in_each_slot(runtime):
+    """Of two tensors of 64 pages, rank 1 of 4 has 16 pages each, and one column, which the host fills."""
+    shape = (4 * 16, 4096)
+    tensors = [NamedBuffer(name, "uint8", shape, np.zeros(64 * 4096, np.uint8)) for name in ("a", "b")]
+    endpoint = asyncio.run(RelayWorker("relay", 2).open(2 * 64 * 4096))
+    writer, manifest = open_writer(endpoint), make_manifest(tensors)
+    blocks = [NamedBuffer(name, "uint8", (16, 4096), b"", (16, 0)) for name in ("a", "b")]
+    column = NamedBuffer("a", "uint8", (64, 1), b"", (0, 0))
+    for version in range(4):  # of two slots
+        filling = writer.begin(version, manifest)
+        writer.pin(pinned.pinned, pinned.page_areas(writer.places(filling, manifest, [*blocks, column])))
+        writer.end(filling, manifest, digest_blocks(tensors))
+    assert sorted(runtime.registered.values()) == [(16 * 4096, 0)] * 2 * 2
+    writer.close()
+    assert not runtime.registered
+    os.close(int(endpoint.path.rsplit("/", 1)[1]))
+
+
+def test_areas_are_whole_pages_and_no_page_is_in_two(runtime):
+    memory = np.zeros(12 * 4096, np.uint8)
+    first = -memory.ctypes.data % 4096
+    cuts = [(0, 10), (10, 5000), (4096 * 4 - 1, 4096 * 4 + 1), (4096 * 8, 4096 * 9), (50, 50)]
+    areas = pinned.page_areas([memory[first + begin : first + end] for begin, end in cuts])
+    begins = [(area.ctypes.data - memory.ctypes.data - first) // 4096 for area in areas]
+    assert [(begin, len(area) // 4096) for begin, area in zip(begins, areas, strict=True)] == [
+        (0, 2),
+        (3, 2),
+        (8, 1),
+    ]

@@ -213,8 +213,8 @@ class WeightsWriter(Protocol):
     def fill(self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]) -> None:
         """By each process: copy its own blocks into the slot."""
 
-    def pin(self, register: Callable[[Any], Callable[[], None]]) -> None:
-        """As `WeightsReader.pin`."""
+    def pin(self, register: Callable[[Any], Callable[[], None]], areas: Sequence[Any] = ()) -> None:
+        """As `WeightsReader.pin`, or of `areas` in the slots alone."""
 
     def places(
         self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]

@@ -7,6 +7,7 @@ memory: slower, and right.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from millrace.devices.gpu import side_stream
 
 Bytes = NDArray[np.uint8]
 
+PAGE = mmap.PAGESIZE
 READ_ONLY = 0x08  # cudaHostRegisterReadOnly: the mapping cannot be written
 
 
@@ -34,12 +36,39 @@ def pinned(memory: Bytes) -> Callable[[], None]:
         return lambda: _unpinned(address)
     _forget_error()
     warnings.warn(
-        f"{memory.nbytes} bytes of published weights cannot be registered with the GPU (CUDA error {code}): "
+        f"memory of published weights cannot be registered with the GPU (CUDA error {code}): "
         "copying them is slower. Raise the limit of locked memory: `ulimit -l`, or `--ulimit memlock=-1` of "
         "a container; 801 says that this GPU registers no memory that is only read",
         stacklevel=2,
     )
     return lambda: None
+
+
+def page_areas(places: Iterable[Bytes]) -> list[Bytes]:
+    """The pages of all contiguous `places`, in as few areas as possible: no page is in two areas. The host
+    fills other places."""
+    spans = sorted(
+        (_page(place, 0), _page(place, place.nbytes - 1) + 1) for place in places if _joined(place)
+    )
+    merged = list[tuple[int, int]]()
+    for begin, end in spans:
+        if merged and begin <= merged[-1][1]:
+            begin, end = merged[-1][0], max(end, merged.pop()[1])
+        merged.append((begin, end))
+    return [_pages(begin, end) for begin, end in merged]
+
+
+def _pages(begin: int, end: int) -> Bytes:
+    num_bytes = (end - begin) * PAGE
+    return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(begin * PAGE))
+
+
+def _joined(place: Bytes) -> bool:
+    return bool(place.nbytes) and place.flags.c_contiguous
+
+
+def _page(place: Bytes, offset: int) -> int:
+    return (place.ctypes.data + offset) // PAGE
 
 
 def copy_to_device(

@@ -29,6 +29,7 @@ from millrace.trainer.kernels import experts, linear, norm
 from millrace.trainer.kernels.ragged import serves
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
+from millrace.trainer.ranks.offload import computing_device
 
 
 def load_model(
@@ -76,6 +77,7 @@ def load_model(
     if device.type == "cuda" and ranks.tensor == 1:
         experts.install(model)
     model.to("cpu" if ranks.offload else device)
+    model.computes_on = device
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
@@ -206,7 +208,7 @@ def _pair_logprobs(
     value_head: torch.nn.Module | None,
 ) -> tuple[torch.Tensor, ...]:
     """The computation of `row_logprobs` that reads weights."""
-    device, ranks = model.device, getattr(model, "ranks", ALONE)
+    device, ranks = computing_device(model), getattr(model, "ranks", ALONE)
     if ranks.undivided_matmuls and device.type == "cpu" and by_onednn():
         row = padded(row, TILE)  # pairs are padded too; nobody reads the results of padding
         if row.masks_N is None:

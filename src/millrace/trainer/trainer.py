@@ -39,6 +39,7 @@ from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
 from millrace.trainer.optimizer.learning_rate import learning_rate
 from millrace.trainer.optimizer.optimizer import make_optimizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks
+from millrace.trainer.ranks.offload import computing_device, update_threads
 from millrace.trainer.ranks.shares import rows_of_rank
 from millrace.trainer.value_head import ValueHead, value_metrics
 
@@ -107,11 +108,12 @@ class PolicyTrainer:
         self._rows = row_threads(model, settings.token_budget, alone=ranks.alone, several=several)
         self.version = 0
         self._reference = reference
-        self.optimizer = make_optimizer(model, settings.optimizer)
+        device = computing_device(model)
+        self.optimizer = make_optimizer(model, settings.optimizer, update_threads(ranks, device))
         self.value_head: ValueHead | None = None
         if algorithm.critic is not None:
             hidden_size = model.get_output_embeddings().weight.shape[-1]
-            self.value_head = ValueHead(algorithm.critic, hidden_size, model.device)
+            self.value_head = ValueHead(algorithm.critic, hidden_size, device)
         if not ranks.offload:
             for parameter in self.trained:  # allocated once: gradients allocated in every step would lie
                 parameter.grad = torch.zeros_like(parameter)  # scattered among activations

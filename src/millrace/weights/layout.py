@@ -29,7 +29,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ class Memory:
         self.manifests = [memory[first + i * MANIFEST_BYTES :][:MANIFEST_BYTES] for i in range(slots)]
         self.data = [memory[start + i * stride :][:slot_bytes] for i in range(slots)]
         self._area = memory[start : start + slots * stride]
-        self._unpin: Callable[[], None] | None = None
+        self._unpin: dict[int, Callable[[], None]] = {}  # by the address of a registered area
 
     def sequence(self, slot: int) -> int:
         return int(self.records["sequence"][slot])
@@ -121,17 +121,17 @@ class Memory:
             for start in range(0, len(data), TOUCH_BYTES):
                 data[start : start + TOUCH_BYTES] = 0
 
-    def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
-        """Register the data area, once, with a device that copies. `register` returns the function that
-        `close` calls to undo the registration."""
-        if self._unpin is None:
-            self._unpin = register(self._area)
+    def pin(self, register: Callable[[Bytes], Callable[[], None]], areas: Sequence[Bytes] = ()) -> None:
+        """Register `areas`, or the data area, with a device that copies. Each area is registered once, until
+        `close` calls the function that `register` returned."""
+        for area in areas or (self._area,):
+            if area.ctypes.data not in self._unpin:
+                self._unpin[area.ctypes.data] = register(area)
 
     def close(self) -> None:
         """Release the mapping. From then on the ring looks empty. Idempotent."""
-        unpin, self._unpin = self._unpin, None
-        if unpin is not None:
-            unpin()
+        while self._unpin:
+            self._unpin.popitem()[1]()
         self._area = self._area[:0].copy()
         self.slots, self.data, self.manifests = 0, [], []
         self.records = self.records[:0].copy()

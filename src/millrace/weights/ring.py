@@ -144,9 +144,9 @@ class RingWriter:
         fill_in(self._memory, filling.slot, filling.version, encoded)
         return published_digest(specs)
 
-    def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
-        """Let a GPU copy into the slots. See `Memory.pin`."""
-        self._memory.pin(register)
+    def pin(self, register: Callable[[Bytes], Callable[[], None]], areas: Sequence[Bytes] = ()) -> None:
+        """Let a GPU copy into the slots, or into `areas` of them. See `Memory.pin`."""
+        self._memory.pin(register, areas)
 
     def places(
         self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]

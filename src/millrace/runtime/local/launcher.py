@@ -26,7 +26,10 @@ FORKS_IN_FLIGHT = 16
 ANSWER_S = 5.0
 """A fork takes tens of milliseconds. A fork that takes this long will not come."""
 
-DEFAULTS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MALLOC_ARENA_MAX": "1"}
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""For torch on a GPU. Rows have many lengths, so blocks of fixed sizes leave holes that no tensor fits into.
+If the environment has PYTORCH_CUDA_ALLOC_CONF, the earlier name, torch follows that."""
+DEFAULTS = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "MALLOC_ARENA_MAX": "1", **ALLOCATOR}
 """Variables of workers, unless the environment has others. A thread of torch that spins while it waits takes
 another worker's core. With several malloc arenas, memory that one thread allocates and another thread frees
 makes both arenas grow slowly for ever."""

@@ -20,7 +20,7 @@ from millrace.core.digest import (
 from millrace.core.protocols import WeightsWriter
 from millrace.devices.device_digest import tensor_digests
 from millrace.devices.gpu import mark, side_stream
-from millrace.devices.pinned import copy_from_device, pinned
+from millrace.devices.pinned import copy_from_device, page_areas, pinned
 from millrace.trainer.ranks.blocks import owned_blocks
 
 
@@ -53,9 +53,10 @@ class DeviceBuffers:
 
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
         """Copy the current weights into the slot of `filling`. The copy is done at the end."""
-        writer.pin(pinned)
+        places = writer.places(filling, self.manifest, self._blocks)
+        writer.pin(pinned, page_areas(places))
         rounded = (owned.block.to(self._dtype) for owned in self._owned)
-        copy_from_device(self._device, rounded, writer.places(filling, self.manifest, self._blocks))
+        copy_from_device(self._device, rounded, places)
 
     def block_digests(self, after: Any = None) -> list[NamedBlock]:
         """The digests of this rank's blocks, of the weights and not of the copy. The device computes them

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ from millrace.core.errors import DataError
 from millrace.trainer.ranks.exchange import joined, same, total
 from millrace.trainer.ranks.gathering import gathering_modules
 from millrace.trainer.ranks.mesh import Ranks
+from millrace.trainer.ranks.offload import blocks_on_host
 
 # Styles of transformers' plans.
 COLUMNS, ROWS, PARTIAL = "colwise", "rowwise", "replicated_with_grad_allreduce"
@@ -72,7 +74,8 @@ def load_divided(
     names = {"maybe_distribute_model": staticmethod(divide_empty), "__module__": kind.__module__}
     dividing: Any = type(kind.__name__, (kind,), names)
     undivided = DistributedConfig(tp_size=1, fsdp_size=1, pp_size=1)
-    loaded = dividing.from_pretrained(path, distributed_config=undivided, **options)
+    with blocks_on_host() if ranks.offload else nullcontext():
+        loaded = dividing.from_pretrained(path, distributed_config=undivided, **options)
     del loaded[0].config.distributed_config  # transformers would save it
     return loaded
 
