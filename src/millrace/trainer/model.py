@@ -25,7 +25,7 @@ from millrace.devices.matmul import TILE, by_onednn
 from millrace.placement.needs import indexed_files
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.batch.packing import Row, padded
-from millrace.trainer.kernels import experts, linear, norm
+from millrace.trainer.kernels.install import install_kernels
 from millrace.trainer.kernels.ragged import serves
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
@@ -71,11 +71,7 @@ def load_model(
     _check_complete(model, loaded, path, ranks)
     if insert is not None and ranks.alone:
         insert(model)
-    if ranks.undivided_matmuls and device.type == "cpu":
-        linear.install(model)
-        norm.install(model)
-    if device.type == "cuda" and ranks.tensor == 1:
-        experts.install(model)
+    install_kernels(model, device, ranks)
     model.to("cpu" if ranks.offload else device)
     model.computes_on = device
     for module in model.modules():

@@ -1,0 +1,20 @@
+"""Which kernels a loaded model gets, by its device."""
+
+from __future__ import annotations
+
+import torch
+
+from millrace.trainer.kernels import compiled, experts, flash, linear, norm
+from millrace.trainer.ranks.mesh import Ranks
+
+
+def install_kernels(model: torch.nn.Module, device: torch.device, ranks: Ranks) -> None:
+    """Replace slow parts of `model`. A tensor rank's blocks of layers stay as transformers computes them."""
+    if device.type == "cpu" and ranks.undivided_matmuls:
+        linear.install(model)
+        norm.install(model)
+    if device.type == "cuda":
+        flash.activate(device)
+        if ranks.tensor == 1:
+            experts.install(model)
+            compiled.install_where_it_runs(model, device)

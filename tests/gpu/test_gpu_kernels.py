@@ -1,0 +1,70 @@
+"""Kernels of a GPU against the general way on the same GPU."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from trainer_doubles import make_batch, make_trainer, tiny_model
+
+from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
+from millrace.devices.matmul import add_matmul, matmul_wide, wide_factor
+from millrace.trainer.kernels import compiled, flash, softmax_choice
+
+pytestmark = pytest.mark.gpu
+
+
+def error(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def test_the_fused_softmax_runs_and_agrees(gpu):
+    kernels = softmax_choice.fused(gpu)
+    assert kernels is not None, "the log says why"
+    assert softmax_choice.disagreement(kernels, gpu) < softmax_choice.TOLERANCE
+
+
+def test_factors_in_bfloat16_give_float32(gpu):
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 512, device=gpu).bfloat16(), torch.randn(512, 96, device=gpu)
+    factor = wide_factor(b, torch.bfloat16)
+    out = matmul_wide(a, factor)
+    assert out.dtype == torch.float32 and error(out, a.double() @ factor.double()) < 1e-5
+    total = torch.ones(70_000, 96, device=gpu)
+    rows = torch.randn(70_000, 512, device=gpu).bfloat16()
+    add_matmul(total, rows, factor)
+    assert error(total, 1 + rows.double() @ factor.double()) < 1e-5
+
+
+def test_groups_meet_their_matrices(gpu):
+    if not has_grouped(gpu, torch.bfloat16, [(4, 64, 32)]):
+        pytest.skip("torch groups matmuls on Hopper and Blackwell only")
+    torch.manual_seed(0)
+    x, weight = torch.randn(100, 32, device=gpu).bfloat16(), torch.randn(4, 64, 32, device=gpu).bfloat16()
+    x.requires_grad_()
+    groups = torch.randint(3, (100,), device=gpu).sort().values  # none of group 3
+    out = grouped_linear(x, weight, group_ends(groups, 4))
+    expected = torch.einsum("mi,moi->mo", x.double(), weight[groups].double())
+    assert error(out, expected) < 0.01
+    slope = torch.randn_like(out)
+    (found,) = torch.autograd.grad(out, x, slope)
+    assert error(found, torch.einsum("mo,moi->mi", slope.double(), weight[groups].double())) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_model_gives_the_same_gradient(dtype, gpu, monkeypatch):
+    gradients = []
+    for compiles in (False, True):
+        model = tiny_model().to(gpu)
+        module = sys.modules[type(model).__module__]
+        monkeypatch.setattr(module, compiled.ROTATE, getattr(module, compiled.ROTATE))
+        if compiles:
+            compiled.install(model)
+        make_trainer(model=model, dtype=dtype, published=dtype).accumulate(make_batch())
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    assert error(gradients[1], gradients[0].double()) < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+def test_attention_has_a_name(gpu):
+    assert "FlashAttention" in flash.activate(gpu)
