@@ -28,8 +28,10 @@ import xxhash
 from millrace.core.errors import DataError, boundary
 from millrace.core.progress import count
 from millrace.core.types import CheckpointInfo
+from millrace.devices.parallel import each
 from millrace.trainer.adapters.adapted_linear import trained_weights
 from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.snapshot import Snapshot
 from millrace.trainer.files.tensor_files import TensorFile, file_names, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights
 from millrace.trainer.optimizer.adamw import plain_tensors, rebuild_moments
@@ -62,15 +64,17 @@ class _Manifest(msgspec.Struct, frozen=True):
 class Saver:
     """Saves everything that the next step of a trainer depends on, during that step.
 
-    Weights and optimizer are written without a copy, because nothing changes them until the next update. Only
-    weights that a step rounds are copied. So a checkpoint takes hardly any memory. An update waits if it
-    comes before the last byte is written.
-    Source: DataStates-LLM, arXiv:2406.10707 (lazy copies); ours go to the page cache, not to a buffer.
+    Nothing changes weights and optimizer until the next update. A large state is copied in memory until then
+    (`snapshot`), and written from the copy. A small state is written without a copy, and so is one without
+    room for a copy: an update waits if it comes before the last byte is written. Weights that a step rounds
+    are always copied before the step.
+    Source: DataStates-LLM, arXiv:2406.10707 (lazy copies).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
         self._overlapped = Overlapped[CheckpointInfo](optimizer, ranks, "await_saved")
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self._snapshot = Snapshot(ranks)
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
         """Save the present state of `trainer` as `directory`/v{version:08d}. The trainer may go on at once.
@@ -113,6 +117,9 @@ class Saver:
         self, version: int, target: Path, files: list[TensorFile], blocks: list[OwnedBlock], began_s: float
     ) -> CheckpointInfo:
         ranks = self._overlapped.ranks
+        if (copies := self._snapshot.of(blocks)) is not None:
+            blocks = copies
+            self._overlapped.release()
         with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
             with all_or_none(ranks):
                 if ranks.rank == 0:
@@ -121,7 +128,7 @@ class Saver:
                 fill(path, files, blocks)
             stall_s = self._overlapped.release()
             of_rank = [path / file.name for file in files[ranks.rank :: ranks.world]]
-            of_ranks = agreed(ranks, lambda: {file.name: _describe(file) for file in of_rank})
+            of_ranks = agreed(ranks, lambda: dict(each(lambda file: (file.name, _describe(file)), of_rank)))
             described = {name: file for share in of_ranks for name, file in share.items()}
             if ranks.rank == 0:
                 manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
