@@ -91,6 +91,20 @@ def test_no_update_waits_for_the_files_of_a_large_state(published, tmp_path, mon
         trained(version + 1, tmp_path, version, due)
 
 
+def test_the_memory_of_copies_is_allocated_after_the_first_update_and_suffices(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    trainer = make_trainer()
+    saver = Saver(trainer.optimizer)
+    trained(1, tmp_path, trainer=trainer)
+    saver._snapshot._reserving.join(30.0)
+    memory = saver._snapshot._memory
+    assert len(memory)
+    trained(2, tmp_path, 1, trainer)
+    saver.begin(trainer, tmp_path)
+    saver.result()
+    assert saver._snapshot._memory is memory
+
+
 def test_a_state_without_room_for_a_copy_is_written_before_the_update_and_that_is_told(
     tmp_path, monkeypatch, caplog
 ):

@@ -10,6 +10,8 @@ from functools import cache
 from threading import Lock
 from typing import TypeVar
 
+from millrace.devices.inventory import environment_threads
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -20,10 +22,8 @@ THREADS_MAX = 16  # so many saturate the memory of a host
 def num_threads() -> int:
     """For one piece of work of this process: a quarter of its cores, or as many as it computes with, if the
     placement or the user gives it more."""
-    computes = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0))
-    wanted = max(cores // CORES_A_THREAD, int(computes) if computes.isdecimal() else 1)
-    return max(1, min(wanted, cores, THREADS_MAX))
+    return max(1, min(max(cores // CORES_A_THREAD, environment_threads() or 1), cores, THREADS_MAX))
 
 
 def each(function: Callable[[T], R], items: Iterable[T], *, threads_min: int = 1) -> list[R]:

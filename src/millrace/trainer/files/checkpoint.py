@@ -44,6 +44,7 @@ from millrace.trainer.value_head import PREFIX
 FORMAT = 1
 KINDS = ("model", "optimizer", "rng")
 READ_BYTES = 1 << 22
+SLACK_BYTES = 64 << 20  # for generators, a critic, and the alignment of blocks in a copy
 _EARLIER = (
     "  Delete this directory, then `millrace train --resume`: the run goes back to the checkpoint before it "
     "(or to the start) and does the steps since then again"
@@ -75,6 +76,15 @@ class Saver:
         self._overlapped = Overlapped[CheckpointInfo](optimizer, ranks, "await_saved")
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._snapshot = Snapshot(ranks)
+        self._updated = False
+        optimizer.register_step_post_hook(lambda *_: self._after_update(optimizer))
+
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The first update makes the moments, so the size of the state is known from then on."""
+        if not self._updated:
+            blocks = owned_blocks(_state_of(optimizer))
+            self._snapshot.reserve(sum(owned.block.nbytes for owned in blocks) + SLACK_BYTES)
+        self._updated = True
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
         """Save the present state of `trainer` as `directory`/v{version:08d}. The trainer may go on at once.
@@ -256,6 +266,16 @@ def _moments(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
         if parameter.requires_grad
         for key, value in sorted(plain_tensors(trainer.optimizer.state[parameter]).items())
     }
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The parameters and what the optimizer keeps of them, under names of their own."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {f"{index}": parameter for index, parameter in enumerate(parameters)}
+    for index, parameter in enumerate(parameters):
+        kept = plain_tensors(optimizer.state[parameter]) if parameter in optimizer.state else {}
+        state |= {f"{key}/{index}": value for key, value in kept.items()}
+    return state
 
 
 def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -10,6 +10,7 @@ import logging
 import mmap
 from collections.abc import Collection
 from dataclasses import replace
+from threading import Thread
 
 import torch
 
@@ -33,6 +34,13 @@ class Snapshot:
         self._ranks_here = ranks.world // ranks.hosts
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._refused = False
+        self._reserving = Thread()
+
+    def reserve(self, num_bytes: int) -> None:
+        """Allocate the memory in a thread, before the first checkpoint needs it."""
+        if num_bytes >= COPIED_BYTES_MIN:
+            self._reserving = Thread(target=self._has, args=(num_bytes,), name="snapshot", daemon=True)
+            self._reserving.start()
 
     def of(self, blocks: Collection[OwnedBlock]) -> list[OwnedBlock] | None:
         """Copies of `blocks`, which stay until the next call. None: the state is small, or the host has no
@@ -41,6 +49,8 @@ class Snapshot:
         for owned in blocks:
             places.append(slice(num_bytes, num_bytes + owned.block.nbytes))
             num_bytes += -(-owned.block.nbytes // ALIGNMENT) * ALIGNMENT
+        if self._reserving.ident is not None:
+            self._reserving.join()
         if num_bytes < COPIED_BYTES_MIN or not self._has(num_bytes):
             return None
         memory, on_gpu = self._memory, any(owned.block.is_cuda for owned in blocks)
