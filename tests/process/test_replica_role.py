@@ -178,9 +178,9 @@ def test_decoding_goes_on_while_new_weights_are_digested(
     decoded = threading.Event()
     honest = parameters.digest_buffers
 
-    def digest_once_decoded(buffers: Any, kind: str) -> str:
+    def digest_once_decoded(buffers: Any, kind: str, **options: Any) -> str:
         assert decoded.wait(DEADLINE_S), "no token came while the digest was taken"
-        return honest(buffers, kind)
+        return honest(buffers, kind, **options)
 
     async def scenario() -> None:
         replica = make_replica(model_path)

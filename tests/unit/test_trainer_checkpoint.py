@@ -8,6 +8,7 @@ import torch
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
 from millrace.core.errors import DataError, StorageError
+from millrace.trainer.files import snapshot
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint, prune_checkpoints
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.tensor_files import fill
@@ -63,6 +64,67 @@ def test_a_step_goes_on_while_its_state_is_written_and_its_update_waits(publishe
     assert all(map(torch.equal, weights_of(resumed), weights_of(due)))
     trained(3, tmp_path, 2, resumed)
     assert all(map(torch.equal, weights_of(resumed), weights_of(trainer)))
+
+
+@pytest.mark.parametrize("published", [torch.float32, torch.bfloat16])
+def test_no_update_waits_for_the_files_of_a_large_state(published, tmp_path, monkeypatch):
+    """It is copied in memory, and the files have the copy: the state before the update."""
+    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    trainer, due = (trained(2, tmp_path, trainer=make_trainer(published=published)) for _ in range(2))
+    saver = Saver(trainer.optimizer)
+    for version in (2, 3):  # the second one takes the memory of the first
+        updated = Event()
+
+        def late_fill(*args, updated=updated):
+            assert updated.wait(30.0)
+            fill(*args)
+
+        monkeypatch.setattr("millrace.trainer.files.checkpoint.fill", late_fill)
+        hook = trainer.optimizer.register_step_post_hook(lambda *_, updated=updated: updated.set())
+        saver.begin(trainer, tmp_path)
+        trained(version + 1, tmp_path, version, trainer)
+        info = saver.result()
+        hook.remove()
+        resumed = make_trainer(model=tiny_model(seed=9), published=published)
+        load_checkpoint(resumed, info.path)
+        assert all(map(torch.equal, weights_of(resumed), weights_of(due)))
+        trained(version + 1, tmp_path, version, due)
+
+
+def test_the_memory_of_copies_is_allocated_after_the_first_update_and_suffices(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    trainer = make_trainer()
+    saver = Saver(trainer.optimizer)
+    trained(1, tmp_path, trainer=trainer)
+    saver._snapshot._reserving.join(30.0)
+    memory = saver._snapshot._memory
+    assert len(memory)
+    trained(2, tmp_path, 1, trainer)
+    saver.begin(trainer, tmp_path)
+    saver.result()
+    assert saver._snapshot._memory is memory
+
+
+def test_a_state_without_room_for_a_copy_is_written_before_the_update_and_that_is_told(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    monkeypatch.setattr(snapshot, "read_memory", lambda: (2000, 1000))
+    trainer, order = trained(1, tmp_path), []
+
+    def watched_fill(*args):
+        fill(*args)
+        order.append("written")
+
+    monkeypatch.setattr("millrace.trainer.files.checkpoint.fill", watched_fill)
+    saver = Saver(trainer.optimizer)
+    trainer.optimizer.register_step_post_hook(lambda *_: order.append("updated"))
+    for version in (1, 2):
+        saver.begin(trainer, tmp_path)
+        trained(version + 1, tmp_path, version, trainer)
+        saver.result()
+    assert order == ["written", "updated"] * 2
+    assert caplog.text.count("has no room for a copy in memory") == 1
 
 
 def test_an_update_waits_until_the_state_before_it_is_written(tmp_path, monkeypatch):

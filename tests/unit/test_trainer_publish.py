@@ -31,10 +31,10 @@ class Bench:
         self.optimizer.register_step_post_hook(lambda *_: self.order.append("updated"))
         honest = publisher.digest_blocks
 
-        def digest(blocks):
+        def digest(blocks, **options):
             assert self.go.wait(30.0)
             self.order.append("digested")
-            return honest(blocks)
+            return honest(blocks, **options)
 
         patch.setattr(publisher, "digest_blocks", digest)
 

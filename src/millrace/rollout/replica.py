@@ -174,6 +174,7 @@ class EngineReplica:
         """Digest the served weights once more, so rarely that digests take 1 % of the time."""
         version, started_s = self._engine.version, time.monotonic()
         if version < 0:
+            self._recheck_due_s = float("inf")
             return
         digest = self._engine.digest()
         if digest != self._digest:

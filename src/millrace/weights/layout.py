@@ -36,12 +36,12 @@ from numpy.typing import NDArray
 
 from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
+from millrace.devices.pages import allocate, enter
 
 MAGIC = b"MLLRACEW"
 FORMAT = 4
 PAGE = mmap.PAGESIZE
 MANIFEST_BYTES = 4 << 20  # address space only: the kernel never allocates pages that no manifest reaches
-TOUCH_BYTES = 64 << 20
 
 HEADER = np.dtype([("magic", "S8"), ("format", "<u8"), ("slots", "<u8"), ("slot_bytes", "<u8")])
 RECORD = np.dtype(
@@ -112,14 +112,9 @@ class Memory:
         return None
 
     def fill(self) -> None:
-        """Allocate every page of the data area by writing to it. Only the owner calls this, before any
-        reader.
-
-        To write a fresh page takes ten times as long as a copy. No publish has to wait for fresh pages.
-        """
-        for data in self.data:
-            for start in range(0, len(data), TOUCH_BYTES):
-                data[start : start + TOUCH_BYTES] = 0
+        """Allocate every page of the data area. Only the owner calls this, before any reader. So no publish
+        has to wait for fresh pages. Raises: OSError: there is no such memory."""
+        allocate(self._area)
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]], areas: Sequence[Bytes] = ()) -> None:
         """Register `areas`, or the data area, with a device that copies. Each area is registered once, until
@@ -137,9 +132,8 @@ class Memory:
         self.records = self.records[:0].copy()
 
     def touch(self) -> None:
-        """Enter every page of the data area into this process's page table, by reading it."""
-        for data in self.data:
-            data[::PAGE].max(initial=0)
+        """Enter every page of the data area into this process's page table."""
+        enter(self._area)
 
 
 def create(slots: int, slot_bytes: int) -> tuple[int, Memory]:

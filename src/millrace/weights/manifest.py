@@ -22,6 +22,7 @@ from millrace.core.digest import (
     version_kind,
 )
 from millrace.core.errors import TornVersionError, WeightsError
+from millrace.devices.parallel import each
 from millrace.weights.layout import Bytes, Memory
 
 Shape = tuple[int, ...]
@@ -130,10 +131,10 @@ def check_sequence(memory: Memory, slot: int, sequence: int) -> None:
 def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> tuple[str, str]:
     """Version digests of the bytes in the slot: (of tensors, as readers digest; of blocks, as writers did).
     The kind of hash is the writers'."""
-    data, kind, tensors, specs = memory.data[slot], version_kind(manifest), [], []
-    for spec in manifest:
+    data, kind = memory.data[slot], version_kind(manifest)
+
+    def digested(spec: TensorSpec) -> tuple[str, TensorSpec]:
         digest = tensor_digest(data[spec.offset : spec.offset + spec.num_bytes], kind)
-        tensors.append((spec.name, spec.dtype, spec.shape, digest))
         digests = [
             digest
             if block.shape == spec.shape and kind_of(block.digest) == kind
@@ -141,8 +142,11 @@ def digest_slot(memory: Memory, slot: int, manifest: Sequence[TensorSpec]) -> tu
             for block in spec.blocks
         ]
         blocks = (replace(block, digest=digest) for block, digest in zip(spec.blocks, digests, strict=True))
-        specs.append(replace(spec, blocks=tuple(blocks)))
-    return version_digest(tensors, kind), published_digest(specs)
+        return digest, replace(spec, blocks=tuple(blocks))
+
+    digests = each(digested, manifest)
+    tensors = ((spec.name, spec.dtype, spec.shape, digest) for digest, spec in digests)
+    return version_digest(tensors, kind), published_digest([spec for _, spec in digests])
 
 
 def compare(version: int, tensors: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:

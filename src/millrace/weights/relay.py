@@ -233,12 +233,12 @@ class RelayWorker:
             raise WeightsError(f"relay `{self._name}`: a version of {slot_bytes} bytes cannot be held")
         try:
             self._fd, memory = create(self._slots, slot_bytes)
+            memory.fill()
         except OSError as error:
             raise WeightsError(
                 f"relay `{self._name}` cannot have {self._slots} slots of {slot_bytes} bytes ({error}): "
                 "lower `weights.slots` or free host memory"
             ) from error
-        memory.fill()
         if self._versions > self._slots:
             self._older = OlderVersions(
                 memory, self._fd, bytes_max=slot_bytes // 2, versions_max=self._versions - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 
@@ -23,6 +22,7 @@ from millrace.core.digest import (
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.core.progress import count
 from millrace.core.types import Endpoint
+from millrace.devices.parallel import each
 from millrace.weights.layout import Bytes, Memory, attach
 from millrace.weights.manifest import (
     bytes_of,
@@ -40,9 +40,12 @@ Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
 
 
 def _copy(tensors: Sequence[NamedBuffer], into: Sequence[NamedBuffer]) -> None:
-    for source, target in zip(tensors, into, strict=True):
+    def copy(pair: tuple[NamedBuffer, NamedBuffer]) -> None:
+        source, target = pair
         np.copyto(bytes_of(target), source.data)
         count(len(source.data))
+
+    each(copy, zip(tensors, into, strict=True))
 
 
 def open_writer(endpoint: Endpoint) -> RingWriter:
@@ -65,7 +68,6 @@ class RingWriter:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="publish")
         memory.touch()
 
     def write(self, version: int, tensors: Sequence[NamedBuffer]) -> str:
@@ -93,25 +95,21 @@ class RingWriter:
         return Filling(version, *take_slot(self._memory, version))
 
     def fill(self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]) -> None:
-        """Copy this process's blocks to their places. Two threads share the blocks: both release the GIL.
+        """Copy this process's blocks to their places. At least two threads share the blocks, because training
+        waits for the copy.
 
         Raises: WeightsError: not bytes. TornVersionError: another writer has taken the slot.
         """
         specs, data = {spec.name: spec for spec in manifest}, self._memory.data[filling.slot]
-        remaining = iter(blocks)
 
-        def work() -> None:
-            for block in remaining:
-                self._check(filling)
-                start = block.start or (0,) * len(block.shape)
-                place = placed(data, specs[block.name], start, block.shape)
-                np.copyto(place, bytes_of(block).reshape(place.shape))
+        def copy(block: NamedBuffer) -> None:
+            self._check(filling)
+            start = block.start or (0,) * len(block.shape)
+            place = placed(data, specs[block.name], start, block.shape)
+            np.copyto(place, bytes_of(block).reshape(place.shape))
+            count(place.size)
 
-        other = self._helper.submit(work)
-        try:
-            work()
-        finally:
-            other.result()
+        each(copy, blocks, threads_min=2)
         self._check(filling)
 
     def end(
@@ -164,7 +162,6 @@ class RingWriter:
 
     def close(self) -> None:
         """Let go of the mapping. Idempotent."""
-        self._helper.shutdown()
         self._memory.close()
 
     def _check(self, filling: Filling) -> None:

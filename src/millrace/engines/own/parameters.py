@@ -18,6 +18,7 @@ from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers,
 from millrace.core.errors import DataError
 from millrace.devices.device_digest import tensor_digests
 from millrace.devices.gpu import has_own_memory
+from millrace.devices.parallel import each
 from millrace.devices.weight_files import read_tensors
 from millrace.engines.own.architecture import Architecture
 
@@ -84,7 +85,7 @@ class Parameters:
     def digest(self, dtype: torch.dtype | None = None, kind: str = XXH3) -> str:
         """Digest of the tensors as `buffers` gives them. A GPU computes the kind MULTILINEAR itself."""
         if kind != MULTILINEAR or not has_own_memory(self._device):
-            return digest_buffers(self.buffers(dtype), kind)
+            return digest_buffers(self.buffers(dtype), kind, each=each)
         dtype = dtype or self._dtype
         digests = tensor_digests(self.named.values(), dtype)
         dtype_name = str(dtype).removeprefix("torch.")

@@ -24,6 +24,7 @@ from millrace.core.digest import digest_buffers, kind_of
 from millrace.core.errors import DigestMismatchError, WeightsError, WorkerError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
+from millrace.devices.parallel import each
 from millrace.engines.server.client import NOT_FINITE, Server
 from millrace.engines.server.handover import Handover
 from millrace.engines.server.streams import StreamedTokens, Streams, Token
@@ -98,7 +99,7 @@ class ServerEngine(Queues):
     def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
         """Raises also StorageError: the file cannot be written."""
         with reader.view(version) as (staged, buffers):
-            digest = digest_buffers(buffers, kind_of(staged))
+            digest = digest_buffers(buffers, kind_of(staged), each=each)
             expected = self._proof.expected(buffers)
         self._staged = _Staged(version, self._handover.hold(version, staged, reader), digest, expected)
         return staged, digest

@@ -31,6 +31,7 @@ from millrace.core.errors import (
 )
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
+from millrace.devices.parallel import each
 from millrace.engines.vllm.loading import load_version
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.ranks import EngineRanks
@@ -90,7 +91,7 @@ class VllmEngine(Queues):
         """Digest the bytes in the relay's memory, and compute the proof's log-probs. Nothing is copied:
         `swap` reads the bytes once more."""
         with reader.view(version) as (staged, buffers):
-            digest = digest_buffers(buffers, kind_of(staged))
+            digest = digest_buffers(buffers, kind_of(staged), each=each)
             expected = self._proof.expected(buffers)
         self._staged = _Staged(version, reader, digest, expected)
         return staged, digest

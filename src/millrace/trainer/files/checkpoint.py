@@ -28,8 +28,10 @@ import xxhash
 from millrace.core.errors import DataError, boundary
 from millrace.core.progress import count
 from millrace.core.types import CheckpointInfo
+from millrace.devices.parallel import each
 from millrace.trainer.adapters.adapted_linear import trained_weights
 from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.snapshot import Snapshot
 from millrace.trainer.files.tensor_files import TensorFile, file_names, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights
 from millrace.trainer.optimizer.adamw import plain_tensors, rebuild_moments
@@ -42,6 +44,7 @@ from millrace.trainer.value_head import PREFIX
 FORMAT = 1
 KINDS = ("model", "optimizer", "rng")
 READ_BYTES = 1 << 22
+SLACK_BYTES = 64 << 20  # for generators, a critic, and the alignment of blocks in a copy
 _EARLIER = (
     "  Delete this directory, then `millrace train --resume`: the run goes back to the checkpoint before it "
     "(or to the start) and does the steps since then again"
@@ -62,15 +65,26 @@ class _Manifest(msgspec.Struct, frozen=True):
 class Saver:
     """Saves everything that the next step of a trainer depends on, during that step.
 
-    Weights and optimizer are written without a copy, because nothing changes them until the next update. Only
-    weights that a step rounds are copied. So a checkpoint takes hardly any memory. An update waits if it
-    comes before the last byte is written.
-    Source: DataStates-LLM, arXiv:2406.10707 (lazy copies); ours go to the page cache, not to a buffer.
+    Nothing changes weights and optimizer until the next update. A large state is copied in memory until then
+    (`snapshot`), and written from the copy. A small state is written without a copy, and so is one without
+    room for a copy: an update waits if it comes before the last byte is written. Weights that a step rounds
+    are always copied before the step.
+    Source: DataStates-LLM, arXiv:2406.10707 (lazy copies).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
         self._overlapped = Overlapped[CheckpointInfo](optimizer, ranks, "await_saved")
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self._snapshot = Snapshot(ranks)
+        self._updated = False
+        optimizer.register_step_post_hook(lambda *_: self._after_update(optimizer))
+
+    def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """The first update makes the moments, so the size of the state is known from then on."""
+        if not self._updated:
+            blocks = owned_blocks(_state_of(optimizer))
+            self._snapshot.reserve(sum(owned.block.nbytes for owned in blocks) + SLACK_BYTES)
+        self._updated = True
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:
         """Save the present state of `trainer` as `directory`/v{version:08d}. The trainer may go on at once.
@@ -113,6 +127,9 @@ class Saver:
         self, version: int, target: Path, files: list[TensorFile], blocks: list[OwnedBlock], began_s: float
     ) -> CheckpointInfo:
         ranks = self._overlapped.ranks
+        if (copies := self._snapshot.of(blocks)) is not None:
+            blocks = copies
+            self._overlapped.release()
         with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
             with all_or_none(ranks):
                 if ranks.rank == 0:
@@ -121,7 +138,7 @@ class Saver:
                 fill(path, files, blocks)
             stall_s = self._overlapped.release()
             of_rank = [path / file.name for file in files[ranks.rank :: ranks.world]]
-            of_ranks = agreed(ranks, lambda: {file.name: _describe(file) for file in of_rank})
+            of_ranks = agreed(ranks, lambda: dict(each(lambda file: (file.name, _describe(file)), of_rank)))
             described = {name: file for share in of_ranks for name, file in share.items()}
             if ranks.rank == 0:
                 manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
@@ -249,6 +266,16 @@ def _moments(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
         if parameter.requires_grad
         for key, value in sorted(plain_tensors(trainer.optimizer.state[parameter]).items())
     }
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The parameters and what the optimizer keeps of them, under names of their own."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {f"{index}": parameter for index, parameter in enumerate(parameters)}
+    for index, parameter in enumerate(parameters):
+        kept = plain_tensors(optimizer.state[parameter]) if parameter in optimizer.state else {}
+        state |= {f"{key}/{index}": value for key, value in kept.items()}
+    return state
 
 
 def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ from millrace.core.errors import DigestMismatchError
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Endpoint, Published
 from millrace.devices.gpu import has_own_memory
+from millrace.devices.parallel import each
 from millrace.trainer.publish.device_buffers import DeviceBuffers
 from millrace.trainer.publish.overlapped import Overlapped
 from millrace.trainer.ranks.blocks import owned_blocks
@@ -81,11 +82,11 @@ class PublishBuffers:
 
     def block_digests(self) -> list[NamedBlock]:
         """The digests of this rank's blocks, of the buffers and not of the copy."""
-        return digest_blocks(self.blocks)
+        return digest_blocks(self.blocks, each=each)
 
     def digest(self) -> str:
         """The digest of this rank's blocks of the current weights."""
-        return digest_buffers(self.fill())
+        return digest_buffers(self.fill(), each=each)
 
 
 def buffers_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> PublishBuffers | DeviceBuffers:
