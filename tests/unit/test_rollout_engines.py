@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
+from millrace.placement import engine_memory
 from millrace.rollout import engine_kinds
 from millrace.rollout.engine_kinds import EngineKind, refuse_unable
 from millrace.rollout.protocol import Capabilities
@@ -19,7 +20,7 @@ def config_of(**sections: object) -> Config:
 
 def test_a_setting_that_the_engine_does_not_know_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     can = Capabilities(frozenset({"sampling.top_p"}), shares_prefixes=False, chunks_prompts=True)
-    plain = EngineKind("nowhere:open", can)
+    plain = EngineKind("nowhere:open", can, engine_memory.server)
     monkeypatch.setitem(engine_kinds.ENGINES, "own", plain)
     refuse_unable(config_of(sampling={"top_p": 0.9, "temperature": 0.5, "max_tokens": 7}))
     asked = config_of(sampling={"top_k": 5, "top_p": 0.9}, rollout={"exact": True})

@@ -5,12 +5,13 @@ import contextlib
 import numpy as np
 import pytest
 import xxhash
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.core.errors import CorruptDeltaError, WeightsError, WrongBaseError
 from millrace.weights.delta.coding import apply, encode, kind_of
-from millrace.weights.delta.packed import RAW, SPARSE, XOR
+from millrace.weights.delta.packed import RAW, SECTION, SPARSE, XOR, Sections
 
 SPECIAL = np.array([0, 0x8000, 0x7FC0, 0xFFC0, 0x7F80, 0xFF80, 0x0001, 0x8001, 0xFFFF], np.uint16)  # bfloat16
 
@@ -144,6 +145,17 @@ def test_a_forged_delta_is_refused_or_stays_in_its_place(data):
     with contextlib.suppress(WeightsError):
         apply(forged, old, memory[4_000:8_000])
     assert (memory[:4_000] == 7).all() and (memory[8_000:] == 7).all()
+
+
+def test_a_section_that_claims_a_petabyte_is_refused_before_memory_is_allocated():
+    frame = bytearray(zstandard.ZstdCompressor().compress(bytes(4_000)))
+    size_at, size_bytes = 5, 2
+    assert int.from_bytes(frame[size_at : size_at + size_bytes], "little") + 256 == 4_000
+    frame[4] |= 0xC0  # the size of the content has eight bytes
+    frame[size_at : size_at + size_bytes] = (1 << 50).to_bytes(8, "little")
+    body = SECTION.pack(4_000, len(frame)) + bytes(frame)
+    with pytest.raises(CorruptDeltaError, match="claims"):
+        Sections(memoryview(body)).take(4_000)
 
 
 def test_a_delta_for_another_place_is_refused():

@@ -116,7 +116,9 @@ class Memory:
         has to wait for fresh pages. Raises: OSError: there is no such memory."""
         allocate(self._area)
 
-    def pin(self, register: Callable[[Bytes], Callable[[], None]], areas: Sequence[Bytes] = ()) -> None:
+    def register_areas(
+        self, register: Callable[[Bytes], Callable[[], None]], areas: Sequence[Bytes] = ()
+    ) -> None:
         """Register `areas`, or the data area, with a device that copies. Each area is registered once, until
         `close` calls the function that `register` returned."""
         for area in areas or (self._area,):

@@ -144,7 +144,7 @@ class RingWriter:
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]], areas: Sequence[Bytes] = ()) -> None:
         """Let a GPU copy into the slots, or into `areas` of them. See `Memory.pin`."""
-        self._memory.pin(register, areas)
+        self._memory.register_areas(register, areas)
 
     def places(
         self, filling: Filling, manifest: Sequence[TensorSpec], blocks: Sequence[NamedBuffer]
@@ -190,7 +190,7 @@ class RingReader:
 
     def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
         """Let a GPU copy from the slots. See `Memory.pin`."""
-        self._memory.pin(register)
+        self._memory.register_areas(register)
 
     def read(self, version: int, into: Sequence[NamedBuffer], copy: Copy | None = None) -> str:
         """Copy every tensor of `version` into the writable buffers of `into`, in the manifest's order.

@@ -68,6 +68,11 @@ class Sections:
         if packed == plain:
             return np.frombuffer(data, np.uint8)
         try:
+            claimed = zstandard.frame_content_size(
+                data
+            )  # zstd allocates as much; -1: the frame claims nothing
+            if claimed not in (-1, plain):
+                raise zstandard.ZstdError(f"its frame claims {claimed} bytes, not {plain}")
             unpacked = zstandard.ZstdDecompressor().decompress(data, max_output_size=plain)
         except zstandard.ZstdError as error:
             raise CorruptDeltaError(f"a delta has a section that cannot be unpacked: {error}") from error

@@ -90,7 +90,7 @@ class Agent:
         self._sources = dict[bytes, str]()  # names by metadata: of the present source and of abandoned pulls
         self._free, self._abandoned = list[Bytes](), list[tuple[str, Any, Bytes]]()
         with boundary(f"relay `{name}`", '`weights.transport` ("nixl"): register its slots', ConfigError):
-            memory.pin(self._register)
+            memory.register_areas(self._register)
             self.metadata: bytes = self._nixl.get_agent_metadata()  # of the slots, not of the buffers
 
     @contextmanager
