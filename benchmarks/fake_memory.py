@@ -28,8 +28,10 @@ from millrace.algorithms import of_run
 from millrace.config.schema import Config
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.devices import matmul
 from millrace.trainer import logprobs
 from millrace.trainer.attention import NAME
+from millrace.trainer.kernels.row_threads import RowThreads
 from millrace.trainer.model import _pair_logprobs, recompute_layers
 from millrace.trainer.ranks import mesh
 from millrace.trainer.ranks.divided import divide
@@ -37,6 +39,12 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.trainer import PolicyTrainer, StepSettings
 
 PROMPT, GROUP = 512, 4
+ON_GPU = [
+    (logprobs, "CHUNK_LOGITS", logprobs.GPU_CHUNK_LOGITS),
+    (logprobs, "wide_factor", lambda x, dtype: x.to(dtype)),
+    (matmul, "_narrow_on_gpu", lambda x: x.dtype.itemsize < 4),
+]
+"""Names of the trainer's code that decide by the device, as a GPU decides."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -103,8 +111,8 @@ def step_memory(shape: Mapping[str, Any], config: Config, layers: tuple[int, int
 def counted_step(shape: Mapping[str, Any], config: Config) -> StepMemory:
     """Of all layers of this model."""
     with _ranks(config) as ranks, ExitStack() as stack:
-        on_gpu = mock.patch.object(logprobs, "CHUNK_LOGITS", logprobs.GPU_CHUNK_LOGITS)
-        stack.enter_context(on_gpu)
+        for target, name, value in ON_GPU:
+            stack.enter_context(mock.patch.object(target, name, value))
         stack.enter_context(_real_meshes())
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         counted = stack.enter_context(Counted())
@@ -175,7 +183,9 @@ def _trainer(shape: Mapping[str, Any], config: Config, ranks: Ranks) -> PolicyTr
     settings = StepSettings(
         config.optimizer, config.batch.token_budget, config.sampling.max_tokens, 1.0, dtype, dtype
     )
-    return PolicyTrainer(model, of_run(config), settings, ranks=ranks)
+    trainer = PolicyTrainer(model, of_run(config), settings, ranks=ranks)
+    trainer._rows = RowThreads(config.batch.token_budget)  # as on a GPU: a CPU's threads have shorter rows
+    return trainer
 
 
 def _batch(tokens: int) -> Batch:

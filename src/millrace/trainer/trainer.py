@@ -26,6 +26,7 @@ from millrace.core.errors import DigestMismatchError, TrainingError, WeightsErro
 from millrace.core.progress import count
 from millrace.core.types import Batch, StepResult
 from millrace.devices.gpu import on
+from millrace.devices.threads import on_threads
 from millrace.trainer.adapters.adapted_linear import switched_off, trained_weights
 from millrace.trainer.batch.flat_batch import FlatBatch, flatten, mask_loss, penalties
 from millrace.trainer.batch.packing import Row, pack
@@ -109,7 +110,8 @@ class PolicyTrainer:
         self.version = 0
         self._reference = reference
         device = computing_device(model)
-        self.optimizer = make_optimizer(model, settings.optimizer, update_threads(ranks, device))
+        self.optimizer = make_optimizer(model, settings.optimizer)
+        self._update_threads = update_threads(ranks, device)
         self.value_head: ValueHead | None = None
         if algorithm.critic is not None:
             hidden_size = model.get_output_embeddings().weight.shape[-1]
@@ -364,7 +366,8 @@ class PolicyTrainer:
     def _update(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = lr if isinstance(group["lr"], float) else torch.tensor(lr)
-        self.optimizer.step()
+        with on_threads(self._update_threads or torch.get_num_threads()):
+            self.optimizer.step()
         if self.value_head is not None:  # after the optimizer's hooks: a checkpoint may be reading
             self.value_head.optimizer.step()
 

@@ -20,6 +20,7 @@ from millrace.core.errors import ClusterError
 from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.kernel import check_kernel
+from millrace.runtime.local.launcher import ALLOCATOR
 from millrace.runtime.ray.actor import ActorSetup
 from millrace.runtime.ray.blocking_calls import in_thread
 from millrace.runtime.ray.cluster import LOCAL, ClusterConnection, connect
@@ -147,7 +148,7 @@ class RayRuntime:
         return cluster.places.node_of(cluster.here if host == THIS_HOST else host, alive)
 
     def _setup(self, place: Place) -> ActorSetup:
-        defaults = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        defaults = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **ALLOCATOR}
         own = {name: os.environ.get(name, value) for name, value in defaults.items()}
         return ActorSetup(
             variables={**own, **place.variables},

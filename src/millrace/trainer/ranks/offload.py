@@ -40,7 +40,8 @@ def computing_device(model: Any) -> torch.device:
 
 
 def update_threads(ranks: Ranks, device: torch.device) -> int:
-    """How many threads of this rank update weights: its share of the host's cores, while its GPU waits."""
+    """How many threads of this rank update weights: its share of the host's cores, while its GPU waits. 0: as
+    many as compute."""
     if not ranks.offload or device.type == "cpu":
-        return 1
+        return 0
     return max(1, min(UPDATE_THREADS_MAX, len(os.sched_getaffinity(0)) * ranks.hosts // ranks.world))
