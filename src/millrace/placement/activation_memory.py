@@ -104,18 +104,21 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
     eager = config.optimizer.states == "8bit" and not on_gpu
     return ActivationMemory(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
-        head=_head(config, shape, size, GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES),
+        head=_head(config, shape, size, on_gpu=on_gpu),
         layer=_layer(config, shape, size),
         replica_bytes=_replica_bytes(config, shape, size),
         update_bytes=UPDATE_BYTES * shape.largest_weight // config.trainer.ranks if eager else 0,
     )
 
 
-def _head(config: Config, shape: Shape, size: int, chunk_bytes: int) -> Phase:
+def _head(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
-    float32 the gathered weight is no copy that the phase would make anyway."""
-    each = 8 + (4 if _gathers(config) and (size == 4 or not shape.head_weights) else 0)
-    chunks = CHUNKS * max(chunk_bytes, 4 * shape.vocabulary)
+    bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. In float32 the
+    gathered weight is no copy that the phase would make anyway."""
+    gathered_rounded = _gathers(config) and bool(shape.head_weights) and size < 4
+    each = 8 + (4 if _gathers(config) and not gathered_rounded else 0)
+    each -= 2 if size < 4 and on_gpu and not gathered_rounded else 0
+    chunks = CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
     projection = each * shape.vocabulary * shape.hidden // config.trainer.tensor
     token = _kept_token_bytes(config, shape, size) + 12 * shape.hidden
     return Phase(token, _rounded_bytes(config, shape, size) + chunks + projection)
