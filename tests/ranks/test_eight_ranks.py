@@ -1,0 +1,43 @@
+"""A whole node of eight ranks: gradients, checkpoints, and a run that goes on with half of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.ranks import saving, work
+from tests.ranks.together import together
+from trainer_doubles import save_tiny_model
+
+SHAPES = [{"shard": 8}, {"shard": 4, "tensor": 2}, {"shard": 4, "sequence": 2}]
+DIVISIBLE = {"vocab_size": 67, "num_attention_heads": 8, "num_key_value_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Embeddings tied, and not tied."""
+    directory = tmp_path_factory.mktemp("models")
+    return {family: save_tiny_model(directory / family, family, **DIVISIBLE) for family in ("qwen3", "llama")}
+
+
+def digests(checkpoint: Path) -> dict[str, str]:
+    """Of weights and optimizer. Generators are those of each rank."""
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    return {name: file["digest"] for name, file in files.items() if not name.startswith("rng")}
+
+
+def test_eight_ranks_give_the_gradient_of_one_process(paths: dict[str, Path]) -> None:
+    errors = together(8, work.gradient_errors, SHAPES, paths)[0]
+    assert len(errors) == len(SHAPES) * len(paths)
+    assert {case: error for case, error in errors.items() if not error < 1e-5} == {}
+
+
+def test_four_ranks_go_on_from_the_checkpoint_of_eight(paths: dict[str, Path], tmp_path: Path) -> None:
+    shape, path = {"shard": 4, "tensor": 2}, paths["llama"]
+    assert together(8, saving.save_and_go_on, shape, path, tmp_path) == [True] * 8
+    saved = tmp_path / "v00000002"
+    halves = [{"shard": 4}, {"shard": 2, "sequence": 2}]
+    together(4, saving.load_and_save_again, halves, path, saved)
+    for number in range(len(halves)):
+        assert digests(tmp_path / str(number) / saved.name) == digests(saved)
