@@ -147,9 +147,9 @@ class Patience:
 
 def _by_method(calls: Iterable[CallVitals]) -> dict[str, CallVitals]:
     """The calls of one method as one: on several ranks, or one after another."""
-    found = dict[str, CallVitals]()
+    by_method = dict[str, CallVitals]()
     for call in calls:
-        other = found.get(call.method, CallVitals(call.method))
+        other = by_method.get(call.method, CallVitals(call.method))
         waits_for = other.waits_for or call.waits_for
-        found[call.method] = CallVitals(call.method, other.done + call.done, waits_for)
-    return found
+        by_method[call.method] = CallVitals(call.method, other.done + call.done, waits_for)
+    return by_method
