@@ -1,4 +1,4 @@
-"""Work on many pieces of memory in threads: copies, digests and page faults release Python's lock."""
+"""Work on many blocks of memory in threads: copies, digests and page faults release Python's lock."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def each(function: Callable[[T], R], items: Iterable[T], *, threads_min: int = 1
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="pieces")
+    return ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="blocks")
