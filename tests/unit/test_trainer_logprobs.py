@@ -36,6 +36,19 @@ def test_chunked_logprobs_and_gradients_equal_full_logits(chunk, temperature, so
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("chunk", "softcap", "times"), [(10**6, None, 1), (10**6, 3.0, 2), (31 * 5, None, 6)]
+)
+def test_logits_of_one_chunk_are_computed_once(chunk, softcap, times, monkeypatch):
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    calls, original = [], logprobs._scaled_logits
+    monkeypatch.setattr(logprobs, "_scaled_logits", lambda *args: calls.append(1) or original(*args))
+    hidden, weight, targets = problem(torch.float32)
+    values, _ = token_logprobs(hidden, weight, targets, temperature=1.0, softcap=softcap)
+    values.sum().backward()
+    assert len(calls) == times
+
+
 def test_uniform_logits_worked_by_hand():
     values, entropy = token_logprobs(
         torch.zeros(2, 4), torch.ones(10, 4), torch.tensor([0, 9]), temperature=1.0

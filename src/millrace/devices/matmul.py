@@ -16,8 +16,9 @@ from millrace.placement.number_format import cpu_vendor
 
 ROWS_MIN = 32
 """With fewer rows a call of oneDNN costs more than it saves."""
-TILE = 64
-"""oneDNN makes code for each number of rows, in 0.3 ms. So the trainer pads its rows to such a multiple."""
+TILE, WIDE_TILE, WIDE = 64, 16, 256
+"""oneDNN makes code for each number of rows, in 0.3 ms. So the trainer pads its rows to a multiple of `TILE`.
+For a hidden size of `WIDE` and more the padding costs more than the code, and `WIDE_TILE` is the multiple."""
 ROWS_ADDED = 1 << 15
 """Of a sum so many rows are computed at once on a GPU."""
 
@@ -32,6 +33,11 @@ def by_onednn() -> bool:
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def tile(hidden_size: int) -> int:
+    """The multiple of rows that serves a model of this size best."""
+    return TILE if hidden_size < WIDE else WIDE_TILE
 
 
 def matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Log-probs of target tokens, with only a chunk of the logits in memory at a time.
 
 Rows of the output projection are computed in chunks. Forward keeps one number per token, the log-sum-exp, and
-backward computes the logits again. Memory: one chunk of logits, and the gradient of the projection in
-float32. If the vocabulary is divided among ranks, ranks exchange three numbers per token, and no logits.
+backward computes the logits again. If there is one chunk only, it is kept, because backward begins with it.
+Memory: one chunk of logits, and the gradient of the projection in float32. If the vocabulary is divided among
+ranks, ranks exchange three numbers per token, and no logits.
 
 Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's block of it, R = ranks.
 """
@@ -15,7 +16,7 @@ import torch
 
 from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
 from millrace.trainer.kernels.softmax import Upstream
-from millrace.trainer.kernels.softmax_choice import softmax_on
+from millrace.trainer.kernels.softmax_choice import GENERAL, softmax_on
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -113,14 +114,17 @@ class _TokenLogprobs(torch.autograd.Function):
         chosen, entropy, normalizer = (torch.cat(chunks) for chunks in zip(*results, strict=True))
         if group is not None:
             chosen, entropy, normalizer = _of_all(chosen * is_local, entropy, normalizer, group)
-        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
+        alone = len(results) == 1 and group is None and softcap is None and softmax is GENERAL
+        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy, logits if alone else None)
         ctx.temperature, ctx.softcap, ctx.rows, ctx.token_masks = temperature, softcap, rows, token_masks
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
+        hidden, weight, targets, normalizer, entropy, kept = ctx.saved_tensors
+        if kept is not None:  # `statistics` has subtracted the normalizer
+            normalizer = torch.zeros_like(normalizer)
         of_logprobs = torch.zeros_like(normalizer) if grads[0] is None else grads[0]
         factor = wide_factor(weight, hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
@@ -130,11 +134,13 @@ class _TokenLogprobs(torch.autograd.Function):
         softmax = softmax_on(weight.device, _wide(hidden), ctx.softcap)
         for start in range(0, hidden.shape[0], ctx.rows):
             chunk = slice(start, start + ctx.rows)
-            logits = _scaled_logits(hidden[chunk], factor, ctx.temperature, ctx.softcap)
+            logits = kept
+            if logits is None:
+                logits = _scaled_logits(hidden[chunk], factor, ctx.temperature, ctx.softcap)
             curve = 1.0
             if ctx.softcap is not None:  # d softcap tanh(z / softcap) / d z = 1 - tanh^2(z / softcap)
                 curve = 1 - (logits * (ctx.temperature / ctx.softcap)).square_()
-            if ctx.token_masks is not None:  # a token that is not allowed has probability 0 and no slope
+            if ctx.token_masks is not None and kept is None:  # what is not allowed has no slope
                 ctx.token_masks.cut(logits, start)
             scale = {"temperature": ctx.temperature, "curve": curve}
             slope = softmax.slopes(logits, upstream.of(chunk), **scale, dtype=factor.dtype)

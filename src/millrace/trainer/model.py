@@ -21,7 +21,7 @@ from millrace.adapters.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, refuse_unsupported
 from millrace.devices.gpu import on
-from millrace.devices.matmul import TILE, by_onednn
+from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.needs import indexed_files
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.batch.packing import Row, padded
@@ -206,9 +206,10 @@ def _pair_logprobs(
     """The computation of `row_logprobs` that reads weights."""
     device, ranks = computing_device(model), getattr(model, "ranks", ALONE)
     if ranks.undivided_matmuls and device.type == "cpu" and by_onednn():
-        row = padded(row, TILE)  # pairs are padded too; nobody reads the results of padding
+        size = tile(model.config.hidden_size)
+        row = padded(row, size)  # pairs are padded too; nobody reads the results of padding
         if row.masks_N is None:
-            sources_P, targets_P = (np.pad(x_P, (0, -len(x_P) % TILE)) for x_P in (sources_P, targets_P))
+            sources_P, targets_P = (np.pad(x_P, (0, -len(x_P) % size)) for x_P in (sources_P, targets_P))
     put = partial(on, device)
     with compute_dtype(device, dtype):
         hidden_1TH = model.base_model(
