@@ -131,10 +131,10 @@ class Store:
 def _run(spec: Spec) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(TASKS[spec.task], spec.steps, Path(directory))
-        return [_kept(event) for event in bench.train("ours", spec.seed, **spec.ours)]
+        return [kept_step(event) for event in bench.train("ours", spec.seed, **spec.ours)]
 
 
-def _kept(event: dict[str, Any]) -> dict[str, Any]:
+def kept_step(event: dict[str, Any]) -> dict[str, Any]:
     lengths = event["lengths"]
     return {
         "t_s": event["time_s"],

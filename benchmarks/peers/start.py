@@ -55,20 +55,24 @@ def write_prompts(task: Task, path: Path, *, count: int, seed: int) -> None:
             file.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
 
 
-def make_start(task: Task, directory: Path) -> Path:
-    """A Hugging Face directory with the supervised start model of `task`, made once; or a random one."""
-    out = directory / f"start-{task.name}"
+def make_start(
+    task: Task, directory: Path, *, size: str = "", lr: float = 4e-3, batch_tokens: int = 2500, **shape: int
+) -> Path:
+    """A Hugging Face directory with the supervised start model of `task`, made once; or a random one.
+    `size` names a `shape` other than the usual one."""
+    name = "-".join(filter(None, [task.name, size]))
+    out = directory / f"start-{name}"
     if QUICK and not out.exists():
         return make_untrained(task, out, hidden=32, layers=2)
     if not (out / "model.safetensors").exists():
-        base = directory / f"base-{task.name}"
+        base = directory / f"base-{name}"
         shutil.rmtree(base, ignore_errors=True)
         shutil.rmtree(out, ignore_errors=True)
         pairs = _demonstrations(task)
         tokenizer = _tokenizer(task, [prompt + completion for prompt, completion in pairs[:2000]])
         tokenizer.save_pretrained(base)
-        _untrained(tokenizer).save_pretrained(base)
-        _supervise(task, tokenizer, pairs, base, out)
+        _untrained(tokenizer, **shape).save_pretrained(base)
+        _supervise(task, tokenizer, pairs, base, out, lr=lr, batch_tokens=batch_tokens)
     return out
 
 
@@ -179,7 +183,9 @@ def _untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4, **shape: A
     return Qwen3ForCausalLM(config)
 
 
-def _supervise(task: Task, tokenizer: Any, pairs: list[tuple[str, str]], base: Path, out: Path) -> None:
+def _supervise(
+    task: Task, tokenizer: Any, pairs: list[tuple[str, str]], base: Path, out: Path, **how: Any
+) -> None:
     from millrace.sft.supervised import sft
 
     end = tokenizer.eos_token_id
@@ -189,9 +195,8 @@ def _supervise(task: Task, tokenizer: Any, pairs: list[tuple[str, str]], base: P
         examples,
         out_dir=out,
         steps=task.sft_steps,
-        lr=4e-3,
-        batch_tokens=2500,
         optimizer="muon",
+        **how,
     )
 
 
