@@ -36,10 +36,11 @@ SCHEDULES = {
     "laminar": '{ kind = "laminar", staleness_max = 2, repack_interval_s = 0.5 }',
     "millrace": OURS["schedule"],
 }
-STEPS, FIFTHS = sized(40, 5), 5
+STEPS, FIFTHS = sized(30, 5), 5
 SUPERVISED = {"30m": {"sft_steps": 120, "lr": 2e-3}, "125m": {"sft_steps": 60, "lr": 1.5e-3}}
 """Fewer demonstrations than a model of 0.8 M needs."""
-LR, HELD_OUT, SAMPLES = 3e-5, sized(100, 4), 4
+LR, CURVE_LR = 3e-5, 1e-4
+HELD_OUT, SAMPLES = sized(100, 4), 4
 KILL_AT = sized(20, 1)
 
 Figures = dict[str, Any]
@@ -56,7 +57,7 @@ def start_of(name: str) -> Path:
 
 def specs(seeds: range) -> list[Spec]:
     """All schedules of one seed, then the next seed."""
-    ours = {name: {"schedule": text, "lr": LR} for name, text in SCHEDULES.items()}
+    ours = {name: {"schedule": text, "lr": CURVE_LR} for name, text in SCHEDULES.items()}
     return [Spec(TASK.name, name, seed, STEPS, SIZE, ours[name]) for seed in seeds for name in SCHEDULES]
 
 
