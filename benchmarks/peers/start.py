@@ -55,24 +55,20 @@ def write_prompts(task: Task, path: Path, *, count: int, seed: int) -> None:
             file.write(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
 
 
-def make_start(
-    task: Task, directory: Path, *, size: str = "", lr: float = 4e-3, batch_tokens: int = 2500, **shape: int
-) -> Path:
-    """A Hugging Face directory with the supervised start model of `task`, made once; or a random one.
-    `size` names a `shape` other than the usual one."""
-    name = "-".join(filter(None, [task.name, size]))
-    out = directory / f"start-{name}"
+def make_start(task: Task, directory: Path) -> Path:
+    """A Hugging Face directory with the supervised start model of `task`, made once; or a random one."""
+    out = directory / f"start-{task.name}"
     if QUICK and not out.exists():
         return make_untrained(task, out, hidden=32, layers=2)
     if not (out / "model.safetensors").exists():
-        base = directory / f"base-{name}"
+        base = directory / f"base-{task.name}"
         shutil.rmtree(base, ignore_errors=True)
         shutil.rmtree(out, ignore_errors=True)
         pairs = _demonstrations(task)
         tokenizer = _tokenizer(task, [prompt + completion for prompt, completion in pairs[:2000]])
         tokenizer.save_pretrained(base)
-        _untrained(tokenizer, **shape).save_pretrained(base)
-        _supervise(task, tokenizer, pairs, base, out, lr=lr, batch_tokens=batch_tokens)
+        untrained(tokenizer).save_pretrained(base)
+        _supervise(task, tokenizer, pairs, base, out)
     return out
 
 
@@ -81,7 +77,7 @@ def make_untrained(task: Task, directory: Path, *, hidden: int, layers: int, **s
     keys of its configuration. A vocabulary beyond the tokenizer's has tokens without text."""
     tokenizer = _tokenizer(task, [prompt + completion for prompt, completion in _demonstrations(task)[:2000]])
     tokenizer.save_pretrained(directory)
-    _untrained(tokenizer, hidden=hidden, layers=layers, **shape).save_pretrained(directory)
+    untrained(tokenizer, hidden=hidden, layers=layers, **shape).save_pretrained(directory)
     return directory
 
 
@@ -156,7 +152,7 @@ def _tokenizer(task: Task, texts: list[str]) -> Any:
     )
 
 
-def _untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4, **shape: Any) -> Any:
+def untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4, **shape: Any) -> Any:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
@@ -183,9 +179,7 @@ def _untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4, **shape: A
     return Qwen3ForCausalLM(config)
 
 
-def _supervise(
-    task: Task, tokenizer: Any, pairs: list[tuple[str, str]], base: Path, out: Path, **how: Any
-) -> None:
+def _supervise(task: Task, tokenizer: Any, pairs: list[tuple[str, str]], base: Path, out: Path) -> None:
     from millrace.sft.supervised import sft
 
     end = tokenizer.eos_token_id
@@ -195,8 +189,9 @@ def _supervise(
         examples,
         out_dir=out,
         steps=task.sft_steps,
+        lr=4e-3,
+        batch_tokens=2500,
         optimizer="muon",
-        **how,
     )
 
 

@@ -36,7 +36,7 @@ def make_start_model(config: Config, directory: Path, console: Console) -> None:
     console.print(f"{num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens in the vocabulary")
     examples = [
         (tokenizer.encode(prompt), [*tokenizer.encode(completion), tokenizer.eos_token_id])
-        for prompt, completion in _demonstrations(config)
+        for prompt, completion in demonstrations(config)
     ]
     progress = iter(track(range(WARM_START_STEPS), "supervised steps", console=console))
     losses: list[float] = []
@@ -88,7 +88,7 @@ def _make_model(directory: Path, tokenizer: Any) -> int:
     return int(sum(parameter.numel() for parameter in model.parameters()))
 
 
-def _demonstrations(config: Config) -> list[tuple[str, str]]:
+def demonstrations(config: Config) -> list[tuple[str, str]]:
     """(prompt, completion) pairs: 30 % right, 50 % copy the word, 20 % swap two letters."""
     import reasoning_gym
 
