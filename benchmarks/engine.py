@@ -63,12 +63,14 @@ def make_model(directory: str, hidden: int, layers: int) -> int:
     return model.num_parameters()
 
 
-def make_requests(count: int) -> list[Request]:
+def make_requests(
+    count: int, *, prompt: int = PROMPT_TOKENS, middle: int = MEDIAN_TOKENS, longest: int = LONGEST
+) -> list[Request]:
     """Budgets at the quantiles of the distribution, in random order: the same shape for any count."""
     generator = torch.Generator().manual_seed(1)
     quantiles = (torch.randperm(count, generator=generator) + 0.5) / count
-    lengths = (MEDIAN_TOKENS * (SIGMA * torch.special.ndtri(quantiles)).exp()).clamp(16, LONGEST)
-    prompts = torch.randint(512, (count, PROMPT_TOKENS), generator=generator)
+    lengths = (middle * (SIGMA * torch.special.ndtri(quantiles)).exp()).clamp(16, longest)
+    prompts = torch.randint(512, (count, prompt), generator=generator)
     return [Request(p, n) for p, n in zip(prompts.tolist(), lengths.int().tolist(), strict=True)]
 
 

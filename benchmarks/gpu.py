@@ -25,11 +25,13 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from ceilings import ceilings, fastest, seconds, settle
 from common import cache_directory, parser_of, report, say
 from loop_vs_trl import Bench, tokens_per_s
 from peers.start import TASKS, make_untrained
@@ -54,8 +56,6 @@ from millrace.trainer.trainer import PolicyTrainer, StepSettings
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""Dense bfloat16, FLOP/s, of the data sheets (SXM)."""
 PROMPT, NEW, CHUNK = 432, 144, 8192
 WARM = 4
 
@@ -96,49 +96,6 @@ class Sizes:
             bos_token_id=None,
             eos_token_id=None,
         )
-
-
-def settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds(action: Callable[[], object], device: torch.device) -> float:
-    settle(device)
-    began = time.perf_counter()
-    action()
-    settle(device)
-    return time.perf_counter() - began
-
-
-def fastest(action: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
-    action()
-    return statistics.median(seconds(action, device) for _ in range(rounds))
-
-
-# ------------------------------------------------------------ what the machine can do
-
-
-def ceilings(sizes: Sizes, note: Callable[[Figures], None]) -> Figures:
-    """Bytes a second (a copy on the device counts those read and those written), FLOP/s of a product."""
-    device, count = sizes.device, sizes.copied_bytes
-    on_gpu = device.type == "cuda"
-    source, target = (torch.ones(count, dtype=torch.uint8, device=device) for _ in range(2))
-    host = torch.ones(count // 4, dtype=torch.uint8, pin_memory=on_gpu)
-    part = source[: len(host)]
-    a, b = (torch.randn(sizes.product, sizes.product, device=device).bfloat16() for _ in range(2))
-    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
-    flops = 2 * sizes.product**3 / fastest(lambda: a @ b, device)
-    found = {
-        "device": name,
-        "copy_bytes_per_s": 2 * count / fastest(lambda: target.copy_(source), device),
-        "to_host_bytes_per_s": len(host) / fastest(lambda: host.copy_(part, non_blocking=True), device),
-        "to_device_bytes_per_s": len(host) / fastest(lambda: part.copy_(host, non_blocking=True), device),
-        "product_flops": flops,
-        "peak_flops": next((peak for key, peak in PEAKS.items() if key in name), flops),
-    }
-    note(found)
-    return found
 
 
 # ------------------------------------------------------------ the engine
@@ -352,7 +309,8 @@ def flops_of(trainer: PolicyTrainer, batch: Batch, row_tokens: int) -> tuple[flo
     rows = pack(flatten(batch, trainer.algorithm, max_tokens=row_tokens).trees, row_tokens)
     forwarded, trained = sum(len(row.tokens_T) for row in rows), sum(len(row.targets_N) for row in rows)
     pairs = sum(s.length * (len(s.prefix_P) + (s.length + 1) / 2) for row in rows for s in row.segments)
-    width = config.num_attention_heads * config.head_dim
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     attention = 12 * pairs * width * config.num_hidden_layers
     head = 6 * trained * config.vocab_size * config.hidden_size
     return 6 * forwarded * sum(m.weight.numel() for m in linear) + head + attention, forwarded
@@ -456,10 +414,10 @@ PARTS: dict[str, Callable[[Sizes, Callable[[Figures], None]], None]] = {
 }
 
 
-def measure(names: Sequence[str], sizes: Sizes, as_json: bool) -> Figures:
+def measure(parts: Mapping[str, Callable[[Callable[[Figures], None]], None]], as_json: bool) -> Figures:
     """By part what was noted, and its error. `passed`: nowhere is one."""
     result: Figures = {"passed": True}
-    for name in names:
+    for name, part in parts.items():
         figures: Figures = {}
         result[name] = figures
 
@@ -468,7 +426,7 @@ def measure(names: Sequence[str], sizes: Sizes, as_json: bool) -> Figures:
             if as_json:
                 print(json.dumps(result), flush=True)
 
-        failed = guarded(lambda name=name, note=note: PARTS[name](sizes, note))
+        failed = guarded(partial(part, note))
         figures.update(failed or {})
         result["passed"] = '"error"' not in json.dumps(result)
         say(f"{name}: {'failed' if failed else 'done'}")
@@ -485,7 +443,8 @@ def main() -> None:
     options.rehearse = options.rehearse or options.quick
     if not options.rehearse and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU here: `--rehearse` runs on the CPU")
-    result = measure(options.parts, Sizes(options.rehearse), options.json)
+    sizes = Sizes(options.rehearse)
+    result = measure({name: partial(PARTS[name], sizes) for name in options.parts}, options.json)
     report(result, as_json=options.json)
     raise SystemExit(0 if result["passed"] else 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -23,7 +24,7 @@ def gpu_check(*arguments: object, **variables: str) -> subprocess.CompletedProce
 @pytest.mark.timeout(1800)
 def test_a_rehearsal_passes_and_every_part_has_its_figures(tmp_path):
     out = tmp_path / "gpu.json"
-    chosen = ["machine", "tests", "trainer-0.6B", "weights"]
+    chosen = ["machine", "tests", "trainer-0.6B", "weights", "node-gap"]
     done = gpu_check("--rehearse", "--only", *chosen, "--out", out)
     result = json.loads(out.read_text())
     assert done.returncode == 0 and result["passed"], done.stderr
@@ -33,6 +34,41 @@ def test_a_rehearsal_passes_and_every_part_has_its_figures(tmp_path):
     assert weights["stall_s"] > 0 and weights["swap_s"] > 0
     rows = result["parts"]["trainer-0.6B"]["trainer-0.6B"]["rows"]
     assert all(row["mfu"] > 0 for row in rows.values())
+    gap, gate = result["parts"]["node-gap"]["gap"], result["gates"]["gap.gap_mean"]
+    assert 0 < gap["gap_mean"] < 1e-4 and gap["gap_mean"] <= gap["gap_p999"] <= gap["gap_max"]
+    assert gate == {"value": gap["gap_mean"], "limit": "< 0.02", "verdict": None}
+
+
+def test_parts_that_need_more_gpus_are_skipped_and_fail_nothing(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = gpu_check("--rehearse", "--gpus", 2, "--only", "node-fsdp", "node-loop", "--out", out)
+    result = json.loads(out.read_text())
+    assert done.returncode == 0 and "node-fsdp" in done.stderr and "skipped: needs 4 GPUs" in done.stderr
+    entries = result["parts"].values()
+    assert result["passed"] and [entry["skipped"] for entry in entries] == ["needs 4 GPUs"] * 2
+
+
+def test_a_gate_gets_a_verdict_and_only_outside_of_a_rehearsal(capsys):
+    script = SourceFileLoader("gpu_check", str(SCRIPT)).load_module()
+    entry = {"passed": True, "loop": {"served_s_max": 12.5, "checkpoint_stall_s": 0.5}}
+    verdicts = [
+        [gate["verdict"] for gate in script.gates("node-loop", entry, rehearse=rehearse).values()]
+        for rehearse in (False, True)
+    ]
+    assert verdicts == [["fail", "pass"], [None, None]]
+    assert "version being served: 12.5 (must be < 10) fail" in capsys.readouterr().err
+    assert script.gates("node-mfu", {"mfu": {"mfu": 0.2}}, rehearse=False) == {}, "no model of 7 B"
+    told = script.gates("node-gap", {"gap": {"gap_p999": 0.3}}, rehearse=False)
+    assert told["gap.gap_p999"]["verdict"] is None
+
+
+def test_every_gate_is_of_a_part_and_on_the_page():
+    script = SourceFileLoader("gpu_check", str(SCRIPT)).load_module()
+    page = (SCRIPT.parents[1] / "docs" / "gpu-check.md").read_text()
+    for gate in script.GATES:
+        limit = f"{gate.sign} {gate.limit:g}" if gate.sign else ""
+        row = rf"\| `node-{gate.part}` \| `{gate.figure}` \| {limit} ?\|"
+        assert re.search(row, page), row
 
 
 def test_a_part_that_fails_has_its_error_in_the_file_and_the_next_one_runs(tmp_path):

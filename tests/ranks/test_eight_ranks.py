@@ -1,14 +1,20 @@
-"""A whole node of eight ranks: gradients, checkpoints, and a run that goes on with half of them."""
+"""A whole node of eight ranks: gradients, checkpoints, publications, and half of the ranks go on."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
-from tests.ranks import saving, work
+import torch
+from tests.ranks import publishing, saving, work
 from tests.ranks.together import together
 from trainer_doubles import save_tiny_model
+
+from millrace.core.digest import digest_buffers
+from millrace.weights.relay import RelayWorker
+from millrace.weights.ring import open_reader
 
 SHAPES = [{"shard": 8}, {"shard": 4, "tensor": 2}, {"shard": 4, "sequence": 2}]
 DIVISIBLE = {"vocab_size": 67, "num_attention_heads": 8, "num_key_value_heads": 4}
@@ -41,3 +47,24 @@ def test_four_ranks_go_on_from_the_checkpoint_of_eight(paths: dict[str, Path], t
     together(4, saving.load_and_save_again, halves, path, saved)
     for number in range(len(halves)):
         assert digests(tmp_path / str(number) / saved.name) == digests(saved)
+
+
+def test_eight_ranks_publish_the_bytes_of_one_process(paths: dict[str, Path], tmp_path: Path) -> None:
+    """Untrained, and after a step of the ranks: one process that loads their checkpoint has the same bytes. A
+    step of one process may have other last bits, because its sums are taken in another order."""
+    cases = list(zip(paths.values(), SHAPES, strict=False))
+    weights_bytes = [publishing.weights_bytes(path) for path, _ in cases]
+    relay = RelayWorker("relay", 2 * len(cases))
+    endpoint = asyncio.run(relay.open(max(weights_bytes)))
+    digests = together(8, publishing.publish, cases, endpoint, tmp_path)
+    assert all(each == digests[0] for each in digests) and len(set(digests[0])) == 2 * len(cases)
+    reader = open_reader(endpoint)
+    for version, digest in enumerate(digests[0]):
+        checkpoint = publishing.checkpoint_in(tmp_path / str(version)) if version % 2 else None
+        due = publishing.of_one_process(cases[version // 2][0], checkpoint)
+        found = {name: torch.zeros_like(weight) for name, weight in due.items()}
+        staged = asyncio.run(relay.stage(version, digest)).digest
+        assert reader.read(version, publishing.as_buffers(found)) == staged
+        assert digest_buffers(publishing.as_buffers(due)) == staged
+        assert [name for name in due if not torch.equal(found[name], due[name])] == []
+    reader.close()

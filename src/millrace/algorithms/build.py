@@ -73,6 +73,11 @@ class Algorithm:
     proximal: Proximal = "recompute"
     critic: Critic | None = None
 
+    def __new__(cls, *fields: Any, **named: Any) -> Algorithm:
+        if "kept" in named:
+            raise ConfigError("`Algorithm` takes no `kept`.\n  Pass this function as `loss_mask`")
+        return object.__new__(cls)
+
 
 def of_run(config: Config) -> Algorithm:
     """The algorithm of a run. Raises: ConfigError: it cannot be loaded, or not be trained so."""
@@ -91,22 +96,19 @@ def build(config: config_of.Algorithm) -> Algorithm:
         return _own(config.path)
     weight_cap, weight_of = _capped(config)
     unpenalised = config.model_copy(update={"kl": 0.0})
+    kl_in, most = config.kl_in if config.kl > 0 else "", config.second_moment
     return Algorithm(
         advantages=partial(_advantages, config=config),
         objective=partial(policy_gradient, config=config),
         normalize=config.normalize,
-        gain=partial(policy_gradient, config=unpenalised)
-        if config.kl > 0 and config.kl_in == "loss"
-        else None,
+        gain=partial(policy_gradient, config=unpenalised) if kl_in == "loss" else None,
         weight_cap=weight_cap,
         weight_of=weight_of,
         needs_reference=config.kl > 0 or config.teacher is not None,
         trained=partial(_trained, config=config),
         whole_batch=whitened if config.scale == "batch" else None,
-        loss_mask=None
-        if config.second_moment is None
-        else partial(within_second_moment, most=config.second_moment),
-        penalty=partial(_penalty, config=config) if config.kl > 0 and config.kl_in == "reward" else None,
+        loss_mask=None if most is None else partial(within_second_moment, most=most),
+        penalty=partial(_penalty, config=config) if kl_in == "reward" else None,
         proximal=config.proximal if _has_proximal(config) else "interpolate",
         critic=_critic(config) if config.baseline == "value" else None,
     )
@@ -143,9 +145,8 @@ def _advantages(group: ComparedGroup, config: PolicyGradient) -> Advantages:
     if config.turn_discount is None:
         found_G[kept_G] = group_advantages(shaped, scale=scale, baseline=config.baseline)
         return found_G
-    of_kept = iter(
-        turn_advantages(shaped, scale=scale, baseline=config.baseline, discount=config.turn_discount)
-    )
+    turns = turn_advantages(shaped, scale=scale, baseline=config.baseline, discount=config.turn_discount)
+    of_kept = iter(turns)
     return [next(of_kept) if kept else np.zeros(1) for kept in kept_G]
 
 
