@@ -11,7 +11,7 @@ from test_settings import nearest
 
 from millrace.core.types import Sampling, TrainSequence
 from millrace.rollout.protocol import Capabilities
-from millrace.trainer.batch.token_masks import CUT, token_masks_of
+from millrace.trainer.recorded.token_masks import CUT, token_masks_of
 
 LENGTH = 24
 

@@ -18,7 +18,7 @@ from millrace.engines.own import forward
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
-from millrace.engines.own.edits import Edits
+from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
 from millrace.trainer import model as trainer_model

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from millrace.core.types import Sampling
-from millrace.engines.own.edits import Edits
+from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.sampler import TokenSampler
 from millrace.rollout.noise import Noise
 

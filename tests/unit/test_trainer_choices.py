@@ -17,8 +17,8 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
 from millrace.trainer import logprobs
-from millrace.trainer.batch.token_masks import TokenMasks, token_masks_of
 from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
 
 CPU = torch.device("cpu")
 

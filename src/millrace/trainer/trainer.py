@@ -31,7 +31,7 @@ from millrace.trainer.adapters.adapted_linear import switched_off, trained_weigh
 from millrace.trainer.batch.flat_batch import FlatBatch, flatten, mask_loss, penalties
 from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
-from millrace.trainer.batch.token_masks import TokenMasks
+from millrace.trainer.recorded.token_masks import TokenMasks
 from millrace.trainer.checks.rejected import save_rejected
 from millrace.trainer.kernels.row_threads import row_threads
 from millrace.trainer.metrics import TokenStatistics, batch_metrics

@@ -21,7 +21,7 @@ from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.batch.reduction import token_weights
-from millrace.trainer.batch.token_masks import TokenMasks, token_masks_of
+from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.core.errors import DataError
-from millrace.trainer.batch.token_masks import TokenMasks
+from millrace.trainer.recorded.token_masks import TokenMasks
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 

@@ -28,7 +28,7 @@ from millrace.trainer.ranks.mesh import Ranks
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from millrace.trainer.batch.token_masks import TokenMasks
+    from millrace.trainer.recorded.token_masks import TokenMasks
 
 
 def gathering_modules(

@@ -1,0 +1,1 @@
+"""What engines recorded with the tokens, as the trainer computes with it."""
