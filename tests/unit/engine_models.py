@@ -11,12 +11,15 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from millrace.core.errors import ConfigError
@@ -106,6 +109,16 @@ CONFIGS: dict[str, Any] = {
     "qwen3_moe, a dense layer": Qwen3MoeConfig(**_EXPERTS, mlp_only_layers=[0]),
     "gemma2": Gemma2Config(**_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "gemma3": Gemma3TextConfig(**_GEMMA, hidden_activation="gelu"),
+    "glm4": Glm4Config(**_SHAPE | {"hidden_size": 64}, num_key_value_heads=2, head_dim=16),
+    "granite": GraniteConfig(
+        **_SHAPE,
+        num_key_value_heads=2,
+        attention_multiplier=0.3,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        logits_scaling=0.5,
+    ),
+    "smollm3": SmolLM3Config(**_SHAPE | {"hidden_size": 64}, num_key_value_heads=2, no_rope_layers=[1, 0]),
 }
 
 

@@ -121,7 +121,7 @@ def test_a_model_directory_with_a_damaged_file_is_refused_by_name(file: str, tmp
 
 
 def test_an_unknown_architecture_is_an_error_that_lists_the_supported_ones() -> None:
-    with pytest.raises(DataError, match=r"'phi'.*llama, mistral, phi3, qwen2, qwen3, qwen3_moe"):
+    with pytest.raises(DataError, match=r"(?s)'phi'.*llama, mistral, phi3, qwen2, qwen3, qwen3_moe"):
         architecture_of(PhiConfig(num_hidden_layers=1))
 
 

@@ -13,6 +13,8 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -20,6 +22,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -71,6 +74,16 @@ CONFIGS = {
         attn_logit_softcapping=2.0,
         final_logit_softcapping=2.0,
     ),
+    "glm4": Glm4Config(**SIZE, head_dim=16, pad_token_id=0),
+    "granite": GraniteConfig(
+        **SIZE,
+        pad_token_id=0,
+        attention_multiplier=0.3,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        logits_scaling=0.5,
+    ),
+    "smollm3": SmolLM3Config(**SIZE, pad_token_id=0, no_rope_layers=[1, 0]),
     "llama": LlamaConfig(**SIZE, tie_word_embeddings=False, rope_parameters=rope("default")),
     "llama, llama3 rope": LlamaConfig(**SIZE, rope_parameters=rope("llama3")),
     "mistral": MistralConfig(**SIZE, sliding_window=6, rope_parameters=rope("default")),

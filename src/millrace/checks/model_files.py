@@ -67,7 +67,7 @@ def check_model(config: Config) -> None:
     with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
         for supported in (TRAINER, ENGINES[config.rollout.engine].can.models):
             if supported is not None:
-                refuse_unsupported(_filled_in(model), supported)
+                refuse_unsupported(filled_in(model), supported)
         longest = positions(model)
     if (teacher := teacher_of(config)) is not None:
         refuse_other_tokens(teacher, config.model.path)
@@ -102,7 +102,7 @@ def positions(model: dict[str, Any]) -> int | None:
     return longest
 
 
-def _filled_in(model: dict[str, Any]) -> SimpleNamespace:
+def filled_in(model: dict[str, Any]) -> SimpleNamespace:
     """Fill in the keys that `config.json` lacks and `refuse_unsupported` reads, as transformers does."""
     filled = {
         "model_type": model.get("model_type"),

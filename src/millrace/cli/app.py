@@ -29,6 +29,7 @@ from millrace.cli import (
     sft,
     show,
     simulate,
+    text_part,
     trace,
     train,
     try_reward,
@@ -50,6 +51,7 @@ app.command("quickstart")(quickstart.command)
 app.command("train")(train.command)
 app.command("check")(check.command)
 app.command("fetch")(fetch.command)
+app.command("text-part")(text_part.command)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("export")(export.command)

@@ -1,7 +1,7 @@
 """Which models the trainer and each engine compute correctly.
 
-Another model may load and run, and give wrong numbers. No code of Millrace computes scaled logits, or
-frequencies that depend on the length of the sequence.
+Another model may load and run, and give wrong numbers. No code of Millrace computes frequencies that depend
+on the length of the sequence.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class Supported(NamedTuple):
 
 TRAINER = Supported(
     "The trainer",
-    ("gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe"),
-)
+    ("gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe",
+     "smollm3"),
+)  # fmt: skip
 TORCH_ENGINE = Supported(
     "The torch engine",
     TRAINER.families,
@@ -35,7 +36,7 @@ TORCH_ENGINE = Supported(
 )
 VLLM = Supported(
     "A replica with vLLM",
-    tuple(family for family in TRAINER.families if family not in ("gemma2", "qwen3_moe")),
+    ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"),
     otherwise='Use a model of these families, or `rollout.engine = "own"`',
 )
 """vLLM runs more families. The tests of engines pass with these families."""
@@ -45,8 +46,21 @@ CAPS = {
     "gemma3_text": ("final_logit_softcapping",),
 }
 """By family: the caps that the code of the family applies. Other code ignores these keys."""
-PARTIAL_ROTARY = ("phi3",)
+PARTIAL_ROTARY = ("glm4", "phi3")
 """Families that rotate a part of a head where `partial_rotary_factor` says so."""
+NORMS_AFTER = (*GEMMA, "glm4")
+"""Families that also normalise what attention and the gated matrices put out."""
+_TEXT_PART = "it is for images too. `millrace text-part MODEL DIRECTORY` makes a model of its text part"
+REASONS = {
+    "deepseek_v3": "it has latent attention, and a router with groups and a bias",
+    "gemma3": _TEXT_PART,
+    "gpt_oss": "it has attention sinks, clamped experts with biases, and mxfp4 weights",
+    "ministral3": "its queries are scaled by their position",
+    "mistral3": _TEXT_PART,
+    "mixtral": "its experts have other names in files",
+    "olmo2": "it normalises queries and keys over all heads together",
+}
+"""Why well-known families are refused."""
 
 
 def refuse_unsupported(config: Any, supported: Supported) -> None:
@@ -55,10 +69,10 @@ def refuse_unsupported(config: Any, supported: Supported) -> None:
     Raises: DataError that names the unsupported part.
     """
     if config.model_type not in supported.families:
+        reason = REASONS.get(config.model_type, "others may differ in their attention or their logits")
         raise DataError(
-            f"{supported.computer} cannot run `model_type` {config.model_type!r}; "
-            f"it runs {', '.join(supported.families)}.\n"
-            f"  Others may differ in their attention or their logits. {supported.otherwise}"
+            f"{supported.computer} cannot run `model_type` {config.model_type!r}: {reason}.\n"
+            f"  It runs {', '.join(supported.families)}. {supported.otherwise}"
         )
     wrong = _wrong_rope(config) or _wrong_attention(config, supported)
     if wrong:

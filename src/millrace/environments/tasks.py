@@ -165,7 +165,9 @@ def _render(config: table.Task, tokenizer: Any, columns: Row, prompt: Any, row_i
             "  Take a chat model, or give the prompt as text"
         )
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **config.chat_arguments
+        )
     except Exception as error:
         raise DataError(f"{row_id}: the chat template failed: {type(error).__name__}: {error}") from error
 

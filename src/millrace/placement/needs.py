@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from millrace.config.schema import Config
 from millrace.config.tables.training import Adapter, TrainerSection
 from millrace.core.errors import ConfigError, DataError, boundary
-from millrace.core.supported import GEMMA
+from millrace.core.supported import NORMS_AFTER
 from millrace.placement.activation_memory import ActivationMemory, Shape, estimate
 from millrace.placement.engine_memory import NOTHING, MemoryNeed, ServedModel, own_engine
 from millrace.placement.number_format import computing_dtype
@@ -240,7 +240,7 @@ def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
         other_weights=other,
         largest_weight=largest,
         routed=model.get("num_experts_per_tok") or 0,
-        norms_after=model.get("model_type") in GEMMA,
+        norms_after=model.get("model_type") in NORMS_AFTER,
         capped=bool(model.get("attn_logit_softcapping")),
     )
 

@@ -232,6 +232,7 @@ def _pair_logprobs(
     logprobs = compute(hidden_PH.to(dtype), targets_P, row.masks_N, ranks, temperature, cap)
     return *logprobs, *values
 
+    temperature *= getattr(model.config, "logits_scaling", 1.0)
 
 def recompute_layers(model: PreTrainedModel) -> None:
     """Keep each layer's input only, and compute the layer again in the backward pass."""

@@ -8,6 +8,14 @@ from pydantic import Field
 
 from millrace.config.tables.section import Count, Seconds, Section, Seed
 
+Arguments = Annotated[
+    dict[str, bool | int | float | str],
+    Field(
+        description="Arguments of the tokenizer's chat template, for example `enable_thinking = false`. A "
+        "template ignores those that it does not know."
+    ),
+]
+
 
 class GymTaskSection(Section):
     kind: Literal["gym"] = "gym"
@@ -23,6 +31,7 @@ class GymTaskSection(Section):
     """Prompt text."""
     chat: bool = False
     """Render `template` as a user message through the tokenizer's chat template."""
+    chat_arguments: Arguments = Field(default={})
 
 
 class RowsSection(Section):
@@ -38,6 +47,7 @@ class RowsSection(Section):
     chat: bool = False
     """Render `template` as a user message through the tokenizer's chat template. A list of chat messages is
     rendered without this key."""
+    chat_arguments: Arguments = Field(default={})
 
 
 class FileTaskSection(RowsSection):

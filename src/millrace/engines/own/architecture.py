@@ -15,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import FULL, GEMMA, TORCH_ENGINE, activation, refuse_unsupported
 
+UNROTATED = "unrotated"  # a type of rotary embeddings: none
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -22,12 +24,14 @@ class Architecture:
 
     shapes           of parameters by name, in state-dict order
     activation       of the gate, as transformers names it
-    embedding_scale  factor of the embeddings of tokens
+    embedding_scale  factor of the embeddings of tokens; `residual_scale`: of what joins the residual stream
     norm_from_one    the factor of a norm is 1 + its weight
     scale, cap       of attention's scores, and each layer's window: see `attention.Kernel`
     logits_cap       a logit z is logits_cap * tanh(z / logits_cap)
+    logits_scale     a logit is divided by it first
     routed           number of experts of a row, 0 without experts; `routed_sum_1`: their weights' sum is 1
     ropes            of each layer, the type of its rotary embeddings; None: all layers have the same
+    neighbours       rotary embeddings turn neighbouring numbers of a head; False: numbers half of it apart
     """
 
     num_layers: int
@@ -39,14 +43,17 @@ class Architecture:
     tied: bool
     activation: str
     embedding_scale: float
+    residual_scale: float
     norm_from_one: bool
     scale: float
     cap: float | None
     logits_cap: float | None
+    logits_scale: float
     routed: int
     routed_sum_1: bool
     windows: tuple[int | None, ...]
     ropes: tuple[str | None, ...]
+    neighbours: bool
     shapes: dict[str, tuple[int, ...]]
     config: Any
 
@@ -58,8 +65,10 @@ class Architecture:
         with torch.device("meta"):
             rotary_class = type(AutoModelForCausalLM.from_config(self.config).model.rotary_emb)
         positions = torch.arange(num_positions)[None]
-        of_layers = {} if rope is None else {"layer_type": rope}
+        of_layers = {} if rope in (None, UNROTATED) else {"layer_type": rope}
         cos, sin = rotary_class(self.config)(torch.empty(0, dtype=dtype), positions, **of_layers)
+        if rope == UNROTATED:
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         return cos[0].to(device), sin[0].to(device)
 
 
@@ -96,15 +105,21 @@ def architecture_of(config: Any) -> Architecture:
         eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
         activation=activation(config),
-        embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
+        embedding_scale=config.hidden_size**0.5 if gemma else getattr(config, "embedding_multiplier", 1.0),
+        residual_scale=getattr(config, "residual_multiplier", 1.0),
         norm_from_one=gemma,
         scale=attentions[0].scaling,
         cap=getattr(config, "attn_logit_softcapping", None),
         logits_cap=getattr(config, "final_logit_softcapping", None),
+        logits_scale=getattr(config, "logits_scaling", 1.0),
         routed=getattr(config, "num_experts_per_tok", 0),
         routed_sum_1=getattr(config, "norm_topk_prob", False),
         windows=tuple(getattr(each, "sliding_window", window) for each in attentions),
-        ropes=tuple(each.layer_type if layered else None for each in attentions),
+        ropes=tuple(
+            each.layer_type if layered else None if getattr(each, "use_rope", True) else UNROTATED
+            for each in attentions
+        ),
+        neighbours=config.model_type == "glm4",
         shapes=shapes,
         config=config,
     )

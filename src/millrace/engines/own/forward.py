@@ -41,7 +41,12 @@ class ForwardPass:
         self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
         for rope in set(architecture.ropes):
             cos, sin = architecture.rotary_tables(rope, num_positions, dtype, device)
-            sin[:, : sin.shape[1] // 2] *= -1
+            half = sin.shape[1] // 2
+            if architecture.neighbours:
+                cos, sin = (table[:, :half].repeat_interleave(2, dim=1) for table in (cos, sin))
+                sin[:, ::2] *= -1
+            else:
+                sin[:, :half] *= -1
             self.tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
         self._norm = RootMeanSquare(architecture.eps, dtype, device, from_one=architecture.norm_from_one)
         experts = (shape for name, shape in architecture.shapes.items() if ".experts." in name)
@@ -74,7 +79,8 @@ class ForwardPass:
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
         """(count, V) in float32."""
         logits = self.matmul.logits(hidden, weights.head)[:count]
-        cap = self._architecture.logits_cap
+        cap, scale = self._architecture.logits_cap, self._architecture.logits_scale
+        logits = logits if scale == 1.0 else logits.div_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _attention(
@@ -94,7 +100,7 @@ class ForwardPass:
             qk = self._norm(qk)
             self._norm.scale(qk[:, :heads], layer.q_norm)
             self._norm.scale(qk[:, heads:], layer.k_norm)
-        qk = _rotate(qk, *rotary)
+        qk = _rotate(qk, *rotary, neighbours=shape.neighbours)
         attention(index, qk[:, :heads], qk[:, heads:], v, attended)
 
     def expert(self, layer: Layer, index: int, x: Tensor) -> Tensor:
@@ -132,11 +138,13 @@ class ForwardPass:
         return self._activation(gate).mul_(up)
 
     def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
-        """to += x weight^T + bias, normalised if there is a norm"""
-        if norm is None:
+        """to += x weight^T + bias, normalised if there is a norm, and scaled"""
+        scale = self._architecture.residual_scale
+        if norm is None and scale == 1.0:
             self.matmul.add_linear(to, x, weight, bias)
         else:
-            to += self._norm(self.matmul.linear(x, weight, bias), norm)
+            out = self.matmul.linear(x, weight, bias)
+            to.add_(out if norm is None else self._norm(out, norm), alpha=scale)
 
 
 class RootMeanSquare:
@@ -164,9 +172,11 @@ class RootMeanSquare:
         return x.addcmul_(x, weight) if self._from_one else x.mul_(weight)
 
 
-def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor, *, neighbours: bool) -> Tensor:
     """Rotate the first dimensions of each head, as many as the tables have."""
     width = cos.shape[-1]
     if width < x.shape[-1]:
-        return torch.cat([_rotate(x[..., :width], cos, signed_sin), x[..., width:]], dim=-1)
-    return (x * cos).addcmul_(x.roll(width // 2, -1), signed_sin)
+        turned = _rotate(x[..., :width], cos, signed_sin, neighbours=neighbours)
+        return torch.cat([turned, x[..., width:]], dim=-1)
+    other = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if neighbours else x.roll(width // 2, -1)
+    return (x * cos).addcmul_(other, signed_sin)

@@ -133,9 +133,11 @@ class Parameters:
         down, router = mlp + "down_proj.weight", self._optional(mlp + "gate.weight")
         if router is not None:
             gate_up, down = [mlp + "experts.gate_up_proj"], mlp + "experts.down_proj"
-        out_norm, mlp_norm = None, prefix + "post_attention_layernorm.weight"
-        if f"{prefix}pre_feedforward_layernorm.weight" in self._shapes:
-            out_norm, mlp_norm = self._allocate(mlp_norm), f"{prefix}pre_feedforward_layernorm.weight"
+        out_norm, down_norm = f"{prefix}post_self_attn_layernorm.weight", f"{prefix}post_mlp_layernorm.weight"
+        mlp_norm = f"{prefix}post_attention_layernorm.weight"
+        if f"{prefix}pre_feedforward_layernorm.weight" in self._shapes:  # Gemma has other names
+            out_norm, mlp_norm = mlp_norm, f"{prefix}pre_feedforward_layernorm.weight"
+            down_norm = f"{prefix}post_feedforward_layernorm.weight"
         return Layer(
             input_norm=self._allocate(prefix + "input_layernorm.weight"),
             qkv=self._allocate(*self._projections(attention + "qkv", *(attention + x for x in "qkv"))),
@@ -144,14 +146,14 @@ class Parameters:
             k_norm=self._optional(attention + "k_norm.weight"),
             out=self._allocate(attention + "o_proj.weight"),
             out_bias=self._optional(attention + "o_proj.bias"),
-            out_norm=out_norm,
+            out_norm=self._optional(out_norm),
             mlp_norm=self._allocate(mlp_norm),
             router=router,
             gate_up=self._allocate(*gate_up),
             gate_up_bias=self._optional(mlp + "gate_proj.bias", mlp + "up_proj.bias"),
             down=self._allocate(down),
             down_bias=self._optional(mlp + "down_proj.bias"),
-            down_norm=self._optional(prefix + "post_feedforward_layernorm.weight"),
+            down_norm=self._optional(down_norm),
         )
 
     def _projections(self, fused: str, *separate: str) -> list[str]:

@@ -281,7 +281,8 @@ def native_pass(
         and cache.values.device.type == "cpu"
         and cache.values.dtype == torch.float32
         and kernel.plain
-        and not architecture.routed
+        and not (architecture.routed or architecture.neighbours)
+        and architecture.residual_scale == 1.0
         and architecture.activation in GATES
         and architecture.head_dim % WIDTH == 0
     )
