@@ -61,8 +61,8 @@ def _of_a_run(path: Path) -> str:
 
 def check_model(config: Config) -> None:
     """Raises: DataError: the trainer or the engine does not support the model, or its teacher has other
-    tokens. ConfigError: sequences are longer than its positions, or `sampling` names a token that it
-    lacks."""
+    tokens. ConfigError: sequences are longer than its positions, or `sampling` names a token or experts
+    that it lacks."""
     model = read_model_config(Path(config.model.path))
     with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
         for supported in (TRAINER, ENGINES[config.rollout.engine].can.models):
@@ -72,6 +72,11 @@ def check_model(config: Config) -> None:
     if (teacher := teacher_of(config)) is not None:
         refuse_other_tokens(teacher, config.model.path)
     _check_tokens(config.sampling, model.get("vocab_size"))
+    if config.sampling.routing and not (model.get("num_experts") or model.get("num_local_experts")):
+        raise ConfigError(
+            f"`sampling.routing` (true): the model in {config.model.path} has no experts to record.\n"
+            "  Set it to false"
+        )
     tokens = config.rollout.max_sequence_tokens
     if longest is not None and tokens > longest:
         raise ConfigError(

@@ -72,6 +72,7 @@ class Sampling(msgspec.Struct, frozen=True):
     banned_token_ids: tuple[int, ...] = ()
     logprobs: int = 0
     token_masks: bool = True
+    routing: bool = False
 
     @property
     def cuts(self) -> bool:

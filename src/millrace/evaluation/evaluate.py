@@ -57,7 +57,7 @@ def evaluate(
         prefill_chunk=config.rollout.prefill_chunk,
         exact=config.rollout.exact,
     )
-    sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False)
+    sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False, routing=False)
     greedy = replace(sampling, temperature=0.0)
     ended, total = itertools.count(1), len(chosen) * (1 + samples)
 

@@ -3,9 +3,9 @@
 A growing trajectory is written plainly and often; a finished trajectory is squeezed and written once. The
 plain form has the columns as they are: int32 ids, then float32 log-probs, little-endian. The squeezed form
 has byte planes (all lowest bytes first), which zstd compresses about 15 % better. The first byte names the
-form. Ids and log-probs of the top log-probs follow those of the sampled tokens. Token masks, if there are
-any, come first: a byte that marks them, their number of bytes, and their counts and ids in one of the two
-forms.
+form. Ids and log-probs of the top log-probs follow those of the sampled tokens. Experts and token masks, if
+there are any, come first: a byte that marks them, their number of bytes, and the bytes: of experts compressed
+or plain, of token masks their counts and ids in one of the two forms.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import numpy as np
 import zstandard
 
 from millrace.core.completion.columns import TokenColumns
+from millrace.core.completion.routing import Routing
 from millrace.core.completion.top_logprobs import TopLogprobs
 from millrace.core.errors import LedgerError
 
-_PLAIN, _SQUEEZED, _TOKEN_MASKS = b"p", b"z", b"c"
+_PLAIN, _SQUEEZED, _TOKEN_MASKS, _ROUTING = b"p", b"z", b"c", b"r"
 
 PLAIN_BYTES_MAX = 1 << 28
 """The most of one trajectory: a million tokens, with 30 top log-probs each."""
@@ -37,14 +38,16 @@ _DECOMPRESSOR = zstandard.ZstdDecompressor()
 def pack_plain(columns: TokenColumns) -> bytes:
     """The plain form, which is cheap to write."""
     ids, logprobs = _with_top_logprobs(columns)
-    first = _token_masks_first(columns, lambda values: _PLAIN + _little(values))
+    first = _routing_first(columns, lambda data: _PLAIN + data)
+    first += _token_masks_first(columns, lambda values: _PLAIN + _little(values))
     return first + _PLAIN + _little(ids) + _little(logprobs)
 
 
 def pack_squeezed(columns: TokenColumns) -> bytes:
     """The squeezed form, which is cheap to keep."""
     ids, logprobs = _with_top_logprobs(columns)
-    first = _token_masks_first(columns, lambda values: _squeeze(_planes(values)))
+    first = _routing_first(columns, _squeeze)
+    first += _token_masks_first(columns, lambda values: _squeeze(_planes(values)))
     return first + _squeeze(_planes(ids) + _planes(logprobs))
 
 
@@ -57,11 +60,13 @@ def unpack_columns(data: bytes, versions: bytes) -> TokenColumns:
     with _decoding("tokens"):
         runs = version_runs(versions)
         end = 4 * sum(count for _, count in runs)
+        experts, data = _first_of(data, _ROUTING)
+        routing = Routing.from_bytes(_plain(experts)) if experts else None
         token_masks, data = _token_masks_of(data, end)
         ids, logprobs = map(_native, _halves(data))
         behind = array("i", ids[end:]), array("f", logprobs[end:])
         top_logprobs = TopLogprobs(len(ids[end:]) // (end or 1), *behind) if len(ids) > end else None
-        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, top_logprobs, token_masks)
+        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, top_logprobs, token_masks, routing)
 
 
 def unpack_prompt(data: bytes) -> array[int]:
@@ -93,18 +98,36 @@ def _token_masks_first(columns: TokenColumns, packed: Callable[[array[int]], byt
     token_masks = columns.token_masks
     if token_masks is None:
         return b""
-    data = packed(token_masks.counts + token_masks.tokens)
-    return _TOKEN_MASKS + len(data).to_bytes(8, "little") + data
+    return _marked(_TOKEN_MASKS, packed(token_masks.counts + token_masks.tokens))
+
+
+def _routing_first(columns: TokenColumns, packed: Callable[[bytes], bytes]) -> bytes:
+    return b"" if columns.routing is None else _marked(_ROUTING, packed(columns.routing.to_bytes()))
+
+
+def _marked(mark: bytes, data: bytes) -> bytes:
+    return mark + len(data).to_bytes(8, "little") + data
+
+
+def _first_of(data: bytes, mark: bytes) -> tuple[bytes, bytes]:
+    """The marked bytes that come first, empty without them, and the bytes after them."""
+    if data[:1] != mark:
+        return b"", data
+    behind = 9 + int.from_bytes(data[1:9], "little")
+    return data[9:behind], data[behind:]
+
+
+def _plain(data: bytes) -> bytes:
+    return data[1:] if data[:1] == _PLAIN else _unsqueeze(data)
 
 
 def _token_masks_of(data: bytes, end: int) -> tuple[tuple[bytes, bytes] | None, bytes]:
     """The bytes of counts and ids, and the bytes after them. `end`: bytes of the counts."""
-    if data[:1] != _TOKEN_MASKS:
+    own, data = _first_of(data, _TOKEN_MASKS)
+    if not own:
         return None, data
-    behind = 9 + int.from_bytes(data[1:9], "little")
-    own = data[9:behind]
     values = _native(own[1:] if own[:1] == _PLAIN else _from_planes(_unsqueeze(own)))
-    return (values[:end], values[end:]), data[behind:]
+    return (values[:end], values[end:]), data
 
 
 def _halves(data: bytes) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from millrace.core.completion.columns import LOGPROB_MAX, TokenColumns
+from millrace.core.completion.routing import Routing
 from millrace.core.completion.top_logprobs import Row
 from millrace.core.errors import WorkerError
 from millrace.core.types import Finish, Progress, Work
@@ -57,6 +58,7 @@ class Continuation:
         version: int,
         top_logprobs: Row | None = None,
         token_masks: bytes | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """Append a sampled token. `top_logprobs`: as many as `sampling.logprobs`, or more.
 
@@ -72,7 +74,7 @@ class Continuation:
             num = self.work.sampling.logprobs
             top_logprobs = (top_logprobs[0][:num], top_logprobs[1][:num]) if num else None
         self.tokens.append(token)
-        self._sampled.append(token, logprob, version, top_logprobs, token_masks)
+        self._sampled.append(token, logprob, version, top_logprobs, token_masks, routing)
         if token in self.stop_ids or self._stop_strings is not None:
             self._note_finish()
         elif len(self.tokens) >= self._budget:

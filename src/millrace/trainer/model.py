@@ -30,6 +30,7 @@ from millrace.trainer.kernels.ragged import serves
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.ranks.offload import computing_device
+from millrace.trainer.recorded.routing import install_replay, replayed
 
 
 def load_model(
@@ -72,6 +73,7 @@ def load_model(
     if insert is not None and ranks.alone:
         insert(model)
     install_kernels(model, device, ranks)
+    install_replay(model)
     model.to("cpu" if ranks.offload else device)
     model.computes_on = device
     for module in model.modules():
@@ -223,16 +225,17 @@ def _pair_logprobs(
                 group=ranks.group("sequence"),
                 ragged=serves(device, dtype, model.config),
             ),
+            **replayed(model, row.routing_TW, device),
         ).last_hidden_state
     hidden_PH = embedding(put(sources_P), hidden_1TH[0])
     values = () if value_head is None else (value_head(hidden_PH),)
     head = model.get_output_embeddings()
     compute = getattr(head, "target_logprobs", partial(target_logprobs, head))
     cap = getattr(model.config, "final_logit_softcapping", None)
+    temperature *= getattr(model.config, "logits_scaling", 1.0)
     logprobs = compute(hidden_PH.to(dtype), targets_P, row.masks_N, ranks, temperature, cap)
     return *logprobs, *values
 
-    temperature *= getattr(model.config, "logits_scaling", 1.0)
 
 def recompute_layers(model: PreTrainedModel) -> None:
     """Keep each layer's input only, and compute the layer again in the backward pass."""

@@ -31,7 +31,6 @@ from millrace.trainer.adapters.adapted_linear import switched_off, trained_weigh
 from millrace.trainer.batch.flat_batch import FlatBatch, flatten, mask_loss, penalties
 from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
-from millrace.trainer.recorded.token_masks import TokenMasks
 from millrace.trainer.checks.rejected import save_rejected
 from millrace.trainer.kernels.row_threads import row_threads
 from millrace.trainer.metrics import TokenStatistics, batch_metrics
@@ -42,6 +41,7 @@ from millrace.trainer.optimizer.optimizer import make_optimizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.ranks.offload import computing_device, update_threads
 from millrace.trainer.ranks.shares import rows_of_rank
+from millrace.trainer.recorded.token_masks import TokenMasks
 from millrace.trainer.value_head import ValueHead, value_metrics
 
 
@@ -292,6 +292,8 @@ class PolicyTrainer:
         count(len(row.tokens_T))
         head = {"value_head": self.value_head} if self.value_head and model is self.model else {}
         settings = self.settings
+        if model is not self.model:
+            row = replace(row, routing_TW=None)  # another policy has a router of its own
         return row_logprobs(model, row, temperature=settings.temperature, dtype=settings.dtype, **head)
 
     def _backward(

@@ -44,6 +44,9 @@ class SamplingConfig(Section):
     token_masks: bool = True
     """Where `top_p`, `top_k` or `min_p` cut tokens off, the ids of all others are kept at each position. The
     trainer renormalises over these. Each takes 4 bytes. See docs/models.md."""
+    routing: bool = False
+    """With a mixture of experts: the experts of each sampled token are kept, and the trainer uses the same.
+    One byte for each layer and expert of a token, two with 256 experts or more. See docs/models.md."""
 
     @model_validator(mode="after")
     def _something_is_left(self) -> SamplingConfig:

@@ -262,7 +262,7 @@ class EvaluatorSession:
     def _work(self, under: Underway, one: PromptAttempt) -> Work:
         """The seed follows from (evaluation, prompt, attempt), so it is the same for every version."""
         config, name = self._run.config, under.section.name
-        sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False)
+        sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False, routing=False)
         if one.attempt == 0:
             sampling = replace(sampling, temperature=0.0)
         seed = int.from_bytes(blake2b(f"{name}:{config.seed}".encode(), digest_size=8).digest()) >> 1

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from millrace.core.completion.routing import Routing
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.completion.top_logprobs import Row, TopLogprobs
 
@@ -21,7 +22,7 @@ LOGPROB_MAX = 1e-4
 
 Buffer = bytes | bytearray | memoryview | array
 
-Extras = tuple[TopLogprobs | None, AllowedTokens | None]
+Extras = tuple[TopLogprobs | None, AllowedTokens | None, Routing | None]
 Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Extras]]
 """Several columns as few buffers: the runs of each, all token ids, all log-probs; the extras of each."""
 
@@ -39,12 +40,13 @@ class TokenColumns:
     runs      (version, how many tokens in a row), in order of position; neighbours have different versions
     top_logprobs    the most likely tokens at each position; None: not recorded
     token_masks   all tokens that could have come at each position; None: the complete vocabulary
+    routing       the experts of each position; None: not recorded
 
     Columns are equal if their bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5
     hands out the buffers without a copy, so columns that are sent out of band must not grow any more.
     """
 
-    __slots__ = ("logprobs", "runs", "token_masks", "tokens", "top_logprobs")
+    __slots__ = ("logprobs", "routing", "runs", "token_masks", "tokens", "top_logprobs")
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
@@ -52,6 +54,7 @@ class TokenColumns:
         self.runs: list[tuple[int, int]] = []
         self.top_logprobs: TopLogprobs | None = None
         self.token_masks: AllowedTokens | None = None
+        self.routing: Routing | None = None
 
     @classmethod
     def of(
@@ -78,13 +81,14 @@ class TokenColumns:
         runs: Iterable[Sequence[int]],
         top_logprobs: TopLogprobs | None = None,
         token_masks: tuple[Buffer, Buffer] | None = None,
+        routing: Routing | None = None,
     ) -> TokenColumns:
         """A copy of int32 ids and float32 log-probs. `token_masks`: their counts and ids. Raises: as `of`."""
         columns = cls()
         columns.tokens.frombytes(tokens)
         columns.logprobs.frombytes(logprobs)
         columns.runs = [(version, count) for version, count in runs]
-        columns.top_logprobs = top_logprobs
+        columns.top_logprobs, columns.routing = top_logprobs, routing
         if token_masks is not None:
             columns.token_masks = AllowedTokens()
             columns.token_masks.counts.frombytes(token_masks[0])
@@ -106,6 +110,7 @@ class TokenColumns:
         columns.runs = list(_cut(self.runs, start, stop))
         columns.top_logprobs = self.top_logprobs and self.top_logprobs.part(start, stop)
         columns.token_masks = self.token_masks and self.token_masks.part(start, stop)
+        columns.routing = self.routing and self.routing.part(start, stop)
         return columns
 
     def __eq__(self, other: object) -> bool:
@@ -117,6 +122,7 @@ class TokenColumns:
             and self.logprobs.tobytes() == other.logprobs.tobytes()
             and self.top_logprobs == other.top_logprobs
             and self.token_masks == other.token_masks
+            and self.routing == other.routing
         )
 
     __hash__ = None  # type: ignore[assignment]  # they grow
@@ -143,7 +149,7 @@ class TokenColumns:
             return self
         columns = TokenColumns()
         columns.tokens, columns.logprobs, columns.runs = self.tokens, self.logprobs, self.runs
-        columns.token_masks = self.token_masks
+        columns.token_masks, columns.routing = self.token_masks, self.routing
         return columns
 
     # ------------------------------------------------------------ growing
@@ -155,25 +161,30 @@ class TokenColumns:
         version: int,
         top_logprobs: Row | None = None,
         token_masks: bytes | None = None,
+        routing: Routing | None = None,
     ) -> None:
-        """`top_logprobs`: for every token, always as many, or for no token. `token_masks`: int32 ids."""
+        """`top_logprobs`: for every token, always as many, or for no token. `token_masks`: int32 ids.
+        `routing`: of one position."""
         if top_logprobs is not None:
             self.top_logprobs = self.top_logprobs or TopLogprobs(len(top_logprobs[0]))
             self.top_logprobs.append(top_logprobs)
         if token_masks is not None or self.token_masks is not None:
             self.token_masks = self.token_masks or AllowedTokens.unlimited(len(self))
             self.token_masks.append(token_masks or b"")
+        self._extend_routing(routing, 1)
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self._extend_runs(version, 1)
 
     def extend(self, other: TokenColumns) -> None:
-        """Raises: ValueError: only one of the two columns has likely tokens."""
+        """Raises: ValueError: only one of the two columns has likely tokens, or their experts differ in
+        number."""
         if self.top_logprobs is not None or other.top_logprobs is not None:
             self._extend_top_logprobs(other)
         if self.token_masks is not None or other.token_masks is not None:
             self.token_masks = self.token_masks or AllowedTokens.unlimited(len(self))
             self.token_masks.extend(other.token_masks or AllowedTokens.unlimited(len(other)))
+        self._extend_routing(other.routing, len(other))
         self.tokens += other.tokens
         self.logprobs += other.logprobs
         for version, count in other.runs:
@@ -187,6 +198,12 @@ class TokenColumns:
             mine.extend(new)
         elif other.tokens:
             raise ValueError(f"columns do not align: {mine} likely tokens, and then {new}")
+
+    def _extend_routing(self, routing: Routing | None, num_tokens: int) -> None:
+        """Before the tokens are appended."""
+        if (like := self.routing or routing) is not None:
+            self.routing = self.routing or like.not_recorded(len(self))
+            self.routing.extend(routing or like.not_recorded(num_tokens))
 
     def _extend_runs(self, version: int, count: int) -> None:
         runs = self.runs
@@ -212,13 +229,19 @@ class TokenColumns:
                 f"{len(self.token_masks.counts)} positions"
             )
 
+        if self.routing is not None and not self.routing.aligned(num_tokens):
+            raise ValueError(
+                f"columns do not align: {num_tokens} tokens, {len(self.routing.experts)} experts, "
+                f"{self.routing.width} a position"
+            )
+
     # ------------------------------------------------------------ sending
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         buffer = pickle.PickleBuffer if protocol >= 5 else array.tobytes
         plain, token_masks = (buffer(self.tokens), buffer(self.logprobs)), self.token_masks
         masks = token_masks and (buffer(token_masks.counts), buffer(token_masks.tokens))
-        return TokenColumns.from_buffers, (*plain, self.runs, self.top_logprobs, masks)
+        return TokenColumns.from_buffers, (*plain, self.runs, self.top_logprobs, masks, self.routing)
 
 
 def pack(columns: Sequence[TokenColumns]) -> Packed:
@@ -228,7 +251,7 @@ def pack(columns: Sequence[TokenColumns]) -> Packed:
         [one.runs for one in columns],
         tokens,
         logprobs,
-        [(one.top_logprobs, one.token_masks) for one in columns],
+        [(one.top_logprobs, one.token_masks, one.routing) for one in columns],
     )
 
 
@@ -239,11 +262,11 @@ def unpack(packed: Packed) -> list[TokenColumns]:
     tokens.frombytes(token_bytes)
     logprobs.frombytes(logprob_bytes)
     unpacked, start = [], 0
-    for runs, (top_logprobs, token_masks) in zip(all_runs, all_extras, strict=True):
+    for runs, extras in zip(all_runs, all_extras, strict=True):
         end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
         columns = TokenColumns.__new__(TokenColumns)
         columns.tokens, columns.logprobs = tokens[start:end], logprobs[start:end]
-        columns.runs, columns.top_logprobs, columns.token_masks = runs, top_logprobs, token_masks
+        columns.runs, (columns.top_logprobs, columns.token_masks, columns.routing) = runs, extras
         unpacked.append(columns)
         start = end
     if not start == len(tokens) == len(logprobs):

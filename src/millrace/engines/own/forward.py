@@ -30,7 +30,8 @@ class ForwardPass:
     """The forward pass of an architecture. Its only state is the rotary tables: weights and attention are
     arguments of every call.
 
-    `matmul` multiplies rows, and may be exchanged between two calls.
+    `matmul` multiplies rows, and may be exchanged between two calls. `routing`, if set, gets the experts of
+    each row in each layer that has experts: (rows, layers, experts of a row). Calls with more rows leave it.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ForwardPass:
     ) -> None:
         self._architecture = architecture
         self.matmul: RowMatmul = FASTEST
+        self.routing: Tensor | None = None
         self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
         for rope in set(architecture.ropes):
             cos, sin = architecture.rotary_tables(rope, num_positions, dtype, device)
@@ -64,13 +66,16 @@ class ForwardPass:
         if shape.embedding_scale != 1.0:
             x *= shape.embedding_scale
         attended = x.new_zeros((len(x), shape.num_heads, shape.head_dim))
+        routing = None if self.routing is None or len(x) > len(self.routing) else self.routing.unbind(1)
+        num_routed = 0
         for index, layer in enumerate(weights.layers):
             turn = rotary[shape.ropes[index]]
             self._attention(index, layer, self._norm(x, layer.input_norm), turn, attention, attended)
             self._add(x, attended.view(len(x), -1), layer.out, layer.out_bias, layer.out_norm)
             normed = self._norm(x, layer.mlp_norm)
             if layer.router is not None:
-                x += self._routed(layer, layer.router, normed)
+                x += self._routed(layer, layer.router, normed, routing and routing[num_routed])
+                num_routed += 1
                 continue
             gated = self._gated(normed, layer.gate_up, layer.gate_up_bias)
             self._add(x, gated, layer.down, layer.down_bias, layer.down_norm)
@@ -109,13 +114,15 @@ class ForwardPass:
         gated = self._gated(padded, layer.gate_up[index], None)
         return self.matmul.linear(gated, layer.down[index], None)[: len(x)]
 
-    def _routed(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
-        """The weighted sum of each row's experts. Rows are sorted by expert, each expert computes its rows,
-        and the outputs are sorted back. Without `grouped` the host waits for a GPU once: for the number of
-        rows of each expert."""
+    def _routed(self, layer: Layer, router: Tensor, x: Tensor, routing: Tensor | None) -> Tensor:
+        """The weighted sum of each row's experts, which are written to `routing`. Rows are sorted by expert,
+        each expert computes its rows, and the outputs are sorted back. Without `grouped` the host waits for a
+        GPU once: for the number of rows of each expert."""
         shape = self._architecture
         routing_probs = self.matmul.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
         shares, experts = routing_probs.topk(shape.routed, dim=-1)
+        if routing is not None:
+            routing[: len(x)] = experts
         if shape.routed_sum_1:
             shares /= shares.sum(dim=-1, keepdim=True)
         order = experts.flatten().argsort(stable=True)

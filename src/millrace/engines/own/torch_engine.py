@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 
+from millrace.core.completion.routing import Routing
 from millrace.core.completion.top_logprobs import Row
 from millrace.core.digest import XXH3, NamedBuffer, kind_of
 from millrace.core.errors import WeightsError
@@ -34,6 +35,7 @@ from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAtten
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.decode import DecodeBatch
 from millrace.engines.own.forward import Attention, ForwardPass
+from millrace.engines.own.options.experts import recorded_routing, routing_memory
 from millrace.engines.own.parameters import Parameters
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
@@ -98,6 +100,9 @@ class TorchEngine(Queues):
             self._forward.matmul = exact_matmul(self._forward, self._active, options.slots, rows)
             group = architecture.num_heads // architecture.num_kv_heads
             check_attention(self._cache, self._kernel, group=group)
+        if architecture.routed:
+            rows = self._forward.matmul.rows(options.slots)
+            self._forward.routing = routing_memory(architecture, rows, device)
         self._native, why = native_pass(
             architecture, self._forward, self._cache, self._kernel, threads=self._threads
         )
@@ -276,7 +281,8 @@ class TorchEngine(Queues):
         read = torch.stack([x.double() for x in (sampled.tokens, sampled.logprobs, sums)]).tolist()
         self._refuse_non_finite(batch.continuations, read[2])
         more = batch.sampler.top_logprobs(sampled), batch.sampler.token_masks(sampled)
-        self._note(batch, [int(token) for token in read[0]], read[1], *more)
+        routing = recorded_routing(self._forward.routing, batch)
+        self._note(batch, [int(token) for token in read[0]], read[1], *more, routing)
         if self._batch is not None and not batch.advance(sampled.tokens):
             self._batch = None
 
@@ -314,12 +320,14 @@ class TorchEngine(Queues):
         logprobs: list[float],
         top_logprobs: list[Row | None],
         token_masks: list[bytes | None],
+        routing: list[Routing | None],
     ) -> None:
-        for slot, continuation, token, logprob, row, token_mask in zip(
-            batch.slots, batch.continuations, tokens, logprobs, top_logprobs, token_masks, strict=True
+        sampled = zip(tokens, logprobs, top_logprobs, token_masks, routing, strict=True)
+        for slot, continuation, (token, logprob, *more) in zip(
+            batch.slots, batch.continuations, sampled, strict=True
         ):
             self._cache.extend(slot, 1)
-            continuation.append(token, logprob, self.version, row, token_mask)
+            continuation.append(token, logprob, self.version, *more)
         self._generated += len(tokens)
         self._steps_since_swap += 1
         for slot in reversed(batch.slots):

@@ -21,6 +21,7 @@ from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.batch.reduction import token_weights
+from millrace.trainer.recorded.routing import routing_of
 from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
 
 
@@ -191,11 +192,12 @@ def _by_token(algorithm: Algorithm, group: ComparedGroup, group_id: int) -> list
 
 def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
     trees, first, remaining = [], 0, iter(masks)
+    routing = iter(routing_of([sequence for group in batch.groups for sequence in group.sequences]))
     for group in batch.groups:
         branches = []
         for sequence in group.sequences:
             tokens = np.asarray(sequence.columns.tokens)
-            branches.append(Branch(tokens, next(remaining), first))
+            branches.append(Branch(tokens, next(remaining), first, next(routing)))
             first += len(tokens)
         trees.append(Tree(np.asarray(group.prompt), branches))
     return trees

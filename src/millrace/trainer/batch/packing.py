@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.core.errors import DataError
+from millrace.trainer.recorded.routing import OWN, num_equal
 from millrace.trainer.recorded.token_masks import TokenMasks
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
@@ -27,11 +28,13 @@ Tokens = Sequence[int] | NDArray[np.integer[Any]]
 @dataclass(frozen=True, slots=True)
 class Branch:
     """One completion. `first_index` is the index of its first token in the batch's flat arrays, which
-    hold every completion token, trained or not."""
+    hold every completion token, trained or not. `routing_CW`: the experts of the token before each token;
+    None: not recorded."""
 
     tokens: Tokens
     mask: NDArray[np.bool_]
     first_index: int
+    routing_CW: NDArray[np.int32] | None = None
 
     @property
     def num_forwarded(self) -> int:
@@ -74,7 +77,8 @@ class _Subtree:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One micro-batch. Trained token k is `targets_N[k]`, predicted from row position `sources_N[k]`, and
-    is token `flat_N[k]` of the batch. `masks_N`: the tokens that could be sampled; None: every token."""
+    is token `flat_N[k]` of the batch. `masks_N`: the tokens that could be sampled; None: every token.
+    `routing_TW`: the experts of each position; None: the trainer's router chooses."""
 
     tokens_T: NDArray[np.int64]
     positions_T: NDArray[np.int64]
@@ -83,6 +87,7 @@ class Row:
     targets_N: NDArray[np.int64]
     flat_N: NDArray[np.int64]
     masks_N: TokenMasks | None = None
+    routing_TW: NDArray[np.int32] | None = None
 
 
 def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
@@ -123,6 +128,14 @@ def padded(row: Row, multiple: int) -> Row:
         tokens_T=np.concatenate([row.tokens_T, nothing_T]),
         positions_T=np.concatenate([row.positions_T, np.arange(missing)]),
         segments=(*row.segments, RowSegment(tokens, missing, nothing_T[:0])),
+        routing_TW=with_own(row.routing_TW, missing),
+    )
+
+
+def with_own(routing_TW: NDArray[np.int32] | None, behind: int) -> NDArray[np.int32] | None:
+    """The experts, with tokens behind them for which the trainer's router chooses."""
+    return (
+        routing_TW if routing_TW is None else np.pad(routing_TW, ((0, behind), (0, 0)), constant_values=OWN)
     )
 
 
@@ -133,7 +146,10 @@ def _split(tree: Tree, token_budget: int) -> list[_Subtree]:
     before: Tokens = ()
     room = 0
     for forwarded, branch in _in_order(tree):
-        shared = len(tree.prompt) + _num_common(before, forwarded)
+        common = _num_common(before, forwarded)
+        recorded = subtrees[-1].branches[-1].routing_CW if subtrees else None
+        # Token i has the record of position i - 1, so `common` tokens share one record more.
+        shared = len(tree.prompt) - 1 + num_equal(recorded, branch.routing_CW, common + 1)
         if not subtrees or len(tree.prompt) + len(forwarded) - shared > room:
             subtrees.append(_Subtree(tree.prompt, [], []))
             room, shared = token_budget, 0
@@ -175,6 +191,7 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
     sources: list[NDArray[np.int64]] = []
     targets: list[NDArray[np.int64]] = []
     flat: list[NDArray[np.int64]] = []
+    routing: list[NDArray[np.int32]] = []
     for subtree in subtrees:
         path_T = np.empty(0, np.int64)  # row positions of the sequence's tokens
         for branch, shared in zip(subtree.branches, subtree.shared, strict=True):
@@ -190,6 +207,10 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
             sources.append(path_T[len(subtree.prompt) + trained - 1])
             targets.append(completion[trained])
             flat.append(branch.first_index + trained)
+            if branch.routing_CW is not None:
+                recorded = branch.routing_CW[: branch.num_forwarded + 1]
+                before = np.full((len(subtree.prompt) - 1, recorded.shape[1]), OWN, np.int32)
+                routing.append(np.concatenate([before, recorded])[shared:])
     return Row(
         tokens_T=np.concatenate(tokens),
         positions_T=np.concatenate(positions),
@@ -197,4 +218,5 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
         sources_N=np.concatenate(sources),
         targets_N=np.concatenate(targets),
         flat_N=np.concatenate(flat),
+        routing_TW=np.concatenate(routing) if routing else None,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> 
     dtype = computing_dtype(published_dtype(config), model.device)
     logprobs_C = np.full(len(flat.behavior_C), np.nan, np.float32)
     for row in (row for trees in flat.minibatches for row in pack(trees, config.batch.token_budget)):
-        chosen = with_token_masks(row, flat.masks_C)
+        chosen = replace(with_token_masks(row, flat.masks_C), routing_TW=None)
         logprobs_N = row_logprobs(model, chosen, temperature=config.sampling.temperature, dtype=dtype)[0]
         logprobs_C[row.flat_N] = logprobs_N.cpu().numpy()
     return logprobs_C

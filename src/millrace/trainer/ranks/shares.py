@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from millrace.trainer.batch.packing import Row, RowSegment
+from millrace.trainer.batch.packing import Row, RowSegment, with_own
 from millrace.trainer.ranks.mesh import Ranks
 
 
@@ -60,6 +60,7 @@ def share_of_row(row: Row, index: int, count: int) -> Row:
         sources_N=row.sources_N[trained] - share.start,
         targets_N=row.targets_N[trained],
         flat_N=row.flat_N[trained],
+        routing_TW=None if row.routing_TW is None else with_own(row.routing_TW, padding)[share],
     )
 
 
@@ -74,4 +75,5 @@ def _idle(row: Row) -> Row:
         sources_N=nothing,
         targets_N=nothing,
         flat_N=nothing,
+        routing_TW=None if row.routing_TW is None else row.routing_TW[:1],
     )
