@@ -322,12 +322,12 @@ class TorchEngine(Queues):
         token_masks: list[bytes | None],
         routing: list[Routing | None],
     ) -> None:
-        sampled = zip(tokens, logprobs, top_logprobs, token_masks, routing, strict=True)
-        for slot, continuation, (token, logprob, *more) in zip(
-            batch.slots, batch.continuations, sampled, strict=True
+        columns = tokens, logprobs, top_logprobs, token_masks, routing
+        for slot, continuation, token, logprob, row, token_mask, experts in zip(
+            batch.slots, batch.continuations, *columns, strict=True
         ):
             self._cache.extend(slot, 1)
-            continuation.append(token, logprob, self.version, *more)
+            continuation.append(token, logprob, self.version, row, token_mask, experts)
         self._generated += len(tokens)
         self._steps_since_swap += 1
         for slot in reversed(batch.slots):

@@ -48,8 +48,8 @@ def routing_of(sequences: Sequence[TrainSequence]) -> list[NDArray[np.int32]] | 
         return [None] * len(sequences)
     if len(widths) > 1:
         raise DataError(f"trajectories have {sorted(widths)} recorded experts a token: not of one model")
-    lengths = [len(sequence.columns) for sequence in sequences]
-    return [_experts(*each, widths.copy().pop()) for each in zip(recorded, lengths, strict=True)]
+    [width] = widths
+    return [_experts(sequence.columns.routing, len(sequence.columns), width) for sequence in sequences]
 
 
 def _experts(routing: Routing | None, length: int, width: int) -> NDArray[np.int32]:
