@@ -66,7 +66,7 @@ class ForwardPass:
         if shape.embedding_scale != 1.0:
             x *= shape.embedding_scale
         attended = x.new_zeros((len(x), shape.num_heads, shape.head_dim))
-        routing = None if self.routing is None or len(x) > len(self.routing) else self.routing.unbind(1)
+        routing = () if self.routing is None or len(x) > len(self.routing) else self.routing.unbind(1)
         num_routed = 0
         for index, layer in enumerate(weights.layers):
             turn = rotary[shape.ropes[index]]
@@ -74,7 +74,7 @@ class ForwardPass:
             self._add(x, attended.view(len(x), -1), layer.out, layer.out_bias, layer.out_norm)
             normed = self._norm(x, layer.mlp_norm)
             if layer.router is not None:
-                x += self._routed(layer, layer.router, normed, routing and routing[num_routed])
+                x += self._routed(layer, layer.router, normed, routing[num_routed] if routing else None)
                 num_routed += 1
                 continue
             gated = self._gated(normed, layer.gate_up, layer.gate_up_bias)

@@ -50,7 +50,7 @@ def share_of_row(row: Row, index: int, count: int) -> Row:
     padding = length * count - len(row.tokens_T)
     share = slice(index * length, (index + 1) * length)
     trained = np.flatnonzero((row.sources_N >= share.start) & (row.sources_N < share.stop))
-    segments = row.segments
+    segments, routing_TW = row.segments, with_own(row.routing_TW, padding)
     if padding:
         segments += (RowSegment(len(row.tokens_T), padding, np.empty(0, np.int64)),)
     return Row(
@@ -60,7 +60,7 @@ def share_of_row(row: Row, index: int, count: int) -> Row:
         sources_N=row.sources_N[trained] - share.start,
         targets_N=row.targets_N[trained],
         flat_N=row.flat_N[trained],
-        routing_TW=None if row.routing_TW is None else with_own(row.routing_TW, padding)[share],
+        routing_TW=None if routing_TW is None else routing_TW[share],
     )
 
 
