@@ -108,7 +108,7 @@ class RoleMemory:
 
     def _grown(self, pid: int) -> int:
         with suppress(OSError):
-            match = re.search(r"RssAnon:\\s+(\\d+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+            match = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
             if match is not None:
                 num_bytes = int(match[1]) * 1024
                 return num_bytes - self._bases.setdefault(pid, num_bytes)
