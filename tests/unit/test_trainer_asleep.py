@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ HERE = Endpoint("memory", "here", 2, 1 << 20)
 @pytest.fixture
 def make_role(tmp_path):
     WRITERS.clear()
-    model = save_tiny_model(tmp_path / "model")
+    model = save_tiny_model(tmp_path / "model", intermediate_size=512)  # so that tensors have whole pages
     (model / "tokenizer.json").write_text("{}")
     (tmp_path / "run").mkdir()
 
@@ -70,6 +72,29 @@ def test_its_steps_are_those_of_a_trainer_that_never_sleeps(make_role, changes):
     slept, others = asyncio.run(train(make_role(**changes), sleeps=True))
     assert slept == digests
     assert all(torch.equal(*pair) for pair in zip(weights, others, strict=True))
+
+
+def anonymous_bytes():
+    match = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    return int(match[1]) * 1024
+
+
+def test_asleep_it_has_given_its_memory_to_the_kernel(make_role, tmp_path):
+    large = save_tiny_model(tmp_path / "large", intermediate_size=40_000)
+    (large / "tokenizer.json").write_text("{}")
+
+    async def scenario():
+        role = make_role(model={"path": str(large), "device": "cpu"})
+        await role.load(None)
+        await role.step(make_batch(0))
+        weights_bytes = sum(p.nbytes for p in role._trainer.model.parameters())
+        awake = anonymous_bytes()
+        await role.sleep()
+        assert awake - anonymous_bytes() > 3.5 * weights_bytes  # of 4: weights, gradients, both moments
+        await role.wake()
+        assert (await role.step(make_batch(1))).version == 2
+
+    asyncio.run(scenario())
 
 
 def test_asleep_it_refuses_work_and_loads(make_role):
