@@ -8,9 +8,9 @@ lease to the last step, the median over rounds. `partial_over_synchronous`: the 
 1, which keeps unfinished trajectories over the turn of the trainer.
 
 `peak_over_largest_role`: the most anonymous resident memory of trainer and replica together, over that of the
-larger role alone, both of the run in turns. Left out are what a process had when it was first seen, which is
-the interpreter with its libraries, and the relay, which both runs have. `synchronous_peak_over_largest_role`:
-the same of the other run, where both roles are there at once.
+larger role alone, both of the run in turns. Left out are what the forkserver has, of which every worker is a
+fork: the interpreter with its libraries. The relay is left out too: both runs have it.
+`synchronous_peak_over_largest_role`: the same of the other run, where both roles are there at once.
 """
 
 from __future__ import annotations
@@ -92,14 +92,15 @@ def make_start(directory: Path) -> None:
 
 
 class RoleMemory:
-    """The anonymous resident bytes of each role above what its processes began with: the most so far."""
+    """The most anonymous resident bytes of each role so far, above those of the process that they are forks of."""
 
     def __init__(self, run: ChildRun) -> None:
-        self._run, self._bases = run, dict[int, int]()
+        self._run, self._base = run, 0
         self.together, self.alone = 0, defaultdict[str, int](int)
 
     def look(self) -> None:
         total = 0
+        self._base = max([self._base, *map(anonymous_bytes, self._run.pids("forkserver").values())])
         for role in ("trainer", "replica"):
             grown = sum(map(self._grown, self._run.pids(role).values()))
             self.alone[role] = max(self.alone[role], grown)
@@ -107,12 +108,15 @@ class RoleMemory:
         self.together = max(self.together, total)
 
     def _grown(self, pid: int) -> int:
-        with suppress(OSError):
-            match = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
-            if match is not None:
-                num_bytes = int(match[1]) * 1024
-                return num_bytes - self._bases.setdefault(pid, num_bytes)
-        return 0
+        return max(0, anonymous_bytes(pid) - self._base)
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Resident, of a process. 0: it is gone."""
+    with suppress(OSError):
+        match = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="ascii"))
+        return 0 if match is None else int(match[1]) * 1024
+    return 0
 
 
 def play(config: Path, directory: Path, overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.runs import events, train, weights
 
 from millrace.run_directory.run_directory import RunDirectory
-from tests.runs import events, train, weights
 
 pytestmark = pytest.mark.usefixtures("warm")
 

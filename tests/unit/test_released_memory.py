@@ -60,6 +60,15 @@ def test_tensors_of_any_size_come_back(size: int, tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(tensors, copies, strict=True))
 
 
+def test_tensors_of_another_device_than_the_one_that_computes_stay(tmp_path: Path) -> None:
+    weights = torch.rand(MEGABYTE)
+    copy, before = weights.clone(), anonymous_bytes()
+    released = ReleasedMemory([weights], device_type="cuda", directory=tmp_path)
+    assert before - anonymous_bytes() < MEGABYTE and torch.equal(weights, copy)
+    released.take_again()
+    assert torch.equal(weights, copy)
+
+
 def test_without_room_for_the_file_nothing_is_given_back(tmp_path: Path) -> None:
     weights = torch.rand(MEGABYTE)
     copy = weights.clone()

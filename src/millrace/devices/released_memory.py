@@ -30,6 +30,8 @@ class ReleasedMemory:
     Tensors of less than a page stay. A tensor may be in both lists: then it is kept.
 
     Args:
+        device_type: of the device that computes. Other tensors stay: a GPU may know the pages of those on the
+            host by their physical address.
         directory: of the file with the numbers of `kept` tensors on a CPU.
     Raises: StorageError: the file cannot be written. Then no memory was given back.
     """
@@ -39,9 +41,10 @@ class ReleasedMemory:
         forgotten: Iterable[torch.Tensor],
         kept: Iterable[torch.Tensor] = (),
         *,
+        device_type: str = "cpu",
         directory: Path | None = None,
     ) -> None:
-        keep, forget = _storages(kept), _storages(forgotten)
+        keep, forget = _storages(kept, device_type), _storages(forgotten, device_type)
         self._pages = [pages for storage in keep.values() if (pages := _whole_pages(storage)) is not None]
         self._file = _written(self._pages, directory) if self._pages else None
         device = {address: storage for address, storage in (forget | keep).items() if _is_apart(storage)}
@@ -79,9 +82,9 @@ class ReleasedMemory:
         self._on_host, self._sizes = [], []
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, Any]:
+def _storages(tensors: Iterable[torch.Tensor], device_type: str) -> dict[int, Any]:
     """The storages of `tensors` by address: several tensors may share one."""
-    storages = (tensor.untyped_storage() for tensor in tensors)
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == device_type)
     return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
 
 

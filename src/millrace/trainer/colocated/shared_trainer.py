@@ -12,6 +12,7 @@ from millrace.core.types import TrainerState
 from millrace.devices.released_memory import ReleasedMemory
 from millrace.trainer.optimizer.adamw import plain_tensors
 from millrace.trainer.ranks.mesh import local
+from millrace.trainer.ranks.offload import computing_device
 from millrace.trainer.role import TorchTrainer
 from millrace.trainer.trainer import PolicyTrainer
 
@@ -41,7 +42,12 @@ class SharedTrainer(TorchTrainer):
         self._saver.forget()
         gradients = [local(p.grad) for p in self._trainer.trained if p.grad is not None]
         forgotten = [*gradients, *self._publisher.buffers.copies()]
-        self._asleep = ReleasedMemory(forgotten, _kept(self._trainer), directory=self._run_dir)
+        self._asleep = ReleasedMemory(
+            forgotten,
+            _kept(self._trainer),
+            device_type=computing_device(self._trainer.model).type,
+            directory=self._run_dir,
+        )
 
     def _wake(self) -> None:
         if self._asleep is not None:

@@ -29,4 +29,5 @@ class Sleeping:
             recorded.forget()
         if self._released is None:
             tensors = [tensor for each in weights if each is not None for tensor in each.named.values()]
-            self._released = ReleasedMemory([*tensors, cache.keys, cache.values])
+            cached = [cache.keys, cache.values]
+            self._released = ReleasedMemory([*tensors, *cached], device_type=cache.keys.device.type)
