@@ -92,7 +92,7 @@ def make_start(directory: Path) -> None:
 
 
 class RoleMemory:
-    """The most anonymous resident bytes of each role so far, above those of the process that they are forks of."""
+    """The most anonymous resident bytes of each role so far, above those of the forkserver."""
 
     def __init__(self, run: ChildRun) -> None:
         self._run, self._base = run, 0
