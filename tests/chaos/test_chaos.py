@@ -26,6 +26,15 @@ def test_a_run_under_attack_loses_nothing_and_leaves_nothing(schedule, seed, sta
     assert not failed(attack(start, tmp_path / "run", overrides, 6, seed)[0])
 
 
+@pytest.mark.parametrize(
+    ("schedule", "seed"), [(["schedule.kind=synchronous"], 3), (["schedule.kind=areal", "schedule.eta=1"], 4)]
+)
+def test_a_run_in_turns_is_attacked_at_its_hand_overs_and_loses_nothing(schedule, seed, start, tmp_path):
+    """`millrace chaos` with `rollout.colocated=true` makes as many attacks as are wanted."""
+    overrides = ["rollout.colocated=true", *schedule, "steps=12", *SUPERVISION]
+    assert not failed(attack(start, tmp_path / "run", overrides, 8, seed)[0])
+
+
 def test_a_run_killed_at_any_point_resumes_to_the_same_weights(start, tmp_path):
     assert not failed(kill_and_resume(start, tmp_path, [], 1, 3))
 

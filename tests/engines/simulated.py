@@ -14,7 +14,7 @@ from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.workload import Workload
 from millrace.sim.roles.batching import LOGPROB, BatchingEngine
 
-CAN = Capabilities(frozenset(), shares_prefixes=True, chunks_prompts=False)
+CAN = Capabilities(frozenset({"rollout.colocated"}), shares_prefixes=True, chunks_prompts=False)
 A_STEP_A_SECOND = Costs(decode_base_s=1.0, decode_per_sequence_s=0.0, prefill_per_token_s=0.0, swap_s=0.0)
 
 
@@ -73,6 +73,13 @@ class SteppedEngine:
 
     def digest(self) -> str:
         return self._served
+
+    def sleep(self) -> None:
+        if self.version >= 0:
+            self._engine.sleep(self._now_s, 1.0)
+
+    def wake(self) -> None:
+        """Its weights come with the next version."""
 
     def close(self) -> None:
         """It has started nothing."""

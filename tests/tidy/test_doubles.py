@@ -20,8 +20,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 COMMON = {"close"}
 """Makes nothing a player."""
-STANDS_ASIDE = {"RelayProcess"}
-"""A relay's process that a test asks in step: it has `call` and `kill`, and is no handle."""
+STANDS_ASIDE = {"RelayProcess", "Sleepless"}
+"""A relay's process that a test asks in step: it has `call` and `kill`, and is no handle. A part of an
+engine, whose `sleep` and `wake` are no commands of a role."""
 
 FIELDS = {"Recovery": {"Recovered"}}
 """Who plays a protocol without methods."""

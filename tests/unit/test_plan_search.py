@@ -14,7 +14,7 @@ from millrace.core.errors import ConfigError
 from millrace.sim.costs.hardware import device
 from millrace.sim.costs.models import model
 from millrace.sim.plan import ranking
-from millrace.sim.plan.layouts import Demand, layouts
+from millrace.sim.plan.layouts import Demand, layouts, layouts_in_turns
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, search, simulated_config
 from millrace.sim.report.measure import ReplicaSample, Result, TimedWork, Timeline
@@ -147,6 +147,32 @@ def test_a_timeline_shows_steps_waits_and_busy_replicas():
     assert lines["trainer"] == "████··████"
     assert lines["version"] == "    1    2"
     assert lines["replica-0"] == "█████     "
+
+
+def question(devices: int, staleness_max: int, **changes: object) -> PlanConfig:
+    base = QUESTION.model_dump(mode="json") | {"devices": {"H100": devices}, "staleness_max": staleness_max}
+    search_of = {"simulations": 4, "steps": 4}
+    return PlanConfig.model_validate(base | {"batch": {"prompts": [8]}, "search": search_of} | changes)
+
+
+def test_where_both_sides_do_not_fit_beside_each_other_the_plan_is_in_turns():
+    devices = {device("H100"): 2}
+    assert not layouts(model("Qwen2.5-7B"), devices, DEMAND)
+    assert all(one.used() == {"H100": 2} for one in layouts_in_turns(model("Qwen2.5-7B"), devices, DEMAND))
+    answer = ranking.plan(question(2, 0))
+    assert answer.best.candidate.layout.colocated
+    config = tomllib.loads(configuration(answer, PLACEHOLDERS))
+    assert config["rollout"]["colocated"] and config["schedule"]["kind"] == "synchronous"
+
+
+def test_at_staleness_0_turns_win_where_generation_takes_most_of_the_time():
+    long = {"lengths": {"kind": "lognormal", "median": 1500.0, "p99": 2500.0}, "model": "Qwen2.5-1.5B"}
+    best = ranking.plan(question(2, 0, **long)).best
+    assert best.candidate.layout.colocated
+
+
+def test_turns_are_for_one_host():
+    assert not layouts_in_turns(model("Qwen2.5-7B"), {device("H100"): 16}, DEMAND)
 
 
 def test_the_example_is_a_valid_question():

@@ -50,7 +50,7 @@ def beyond(one: Simulated) -> list[str]:
         missing.append(f"generation in {layout.generation.dtype}: here it is float32 or bfloat16")
     if one.candidate.transport != "relay":
         missing.append(f"weights by {one.candidate.transport}: here they go through the relay")
-    num = layout.training.devices + layout.replicas * layout.generation.tensor_parallel
+    num = sum(layout.used().values())
     if num > DEVICES_OF_A_HOST:
         missing.append(f'{num} devices are several hosts: `runtime.kind` "ray" (docs/cluster.md)')
     return missing

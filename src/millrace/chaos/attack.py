@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,9 @@ SALVO = {1: 6, 2: 2, 3: 1, 5: 1}
 MOMENTS = {"": 4, "step": 2, "published": 2, "checkpoint": 1, "worker_started": 2}
 """An attack follows an event of this kind at once; the empty kind is any moment. After `step` the version is
 about to be published. After `worker_started` the worker is about to replay or to serve."""
+HAND_OVERS = {"": 1, "slept": 4, "woke": 4, "pulled": 1, "step": 1, "published": 1, "worker_started": 1}
+"""The moments of a run whose device is lent in turns: most attacks follow a worker that slept or woke, and so
+fall into the next part of a hand-over."""
 MOMENT_S_MAX = 0.5  # the longest wait for the event; then any moment
 NEAR_S = 0.05
 
@@ -92,6 +95,7 @@ class Campaign:
     kills: int
     seed: int
     on_attack: Callable[[Attack], None] = lambda attack: None
+    moments: Mapping[str, int] = field(default_factory=lambda: MOMENTS)
     attacks: list[Attack] = field(default_factory=list)
     orphans: list[int] = field(default_factory=list)
     listening: set[str] = field(default_factory=set)  # sockets that any process of the run listened on
@@ -141,7 +145,7 @@ class Campaign:
 
     def _moment(self, rng: random.Random) -> Callable[[], bool]:
         """Draws a moment. The result says whether it has come: after a pause, or just after an event."""
-        kind = rng.choices(list(MOMENTS), list(MOMENTS.values()))[0]
+        kind = rng.choices(list(self.moments), list(self.moments.values()))[0]
         now_s, count = time.monotonic(), self.run.counts[kind]
         if not kind:
             return partial(_has_come, now_s + rng.expovariate(1 / PAUSE_S_MEAN))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.chaos import aftermath
-from millrace.chaos.attack import POLL_S, QUIET_S_MAX, Attack, Campaign
+from millrace.chaos.attack import HAND_OVERS, MOMENTS, POLL_S, QUIET_S_MAX, Attack, Campaign
 from millrace.chaos.child_run import ChildRun
 from millrace.config.load import load
 from millrace.core.errors import ConfigError, DeadlineExceeded, MillraceError, WorkerError
@@ -27,7 +27,8 @@ def attack(
     config = load(config_file, overrides)
     memory, started_s = aftermath.shared_memory(), time.monotonic()
     run = ChildRun(config_file, run_dir, overrides)
-    campaign = Campaign(run, config.steps, kills, seed, on_attack=on_attack)
+    moments = HAND_OVERS if config.rollout.colocated else MOMENTS
+    campaign = Campaign(run, config.steps, kills, seed, on_attack=on_attack, moments=moments)
     hung = ""
     try:
         campaign.wage()

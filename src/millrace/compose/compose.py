@@ -66,6 +66,10 @@ PRELOAD = (
 )
 """The forkserver imports these modules once, for all workers."""
 
+REPLICA_IN_TURNS = "millrace.rollout.colocated.shared_replica:SharedReplica"
+TRAINER_IN_TURNS = "millrace.trainer.colocated.shared_trainer:SharedTrainer"
+"""The roles where one device is lent in turns."""
+
 REPORTS_PER_S = 256
 """The most reports of all replicas together. On Ray this number costs a third of the controller's core."""
 SERVER_WAIT = 0.8
@@ -219,7 +223,7 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
             "options": replace(options, device_share=its_place.share, server=server),
             **replica,
         }
-        target = "millrace.rollout.replica:EngineReplica"
+        target = REPLICA_IN_TURNS if rollout.colocated else "millrace.rollout.replica:EngineReplica"
         return WorkerSpec("replica", name, target, kwargs, its_place, ENGINES[rollout.engine].spawn_s_max)
 
     apart = places_apart(config, layout)
@@ -227,7 +231,11 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
     joining = Joining(config, layout, replica=spec, relay=relay, apart=apart)
     return Fleet(
         trainer=WorkerSpec(
-            "trainer", "trainer", "millrace.trainer.role:TorchTrainer", trainer, layout.trainer
+            "trainer",
+            "trainer",
+            TRAINER_IN_TURNS if rollout.colocated else "millrace.trainer.role:TorchTrainer",
+            trainer,
+            layout.trainer,
         ),
         relays=tuple(map(relay, layout.placements)),
         replicas=tuple(

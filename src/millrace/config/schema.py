@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from millrace.config.colocated import why_not_colocated
 from millrace.config.tables.algorithms import Algorithm, PolicyGradient
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
@@ -170,6 +171,8 @@ class Config(Section):
             )
         if self.reference_apart and (why := self._reference_elsewhere()):
             raise ValueError(f'`algorithm.reference` ("replica") {why}.\n  Set it to "trainer"')
+        if self.rollout.colocated and (why := why_not_colocated(self)):
+            raise ValueError(f"`rollout.colocated` (true) {why}")
         if self.rollout.python is not None and self.runtime.kind == "ray":
             raise ValueError(
                 f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray every "

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from millrace.config.schema import Config
+from millrace.controller.colocated.device import devices
 from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.liveness.patience import Patience
@@ -58,6 +59,7 @@ class RunContext:
         hosts = [spec.place.host for spec in fleet.relays]
         relays = Relays(hosts, self.trainer_hosts, config.weights.directory or "")
         self.state = RunState(_numbers(config), fleet.hosts, relays)
+        self.device = devices(self)
         self.to_stage: deque[Published] = deque()  # in the slots of the root relay, not yet staged
         self.to_relays = Pulse()  # for relays only: `pulse` fires with every completion
         self.lineage = Lineage()

@@ -34,6 +34,7 @@ class Decisions:
         tick_s = min(TICK_S, self._run.schedule.repack_interval_s or TICK_S)
         while True:
             began_s, self._cached_view, num_pulses = clock.now(), None, self._run.pulse.count
+            self._run.device.hand_over()
             self._refresh()
             self._place()
             self._admit()

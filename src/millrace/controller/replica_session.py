@@ -14,7 +14,7 @@ from collections.abc import Callable
 from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
-from millrace.controller.state.orders import Abort, Move, Pull, Submit
+from millrace.controller.state.orders import Abort, Move, Pull, Rest, Submit
 from millrace.core.errors import DeadlineExceeded, TornVersionError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.types import Report, Served, Trajectory
@@ -36,6 +36,7 @@ class ReplicaSession:
     async def run(self, handle: Handle) -> None:
         run = self._run
         run.state.replicas.up(self.name, handle.epoch)
+        run.device.up(self.name)
         run.pulse.fire()
         try:
             async with asyncio.TaskGroup() as group:
@@ -135,6 +136,8 @@ class ReplicaSession:
                     await self._pull(handle, order)
                 case Move() as order:
                     await self._move(handle, order)
+                case Rest() as order:
+                    await self._run.device.carry_out(handle, self.name, order)
             self._mailbox.done()
             self._run.pulse.fire()
 

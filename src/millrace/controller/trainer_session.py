@@ -64,7 +64,7 @@ class TrainerSession:
         self._rejected_in_a_row = 0
         self._step_fields = StepFields()
         self._catching_up = False  # a catch-up that finds it true follows a trainer that died in a catch-up
-        self._call = run.patience.call
+        self._call = run.device.call
 
     async def slot_bytes(self) -> int:
         """The bytes of one version in a relay. Waits until a trainer has loaded."""
@@ -187,6 +187,7 @@ class TrainerSession:
                     batch = state.batch()
                     self._assert_bound(batch)
                     return batch
+                await run.device.give_back(handle)
                 await run.pulse.wait(timeout_s=TICK_S)
                 if run.pace.look_s:
                     await asyncio.sleep(run.pace.look_s)

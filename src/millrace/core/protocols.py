@@ -153,6 +153,19 @@ class Trainer(Protocol):
         """Save the model and tokenizer as a Hugging Face directory."""
 
 
+class Sleeper(Protocol):
+    """A trainer or replica on a device that is lent in turns. A new process is asleep."""
+
+    async def sleep(self) -> None:
+        """Give back the memory of the device, and compute nothing until `wake`. A trainer first waits for
+        what it publishes and saves. A replica serves version -1; its trajectories wait, and go on under the
+        version of the next pull. A repeat changes nothing."""
+
+    async def wake(self) -> None:
+        """Take the memory again. A trainer is as before `sleep`, a replica needs a pull. A repeat changes
+        nothing."""
+
+
 class Reference(Protocol):
     """The weights that a run began with. It only computes."""
 

@@ -1,4 +1,5 @@
-"""Pages of large memory: allocated, or entered into this process's page table, before anybody waits for one.
+"""Pages of large memory: allocated, or entered into this process's page table, before anybody waits for one,
+or given back to the kernel.
 
 To write a fresh page takes ten times as long as a copy. The kernel fills many pages at once (`madvise`, Linux
 5.14) faster than one after another as they are written to, and in several threads.
@@ -20,7 +21,7 @@ from millrace.devices.parallel import each
 
 Bytes = NDArray[np.uint8]
 
-MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
+MADV_DONTNEED, MADV_POPULATE_READ, MADV_POPULATE_WRITE = 4, 22, 23
 STEP_BYTES = 64 << 20  # at a time: a count of progress each
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -38,6 +39,18 @@ def enter(memory: Bytes) -> None:
     """Enter every page of `memory`, which begins at a page, into the page table of this process. Raises:
     OSError."""
     _populate(memory, MADV_POPULATE_READ, lambda part: part[:: mmap.PAGESIZE].max(initial=0))
+
+
+def give_back(memory: Bytes) -> None:
+    """Give the pages of `memory` back to the kernel. `memory` is private, and begins and ends at a page. It
+    stays allocated, and every byte of it is 0."""
+    _advise(memory, MADV_DONTNEED)
+
+
+def trim() -> None:
+    """Give the kernel what the allocator keeps for later."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(0)
 
 
 def _populate(memory: Bytes, advice: int, by_hand: Callable[[Bytes], object]) -> None:

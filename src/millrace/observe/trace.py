@@ -59,6 +59,8 @@ _SLICES: dict[str, tuple[str, str, str]] = {  # kind: (row, field of the duratio
     "staged": ("relay", "stage_s", "stage {version}"),
     "fetched": ("relay-{host}", "fetch_s", "fetch {version}"),
     "pulled": ("{replica}", "pull_s", "pull {version}"),
+    "slept": ("{name}", "took_s", "sleep"),
+    "woke": ("{name}", "took_s", "wake"),
     "worker_started": ("{name}", "spawn_s", "spawn"),
     "worker_recovered": ("{name}", "recovery_s", "recovery"),
 }

@@ -2,9 +2,9 @@
 
 GPUs. If there are enough GPUs, each rank of the trainer gets a GPU of its own, and each replica
 `rollout.tensor` GPUs. With fewer GPUs the trainer keeps its own, and the replicas share the others evenly.
-With one GPU all workers share it. A replica's memory is known from its engine (`engine_memory`). So a replica
-gets that memory and a tenth more, or its activation memory if that is larger. The trainer gets the rest,
-because its activation memory is only estimated.
+With one GPU all workers share it, all at once or in turns (`colocated`). A replica's memory is known from its
+engine (`engine_memory`). So a replica gets that memory and a tenth more, or its activation memory if that is
+larger. The trainer gets the rest, because its activation memory is only estimated.
 
 Cores. No worker is bound to a core, and the kernel moves a thread to a free core. A fixed division would
 leave cores idle while their worker waits. `placement.threads` says how many threads a worker computes with.
@@ -24,6 +24,7 @@ import msgspec
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host, Place
+from millrace.placement.colocated import colocated_devices, colocated_share, turn_bytes
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.placement.threads import replica_threads, trainer_threads
 
@@ -58,6 +59,7 @@ class Placement:
     relay_slots_max: int
     relay_versions: int = 0
     trains: bool = True
+    colocated: bool = False
 
     def at(self, name: str) -> Placement:
         """The placement with the host's name in every place."""
@@ -97,6 +99,8 @@ class Placement:
     @property
     def processes_bytes(self) -> int:
         """Host memory of trainer, reference and replicas, without shared memory."""
+        if self.colocated:
+            return turn_bytes(self.needs, len(self.replicas))
         return processes_bytes(self.needs, len(self.replicas)) + self.needs.reference.host_bytes
 
 
@@ -136,13 +140,16 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alo
     on_gpu, replicas = uses_gpus(config, host), config.rollout.replicas
     computing = 0 if config.rollout.servers else replicas  # a server's GPUs are not the run's
     gpus: list[tuple[int, ...]] = [()] * (replicas + 1)
-    if on_gpu:
+    if on_gpu and config.rollout.colocated:
+        gpus = colocated_devices(replicas, config.rollout.tensor, config.trainer.ranks, len(host.gpus))
+    elif on_gpu:
         ranks = config.trainer.ranks_of_host if trains else 0
         gpus[: computing + 1] = devices_of(computing, len(host.gpus), config.rollout.tensor, ranks=ranks)
     places = []
     for worker, used in enumerate(gpus):
         python = config.rollout.python if worker else None
-        share = _share(worker, gpus, host.gpus[used[0]], needs) if used else 1.0
+        share_of = colocated_share if config.rollout.colocated else _share
+        share = share_of(worker, gpus, host.gpus[used[0]], needs) if used else 1.0
         devices = tuple(host.gpus[gpu].index for gpu in used)
         ranks = 1 if worker else config.trainer.ranks_of_host
         rule = replica_threads if worker else trainer_threads
@@ -160,6 +167,7 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alo
         relay_slots_max=config.relay_slots,
         relay_versions=versions,
         trains=trains,
+        colocated=config.rollout.colocated,
     )
     if on_gpu:
         _check_gpus(config, placement)
@@ -224,6 +232,8 @@ def relay_slots(config: Config, host: Host, needs: Needs, *, head: bool) -> tupl
     """
     completes = head and config.trainer.hosts > 1
     processes = processes_bytes(needs, config.rollout.replicas)
+    if config.rollout.colocated:
+        processes = turn_bytes(needs, config.rollout.replicas)
     version, least = needs.weights_bytes, VERSIONS_MIN + completes
     least_word = "three" if completes else "two"
     if processes + least * version > host.memory_bytes:

@@ -161,7 +161,8 @@ def _gpu_warnings(placement: Placement, config: Config, gpu: Gpu) -> Iterator[st
             )
         elif room < (1 - TIGHT) * place.share * gpu.memory_bytes:
             yield f"{name} has {size(room)} of GPU {gpu.index} left for what it needs for a moment"
-    needed = sum(memory.device_bytes + CONTEXT_BYTES for _, _, memory in workers)
+    kept = [memory.device_bytes + CONTEXT_BYTES for _, _, memory in workers]
+    needed = max(kept, default=0) if placement.colocated else sum(kept)
     if workers and needed > gpu.free_bytes:
         yield (
             f"GPU {gpu.index} has {size(gpu.free_bytes)} free, and the run keeps {size(needed)} there: "

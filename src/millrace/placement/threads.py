@@ -9,7 +9,8 @@ calls cost more than products, and a second thread of the trainer would take a r
 
 The threads of a replica divide each product, and wait for one another. So a replica gets a second thread only
 where the cores suffice for it. `REPLICA_SHARE` is a prior: 2 of 8 operations, which take twice their time,
-because a product of a decode step has few rows.
+because a product of a decode step has few rows. With `rollout.colocated` replicas share all cores in their
+turn.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def replica_threads(config: Config, host: Host, parameters: int) -> int:
         return host.threads
     budget, replicas = config.batch.token_budget, max(1, config.rollout.replicas)
     small = row_tokens(parameters, budget) == budget
-    return 1 if small else max(1, round(host.cores * REPLICA_SHARE / replicas))
+    share = 1.0 if config.rollout.colocated else REPLICA_SHARE  # a trainer that sleeps needs no core
+    return 1 if small else max(1, round(host.cores * share / replicas))
 
 
 def divided(threads: int, *, cut: bool) -> tuple[int, int]:

@@ -41,7 +41,10 @@ ENGINES = {
     "own": EngineKind(
         "millrace.engines.own.load:open_engine",
         Capabilities(
-            frozenset({"rollout.exact", "rollout.recompute", *(f"sampling.{name}" for name in SAMPLING)}),
+            frozenset({
+                "rollout.exact", "rollout.recompute", "rollout.colocated",
+                *(f"sampling.{name}" for name in SAMPLING),
+            }),
             shares_prefixes=True,
             chunks_prompts=True,
             models=TORCH_ENGINE,
@@ -82,7 +85,7 @@ ENGINES = {
 }  # fmt: skip
 
 # Keys of `rollout` that depend on the engine.
-_ROLLOUT = ("exact", "recompute", "tensor")
+_ROLLOUT = ("exact", "recompute", "tensor", "colocated")
 # Keys that every engine understands.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}
 

@@ -120,6 +120,18 @@ class Engine(Protocol):
         """Digest of the tensors that the engine computes with now, in state-dict order, in the published
         dtype."""
 
+    # ------------------------------------------------------------ one device in turns
+
+    def sleep(self) -> None:
+        """Give back the memory of weights, keys and values. Trajectories stay, with their tokens, and wait:
+        `version` is -1. They go on under the next version, with keys and values recomputed. Work may be
+        submitted and released meanwhile. A repeat changes nothing. An engine without `rollout.colocated` in
+        its settings raises WorkerError."""
+
+    def wake(self) -> None:
+        """Take the memory again. The engine serves nothing before the next `stage` and `swap`. A repeat
+        changes nothing."""
+
     # ------------------------------------------------------------ end
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "reward.workers_max": "how many reward processes",
     "rollout.replicas": "sampling does not depend on which replica samples",
     "rollout.packed": "where replicas run",
+    "rollout.colocated": "where replicas run, and when",
     "rollout.python": "which Python runs the replicas",
     "rollout.servers": "where it generates",
     "rollout.shared_dir": "where servers find weights",

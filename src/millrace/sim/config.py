@@ -27,6 +27,9 @@ class ClusterSection(Section):
     """Copies of the inference service."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Devices of one replica."""
+    colocated: bool = False
+    """Trainer and replicas use the same devices, in turns. `schedule` is one that `rollout.colocated` goes
+    with."""
     dtype: Literal["bf16", "fp8"] = "bf16"
     """Number format of generation."""
     slots: int = Field(default=64, ge=1)

@@ -99,6 +99,7 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
         section.transport,
         score_s=section.reward_s,
         hosts=section.hosts,
+        colocated=section.colocated,
     )
 
 
@@ -165,6 +166,7 @@ def run_config(config: SimulatedConfig, quantum: int) -> Config:
             replicas=config.cluster.replicas,
             slots=config.cluster.slots,
             max_sequence_tokens=max(16, prompt_units + max_units),
+            colocated=config.cluster.colocated,
         ),
         checkpoints=Checkpoints(every=config.steps + 1),
         supervision=Supervision(

@@ -256,6 +256,7 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         "paged": scale.paged,
         "costs": costs,
         "workload": workload,
+        "asleep": rollout.colocated,
     }
     environment = {
         "seed": config.seed,

@@ -108,7 +108,7 @@ class PolicyTrainer:
         several = reference is not model  # an adapter is switched off for all threads
         self._rows = row_threads(model, settings.token_budget, alone=ranks.alone, several=several)
         self.version = 0
-        self._reference = reference
+        self.reference = reference
         device = computing_device(model)
         self.optimizer = make_optimizer(model, settings.optimizer)
         self._update_threads = update_threads(ranks, device)
@@ -218,9 +218,9 @@ class PolicyTrainer:
             reference_C: NDArray[Any] = flat.reference_C
             computed: dict[str, Any] = {}
             if algorithm.penalty is not None:
-                if self._reference is not None:
-                    with switched_off(self._reference):
-                        reference_C = self._evaluate(self._reference, batch_rows, flat)[0]
+                if self.reference is not None:
+                    with switched_off(self.reference):
+                        reference_C = self._evaluate(self.reference, batch_rows, flat)[0]
                 computed["penalties_S"] = penalties(flat, algorithm.penalty, proximal_C, reference_C)
             if values:
                 computed["values_C"] = values[0].astype(float)
@@ -305,9 +305,9 @@ class PolicyTrainer:
             return on(current_N.device, values_C[row.flat_N]).to(current_N.dtype)
 
         reference_N = None
-        if self._reference is not None and self.algorithm.penalty is None:
-            with torch.no_grad(), switched_off(self._reference):
-                reference_N = self._forward(self._reference, row)[0]
+        if self.reference is not None and self.algorithm.penalty is None:
+            with torch.no_grad(), switched_off(self.reference):
+                reference_N = self._forward(self.reference, row)[0]
         current_N, entropy_N, *values = self._forward(self.model, row)
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
         if reference_N is None and self.algorithm.needs_reference:

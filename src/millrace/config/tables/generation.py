@@ -71,6 +71,10 @@ class Rollout(Section):
     """Path of the Python that runs the replicas, for an engine that needs it. `"none"`: Millrace's Python."""
     packed: bool = False
     """Replicas fill one host after the other, so that few need a relay. False: they are spread over all."""
+    colocated: bool = False
+    """Replicas and trainer use the same devices, in turns: one side sleeps while the other computes. For one
+    GPU. Needs a staleness bound of 0, or `schedule.kind` `"llamarl"` or `"areal"` with 1. See
+    docs/colocated.md."""
     slots: int = Field(default=32, ge=1, le=65_536)
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)

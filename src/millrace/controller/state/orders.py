@@ -41,7 +41,14 @@ class Abort:
     trajectory_ids: list[int]
 
 
-Order = Submit | Pull | Move | Abort
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Sleep, or wake, because the device is lent in turns."""
+
+    asleep: bool
+
+
+Order = Submit | Pull | Move | Abort | Rest
 
 
 class Mailbox:

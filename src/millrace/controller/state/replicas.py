@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.core.placement import THIS_HOST
 from millrace.core.types import ReplicaLoad, Trajectory
+from millrace.schedule.colocated.turns import Use
 from millrace.schedule.view import ReplicaView
 
 
@@ -23,6 +24,7 @@ class ReplicaRecord:
     alive: bool = False
     version: int = -1
     pulling: int = -1  # the version of the pull under way; -1: none
+    use: Use = Use.AWAKE  # of a device that is lent in turns
     moves: set[str] = field(default_factory=set)  # sources of the moves under way from or to this replica
     leased: dict[int, Trajectory] = field(default_factory=dict)
     load: ReplicaLoad = field(default_factory=lambda: ReplicaLoad(version=-1))
@@ -31,7 +33,7 @@ class ReplicaRecord:
 
     @property
     def busy(self) -> bool:
-        return self.pulling >= 0 or bool(self.moves)
+        return self.pulling >= 0 or bool(self.moves) or self.use is not Use.AWAKE
 
     def view(
         self, versions: tuple[int, ...] | None = None, fetching_version: int = -1, staging_version: int = -1
@@ -90,6 +92,12 @@ class Replicas(dict[str, ReplicaRecord]):
         """The incarnation is gone. The caller takes back its leases."""
         record = self[name]
         record.alive, record.version, record.pulling = False, -1, -1
+        record.moves.clear()
+
+    def uses(self, name: str, use: Use) -> None:
+        """The replica begins or ends to sleep or to wake. Moves to it end on other replicas."""
+        record = self[name]
+        record.use, record.version = use, -1 if use is Use.ASLEEP else record.version
         record.moves.clear()
 
     def begin_pull(self, name: str, version: int) -> None:

@@ -31,6 +31,7 @@ from millrace.engines.own.accelerated.exact import check_attention, exact_matmul
 from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
 from millrace.engines.own.architecture import Architecture
+from millrace.engines.own.asleep.sleeping import Sleeping
 from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAttention, Segment
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.decode import DecodeBatch
@@ -43,7 +44,7 @@ from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.queues import Queues
 
 
-class TorchEngine(Queues):
+class TorchEngine(Sleeping, Queues):
     """Millrace's own `Engine`; `protocol.py` documents each method.
 
     Args:
@@ -195,6 +196,12 @@ class TorchEngine(Queues):
                 self._cache.forget(slot)
             else:
                 continuation.prefix_key = (continuation.work.trajectory_id,)
+
+    def sleep(self) -> None:
+        self._waiting.extendleft(reversed(self._running))
+        self._running.clear()
+        self._batch, self.version = None, -1
+        self._release((self._active, self._standby, self._landing), self._cache, self._recorded)
 
     # ------------------------------------------------------------ steps
 

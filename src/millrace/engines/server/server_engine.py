@@ -30,6 +30,7 @@ from millrace.engines.server.handover import Handover
 from millrace.engines.server.streams import StreamedTokens, Streams, Token
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.sampling_params import sampling_arguments
+from millrace.rollout.colocated.sleepless import Sleepless
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
@@ -46,7 +47,7 @@ class _Staged(NamedTuple):
     expected: torch.Tensor
 
 
-class ServerEngine(Queues):
+class ServerEngine(Sleepless, Queues):
     """See `rollout.protocol.Engine`. A server has one such engine at a time."""
 
     def __init__(

@@ -36,6 +36,7 @@ from millrace.engines.vllm.loading import load_version
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.ranks import EngineRanks
 from millrace.engines.vllm.sampling_params import sampling_arguments
+from millrace.rollout.colocated.sleepless import Sleepless
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
@@ -50,7 +51,7 @@ class _Staged(NamedTuple):
     expected: torch.Tensor
 
 
-class VllmEngine(Queues):
+class VllmEngine(Sleepless, Queues):
     """See `rollout.protocol.Engine`. `llm` is an `LLMEngine` whose core is in this process."""
 
     def __init__(

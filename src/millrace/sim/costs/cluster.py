@@ -27,6 +27,7 @@ class Cluster:
         training    the trainer
         score_s     mean latency of a reward (a sandbox: seconds)
         hosts       simulated one by one, with a relay each; 1: the chain of relays is one constant
+        colocated   both sides use the same devices, in turns
     """
 
     generation: Generation
@@ -35,6 +36,7 @@ class Cluster:
     transport: Transport = "relay"
     score_s: float = 0.1
     hosts: int = 1
+    colocated: bool = False
 
     def __str__(self) -> str:
         generation, training = self.generation, self.training
@@ -45,7 +47,9 @@ class Cluster:
 
     @property
     def devices(self) -> int:
-        return self.training.devices + self.replicas * self.generation.tensor_parallel
+        generating = self.replicas * self.generation.tensor_parallel
+        sides = self.training.devices, generating
+        return max(sides) if self.colocated else sum(sides)
 
     @cached_property
     def transfer(self) -> Transfer:
@@ -137,6 +141,16 @@ class ClusterCosts:
         training = self.cluster.training
         hosts = -(-training.devices // training.device.devices_per_host)
         return training.model.parameters * CHECKPOINT_BYTES / hosts / LOAD_BYTES_PER_S
+
+    @property
+    def sleep_s(self) -> float:
+        training = self.cluster.training
+        kept_bytes = training.model.parameters * CHECKPOINT_BYTES / training.devices
+        return kept_bytes / training.device.host_bytes_per_s
+
+    @property
+    def wake_s(self) -> float:
+        return self.sleep_s
 
     @property
     def snapshot_s(self) -> float:

@@ -69,6 +69,14 @@ class CostModel(Protocol):
         blocks."""
 
     @property
+    def sleep_s(self) -> float:
+        """The trainer's way to sleep, on a device that is lent in turns: what it keeps goes to the host."""
+
+    @property
+    def wake_s(self) -> float:
+        """The trainer's way back. A replica has no such times: its weights come with a pull."""
+
+    @property
     def prompts_s(self) -> float: ...
     @property
     def score_s(self) -> float:
@@ -106,6 +114,8 @@ class Costs:
     load_s: float = 0.5
     snapshot_s: float = 0.02
     save_s: float = 0.2
+    sleep_s: float = 0.02
+    wake_s: float = 0.02
     prompts_s: float = 0.002
     score_s: float = 0.02
     weights_bytes: int = 4_000_000

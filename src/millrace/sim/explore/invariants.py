@@ -17,6 +17,7 @@ from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.types import State, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.schedule.colocated.turns import Use
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Observer, Scenario
 
@@ -125,6 +126,7 @@ class Invariants(Observer):
         if replica.leaving:
             return
         known = {replica.version} | ({replica.pulling} if replica.pulling >= 0 else set())
+        known |= {-1} if replica.use is Use.FALLING_ASLEEP else set()
         require(
             event["version"] in known, "a replica serves the version that was ordered", known=known, **event
         )
@@ -278,7 +280,7 @@ class Invariants(Observer):
         if not replica.alive or epoch != replica.epoch:
             before = -1
             self._rescues.pop(replica.name, None)
-        if replica.version < before:
+        if replica.version < before and replica.use is not Use.ASLEEP:
             require(
                 self._rescues.get(replica.name) == replica.version,
                 "a replica goes back only for lost trajectories",
@@ -312,6 +314,7 @@ class Invariants(Observer):
     # ------------------------------------------------------------ the end
 
     def on_end(self, ledger: SqliteLedger, world: World) -> None:
+        require(not world.overlaps, "one side at a time holds a device that is lent", overlaps=world.overlaps)
         accounting, recovery, steps = ledger.accounting(), ledger.recover(), ledger.steps_after(0)
         require(accounting.balanced, "the accounts close", accounting=accounting)
         require(accounting.in_flight == 0, "nothing is in flight at the end", accounting=accounting)

@@ -105,6 +105,8 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
         time_max_s=TIME_MAX_S,
         hosts=min(hosts, run.rollout.replicas),
     )
+    if run.rollout.colocated:
+        return replace(scenario, hosts=1, faults=_on_one_machine(scenario.faults))
     fleet = random.Random(f"fleet {seed}")
     if config is not None or fleet.random() > 0.25:
         return scenario
@@ -173,6 +175,12 @@ def _random_faults(rng: random.Random) -> Faults:
         ),
         controller_crashes=tuple(rng.uniform(0.5, 12.0) for _ in range(rng.choice((0, 0, 0, 1, 2, 4)))),
     )
+
+
+def _on_one_machine(faults: Faults) -> Faults:
+    """No worker that holds memory of a lent device is cut off: who kills it sees it die."""
+    able = tuple(p for p in faults.partitions if p.workers.startswith(("relay", "reward")))
+    return replace(faults, partitions=able)
 
 
 def _with_hostile(faults: Faults, rng: random.Random) -> Faults:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import Device
@@ -35,7 +36,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class PlanLayout:
-    """`train_s` and `generate_s`: predicted seconds of a step, each side alone."""
+    """`train_s` and `generate_s`: predicted seconds of a step, each side alone. `colocated`: both sides use
+    the same devices, in turns."""
 
     training: Training
     generation: Generation
@@ -43,14 +45,17 @@ class PlanLayout:
     slots: int
     train_s: float
     generate_s: float
+    colocated: bool = False
 
     @property
     def step_s(self) -> float:
-        return max(self.train_s, self.generate_s)
+        return self.train_s + self.generate_s if self.colocated else max(self.train_s, self.generate_s)
 
     def used(self) -> dict[str, int]:
         """Devices by kind."""
         used = {self.training.device.name: self.training.devices}
+        if self.colocated:
+            return used
         name = self.generation.device.name
         used[name] = used.get(name, 0) + self.replicas * self.generation.tensor_parallel
         return used
@@ -60,7 +65,7 @@ class PlanLayout:
         return (
             f"{training.devices} {training.device.name} train (model parallel {training.model_parallel}), "
             f"{self.replicas} x {generation.tensor_parallel} {generation.device.name} generate in "
-            f"{generation.dtype}, {self.slots} slots"
+            f"{generation.dtype}, {self.slots} slots{', in turns' if self.colocated else ''}"
         )
 
 
@@ -77,6 +82,25 @@ def layouts(
         for layout in _splits(training, generation, trainers, generators, demand)
     ]
     return sorted(fitting, key=lambda layout: (layout.step_s, layout.train_s + layout.generate_s))
+
+
+def layouts_in_turns(
+    model: ModelSizes, devices: Mapping[Device, int], demand: Demand, dtypes: Sequence[str] = ("bf16",)
+) -> list[PlanLayout]:
+    """Layouts in which both sides use all devices of one kind, of one host: each side has to fit alone. A
+    replica is one device, because only the torch engine sleeps. The best prediction comes first."""
+    fitting = []
+    for device, count in devices.items():
+        if count > device.devices_per_host:
+            continue
+        trainings = [one for one in _trainings(model, device, count, demand) if one.devices == count]
+        generations = _generations(model, device, 1, demand, dtypes)
+        for training, generation in product(trainings, generations):
+            needed_s = train_s(training, demand)
+            for slots in slots_that_fit(generation, demand):
+                sides_s = needed_s, generate_s(generation, count, slots, demand)
+                fitting.append(PlanLayout(training, generation, count, slots, *sides_s, colocated=True))
+    return sorted(fitting, key=lambda layout: layout.step_s)
 
 
 def train_s(training: Training, demand: Demand) -> float:

@@ -13,7 +13,7 @@ from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import Device
 from millrace.sim.costs.models import ModelSizes
 from millrace.sim.costs.training import MEMORY_FRACTION, Training
-from millrace.sim.plan.layouts import Demand, layouts
+from millrace.sim.plan.layouts import Demand, layouts, layouts_in_turns
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, for_batch, search, simulate_candidate
 from millrace.sim.plan.theory import (
@@ -79,13 +79,14 @@ def plan(config: PlanConfig, on_simulated: Callable[[Simulated], None] = lambda 
         on_simulated(one)
         return one
 
-    ranking = search(config, demand, fitting, run)
+    in_turns = layouts_in_turns(model, devices, demand, config.search.dtypes)
+    ranking = search(config, demand, fitting, run, in_turns)
     best = ranking[0]
     return Plan(
         config=config,
         demand=demand,
         theory=[_theory(model, device, count, demand) for device, count in devices.items()],
-        num_layouts=len(fitting),
+        num_layouts=len(fitting) + len(in_turns),
         ranking=ranking,
         bottleneck=bottleneck(best.result),
         gains=gains(devices, demand, config, best),
@@ -120,6 +121,8 @@ def gains(devices: dict[Device, int], demand: Demand, config: PlanConfig, best: 
     for device, count in devices.items():
         if device not in (trainer, generator):
             results.append(Gain(device.name, 0.0, "idle in this plan"))
+        elif layout.colocated:
+            results.append(Gain(device.name, 1 / count, "both, in turns"))
         elif trainer == generator:
             results.append(Gain(device.name, 1 / count, "both, at the best split"))
         else:
@@ -211,6 +214,7 @@ def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
             "slots": best.layout.slots,
             "max_sequence_tokens": plan.demand.longest,
             **(several if generation.tensor_parallel > 1 else {}),
+            **({"colocated": True} if best.layout.colocated else {}),
         },
     }
     tree = dict(base)

@@ -55,13 +55,18 @@ class Simulated:
 
 
 def search(
-    config: PlanConfig, demand: Demand, layouts: Sequence[PlanLayout], run: Callable[[Candidate], Simulated]
+    config: PlanConfig,
+    demand: Demand,
+    layouts: Sequence[PlanLayout],
+    run: Callable[[Candidate], Simulated],
+    in_turns: Sequence[PlanLayout] = (),
 ) -> list[Simulated]:
-    """Simulated candidates, the fastest first. `layouts` have the best prediction first.
+    """Simulated candidates, the fastest first. `layouts` and the colocated ones, `in_turns`, have the best
+    prediction first.
 
     Raises: ConfigError: nothing fits.
     """
-    if not layouts:
+    if not (layouts or in_turns):
         raise ConfigError("no layout of this model on these devices fits in memory: take more devices")
     budget = config.search.simulations
     tried: dict[tuple[object, ...], Simulated] = {}
@@ -72,7 +77,7 @@ def search(
         return tried.get(candidate.key)
 
     best: Simulated | None = None
-    first = list(_starts(config, layouts))[: max(1, budget // 3)]
+    first = [*list(_starts(config, layouts))[: max(1, budget // 3)], *_starts(config, in_turns)]
     for candidate in first:
         best = _faster(best, attempt(candidate))
     for moves in (_splits, _slots, _batches, _schedules, _transports):
@@ -103,6 +108,7 @@ def simulated_config(config: PlanConfig, candidate: Candidate) -> tuple[Simulate
                 tensor_parallel=generation.tensor_parallel,
                 dtype="fp8" if generation.dtype == "fp8" else "bf16",
                 slots=layout.slots,
+                colocated=layout.colocated,
                 transport=candidate.transport,
             ),
             lengths=config.lengths,
@@ -146,12 +152,15 @@ def _starts(config: PlanConfig, layouts: Sequence[PlanLayout]) -> Iterator[Candi
         )
         if kind not in seen:
             seen.add(kind)
-            yield Candidate(layout, config.batch.prompts[0], _schedule(config), config.search.transports[0])
+            schedule = _schedule(config, layout)
+            yield Candidate(layout, config.batch.prompts[0], schedule, config.search.transports[0])
 
 
-def _schedule(config: PlanConfig) -> schedules.Schedule:
+def _schedule(config: PlanConfig, layout: PlanLayout) -> schedules.Schedule:
     if config.staleness_max == 0:
         return schedules.Synchronous()
+    if layout.colocated:
+        return schedules.AReaL(eta=1)
     return schedules.Millrace(staleness_max=config.staleness_max)
 
 
@@ -160,6 +169,8 @@ def _splits(
 ) -> Iterator[Candidate]:
     """The same shapes with fewer and with more trainer devices."""
     here = best.layout
+    if here.colocated:
+        return
     same = [
         layout
         for layout in layouts
@@ -208,6 +219,9 @@ def _schedules(
     """Laminar's rounds and repack: as derived, packed less densely, with rounds of twice the size, without
     repack; and trajectories of several versions."""
     if config.staleness_max == 0:
+        return
+    if best.layout.colocated:
+        yield replace(best, schedule=schedules.Synchronous())
         return
     share, half = -(-best.prompts // best.layout.replicas), max(1, best.layout.slots // 2)
     bound = config.staleness_max

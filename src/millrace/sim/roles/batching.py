@@ -164,6 +164,16 @@ class BatchingEngine:
             self._enter(sequence, slowdown)
         return done
 
+    def sleep(self, now_s: float, slowdown: float) -> None:
+        """Serve nothing from the end of this decode step on. Running sequences wait, and lose their KV."""
+        self.advance(now_s, slowdown)
+        self._end_step(now_s, slowdown)
+        running = [self._leave(tid) for tid in list(self._running)]
+        for sequence in running:
+            sequence.close_span(self.version)
+        self._waiting = {sequence.work.trajectory_id: sequence for sequence in running} | self._waiting
+        self.version, self._steps_at_swap = -1, self._steps
+
     def collect(self, now_s: float, slowdown: float, *, unfinished: bool = True) -> list[Progress]:
         """Progress since the last collection, of completed sequences only unless `unfinished`."""
         self.advance(now_s, slowdown)

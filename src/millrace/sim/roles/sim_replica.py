@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from millrace.core import clock
-from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError
+from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WorkerError
 from millrace.core.types import Endpoint, Progress, Report, Served, Work
 from millrace.sim.costs.interface import CostModel, Costs
 from millrace.sim.costs.workload import Workload
@@ -43,8 +43,9 @@ class SimReplica:
         paged: bool = False,
         costs: CostModel = Costs(),
         workload: Workload = Workload(),
+        asleep: bool = False,
     ) -> None:
-        self._world, self._costs = world, costs
+        self._world, self._costs, self._asleep = world, costs, asleep
         self._report_interval_s = report_interval_s
         self._slice_s, self._contention = slice_s, 1.0
         self._between_slices = asyncio.Event()
@@ -130,6 +131,8 @@ class SimReplica:
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         async with self._pulling:
+            if self._asleep:
+                raise WorkerError("the replica is asleep: `wake` must come first")
             if version == self._engine.version:
                 return Served(version, self._digest, pull_s=0.0, swap_s=0.0)
             started = clock.now()
@@ -141,6 +144,22 @@ class SimReplica:
             self._digest = digest
             await asyncio.sleep(swapped - pulled)
             return Served(version, digest, pull_s=read_s, swap_s=swapped - pulled)
+
+    async def sleep(self) -> None:
+        async with self._pulling:
+            await self._between_slices.wait()
+            if not self._asleep:
+                self._engine.sleep(clock.now(), self._slowdown())
+            self._asleep = True
+            self._world.release(self)
+
+    async def wake(self) -> None:
+        self._world.hold(self, "rollout")
+        self._asleep = False
+
+    def reclaim(self) -> None:
+        """Its process is dead."""
+        self._world.release(self)
 
     def _slowdown(self) -> float:
         return pace.get()() * self._contention

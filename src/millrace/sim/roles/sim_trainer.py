@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from millrace.core import clock
-from millrace.core.errors import DataError, TrainingError
+from millrace.core.errors import DataError, TrainingError, WorkerError
 from millrace.core.progress import CallProgress, waiting_for
 from millrace.core.types import (
     Batch,
@@ -46,6 +46,7 @@ class SimTrainer:
         self._saving: tuple[str, History] | None = None  # the path of a checkpoint, and what is saved
         self._last: StepResult | None = None
         self._copy: _Copy | None = None
+        self._asleep = False
         self._turn = asyncio.Lock()  # one command at a time, as in a process with one model
 
     async def load(self, checkpoint: str | None) -> TrainerState:
@@ -137,7 +138,28 @@ class SimTrainer:
             await self._spend(self._costs.save_s)
             self._world.exports[directory] = self._loaded()
 
+    async def sleep(self) -> None:
+        async with self._turn:
+            await self._digested()
+            if not self._asleep:
+                await self._spend(self._costs.sleep_s)
+            self._asleep = True
+            self._world.release(self)
+
+    async def wake(self) -> None:
+        async with self._turn:
+            self._world.hold(self, "trainer")
+            if self._asleep:
+                await self._spend(self._costs.wake_s)
+            self._asleep = False
+
+    def reclaim(self) -> None:
+        """Its process is dead."""
+        self._world.release(self)
+
     def _loaded(self) -> History:
+        if self._asleep:
+            raise WorkerError("the trainer is asleep: `wake` must come first")
         if self._weights is None:
             raise TrainingError("the trainer has no weights yet: `load` must come first")
         return self._weights

@@ -93,7 +93,7 @@ class SimulatedSlots:
 
 class World:
     """Slots by endpoint path, checkpoints and exports by path. `num_corrupted` counts corrupted copies.
-    `training`: a trainer computes."""
+    `training`: a trainer computes. `overlaps`: how often both sides held a device that is lent in turns."""
 
     def __init__(
         self, *, seed: int = 0, corruption: Corruption = Corruption(), poisonous: float = 0.0
@@ -104,9 +104,20 @@ class World:
         self.exports: dict[str, History] = {}
         self.num_corrupted = 0
         self.training = False
+        self.overlaps = 0
+        self._holders: dict[object, str] = {}  # workers that hold memory of the device, and their sides
         self._opened = 0
         self._seed, self._poisonous = seed, poisonous
         self._corruption, self._rng = corruption, stream(seed, "corruption")
+
+    def hold(self, worker: object, side: str) -> None:
+        """`worker` takes memory of the device that is lent in turns."""
+        self._holders[worker] = side
+        self.overlaps += len(set(self._holders.values())) > 1
+
+    def release(self, worker: object) -> None:
+        """`worker` sleeps, or is dead. Idempotent."""
+        self._holders.pop(worker, None)
 
     def written(self, digest: str) -> str:
         """The digest of a slot after weights with `digest` were copied into it."""

@@ -116,6 +116,12 @@ class Saver:
         """Wait until no checkpoint is being saved. An error is not raised here."""
         self._overlapped.wait()
 
+    def forget(self) -> None:
+        """Wait, and give back the memory of copies. The next checkpoint allocates new memory."""
+        self.wait()
+        self._copies.clear()
+        self._snapshot.forget()
+
     def result(self) -> CheckpointInfo:
         """Wait for the checkpoint that was begun last.
 

@@ -42,6 +42,12 @@ class Snapshot:
             self._reserving = Thread(target=self._has, args=(num_bytes,), name="snapshot", daemon=True)
             self._reserving.start()
 
+    def forget(self) -> None:
+        """Give the memory back, until `reserve` or `of` needs memory again."""
+        if self._reserving.ident is not None:
+            self._reserving.join()
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
     def of(self, blocks: Collection[OwnedBlock]) -> list[OwnedBlock] | None:
         """Copies of `blocks`, which stay until the next call. None: the state is small, or the host has no
         room."""

@@ -51,6 +51,10 @@ class DeviceBuffers:
         """Bytes of one version, which a slot must have: the blocks of all ranks."""
         return sum(spec.num_bytes for spec in self.manifest)
 
+    def copies(self) -> list[torch.Tensor]:
+        """None: a block is rounded when its turn comes."""
+        return []
+
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
         """Copy the current weights into the slot of `filling`. The copy is done at the end."""
         places = writer.places(filling, self.manifest, self._blocks)

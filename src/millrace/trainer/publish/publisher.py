@@ -76,6 +76,10 @@ class PublishBuffers:
                 host.copy_(owned.block)
         return self.blocks
 
+    def copies(self) -> list[torch.Tensor]:
+        """What `fill` writes anew: they need not be kept until then."""
+        return [host for owned, host in self._owned if owned.block.data_ptr() != host.data_ptr()]
+
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
         """Copy the current weights into the slot of `filling`."""
         writer.fill(filling, self.manifest, self.fill())

@@ -147,6 +147,10 @@ class RecordedSteps:
         self._recordings[key]()
         return self._logits[:rows]
 
+    def forget(self) -> None:
+        """The memory of weights and cache is about to move: a recording would go on with the old memory."""
+        self._recordings.clear()
+
     def _step(self, weights: Parameters, rows: int) -> None:
         slots, positions = self._slots[: rows + 1], self._positions[:rows]
         starts = slots * self._cache.num_positions

@@ -1,0 +1,1 @@
+"""The torch engine where one device is lent in turns."""

@@ -1,0 +1,1 @@
+"""A replica and engines where one device is lent in turns."""

@@ -1,0 +1,1 @@
+"""The trainer where one device is lent in turns."""
