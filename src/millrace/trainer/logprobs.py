@@ -115,14 +115,16 @@ class _TokenLogprobs(torch.autograd.Function):
         if group is not None:
             chosen, entropy, normalizer = _of_all(chosen * is_local, entropy, normalizer, group)
         alone = len(results) == 1 and group is None and softcap is None and softmax is GENERAL
-        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy, logits if alone else None)
+        ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
+        ctx.logits = logits if alone else None
         ctx.temperature, ctx.softcap, ctx.rows, ctx.token_masks = temperature, softcap, rows, token_masks
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, targets, normalizer, entropy, kept = ctx.saved_tensors
+        hidden, weight, targets, normalizer, entropy = ctx.saved_tensors
+        kept, ctx.logits = ctx.logits, None
         if kept is not None:  # `statistics` has subtracted the normalizer
             normalizer = torch.zeros_like(normalizer)
         of_logprobs = torch.zeros_like(normalizer) if grads[0] is None else grads[0]
