@@ -154,6 +154,7 @@ def hour(name: str, minutes: float, seed: int, directory: Path) -> Figures:
     from millrace.config.load import load
     from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
     from millrace.evaluation.kept import keep
+    from millrace.observe.sinks.log_files import opened
     from millrace.observe.terminal import Terminal
     from millrace.quickstart.checks import checks
     from millrace.quickstart.saboteur import Saboteur
@@ -177,8 +178,9 @@ def hour(name: str, minutes: float, seed: int, directory: Path) -> Figures:
     run, saboteur = run_directory.create("run", directory / "run"), Saboteur(at_version=KILL_AT)
     asyncio.run(body())
     after = accuracy(run.model)
-    with run.events.open() as lines:
-        steps = [event for line in lines if (event := json.loads(line))["kind"] == "step"]
+    with opened(run.events) as parts:
+        events = [json.loads(line) for _, lines in parts for line in lines]
+    steps = [event for event in events if event["kind"] == "step"]
     for version, result in (0, before), (steps[-1]["version"], after):
         keep(run, version, result)
     claims, found = checks(before, after, run, saboteur), examine(run)["findings"]
