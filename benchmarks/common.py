@@ -99,11 +99,15 @@ def run_logged(command: Sequence[Any], log: Path, *, threads: int | None = 1) ->
         )
 
 
-def train(config: str, directory: Path, *, threads: int | None = 1) -> list[dict[str, Any]]:
-    """`millrace train` with this configuration (TOML) in a new `directory`; returns its events."""
+def train(
+    config: str, directory: Path, *, threads: int | None = 1, sets: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """`millrace train` with this configuration (TOML) in a new `directory`; returns its events. `sets`: keys
+    with other values, as "key=value"."""
     directory.mkdir()
     (directory / "run.toml").write_text(config)
     arguments = ["-m", "millrace", "train", directory / "run.toml", "--run-dir", directory / "run"]
+    arguments += [word for one in sets for word in ("--set", one)]
     run_logged([sys.executable, *arguments], directory / "log", threads=threads)
     with opened(directory / "run" / "events.jsonl") as files:
         return [json.loads(line) for _, lines in files for line in lines]
@@ -142,6 +146,20 @@ def report(result: Mapping[str, Any], *, as_json: bool) -> None:
             print(f"{name:36} {_cell(value)}")
     if as_json:
         print(json.dumps(result))
+
+
+def parts_of(document: Path, script: str) -> tuple[str, str, str]:
+    """The text of `document` before the table that `script` writes into it, the table, and the text after."""
+    begin, end = f"<!-- benchmarks/{script} --write -->\n", "<!-- end -->\n"
+    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
+    written, _, after = rest.partition(end)
+    return before + begin, written, end + after
+
+
+def write_table(document: Path, script: str, lines: Sequence[str]) -> None:
+    """Put the lines of a table into `document`, in place of those that `script` wrote before."""
+    before, _, after = parts_of(document, script)
+    document.write_text(before + "".join(f"{line}\n" for line in lines) + after, encoding="utf-8")
 
 
 def _cell(value: Any) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import string
 import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
@@ -30,11 +29,13 @@ from large import SIZES
 from stored_runs import Kept, Spec, Store, interval, kept_step, plus_minus
 
 SIZE, TASK = "30m", "words"
+QUICKSTART = Path(str(files("millrace.quickstart") / "quickstart.toml"))
+BOUND = ["schedule.staleness_max=2", "schedule.repack_interval_s=0.5"]
 SCHEDULES = {
-    "synchronous": 'kind = "synchronous"',
-    "areal": 'kind = "areal"\neta = 2',
-    "laminar": 'kind = "laminar"\nstaleness_max = 2\nrepack_interval_s = 0.5',
-    "millrace": 'kind = "millrace"\nstaleness_max = 2\nrepack_interval_s = 0.5',
+    "synchronous": ["schedule.kind=synchronous"],
+    "areal": ["schedule.kind=areal", "schedule.eta=2"],
+    "laminar": ["schedule.kind=laminar", *BOUND],
+    "millrace": ["schedule.kind=millrace", *BOUND],
 }
 STEPS, FIFTHS = sized(40, 5), 5
 EVALUATED, SAMPLES = sized(200, 4), 4
@@ -55,48 +56,30 @@ LEARNING = {"30m": Learning(sized(100, 2), 2e-3, 5e-5), "125m": Learning(sized(6
 Figures = dict[str, Any]
 
 
-def config_of(name: str, seed: int, steps: int, schedule: str, every: int) -> str:
-    """The quickstart's configuration with other values."""
-    text = files("millrace.quickstart").joinpath("quickstart.toml").read_text()
-    before, _, after = text.partition("[schedule]\n")
-    text = f"{before}[schedule]\n{schedule}\n\n[rollout]{after.partition('[rollout]')[2]}"
-    values = {
-        "steps = 100": f"steps = {steps}",
-        "seed = 1": f"seed = {seed}",
-        'path = "start"': f'path = "{start_of(name)}"',
-        "lr = 1e-4": f"lr = {LEARNING[name].lr}",
-        "every = 20": f"every = {every}",
-    }
-    for old, new in values.items():
-        text = text.replace(f"\n{old}\n", f"\n{new}\n")
-    return text
+def changes(name: str, seed: int, steps: int, schedule: str, every: int) -> list[str]:
+    """What differs from the quickstart's configuration, as "key=value"."""
+    own = {"steps": steps, "seed": seed, "optimizer.lr": LEARNING[name].lr, "checkpoints.every": every}
+    keys = own | {"model.path": start_of(name)}
+    return [*(f"{key}={value}" for key, value in keys.items()), *SCHEDULES[schedule]]
 
 
 def start_of(name: str) -> Path:
     """The model after its demonstrations, made once."""
-    from peers.start import untrained
-
     from millrace.config.load import load
-    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-    from millrace.quickstart.start_model import demonstrations
-    from millrace.sft.supervised import sft
+    from millrace.observe.terminal import Terminal
+    from millrace.quickstart.start_model import make_start_model
 
-    base, out = (kept_directory() / f"{part}-words-{name}" for part in ("base", "start"))
-    if not (out / "model.safetensors").exists():
-        for path in base, out:
-            shutil.rmtree(path, ignore_errors=True)
-        base.mkdir()
-        make_character_tokenizer(base, string.ascii_letters + string.digits + " >-'.")
-        tokenizer = load_tokenizer(base)
-        shape = SIZES[name].shape | {"vocab_size": len(tokenizer)}
-        untrained(tokenizer, **shape).save_pretrained(base)
-        config = load(Path(str(files("millrace.quickstart") / "quickstart.toml")))
-        end, how = tokenizer.eos_token_id, LEARNING[name]
-        examples = [(tokenizer.encode(p), [*tokenizer.encode(c), end]) for p, c in demonstrations(config)]
-        settings = {"steps": how.sft_steps, "lr": how.sft_lr, "batch_tokens": 1500, "optimizer": "muon"}
-        losses = sft(base, examples, out_dir=out, **settings)
-        say(f"{out.name}: loss {losses[0].loss:.2f} -> {losses[-1].loss:.2f}")
-    return out
+    directory = kept_directory() / f"words-{name}"
+    if not (directory / "start" / "model.safetensors").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        how, shape = LEARNING[name], dict(SIZES[name].shape)
+        del shape["vocab_size"]
+        shape |= {"hidden_size": shape.pop("hidden"), "num_hidden_layers": shape.pop("layers")}
+        config = load(QUICKSTART, [f"model.path={directory / 'start'}"])
+        console = Terminal(stderr=True)
+        make_start_model(config, directory, console, steps=how.sft_steps, lr=how.sft_lr, **shape)
+    return directory / "start"
 
 
 # ---------------------------------------------------------------- curves
@@ -112,9 +95,9 @@ def specs(seeds: range) -> list[Spec]:
 
 
 def make(spec: Spec) -> list[dict[str, Any]]:
-    config = config_of(SIZE, spec.seed, spec.steps, spec.ours["schedule"], every=1000)
+    sets = changes(SIZE, spec.seed, spec.steps, spec.name, every=1000)
     with tempfile.TemporaryDirectory() as directory:
-        events = train(config, Path(directory) / "run")
+        events = train(QUICKSTART.read_text(), Path(directory) / "run", sets=sets)
     return [kept_step(event) for event in events if event["kind"] == "step"]
 
 
@@ -161,9 +144,7 @@ def hour(name: str, minutes: float, seed: int, directory: Path) -> Figures:
     from millrace.run_directory import run_directory
 
     directory.mkdir(parents=True)
-    toml = directory / "run.toml"
-    toml.write_text(config_of(name, seed, sized(100_000, 8), SCHEDULES["millrace"], every=20))
-    config = load(toml, [])
+    config = load(QUICKSTART, changes(name, seed, sized(100_000, 8), "millrace", every=20))
 
     def accuracy(model: Path) -> Any:
         held_out = held_out_config(config, model, seed=0, data_seed=HELD_OUT_SEED)

@@ -14,14 +14,13 @@ import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from common import ROOT, parser_of, report
+from common import ROOT, parser_of, report, write_table
 
 from millrace.checks.model_files import filled_in
 from millrace.core.errors import DataError
 from millrace.core.supported import TORCH_ENGINE, TRAINER, VLLM, Supported, refuse_unsupported
 
 DOCUMENT, FACTS = ROOT / "docs" / "models.md", ROOT / "tests" / "models"
-BEGIN, END = "<!-- benchmarks/model_table.py --write -->\n", "<!-- end -->\n"
 THOUGHT = "hm"  # what a past turn of `Facts.history` thought
 
 
@@ -117,9 +116,7 @@ def main() -> None:
     lines = rows()
     print("\n".join(lines))
     if options.write:
-        before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-        table = "".join(f"{line}\n" for line in lines)
-        DOCUMENT.write_text(f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write_table(DOCUMENT, "model_table.py", lines)
     report({"rows": lines, "num_rows": len(lines) - 2}, as_json=options.json)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from common import ROOT, parser_of, report
+from common import ROOT, parser_of, report, write_table
 from sparse_models import SHAPES, sparse_model
 
 from millrace.config.schema import Config
@@ -28,7 +28,6 @@ from millrace.placement.needs import read_needs
 from millrace.rollout.engine_kinds import ENGINES
 
 DOCUMENT = ROOT / "docs" / "sizes.md"
-BEGIN, END = "<!-- benchmarks/sizes.py --write -->\n", "<!-- end -->\n"
 TOKENS = 4096
 Section = Mapping[str, Any]
 NOTHING: Section = MappingProxyType({})
@@ -156,9 +155,7 @@ def main() -> None:
     lines = rows()
     print("\n".join(lines))
     if options.write:
-        before, _, rest = DOCUMENT.read_text().partition(BEGIN)
-        table = "".join(f"{line}\n" for line in lines)
-        DOCUMENT.write_text(f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}")
+        write_table(DOCUMENT, "sizes.py", lines)
     report({"rows": lines, "num_rows": len(CASES)}, as_json=options.json)
 
 

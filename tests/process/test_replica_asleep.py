@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
-from test_replica_role import DEADLINE_S, model_of, until_finished, until_sampled, work
+from test_replica_role import DEADLINE_S, until_finished, until_sampled, work
 
 from millrace.core.errors import WorkerError
 from millrace.core.types import Endpoint, Progress, Report
 from millrace.rollout.colocated.shared_replica import SharedReplica
 from millrace.rollout.protocol import EngineOptions
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("model")
-    model_of(0).save_pretrained(path)
-    return str(path)
-
-
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Endpoint:
-    from safetensors.torch import save_file
-
-    for version in (0, 1):
-        weights = {name: p.detach().clone() for name, p in model_of(version).named_parameters()}
-        save_file(weights, tmp_path / f"v{version}.safetensors")
-    return Endpoint("file", str(tmp_path), 2, 0)
 
 
 def make_replica(model_path: str) -> SharedReplica:

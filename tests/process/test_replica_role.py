@@ -41,21 +41,6 @@ def model_of(seed: int) -> Any:
     return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("model")
-    model_of(0).save_pretrained(path)
-    return str(path)
-
-
-@pytest.fixture
-def endpoint(tmp_path: Path) -> Endpoint:
-    for version in (0, 1):
-        weights = {name: p.detach().clone() for name, p in model_of(version).named_parameters()}
-        save_file(weights, tmp_path / f"v{version}.safetensors")
-    return Endpoint("file", str(tmp_path), 2, 0)
-
-
 def make_replica(model_path: str, **options: Any) -> EngineReplica:
     engine_options = EngineOptions(
         model_path=model_path, device="cpu", slots=8, max_sequence_tokens=320, prefill_chunk=64

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,21 +24,6 @@ def own(*overrides: str):
 def test_an_own_algorithm_is_taken_from_its_file():
     config = own("algorithm.kind=function", f"algorithm.path={EXAMPLES / 'algorithm.py'}:CISPO")
     assert algorithms.build(config.algorithm).objective.__name__ == "cispo_objective"
-
-
-def test_an_algorithm_with_kept_is_told_the_name_of_the_argument(tmp_path):
-    file = tmp_path / "own.py"
-    file.write_text(
-        "from millrace.algorithms import Algorithm\nown = Algorithm(None, None, kept=lambda *given: True)"
-    )
-    config = own("algorithm.kind=function", f"algorithm.path={file}:own")
-    with pytest.raises(ConfigError, match=r"(?s)`Algorithm` takes no `kept`.*`loss_mask`"):
-        algorithms.build(config.algorithm)
-
-
-def test_an_algorithm_is_copied_and_pickled_with_its_fields():
-    found = algorithms.Algorithm(min, max, normalize="sequence", loss_mask=sum)
-    assert pickle.loads(pickle.dumps(found)) == replace(found) == found
 
 
 def test_an_own_schedule_is_made_from_the_configuration():

@@ -14,6 +14,7 @@ import model_table
 import numpy as np
 import pytest
 import torch
+from common import parts_of
 from engine_models import make_work, run
 from model_table import Facts, cell, ends, facts, refusal, row
 from tokenizers import Tokenizer, decoders, models
@@ -126,8 +127,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_document_has_the_table_that_the_facts_give() -> None:
-    text = model_table.DOCUMENT.read_text(encoding="utf-8")
-    table = text.partition(model_table.BEGIN)[2].partition(model_table.END)[0]
+    table = parts_of(model_table.DOCUMENT, "model_table.py")[1]
     assert table.splitlines() == model_table.rows(), "run `python benchmarks/model_table.py --write`"
     assert len(NAMES) >= 25
 

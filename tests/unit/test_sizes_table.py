@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sizes
+from common import parts_of
 
 
 def test_the_document_has_the_table_that_the_planner_writes() -> None:
-    table = sizes.DOCUMENT.read_text().partition(sizes.BEGIN)[2].partition(sizes.END)[0]
+    table = parts_of(sizes.DOCUMENT, "sizes.py")[1]
     assert table.splitlines() == sizes.rows(), "run `python benchmarks/sizes.py --write`"

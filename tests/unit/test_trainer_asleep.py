@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_doubles import WRITERS, make_batch, save_tiny_model
+from trainer_doubles import WRITERS, make_batch, role_config, save_tiny_model
 
 from millrace.core.errors import WorkerError
 from millrace.core.types import Endpoint
@@ -26,13 +26,8 @@ def make_role(tmp_path):
     (tmp_path / "run").mkdir()
 
     def make(**changes):
-        config = {
-            "model": {"path": str(model), "device": "cpu"} | changes.pop("model", {}),
-            "task": {"kind": "gym", "name": "chain_sum"},
-            "reward": {"kind": "gym"},
-            "optimizer": {"lr": 1e-3},
-        }
-        return SharedTrainer(config | changes, str(tmp_path / "run"), "trainer_doubles:open_memory_writer")
+        config = role_config(model, **changes)
+        return SharedTrainer(config, str(tmp_path / "run"), "trainer_doubles:open_memory_writer")
 
     return make
 

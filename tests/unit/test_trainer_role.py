@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 import torch
-from trainer_doubles import VOCAB, WRITERS, make_batch, save_tiny_model
+from trainer_doubles import VOCAB, WRITERS, make_batch, role_config, save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from millrace.core.digest import digest_buffers
@@ -26,13 +26,8 @@ def make_role(tmp_path):
     (model / "tokenizer.json").write_text("{}")
 
     def make(**changes):
-        config = {
-            "model": {"path": str(model), "device": "cpu"} | changes.pop("model", {}),
-            "task": {"kind": "gym", "name": "chain_sum"},
-            "reward": {"kind": "gym"},
-            "optimizer": {"lr": 1e-3},
-        }
-        return TorchTrainer(config | changes, str(tmp_path / "run"), "trainer_doubles:open_memory_writer")
+        config = role_config(model, **changes)
+        return TorchTrainer(config, str(tmp_path / "run"), "trainer_doubles:open_memory_writer")
 
     return make
 

@@ -273,3 +273,14 @@ WRITERS: list[MemoryWriter] = []
 def open_memory_writer(endpoint: Endpoint) -> MemoryWriter:
     WRITERS.append(MemoryWriter(endpoint))
     return WRITERS[-1]
+
+
+def role_config(path, /, **changes):
+    """The configuration of a trainer's role, as it is sent there."""
+    config = {
+        "model": {"path": str(path), "device": "cpu"} | changes.pop("model", {}),
+        "task": {"kind": "gym", "name": "chain_sum"},
+        "reward": {"kind": "gym"},
+        "optimizer": {"lr": 1e-3},
+    }
+    return config | changes

@@ -73,11 +73,6 @@ class Algorithm:
     proximal: Proximal = "recompute"
     critic: Critic | None = None
 
-    def __new__(cls, *fields: Any, **named: Any) -> Algorithm:
-        if "kept" in named:
-            raise ConfigError("`Algorithm` takes no `kept`.\n  Pass this function as `loss_mask`")
-        return object.__new__(cls)
-
 
 def of_run(config: Config) -> Algorithm:
     """The algorithm of a run. Raises: ConfigError: it cannot be loaded, or not be trained so."""

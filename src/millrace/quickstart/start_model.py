@@ -21,10 +21,27 @@ NUM_DEMONSTRATIONS = 20_000
 DEMONSTRATION_SEED = 7
 RIGHT, COPIED = 0.3, 0.5  # shares of demonstrations; the rest has two letters swapped
 WARM_START_STEPS = 250
+SHAPE = {
+    "hidden_size": 96,
+    "intermediate_size": 288,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 
 
-def make_start_model(config: Config, directory: Path, console: Console) -> None:
-    """Write the model to `config.model.path`, and the untrained model to `directory/base`."""
+def make_start_model(
+    config: Config,
+    directory: Path,
+    console: Console,
+    *,
+    steps: int = WARM_START_STEPS,
+    lr: float = 4e-3,
+    **shape: int,
+) -> None:
+    """Write the model to `config.model.path`, and the untrained model to `directory/base`. `shape`: keys of
+    its configuration that are not the usual ones."""
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import SFTStep, sft
 
@@ -32,13 +49,13 @@ def make_start_model(config: Config, directory: Path, console: Console) -> None:
     base.mkdir()
     make_character_tokenizer(base, string.ascii_letters + string.digits + " >-'.")
     tokenizer = load_tokenizer(base)
-    num_parameters = _make_model(base, tokenizer)
+    num_parameters = _make_model(base, tokenizer, SHAPE | shape)
     console.print(f"{num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens in the vocabulary")
     examples = [
         (tokenizer.encode(prompt), [*tokenizer.encode(completion), tokenizer.eos_token_id])
-        for prompt, completion in demonstrations(config)
+        for prompt, completion in _demonstrations(config)
     ]
-    progress = iter(track(range(WARM_START_STEPS), "supervised steps", console=console))
+    progress = iter(track(range(steps), "supervised steps", console=console))
     losses: list[float] = []
 
     def on_step(step: SFTStep) -> None:
@@ -49,8 +66,8 @@ def make_start_model(config: Config, directory: Path, console: Console) -> None:
         base,
         examples,
         out_dir=config.model.path,
-        steps=WARM_START_STEPS,
-        lr=4e-3,
+        steps=steps,
+        lr=lr,
         batch_tokens=1500,
         optimizer="muon",
         seed=config.seed,
@@ -60,7 +77,7 @@ def make_start_model(config: Config, directory: Path, console: Console) -> None:
     console.print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}")
 
 
-def _make_model(directory: Path, tokenizer: Any) -> int:
+def _make_model(directory: Path, tokenizer: Any, shape: dict[str, int]) -> int:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
@@ -71,24 +88,19 @@ def _make_model(directory: Path, tokenizer: Any) -> int:
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
-            hidden_size=96,
-            intermediate_size=288,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
             max_position_embeddings=256,
             tie_word_embeddings=True,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,
+            **shape,
         )
     )
     model.save_pretrained(directory)
     return int(sum(parameter.numel() for parameter in model.parameters()))
 
 
-def demonstrations(config: Config) -> list[tuple[str, str]]:
+def _demonstrations(config: Config) -> list[tuple[str, str]]:
     """(prompt, completion) pairs: 30 % right, 50 % copy the word, 20 % swap two letters."""
     import reasoning_gym
 
