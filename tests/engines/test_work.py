@@ -254,7 +254,7 @@ def test_what_has_finished_but_was_not_reported_is_released_with_its_end(bench_o
 def test_a_load_in_between_does_not_lose_what_is_released(bench_of: OpenBench) -> None:
     bench = bench_of()
     first = bench.serve(1)
-    work = bench.work(prompt_of(1, 9), Sampling(max_tokens=200), tokens=[4, 4])
+    work = bench.work(prompt_of(1, 9), Sampling(max_tokens=200, ignore_eos=True), tokens=[4, 4])
     bench.submit([work])
     bench.sample(4)
     second = bench.serve(2)
