@@ -170,7 +170,7 @@ class Loops:
     def peer(self, name: str, seed: int) -> float:
         """Trained tokens/s at 30 M, with the threads that serve it best."""
         rates = {}
-        for threads in sorted({1, CORES}):
+        for threads in sized(sorted({1, CORES}), [1]):
             rates[threads] = tokens_per_s(self.bench("30m").run(name, seed, threads=threads))
             say(f"{name} seed {seed}, {threads} threads: {rates[threads]:.0f} tokens/s")
         return max(rates.values())
