@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Progress, Sampling
+from millrace.engines.own.accelerated import row_matmul
 from millrace.placement import number_format
 
 SAMPLING = Sampling(max_tokens=40)
@@ -71,6 +72,30 @@ def test_trajectories_in_flight_go_on_as_in_a_fresh_engine_that_resumes_them(nam
         for w in works()
     ]
     assert collect(list(under(2, progress))) == run(make_exact_engine(new, eos_ids=()), resumed)
+
+
+def test_a_wide_model_is_packed_anew_after_each_swap_and_after_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are plain here, so that this holds on any CPU."""
+    copies: list[torch.Tensor] = []
+    monkeypatch.setattr(row_matmul, "by_onednn", lambda: True)
+    monkeypatch.setattr(row_matmul, "packed", lambda weight: copies.append(weight.clone()) or copies[-1])
+    monkeypatch.setattr(row_matmul, "matmul_packed", lambda x, copy: x @ copy.t())
+    monkeypatch.setattr(row_matmul, "WIDE", 8)
+    monkeypatch.setattr(row_matmul, "PACKED_ROWS_MIN", 1)
+    old, new = make_model(seed=1), make_model(seed=2)
+    engine = make_engine(old, version=1, eos_ids=())
+    before, made = run(engine, works()), len(copies)
+    for lease in range(1, 4):
+        weights_into(engine, new)
+        engine.swap(2)
+        engine.submit(
+            make_work(w.trajectory_id, w.prompt, SAMPLING, group_id=w.group_id, lease=lease) for w in works()
+        )
+        after = collect(drain(engine))
+        engine.sleep()
+        engine.wake()
+    assert made > 0 and len(copies) == 4 * made
+    assert after == run(make_engine(new, eos_ids=()), works()) and after != before
 
 
 def test_without_recomputing_trajectories_keep_their_cache_and_new_ones_never_share_it() -> None:

@@ -30,14 +30,15 @@ SERVED = ServedModel(
     num_devices=2,
     on_gpu=True,
     converts=False,
+    packs=False,
 )
 
 
-def test_the_own_engine_keeps_two_versions_and_the_longest_sequence_in_every_slot() -> None:
+def test_the_own_engine_keeps_its_versions_and_the_longest_sequence_in_every_slot() -> None:
     assert own_engine(SERVED) == MemoryNeed((2 * 1000 + 4 * 200) // 2, 50)
-    on_cpu = replace(SERVED, on_gpu=False)
-    assert own_engine(on_cpu) == MemoryNeed(0, 2800)
-    assert own_engine(replace(on_cpu, converts=True)) == MemoryNeed(0, 2800 + 500 + 50)
+    on_cpu = replace(SERVED, on_gpu=False, packs=True)
+    assert own_engine(on_cpu) == MemoryNeed(0, 3800)
+    assert own_engine(replace(on_cpu, converts=True)) == MemoryNeed(0, 3800 + 500 + 50)
 
 
 def test_vllm_needs_pages_for_one_sequence_and_can_use_pages_for_every_slot() -> None:

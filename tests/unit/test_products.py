@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from millrace.devices import matmul
+from millrace.engines.own.accelerated import row_matmul
+from millrace.engines.own.accelerated.row_matmul import Packed, RowMatmul
 from millrace.trainer.batch.packing import Branch, Tree, pack, padded
 from millrace.trainer.kernels import linear
 
@@ -20,7 +22,7 @@ needs_onednn = pytest.mark.skipif(
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (matmul, linear):
+    for module in (matmul, linear, row_matmul):
         monkeypatch.setattr(module, "by_onednn", lambda: True)
 
 
@@ -77,3 +79,26 @@ def test_a_cpu_tells_its_maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\n")
     monkeypatch.setattr(number_format, "CPUS", tmp_path / "cpuinfo")
     assert number_format.cpu_vendor() == "AuthenticAMD"
+
+
+@needs_onednn
+@pytest.mark.parametrize("rows", [1, 7, 8, 31, 64])
+@pytest.mark.parametrize("width", [128, 256])
+def test_a_packed_matrix_gives_the_results_of_the_plain_one(onednn: None, rows: int, width: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, width), torch.randn(80, width), torch.randn(80)
+    products = RowMatmul(packed=Packed())
+    expected = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(products.linear(x, weight, bias), expected, rtol=1e-5, atol=1e-4)
+    total = torch.ones(rows, 80)
+    products.add_linear(total, x, weight, bias)
+    torch.testing.assert_close(total, expected + 1, rtol=1e-5, atol=1e-4)
+
+
+@needs_onednn
+def test_a_matrix_that_has_changed_is_packed_again(onednn: None) -> None:
+    x, weight, products = torch.randn(16, 256), torch.randn(80, 256), RowMatmul(packed=Packed())
+    before = products.linear(x, weight, None)
+    weight.mul_(2.0)
+    products.forget()
+    torch.testing.assert_close(products.linear(x, weight, None), 2 * before)

@@ -45,6 +45,18 @@ def matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     return matmul_transposed(a_MK, b_KN.t())
 
 
+def packed(weight_NK: torch.Tensor) -> torch.Tensor:
+    """A copy of a float32 matrix in the layout of oneDNN's kernels. Otherwise each call makes such a copy."""
+    out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_NK)
+    return out
+
+
+def matmul_packed(a_MK: torch.Tensor, packed_b: torch.Tensor) -> torch.Tensor:
+    """(M, N): a b^T without a gradient, where `packed_b` is `packed(b)`."""
+    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a_MK, packed_b, None, "none", [], "")
+    return out
+
+
 def matmul_transposed(a_MK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
     """(M, N): a b^T, without a gradient."""
     single = a_MK.dtype == b_NK.dtype == torch.float32 and not a_MK.is_cuda

@@ -22,7 +22,8 @@ NOTHING = MemoryNeed(0, 0)
 class ServedModel:
     """A model, and the trajectories that a replica decodes with it. Bytes: of the weights in the computing
     format, of a published version, of its largest tensor, and of the KV of a token on all devices together.
-    `converts`: the computing format is not the published format."""
+    `converts`: the computing format is not the published format.
+    `packs`: a CPU computes in float32, and may keep packed copies of matrices."""
 
     weights_bytes: int
     version_bytes: int
@@ -33,6 +34,7 @@ class ServedModel:
     num_devices: int
     on_gpu: bool
     converts: bool
+    packs: bool
 
     @property
     def sequence_bytes(self) -> int:
@@ -41,9 +43,10 @@ class ServedModel:
 
 
 def own_engine(model: ServedModel) -> MemoryNeed:
-    """Served and standby weights, and KV of the longest sequence in every slot. If the formats differ, pulled
-    weights too. Then, and on a GPU, the largest tensor on the host, for digests."""
-    computing = 2 * model.weights_bytes + model.slots * model.sequence_bytes
+    """Served and standby weights, and KV of the longest sequence in every slot. In float32 on a CPU a packed
+    copy of the served weights, at most. If the formats differ, pulled weights too. Then, and on a GPU, the
+    largest tensor on the host, for digests."""
+    computing = (3 if model.packs else 2) * model.weights_bytes + model.slots * model.sequence_bytes
     pulled = (model.version_bytes if model.converts else 0) + (
         model.largest_bytes if model.on_gpu or model.converts else 0
     )

@@ -93,6 +93,7 @@ def read_needs(
         num_devices=num_devices,
         on_gpu=on_gpu,
         converts=computing != size,
+        packs=computing == 4 and not on_gpu,
     )
     return Needs(
         num_parameters=parameters,

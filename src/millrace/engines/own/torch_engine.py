@@ -188,6 +188,7 @@ class TorchEngine(Sleeping, Queues):
         self._settle()
         self._active, self._standby = self._standby, self._active
         self._vacated = mark(self._device)
+        self._forward.matmul.forget()
         self._kinds = self._kinds[::-1]
         self.version, self._steps_since_swap = version, 0
         self._batch = None
@@ -201,6 +202,7 @@ class TorchEngine(Sleeping, Queues):
         self._waiting.extendleft(reversed(self._running))
         self._running.clear()
         self._batch, self.version = None, -1
+        self._forward.matmul.forget()
         self._release((self._active, self._standby, self._landing), self._cache, self._recorded)
 
     # ------------------------------------------------------------ steps

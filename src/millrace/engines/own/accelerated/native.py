@@ -246,7 +246,7 @@ class NativePass:
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor) -> Tensor:
         """x weight^T + bias, in `memory`; oneDNN writes into new memory instead."""
         matmul = self._forward.matmul
-        if matmul.by_onednn(x.shape[0]):
+        if matmul.by_onednn(x):
             return matmul.linear(x, weight, bias)
         if bias is None:
             return torch.mm(x, weight.t(), out=memory)

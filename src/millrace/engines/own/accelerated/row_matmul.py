@@ -14,17 +14,42 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.matmul import ROWS_MIN, by_onednn, matmul_transposed, matmul_wide
+from millrace.devices.matmul import (
+    ROWS_MIN,
+    WIDE,
+    by_onednn,
+    matmul_packed,
+    matmul_transposed,
+    matmul_wide,
+    packed,
+)
 
 Tensor = torch.Tensor
+PACKED_ROWS_MIN = 8
+"""From so many rows on oneDNN is faster with a packed matrix, and its bits are those of the plain matmul."""
+
+
+class Packed:
+    """Packed copies of the matrices that are served, each made at its first use."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, Tensor] = {}
+
+    def of(self, weight_OI: Tensor) -> Tensor:
+        copy = self.copies.get(weight_OI.data_ptr())
+        if copy is None:
+            copy = self.copies[weight_OI.data_ptr()] = packed(weight_OI)
+        return copy
 
 
 @dataclass(frozen=True)
 class RowMatmul:
-    """Rows are padded to a multiple of `tile`. `alone`: each row is a matmul of its own."""
+    """Rows are padded to a multiple of `tile`. `alone`: each row is a matmul of its own. `packed`: has copies
+    of wide matrices. Who changes a matrix calls `forget`."""
 
     tile: int = 1
     alone: bool = False
+    packed: Packed | None = None
 
     def rows(self, count: int) -> int:
         """`count`, padded. Beyond eight tiles the number grows in steps of an eighth to a quarter, so that
@@ -35,14 +60,27 @@ class RowMatmul:
         step = 1 << max(0, (tiles - 1).bit_length() - 3)
         return -(-tiles // step) * step * self.tile
 
-    def by_onednn(self, rows: int) -> bool:
+    def by_onednn(self, x_MI: Tensor) -> bool:
         """Where rows need not be independent, the faster kernel may compute them."""
-        return self.tile == 1 and rows >= ROWS_MIN and by_onednn()
+        least = PACKED_ROWS_MIN if self._packs(x_MI) else ROWS_MIN
+        return self.tile == 1 and len(x_MI) >= least and by_onednn()
+
+    def _packs(self, x_MI: Tensor) -> bool:
+        computed = x_MI.device.type == "cpu" and x_MI.dtype == torch.float32
+        return self.packed is not None and computed and x_MI.shape[1] >= WIDE
+
+    def forget(self) -> None:
+        """The weights have changed: copies of them are dropped."""
+        if self.packed is not None:
+            self.packed.copies.clear()
 
     def linear(self, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """(M, O): x weight^T + bias"""
-        if self.by_onednn(x_MI.shape[0]):
-            out = matmul_transposed(x_MI, weight_OI)
+        if self.by_onednn(x_MI):
+            if self.packed is not None and self._packs(x_MI):
+                out = matmul_packed(x_MI, self.packed.of(weight_OI))
+            else:
+                out = matmul_transposed(x_MI, weight_OI)
             return out if bias_O is None else out.add_(bias_O)
         if not self.alone:
             return F.linear(x_MI, weight_OI, bias_O)
@@ -51,7 +89,7 @@ class RowMatmul:
 
     def add_linear(self, to_MO: Tensor, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         """to += x weight^T + bias"""
-        if self.alone or self.by_onednn(x_MI.shape[0]):
+        if self.alone or self.by_onednn(x_MI):
             to_MO += self.linear(x_MI, weight_OI, bias_O)
             return
         to_MO.addmm_(x_MI, weight_OI.t())
@@ -66,6 +104,3 @@ class RowMatmul:
 
     def __str__(self) -> str:
         return "each row alone" if self.alone else f"rows padded to {self.tile}" if self.tile > 1 else "rows"
-
-
-FASTEST = RowMatmul()
