@@ -168,6 +168,7 @@ def test_the_vitals_of_a_gang_are_those_of_all_ranks() -> None:
         together = await call(worker, PING)
         assert together.resident_bytes > 1.5 * max(vitals.resident_bytes for vitals in each)
         assert together.cpu_s >= sum(vitals.cpu_s for vitals in each)
+        assert together.queued_s >= sum(vitals.queued_s for vitals in each)
         assert not worker.suspended
         os.kill(worker.members[1].pid or 0, signal.SIGSTOP)
         while not worker.suspended:  # noqa: ASYNC110 - the state is in another process

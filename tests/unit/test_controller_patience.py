@@ -27,9 +27,10 @@ class Slow:
         await asyncio.sleep(args[0])
 
 
-def lasts(report: Report, *calls: tuple[str, float], computes: bool = False) -> float:
-    """How long `calls` (method, seconds) take together, with a heartbeat every two seconds. Raises: the
-    judgement over them."""
+def lasts(report: Report, *calls: tuple[str, float], cpu: float = 0.0, queued: float = 0.0) -> float:
+    """How long `calls` (method, seconds) take together, with a heartbeat every two seconds. `cpu`, `queued`:
+    the cores that the process has, and the cores that its threads wait for. Raises: the judgement over the
+    calls."""
     patience, handle = Patience(LIMIT_S), Slow()
 
     async def main() -> float:
@@ -38,8 +39,9 @@ def lasts(report: Report, *calls: tuple[str, float], computes: bool = False) -> 
         async def beat() -> None:
             while True:
                 sent_s = clock.now()
-                cpu_s = sent_s if computes else 0.0
-                patience.on_heartbeat(handle, Vitals(cpu_s, 0, False, list(report(sent_s - began_s))), sent_s)  # type: ignore[arg-type]
+                reported = list(report(sent_s - began_s))
+                vitals = Vitals(cpu * sent_s, 0, False, reported, queued_s=queued * sent_s)
+                patience.on_heartbeat(handle, vitals, sent_s)  # type: ignore[arg-type]
                 await asyncio.sleep(HEARTBEAT_S)
 
         try:
@@ -71,7 +73,18 @@ def test_a_call_whose_count_stops_is_stuck_from_its_last_count_on() -> None:
 
 def test_a_call_that_computes_without_a_count_has_the_limit_and_no_more() -> None:
     with pytest.raises(DeadlineExceeded, match="step did not answer, and counted no progress for 600 s"):
-        lasts(one("step", lambda now_s: 0), ("step", 10_000.0), computes=True)
+        lasts(one("step", lambda now_s: 0), ("step", 10_000.0), cpu=1.0)
+
+
+def test_a_call_whose_process_waits_for_a_core_has_the_limit_and_no_more() -> None:
+    assert lasts(one("step", lambda now_s: 0), ("step", 500.0), cpu=0.01, queued=1.0) == 500.0
+    with pytest.raises(DeadlineExceeded, match="step did not answer, and counted no progress for 600 s"):
+        lasts(one("step", lambda now_s: 0), ("step", 10_000.0), cpu=0.01, queued=1.0)
+
+
+def test_a_stuck_process_whose_heartbeats_wait_for_a_core_is_stuck_all_the_same() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"step was asked for 2\d s ago, and for 20 s it counted no"):
+        lasts(one("step", lambda now_s: 0), ("step", 10_000.0), cpu=0.01, queued=0.4)
 
 
 def test_a_call_that_waits_for_another_has_as_long_as_that_one_counts() -> None:
@@ -122,6 +135,32 @@ def test_a_limit_follows_the_longest_time_without_a_count_and_forgets_after_a_de
         return times
 
     assert sim.run(main(), seed=0, time_max_s=1e6) == [LIMIT_S, FLOOR_S, FACTOR * 7.0, LIMIT_S]
+
+
+@pytest.mark.parametrize(("cpu", "queued", "took_s"), [(1.0, 0, 20), (0.5, 0.5, 20), (0.01, 0.99, LIMIT_S)])
+def test_the_limit_of_a_call_is_later_by_the_time_for_which_its_process_got_no_core(
+    cpu: float, queued: float, took_s: float
+) -> None:
+    patience, handle = Patience(LIMIT_S), Slow()
+
+    async def beat() -> None:
+        while True:
+            now_s = clock.now()
+            vitals = Vitals(cpu * now_s, 0, False, [CallVitals("step")], queued_s=queued * now_s)
+            patience.on_heartbeat(handle, vitals, now_s)  # type: ignore[arg-type]
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def main() -> float:
+        await patience.call(handle, "step", 1.0)  # type: ignore[arg-type]
+        began_s = clock.now()
+        async with asyncio.TaskGroup() as group:
+            heart = group.create_task(beat())
+            with pytest.raises(DeadlineExceeded, match=f"counted no progress for {took_s:g} s"):
+                await patience.call(handle, "step", 1e5)  # type: ignore[arg-type]
+            heart.cancel()
+        return clock.now() - began_s
+
+    assert sim.run(main(), seed=0, time_max_s=1e6) == took_s
 
 
 def test_a_count_does_not_lengthen_the_limit_of_later_calls() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,22 @@ WITHIN_S = 60.0
 # A child that starts a child of its own, which takes 64 MiB and computes until it is killed.
 BUSY = "held = bytearray(64 << 20)\nprint('ready', flush=True)\nwhile True: sum(range(1000))"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
+
+# A child whose second thread computes or waits for a lock, on one core, while its first thread waits for it.
+THREADS = """
+import os, sys, threading
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.nice(int(sys.argv[2]))
+lock = threading.Lock()
+lock.acquire()
+def compute():
+    while True: sum(range(1000))
+second = threading.Thread(target=compute if sys.argv[3] == "compute" else lock.acquire)
+second.start()
+print("ready", flush=True)
+second.join()
+"""
+LOWEST = 19
 
 
 @pytest.fixture
@@ -56,6 +75,33 @@ def test_what_an_ended_child_computed_is_not_forgotten() -> None:
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", burn], check=True)
     assert signs.take([], receiving=False).cpu_s - before_s - (time.process_time() - own_s) > 0.29
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel tells no run-queue time")
+def test_a_thread_that_gets_no_core_waits_in_the_run_queue_and_one_that_waits_for_a_lock_does_not() -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    signs = VitalSigns()
+
+    def child(nice: int, does: str) -> int:
+        command = [sys.executable, "-c", THREADS, core, str(nice), does]
+        started = children.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        children.callback(started.kill)
+        assert started.stdout is not None and started.stdout.readline() == "ready\n"
+        return started.pid
+
+    def sleeps(pid: int) -> bool:
+        return {process.stat_fields(f"{pid}/task/{thread}")[0] for thread in process.threads(pid)} == {"S"}
+
+    with ExitStack() as children:
+        starved, stuck = child(LOWEST, "compute"), child(0, "wait")
+        for _ in range(2):
+            child(0, "compute")
+        assert until(lambda: sleeps(stuck))
+        before_s, stuck_s = process.queued_s(starved), process.queued_s(stuck)
+        assert until(lambda: process.queued_s(starved) > before_s + 0.5)
+        assert process.queued_s(stuck) == stuck_s
+        assert signs.take([], receiving=False).queued_s > before_s + 0.5
+    assert process.queued_s(starved) == 0.0
 
 
 def test_descendants_are_children_and_theirs(family: subprocess.Popen[str]) -> None:

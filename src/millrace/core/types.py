@@ -337,6 +337,7 @@ class Vitals(msgspec.Struct, frozen=True):
     disk: bool  # the process waits for a disk, or has read from a disk since the last heartbeat
     calls: list[CallVitals]  # that are being executed, without streams
     receiving: bool = False  # a large command is arriving and is not complete
+    queued_s: float = 0.0  # for which its threads waited for a core; 0 where the kernel does not tell
 
 
 class TrainerState(msgspec.Struct, frozen=True):

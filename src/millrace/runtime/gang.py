@@ -230,4 +230,5 @@ def _total(vitals: Sequence[Vitals]) -> Vitals:
         disk=any(one.disk for one in vitals),
         calls=[call for one in vitals for call in one.calls],
         receiving=any(one.receiving for one in vitals),
+        queued_s=sum(one.queued_s for one in vitals),
     )

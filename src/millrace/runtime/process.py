@@ -191,6 +191,26 @@ def parents() -> dict[int, int]:
     return parents_by_pid
 
 
+def threads(pid: int) -> list[str]:
+    """Thread ids. Empty: the process has ended."""
+    with suppress(OSError):
+        return os.listdir(f"/proc/{pid}/task")
+    return []
+
+
+def queued_s(pid: int) -> float:
+    """Seconds that the threads of `pid` have waited in the run queue, added up. Threads that have ended do
+    not count, and neither does a wait that goes on. 0: the process has ended, or the kernel does not tell.
+
+    /proc/PID/schedstat tells of the first thread only.
+    """
+    waited_ns = 0
+    for thread in threads(pid):
+        with suppress(OSError):
+            waited_ns += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1])
+    return waited_ns / 1e9
+
+
 def stat_fields(pid: int | str) -> list[str]:
     """What /proc/PID/stat says behind the name: the state first. Empty: the process has ended."""
     try:

@@ -1,5 +1,5 @@
-"""What a process reports with every heartbeat: whether it computes or waits for a disk, how far its calls
-are, and how large it is.
+"""What a process reports with every heartbeat: whether it computes or waits for a core or a disk, how far
+its calls are, and how large it is.
 
 Its descendants count too: an engine may compute in processes of its own. A worker whose child works is not
 stuck.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +29,8 @@ class _Used(NamedTuple):
 
 
 class VitalSigns:
-    """Of this process and its descendants. Without children it takes two system calls, and one small file for
-    each thread; with children, a small file for each process of the host too."""
+    """Of this process and its descendants. Without children it takes two system calls, and two small files
+    for each thread; with children, a small file for each process of the host too."""
 
     def __init__(self) -> None:
         self._read = 0
@@ -52,6 +51,7 @@ class VitalSigns:
             disk=read > before or any(_waits_for_disk(pid) for pid in (os.getpid(), *others)),
             calls=calls,
             receiving=receiving,
+            queued_s=sum(process.queued_s(pid) for pid in (os.getpid(), *others)),
         )
 
 
@@ -69,8 +69,5 @@ def _used(pid: int) -> _Used | None:
 
 def _waits_for_disk(pid: int) -> bool:
     """Whether a thread is in a wait that no signal interrupts: for a write to be on disk, say."""
-    with suppress(OSError):  # the process ended meanwhile
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            if process.stat_fields(f"{pid}/task/{thread}")[:1] == [_UNINTERRUPTIBLE]:
-                return True
-    return False
+    states = (process.stat_fields(f"{pid}/task/{thread}")[:1] for thread in process.threads(pid))
+    return [_UNINTERRUPTIBLE] in states

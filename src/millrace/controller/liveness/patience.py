@@ -1,13 +1,15 @@
 """How long a command may take: as long as its worker makes progress with it.
 
 A worker whose process answers heartbeats can still be stuck in one call: on a lock, or on a peer that is
-gone. Each heartbeat says how far the calls of the worker are (`core.progress`). A call works if one of three
+gone. Each heartbeat says how far the calls of the worker are (`core.progress`). A call works if one of four
 things is true, each with a limit of its own:
 
 - its count grows: no limit, however long the call takes;
 - it waits for another call of the same worker: as long as that call works;
 - the process computes or waits for a disk, without a count: ten times the longest such time of any earlier
-  call of its method, and at most `limit_s`.
+  call of its method, and at most `limit_s`;
+- other programs leave the process no core, though its threads wait for one: the same, and the time of this
+  wait comes on top, up to `limit_s`.
 
 A call that does not work ends the worker after `FLOOR_S`, and a call that its worker does not know after
 `LOST_S`. After a wrong judgement the next call of that method has the full limit, so the mistake costs one
@@ -30,6 +32,7 @@ from millrace.core.types import CallVitals, Vitals
 FACTOR = 10.0
 FLOOR_S = 20.0  # no call ends its worker sooner: a loaded machine is sometimes slow
 CPU_SHARE = 0.02  # of one core; answering heartbeats and reporting takes a tenth of that
+QUEUE_SHARE = 0.5  # of one core; a thread with work waits all the time, one that answers heartbeats far less
 CREDIT_S_MAX = FLOOR_S / 2  # between two heartbeats; a longer time means that the controller was stopped
 LOST_S = 15.0  # of heartbeats that do not name a call: a heartbeat may precede the call, or its answer
 
@@ -53,8 +56,16 @@ class _Call:
     def count(self, now_s: float, done: int) -> None:
         """Its limit begins anew."""
         self.uncounted_s, self.counted_s, self.done = self.longest_s(now_s), now_s, done
+        self._reschedule()
+
+    def extend(self, by_s: float, limit_s_max: float) -> None:
+        """Its process got no core for so long."""
+        self.limit_s = min(self.limit_s + by_s, limit_s_max)
+        self._reschedule()
+
+    def _reschedule(self) -> None:
         if not self.limit.expired():
-            self.limit.reschedule(now_s + self.limit_s)
+            self.limit.reschedule(self.counted_s + self.limit_s)
 
 
 @dataclass(slots=True)
@@ -62,6 +73,7 @@ class _Incarnation:
     epoch: int
     heartbeat_s: float  # when it last answered
     cpu_s: float = 0.0
+    queued_s: float = 0.0
     calls: list[_Call] = field(default_factory=list)
 
 
@@ -99,7 +111,7 @@ class Patience:
                 raise
             raise DeadlineExceeded(
                 f"{handle.name} (epoch {handle.epoch}): {method} did not answer, and counted no progress for "
-                f"{limit_s:g} s"
+                f"{call.limit_s:.0f} s"
             ) from None
         longest_s = call.longest_s(clock.now())
         self._longest_s[method] = max(self._longest_s.get(method, 0.0), longest_s)
@@ -109,8 +121,11 @@ class Patience:
         """The worker answered the heartbeat of `sent_s`. Raises: DeadlineExceeded: a call is stuck."""
         worker, now_s = self._incarnation(handle), clock.now()
         elapsed_s, used_s = now_s - worker.heartbeat_s, vitals.cpu_s - worker.cpu_s
-        worker.heartbeat_s, worker.cpu_s = now_s, vitals.cpu_s
-        idle = not vitals.disk and used_s < CPU_SHARE * elapsed_s
+        queued_s = vitals.queued_s - worker.queued_s
+        worker.heartbeat_s, worker.cpu_s, worker.queued_s = now_s, vitals.cpu_s, vitals.queued_s
+        computes = used_s >= CPU_SHARE * elapsed_s
+        starved = not computes and queued_s >= QUEUE_SHARE * elapsed_s
+        idle = not (computes or starved or vitals.disk)
         executed, open_methods = _by_method(vitals.calls), {call.method for call in worker.calls}
         for call in worker.calls:
             if call.started_s >= sent_s:
@@ -120,6 +135,8 @@ class Patience:
             if counts:
                 call.count(now_s, state.done)
             credit_s = min(elapsed_s, now_s - call.started_s, CREDIT_S_MAX)
+            if starved and not counts:
+                call.extend(credit_s, self._limit_s)
             call.idle_s = call.idle_s + credit_s if idle and not counts else 0.0
             is_known = call.method in executed or vitals.receiving
             call.unknown_s = 0.0 if is_known else call.unknown_s + credit_s
@@ -135,7 +152,7 @@ class Patience:
         if call.idle_s >= FLOOR_S:
             raise DeadlineExceeded(
                 f"{what}, and for {call.idle_s:.0f} s it counted no progress, and its process has neither "
-                "computed nor waited for a disk: it is stuck, on a lock or a peer that is gone"
+                "computed nor waited for a core or a disk: it is stuck, on a lock or a peer that is gone"
             )
 
     def _incarnation(self, handle: Handle) -> _Incarnation:
