@@ -1,11 +1,16 @@
 """One device in turns against the synchronous schedule: speed on the same cores, and memory of both roles.
 
-    python benchmarks/colocated.py [--rounds 3] [--steps 6] [--json]
+    python benchmarks/colocated.py [--rounds 3] [--steps 4] [--json]
 
-Both runs train the same prompts with the same seeds, with one replica, at staleness 0. In turns each side
-computes on all cores while the other sleeps. `colocated_over_synchronous`: trained tokens/s from the first
-lease to the last step, the median over rounds. `partial_over_synchronous`: the same with `areal` at staleness
-1, which keeps unfinished trajectories over the turn of the trainer.
+Both runs train the same prompts with the same seeds, with one replica and at staleness 0, at a size at which
+products of matrices are most of the work: 30 M parameters and 64 completions of 96 tokens a step. In turns
+each side computes on all cores while the other sleeps. Without turns the trainer has all cores too, and the
+replica one of two (`placement/threads.py`).
+
+`colocated_over_synchronous`: trained tokens/s from the first lease to the last step, the median over rounds.
+`partial_over_synchronous`: the same with `areal` at staleness 1, which keeps unfinished trajectories over the
+turn of the trainer. In a row, seconds a step: `training_s` in the trainer, `pull_s` until the replica serves
+the version, `hand_over_s` of workers that fall asleep or wake. The rest is generation.
 
 `peak_over_largest_role`: the most anonymous resident memory of trainer and replica together, over that of the
 larger role alone, both of the run in turns. Left out are what the forkserver has, of which every worker is a
@@ -17,8 +22,6 @@ from __future__ import annotations
 
 import os
 import re
-import string
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -26,69 +29,38 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from common import medians, parser_of, report, say, sized, table
+from common import median, medians, parser_of, report, say, sized, table
+from large import SIZES
+from peers.start import TASKS, make_untrained, write_prompts
 
 from millrace.chaos.child_run import ChildRun
 
-HIDDEN, LAYERS = sized((512, 6), (64, 2))
-MAX_TOKENS, GROUPS, GROUP = sized((192, 4, 4), (24, 2, 2))
-LOOK_S = 0.01
+TASK = TASKS["short"]
+GROUPS, GROUP = sized((8, 8), (2, 2))
+LOOK_S = 0.05
 RUN_S_MAX = 900.0
 CONFIG = f"""
 steps = {{steps}}
 seed = {{seed}}
 model = {{{{ path = "start", device = "cpu" }}}}
+task = {{{{ kind = "file", path = "prompts.jsonl" }}}}
+reward = {{{{ kind = "exact", extract = '{TASK.extract}' }}}}
 batch = {{{{ prompts = {GROUPS}, group_size = {GROUP} }}}}
-sampling = {{{{ max_tokens = {MAX_TOKENS}, ignore_eos = true }}}}
+sampling = {{{{ max_tokens = {TASK.max_tokens}, ignore_eos = true }}}}
 optimizer.lr = 1e-5
 checkpoints.every = 1000
-reward = {{{{ kind = "gym" }}}}
 observe.tensorboard = false
-
-[task]
-kind = "gym"
-name = "spell_backward"
-template = "{{{{metadata[word]}}}}>"
 
 [rollout]
 replicas = 1
 slots = {GROUPS * GROUP}
-max_sequence_tokens = {MAX_TOKENS + 64}
-report_interval_s = 0.05
+max_sequence_tokens = {TASK.max_sequence_tokens}
 """
 RUNS = {
     "synchronous": ("schedule.kind=synchronous",),
     "colocated": ("schedule.kind=synchronous", "rollout.colocated=true"),
     "partial": ("schedule.kind=areal", "schedule.eta=1", "rollout.colocated=true"),
 }
-
-
-def make_start(directory: Path) -> None:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-    from transformers.utils import logging
-
-    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-
-    logging.disable_progress_bar()
-    make_character_tokenizer(directory, string.ascii_letters + string.digits + " >-'.")
-    tokenizer = load_tokenizer(directory)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=4 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=HIDDEN // 8,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
 class RoleMemory:
@@ -134,34 +106,48 @@ def play(config: Path, directory: Path, overrides: tuple[str, ...]) -> dict[str,
             raise SystemExit(f"{directory.name}: {run.last_words()}")
     finally:
         run.end()
-    steps = [event for event in run.events if event.kind == "step"]
-    began_s = next(event.time_s for event in run.events if event.kind == "leased")
-    wall_s, turns = steps[-1].time_s - began_s, [e for e in run.events if e.kind in ("slept", "woke")]
-    return {
-        "tokens_per_s": sum(step.fields["trained_tokens"] for step in steps) / wall_s,
-        "wall_s": wall_s,
-        "hand_over_s": sum(event.fields["took_s"] for event in turns) / len(steps),
+    return figures(run) | {
         "trainer_mb": memory.alone["trainer"] / 1e6,
         "replica_mb": memory.alone["replica"] / 1e6,
         "together_mb": memory.together / 1e6,
     }
 
 
+def figures(run: ChildRun) -> dict[str, Any]:
+    steps = [event for event in run.events if event.kind == "step"]
+    began_s = next(event.time_s for event in run.events if event.kind == "leased")
+    wall_s = steps[-1].time_s - began_s
+
+    def a_step(kinds: tuple[str, ...], *names: str) -> float:
+        events = (event for event in run.events if event.kind in kinds)
+        return sum(event.fields[name] for event in events for name in names) / len(steps)
+
+    return {
+        "tokens_per_s": sum(step.fields["trained_tokens"] for step in steps) / wall_s,
+        "step_s": wall_s / len(steps),
+        "training_s": a_step(("step",), "step_s"),
+        "pull_s": a_step(("pulled",), "pull_s", "swap_s"),
+        "hand_over_s": a_step(("slept", "woke"), "took_s"),
+    }
+
+
 def measure(rounds: int, steps: int) -> dict[str, Any]:
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in RUNS}
     with tempfile.TemporaryDirectory() as place:
-        make_start(Path(place) / "start")
+        directory = Path(place)
+        make_untrained(TASK, directory / "start", **SIZES["30m"].shape)
+        write_prompts(TASK, directory / "prompts.jsonl", count=1000, seed=0)
         for number in range(rounds):
-            config = Path(place) / f"{number}.toml"
+            config = directory / f"{number}.toml"
             config.write_text(CONFIG.format(steps=steps, seed=number))
             for name, overrides in RUNS.items():
-                measured[name].append(play(config, Path(place) / f"{name}-{number}", overrides))
+                measured[name].append(play(config, directory / f"{name}-{number}", overrides))
                 say(f"{number + 1}/{rounds} {name}: {measured[name][-1]}")
     rows = {name: medians(each) for name, each in measured.items()}
 
     def over(name: str) -> float:
         pairs = zip(measured[name], measured["synchronous"], strict=True)
-        return sorted(one["tokens_per_s"] / other["tokens_per_s"] for one, other in pairs)[rounds // 2]
+        return median([one["tokens_per_s"] / other["tokens_per_s"] for one, other in pairs])
 
     def peak(name: str) -> float:
         ratios = (one["together_mb"] / max(one["trainer_mb"], one["replica_mb"]) for one in measured[name])
@@ -179,14 +165,13 @@ def measure(rounds: int, steps: int) -> dict[str, Any]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=sized(3, 1))
-    parser.add_argument("--steps", type=int, default=sized(6, 2))
+    parser.add_argument("--steps", type=int, default=sized(4, 2))
     options = parser.parse_args()
-    for name in ("OMP_NUM_THREADS",):  # the placement decides
-        os.environ.pop(name, None)
+    os.environ.pop("OMP_NUM_THREADS", None)  # the placement decides
     result = measure(options.rounds, options.steps)
     table(result["rows"])
     report(result, as_json=options.json)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from millrace.core.errors import StorageError
+from millrace.devices import released_memory
+from millrace.devices.pages import trim
 from millrace.devices.released_memory import ReleasedMemory
 
 MEGABYTE = 1 << 20
@@ -60,8 +62,18 @@ def test_tensors_of_any_size_come_back(size: int, tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(tensors, copies, strict=True))
 
 
+def test_several_threads_read_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(released_memory, "PART_BYTES", 1 << 16)
+    tensors = [torch.rand(size) for size in (MEGABYTE, 30_000, 5000)]
+    copies = [tensor.clone() for tensor in tensors]
+    ReleasedMemory([], tensors, directory=tmp_path).take_again()
+    assert all(torch.equal(*pair) for pair in zip(tensors, copies, strict=True))
+
+
 def test_tensors_of_another_device_than_the_one_that_computes_stay(tmp_path: Path) -> None:
     weights = torch.rand(MEGABYTE)
+    trim()  # what earlier tests have freed
     copy, before = weights.clone(), anonymous_bytes()
     released = ReleasedMemory([weights], device_type="cuda", directory=tmp_path)
     assert before - anonymous_bytes() < MEGABYTE and torch.equal(weights, copy)

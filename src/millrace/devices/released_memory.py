@@ -9,8 +9,10 @@ in the memory of the host.
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +22,7 @@ from millrace.core.errors import StorageError, writing
 from millrace.core.progress import count
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.pages import Bytes, give_back, trim
+from millrace.devices.parallel import each
 
 PART_BYTES = 64 << 20  # written or read at a time: a count of progress each
 
@@ -72,14 +75,20 @@ class ReleasedMemory:
         for storage, numbers in self._on_host:
             _bytes(storage).copy_(numbers)
         if self._file is not None:
-            self._file.seek(0)
-            for part in _parts(self._pages):
-                if self._file.readinto(part.data) != len(part):  # type: ignore[attr-defined]
-                    raise StorageError("the file with the numbers of tensors that slept is too short")
-                count(len(part))
+            parts = list(_parts(self._pages))
+            each(self._read, zip(accumulate(map(len, parts), initial=0), parts, strict=False))
             self._file.close()
             self._file, self._pages = None, []
         self._on_host, self._sizes = [], []
+
+    def _read(self, place: tuple[int, Bytes]) -> None:
+        """A part of the file, from its first byte on. Fresh pages take longer than the copy, so several
+        threads read."""
+        assert self._file is not None
+        offset, part = place
+        if os.preadv(self._file.fileno(), [part.data], offset) != len(part):
+            raise StorageError("the file with the numbers of tensors that slept is too short")
+        count(len(part))
 
 
 def _storages(tensors: Iterable[torch.Tensor], device_type: str) -> dict[int, Any]:
@@ -106,9 +115,9 @@ def _whole_pages(storage: Any) -> Bytes | None:
 
 
 def _parts(pages: Iterable[Bytes]) -> Iterator[Bytes]:
-    for each in pages:
-        for start in range(0, len(each), PART_BYTES):
-            yield each[start : start + PART_BYTES]
+    for memory in pages:
+        for start in range(0, len(memory), PART_BYTES):
+            yield memory[start : start + PART_BYTES]
 
 
 def _written(pages: Iterable[Bytes], directory: Path | None) -> BinaryIO:
