@@ -2,6 +2,7 @@
 
 Without a name: our own. Then the simulated engine, too, keeps the promises that have nothing to do with what
 is computed: the tests without the mark `computed`. `--device cuda` and `--dtype bfloat16` say what computes.
+`--stepwise` tests vLLM inside this process; without it vLLM generates in a process of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import bench as tested
 import pytest
 import torch
 from bench import MODELS, Bench, OpenBench
-from servers import Servers
+from servers import SERVED, Servers
 
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import Capabilities
@@ -25,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine", choices=list(ENGINES), help="which engine tests/engines tests")
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="what it computes on")
     parser.addoption("--dtype", choices=["float32", "bfloat16"], default="float32", help="of weights")
+    parser.addoption("--stepwise", action="store_true", help="vLLM computes in this process")
     parser.addoption("--tensor", type=int, default=1, help="devices that share an engine's model")
 
 
@@ -47,11 +49,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kind", [asked or "own", *simulated], scope="session")
 
 
+@pytest.fixture(scope="session")
+def stepwise(request: pytest.FixtureRequest) -> bool:
+    """Whether the engine computes in its steps alone. A server, and vLLM in a process of its own, go on between
+    two steps: what a test wants to meet in its middle has often ended."""
+    engine = request.config.getoption("--engine", None)
+    asked = bool(request.config.getoption("--stepwise", False))
+    return engine in (None, "own") or (engine == "vllm" and asked)
+
+
 @pytest.fixture(autouse=True)
-def _skip_unless_stepwise(request: pytest.FixtureRequest) -> None:
-    """A server goes on between two steps: what a test wants to meet in its middle has often ended."""
-    if request.node.get_closest_marker("stepwise") and request.config.getoption("--engine", None) == "server":
-        pytest.skip("a server goes on between two steps")
+def _skip_unless_stepwise(request: pytest.FixtureRequest, stepwise: bool) -> None:
+    if request.node.get_closest_marker("stepwise") and not stepwise:
+        pytest.skip("this engine goes on between two steps")
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +89,15 @@ def can(kind: str) -> Capabilities:
 
 
 @pytest.fixture(scope="session")
-def _make_bench(tensor: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeBench]:
+def _make_bench(
+    tensor: int, stepwise: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MakeBench]:
     servers = Servers(tmp_path_factory.mktemp("servers"))
 
     def make_bench(kind: str, model: str, **options: int) -> Bench:
-        options = {"tensor": tensor} | options
+        options = {"tensor": tensor, "stepwise": stepwise} | options
+        if kind == "vllm" and not options["stepwise"] and model not in SERVED:
+            pytest.skip("vLLM in a process of its own is tried with two models")
         directory, made = tmp_path_factory.mktemp("model"), Bench
         if kind == "server":
             return servers.bench(directory, model, **options)
@@ -137,7 +151,9 @@ def bench_of(kind: str, _benches: OpenBench) -> Iterator[OpenBench]:
 
 
 @pytest.fixture
-def fresh_bench(kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Bench]) -> Iterator[OpenBench]:
+def fresh_bench(
+    kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Bench]
+) -> Iterator[OpenBench]:
     """Benches whose engines have served nothing yet, and serve no other test. An engine that has processes of
     its own shares nothing with others, and ends with the test."""
     opened: list[Bench] = []
@@ -152,5 +168,5 @@ def fresh_bench(kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Benc
     for bench in opened:
         bench.clear()
         bench.used = False
-        if tensor > 1:
+        if tensor > 1 or (kind == "vllm" and not bench.options.stepwise):
             bench.close()

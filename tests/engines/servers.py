@@ -38,6 +38,7 @@ class Servers:
         if model not in SERVED:
             pytest.skip("servers are tried with two models")
         lent = self._lend(model)
+        options.pop("stepwise")
         shared = {"server": lent.url, "server_wait_s": ANSWER_S, "shared_dir": str(directory / "shared")}
         lent.bench = Bench("server", directory, model, **shared, **options)
         return lent.bench

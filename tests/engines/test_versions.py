@@ -131,6 +131,7 @@ def test_trajectories_of_one_group_may_begin_under_different_versions(bench_of: 
     bench.check(bench.drain().values())
 
 
+@pytest.mark.stepwise
 @pytest.mark.computed
 def test_without_recomputing_versions_are_exact_and_new_work_never_sees_an_old_cache(
     bench_of: OpenBench, can: Capabilities

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from bench import Bench, OpenBench, prompt_of
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WorkerError
@@ -16,15 +22,40 @@ FREE = Sampling(max_tokens=20)
 
 
 @pytest.fixture(autouse=True)
-def _only_of_vllm(kind: str) -> None:
-    if kind != "vllm":
-        pytest.skip("of vLLM alone")
+def _only_of_vllm(kind: str, stepwise: bool) -> None:
+    if kind != "vllm" or not stepwise:
+        pytest.skip("of vLLM in this process alone")
 
 
 def overwrite(bench: Bench) -> None:
     """Every slot of the ring."""
     for seed in range(3):
         bench.publish(seed)
+
+
+class Reads(TorchDispatchMode):
+    """Counts what is read of `num_bytes` of memory at `start`: by copies, and by anything but views."""
+
+    def __init__(self, start: int, num_bytes: int) -> None:
+        super().__init__()
+        self._start, self._end = start, start + num_bytes
+        self.bytes, self.others = 0, list[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [each for each in tree_leaves((args, kwargs)) if self._is_there(each)]
+        if read and func is torch.ops.aten.copy_.default:
+            self.bytes += 0 if args[0].is_meta else read[0].nbytes
+        elif read and not func.is_view:
+            self.others.append(str(func))
+        return out
+
+    def _is_there(self, value: object) -> bool:
+        if not isinstance(value, torch.Tensor) or value.is_meta or not value.numel():
+            return False
+        return self._start <= value.data_ptr() < self._end
 
 
 def test_a_stale_packed_head_is_found_by_the_proof(
@@ -69,3 +100,18 @@ def test_what_is_overwritten_while_it_is_loaded_is_never_served(
     with pytest.raises(WorkerError, match=f"half of version {staged}, and must start anew"):
         bench.engine.swap(staged)
     assert bench.engine.version == -1 and not bench.engine.has_work
+
+
+def test_a_load_reads_each_byte_of_the_relays_memory_once_and_copies_it_into_its_layer(bench_of: OpenBench) -> None:
+    """And from there into the tensor that vLLM computes with: no copy of the version is made on the host."""
+    bench = bench_of("llama untied")
+    bench.serve(1)
+    version = bench.publish(2)
+    bench.engine.stage(version, bench.reader)
+    with bench.reader.view(version) as (_, buffers):
+        num_bytes = sum(len(buffer.data) for buffer in buffers)
+        area = bench.reader._memory._area
+    with Reads(area.ctypes.data, area.nbytes) as reads:
+        bench.engine.swap(version)
+    assert reads.bytes == num_bytes
+    assert not reads.others

@@ -25,9 +25,9 @@ DEADLINE_S = 300.0
 
 
 @pytest.fixture(autouse=True)
-def _only_of_vllm(kind: str) -> None:
-    if kind != "vllm":
-        pytest.skip("of vLLM alone")
+def _only_of_vllm(kind: str, stepwise: bool) -> None:
+    if kind != "vllm" or not stepwise:
+        pytest.skip("of vLLM in this process alone")
 
 
 @pytest.fixture

@@ -36,6 +36,13 @@ def test_an_engine_in_one_process_refuses_a_divided_model() -> None:
     refuse_unable(config_of(rollout={"tensor": 2, "engine": "vllm"}))
 
 
+def test_the_modes_of_vllm_are_refused_for_another_engine() -> None:
+    for key, value in (("stepwise", True), ("seeded", False)):
+        with pytest.raises(ConfigError, match=rf"\(own\) cannot do `rollout.{key}` \({value}\)"):
+            refuse_unable(config_of(rollout={key: value}))
+        refuse_unable(config_of(rollout={key: value, "engine": "vllm"}))
+
+
 def test_exactness_needs_the_cache_to_be_computed_again() -> None:
     with pytest.raises(ValidationError, match=r"`rollout.exact` \(true\) needs `rollout.recompute`"):
         config_of(rollout={"exact": True, "recompute": False})

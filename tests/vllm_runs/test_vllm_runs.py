@@ -23,6 +23,7 @@ VLLM = (
     "rollout.exact=false",
     "supervision.heartbeat_timeout_s=60",
 )
+STEPWISE = "rollout.stepwise=true"
 
 pytestmark = WITH_VLLM
 
@@ -61,13 +62,37 @@ def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
 ) -> None:
     """The relay holds every version, so that one to go on under is never gone."""
     killer = Killer(rank)
-    more = ("weights.slots=5",) if rank is None else ("weights.slots=5", "rollout.tensor=2")
+    more = ("weights.slots=5",) if rank is None else ("weights.slots=5", "rollout.tensor=2", STEPWISE)
     run = train(start, tmp_path / "run", *VLLM, *LONG, *more, f"schedule={schedule}", sinks=(killer,))
     causes = [e.fields["cause"] for e in events(run, "worker_died") if e.fields["name"] == killer.killed]
     assert ["VllmWorker-1" in cause for cause in causes] == [rank is not None]
     assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
     told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
     assert "vLLM" in told["replica-0"] and "vLLM" in told["replica-1"]
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == 64 and accounting["failed"] == 0
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
+
+
+class KillerOfVllm(Killer):
+    """Sends SIGKILL to vLLM's own process, and not to its replica."""
+
+    def _victim(self, replica: int) -> int:
+        titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in process.children(replica)}
+        (core,) = (pid for pid, title in titles.items() if "EngineCore" in title)
+        return core
+
+
+def test_vllms_process_that_is_killed_is_told_and_a_run_without_seeds_loses_nothing(
+    start: Path, tmp_path: Path
+) -> None:
+    killer = KillerOfVllm()
+    more = ("weights.slots=5", "rollout.seeded=false")
+    run = train(start, tmp_path / "run", *VLLM, *LONG, *more, "schedule={kind='areal'}", sinks=(killer,))
+    causes = [e.fields["cause"] for e in events(run, "worker_died") if e.fields["name"] == killer.killed]
+    assert any("EngineCore" in cause and "SIGKILL" in cause for cause in causes)
+    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert all("without seeds a resumed trajectory samples anew" in told[f"replica-{i}"] for i in range(2))
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == 64 and accounting["failed"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
@@ -131,7 +156,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_gemma_is_trained_with_replicas_of_vllm(gemma: Path, tmp_path: Path) -> None:
-    run = train(gemma, tmp_path / "run", *VLLM, "rollout.replicas=1", "optimizer.lr=1e-2")
+    run = train(gemma, tmp_path / "run", *VLLM, STEPWISE, "rollout.replicas=1", "optimizer.lr=1e-2")
     pulled = [event.fields["version"] for event in events(run, "pulled")]
     assert pulled[0] == 0 and pulled[-1] >= 3, "every load is proved"
     assert summary(run)["accounting"]["trained"] == 64
@@ -143,7 +168,7 @@ def test_an_adapter_is_trained_with_replicas_of_vllm(start: Path, tmp_path: Path
     """vLLM gets whole weights, made from the model's files and the adapter that the relay holds."""
     adapter = ("adapter.rank=4", "adapter.kind=dora", "optimizer.lr=1e-2")
     killer = Killer()
-    run = train(start, tmp_path / "run", *VLLM, *LONG, *adapter, "weights.slots=5", sinks=(killer,))
+    run = train(start, tmp_path / "run", *VLLM, STEPWISE, *LONG, *adapter, "weights.slots=5", sinks=(killer,))
     told = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
     pulled = events(run, "pulled")
     assert killer.killed and max(e.fields["version"] for e in pulled) >= 2
@@ -157,7 +182,7 @@ def test_an_adapter_is_trained_with_replicas_of_vllm(start: Path, tmp_path: Path
 
 def test_versions_are_evaluated_with_vllm_beside_the_training(start: Path, tmp_path: Path) -> None:
     asked = 'evaluations=[{name="held-out", every=2, prompts=6, samples=2, by="reward", share=1.0}]'
-    run = train(start, tmp_path / "run", *VLLM, "rollout.replicas=1", asked)
+    run = train(start, tmp_path / "run", *VLLM, STEPWISE, "rollout.replicas=1", asked)
     done = {e.fields["version"]: e.fields["metrics"] for e in events(run, "evaluated")}
     skipped = {e.fields["version"] for e in events(run, "evaluation_skipped")}
     assert sorted(done.keys() | skipped) == [0, 2, 4] and 4 in done

@@ -328,6 +328,8 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
         prefill_chunk=rollout.prefill_chunk,
         exact=rollout.exact,
         recompute=rollout.recompute,
+        stepwise=rollout.stepwise,
+        seeded=rollout.seeded,
         server_wait_s=SERVER_WAIT * config.supervision.spawn_timeout_s,
         shared_dir=rollout.shared_dir or str(run.weights),
     )

@@ -55,7 +55,7 @@ ENGINES = {
         "millrace.engines.vllm.start:open_engine",
         Capabilities(
             frozenset({
-                "rollout.recompute", "rollout.tensor", "sampling.top_p", "sampling.top_k", "sampling.min_p",
+                "rollout.recompute", "rollout.seeded", "rollout.stepwise", "rollout.tensor", "sampling.top_p", "sampling.top_k", "sampling.min_p",
                 "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
                 "sampling.ignore_eos", "sampling.allowed_token_ids", "sampling.logprobs",
             }),
@@ -85,7 +85,7 @@ ENGINES = {
 }  # fmt: skip
 
 # Keys of `rollout` that depend on the engine.
-_ROLLOUT = ("exact", "recompute", "tensor", "colocated")
+_ROLLOUT = ("exact", "recompute", "seeded", "stepwise", "tensor", "colocated")
 # Keys that every engine understands.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}
 

@@ -35,6 +35,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 512
     exact: bool = False
     recompute: bool = True
+    stepwise: bool = False
+    seeded: bool = True
     server: str = ""
     server_wait_s: float = 0.0
     shared_dir: str = ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from itertools import chain
 
 import msgspec
@@ -244,13 +245,21 @@ def _tensor(spec: TensorSpec, data: Bytes) -> NamedBuffer:
 
 
 class LaterReader:
-    """A reader for another process. `view` maps the ring, so `view` raises the error of a dead relay."""
+    """A reader for another process. Its first method maps the ring, and raises the error of a dead relay."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
-    @contextmanager
-    def view(self, version: int) -> Iterator[tuple[str, list[NamedBuffer]]]:
+    @cached_property
+    def _reader(self) -> RingReader:
+        return open_reader(self._endpoint)
+
+    def pin(self, register: Callable[[Bytes], Callable[[], None]]) -> None:
+        self._reader.pin(register)
+
+    def view(self, version: int) -> AbstractContextManager[tuple[str, list[NamedBuffer]]]:
         """As `RingReader.view`."""
-        with open_reader(self._endpoint).view(version) as tensors:
-            yield tensors
+        return self._reader.view(version)
+
+    def close(self) -> None:
+        self._reader.close()

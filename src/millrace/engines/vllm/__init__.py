@@ -2,6 +2,10 @@
 
 versions         the supported releases
 start            the settings of vLLM's process and of the engine
+mode             what both modes share: tokens into continuations, and the proof
+async_engine     the engine protocol on `AsyncLLM`: vLLM generates beside the replica
+frontend         `AsyncLLM` on a thread of its own
+extension        the methods that vLLM's worker processes get
 vllm_engine      the engine protocol on `LLMEngine`, one step at a time
 sampling_params  the arguments of vLLM's `SamplingParams`
 loading          a version from the relay's memory into the model

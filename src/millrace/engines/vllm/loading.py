@@ -1,7 +1,8 @@
 """A version from the relay's memory into vLLM's model, in each of its worker processes.
 
 vLLM's own loader fuses the tensors, takes this rank's block and packs it. The loader reads the relay's
-memory: there is no other copy on the host.
+memory, each byte of this rank's block once: there is no other copy on the host. A GPU copies from there
+directly.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import UnknownVersionError
 from millrace.core.protocols import WeightsReader
+from millrace.devices.gpu import has_own_memory
+from millrace.devices.pinned import pinned
 
 
 def load_version(worker: Any, reader: WeightsReader, version: int, digest: str) -> list[Exception]:
@@ -25,6 +28,8 @@ def load_version(worker: Any, reader: WeightsReader, version: int, digest: str) 
     pass on only its words, and would take the other workers' answers for answers to its next call.
     """
     try:
+        if has_own_memory(worker.device):
+            reader.pin(pinned)
         with reader.view(version) as (staged, buffers):
             if staged != digest:
                 raise UnknownVersionError(f"version {version} was staged anew: {staged}, not {digest}")

@@ -55,12 +55,13 @@ class EngineRanks:
         ended = connection.wait([process.sentinel for process in self._processes])
         first = next(process for process in self._processes if process.sentinel in ended)
         first.join(_ENDED_S)
-        self._end = f"vLLM's process {first.name} (pid {first.pid}) {_how(first.exitcode)}"
+        self._end = f"vLLM's process {first.name} (pid {first.pid}) {how_it_ended(first.exitcode)}"
         for process in self._processes:
             process.kill()
 
 
-def _how(code: int | None) -> str:
+def how_it_ended(code: int | None) -> str:
+    """The end of a process, by its exit code."""
     if code is None or code >= 0:
         return f"exited with code {code}"
     return f"was killed by signal {-code} ({signal.Signals(-code).name})"

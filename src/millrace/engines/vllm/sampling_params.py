@@ -12,14 +12,15 @@ from millrace.rollout.noise import Noise
 _SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def sampling_arguments(continuation: Continuation) -> dict[str, Any]:
-    """The arguments for the rest of `continuation`: tokens with their log-probs, and no text."""
+def sampling_arguments(continuation: Continuation, *, seeded: bool = True) -> dict[str, Any]:
+    """The arguments for the rest of `continuation`: tokens with their log-probs, and no text. Not `seeded`:
+    all requests share vLLM's own noise."""
     sampling = continuation.work.sampling
     allowed = sampling.allowed_token_ids
     return {
         **{name: getattr(sampling, name) for name in _SAME},
         "allowed_token_ids": None if allowed is None else list(allowed),
-        "seed": _seed(continuation),
+        "seed": _seed(continuation) if seeded else None,
         "max_tokens": continuation.tokens_left,
         "stop_token_ids": sorted(continuation.stop_ids),
         "ignore_eos": True,  # `stop_ids` has the model's end tokens

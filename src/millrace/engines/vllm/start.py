@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,21 @@ import torch
 
 from millrace.core.errors import ConfigError, RemoteError, boundary
 from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.engines.vllm.async_engine import AsyncVllmEngine
+from millrace.engines.vllm.extension import MillraceWorker
+from millrace.engines.vllm.frontend import Frontend
+from millrace.engines.vllm.mode import VllmMode
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.versions import installed
 from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.placement.needs import kv_token_bytes, read_model_config
+from millrace.rollout.intake import Intake
 from millrace.rollout.model_tokens import open_intake
 from millrace.rollout.protocol import EngineOptions
 
-# vLLM runs in the replica's process, step by step. So the tokens between two loads are exactly known. Ranks
-# are spawned: a fork would inherit the replica's sockets, and locks that its threads hold.
+# Without multiprocessing `LLMEngine` runs in the replica's process. `AsyncLLM` never does, and on a CPU it
+# computes in its own process then, instead of in one more. Processes are spawned: a fork would inherit the
+# replica's sockets, and locks that its threads hold.
 _PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -31,38 +38,60 @@ _ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
 _BLOCK_TOKENS = 32  # of vLLM's cache, the fewest on a CPU. Prompts share whole blocks
 
 
-def open_engine(options: EngineOptions) -> VllmEngine:
+def open_engine(options: EngineOptions) -> VllmMode:
     """vLLM as an engine for the model in `options.model_path`.
 
     Raises: ConfigError: this Python has no supported vLLM, or vLLM cannot run the model on this device. With
-    ranks RemoteError: only the log tells whether a rank refused or was killed."""
+    processes of vLLM RemoteError: only the log tells whether one refused or was killed."""
     with boundary("vLLM", "cannot be had: see `rollout.python`", ConfigError):
         release = installed()
+    here = options.stepwise and options.tensor == 1
     # Each rank opens its own device. If this process opened a device, it would take memory of the first rank.
-    device = torch_device(options.device) if options.tensor == 1 else torch.device(options.device)
+    device = torch_device(options.device) if here else torch.device(options.device)
     published: torch.dtype = getattr(torch, options.dtype)
     computing = computing_dtype(published, device)
     os.environ.update(_PROCESS | (_ON_CPU if device.type == "cpu" else {}))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
     intake = open_intake(options)
-    kind = ConfigError if options.tensor == 1 else RemoteError
+    kind = ConfigError if here else RemoteError
     with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM warns of its own settings
-        from vllm import EngineArgs, LLMEngine
-
         arguments = {**_arguments(options, computing), **_memory(options, computing, device)}
-        llm = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        engine = VllmEngine(
-            llm,
-            intake,
-            proof,
-            slots=options.slots,
-            recompute=options.recompute,
-            computes=f"{computes(published, computing)}; vLLM {release}, not exact",
-        )
+        settings = {
+            "slots": options.slots,
+            "recompute": options.recompute,
+            "seeded": options.seeded,
+            "computes": f"{computes(published, computing)}; vLLM {release}, {_mode(options)}",
+        }
+        engine = (_stepwise if options.stepwise else _asynchronous)(arguments, intake, proof, settings)
         engine.logprobs()  # a model that vLLM cannot compute raises an error now, before the first version
     return engine
+
+
+def _stepwise(arguments: dict[str, Any], intake: Intake, proof: Proof, settings: dict[str, Any]) -> VllmMode:
+    from vllm import EngineArgs, LLMEngine
+
+    llm = LLMEngine.from_engine_args(EngineArgs(**arguments, async_scheduling=False))
+    return VllmEngine(llm, intake, proof, **settings)
+
+
+def _asynchronous(
+    arguments: dict[str, Any], intake: Intake, proof: Proof, settings: dict[str, Any]
+) -> VllmMode:
+    """vLLM schedules asynchronously by default where it can. On a CPU it never does."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    extension = f"{MillraceWorker.__module__}.{MillraceWorker.__qualname__}"
+    parameters = AsyncEngineArgs(**arguments, worker_extension_cls=extension)
+    return AsyncVllmEngine(Frontend(lambda: AsyncLLM.from_engine_args(parameters)), intake, proof, **settings)
+
+
+def _mode(options: EngineOptions) -> str:
+    """The mode, for people."""
+    mode = "one step at a time" if options.stepwise else "asynchronous"
+    return f"{mode}, not exact" + ("" if options.seeded else "; without seeds a resumed trajectory samples anew")
 
 
 def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]:
@@ -74,7 +103,7 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
         "generation_config": "vllm",  # none of the model's own sampling
         "load_format": "dummy",
         "dtype": str(computing).removeprefix("torch."),
-        "seed": 0,
+        "seed": 0 if options.seeded else secrets.randbits(31),  # no two replicas share their noise
         "tensor_parallel_size": options.tensor,
         "distributed_executor_backend": "uni" if options.tensor == 1 else "mp",
         "max_model_len": options.max_sequence_tokens,
@@ -82,7 +111,6 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
         "max_num_batched_tokens": options.prefill_chunk + options.slots + 1,
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
-        "async_scheduling": False,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
     }

@@ -1,0 +1,204 @@
+"""vLLM's `AsyncLLM` on a thread of its own, for a caller without an event loop.
+
+`AsyncLLM` is the half of vLLM in this process: it sends requests to a process of vLLM, which generates all the
+time, and takes that process's tokens. The engine's thread calls the methods here. Each method waits for an
+answer of the loop.
+
+Each request has a collector, into which vLLM puts tokens. `collect` empties them. When `pause` returns, every
+token that was sampled before the pause is in its collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+from millrace.core.errors import WorkerError
+from millrace.core.protocols import WeightsReader
+from millrace.engines.vllm.ranks import how_it_ended
+
+T = TypeVar("T")
+
+CLOSE_S = 30.0
+ENDED_S = 5.0
+
+
+class Arrivals:
+    """Tells when the outputs that vLLM's process sent are in their collectors.
+
+    vLLM's output handler asks `client` for the next outputs when it has dealt with the last ones."""
+
+    def __init__(self, client: Any) -> None:
+        self._queue, self._next = client.outputs_queue, client.get_output_async
+        self._idle, self._arrived = True, asyncio.Event()
+        client.get_output_async = self._get
+
+    async def _get(self) -> Any:
+        self._idle = True
+        self._arrived.set()
+        try:
+            outputs = await self._next()
+        except BaseException:
+            self._arrived.set()
+            raise
+        self._idle = False
+        return outputs
+
+    async def wait(self, wait_s: float) -> None:
+        """Wait until outputs have arrived since the last call, for `wait_s` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._arrived.wait()
+        self._arrived.clear()
+
+    async def settle(self) -> None:
+        """Wait until the outputs that have arrived by now are in their collectors."""
+        while not (self._idle and self._queue.empty()):
+            await asyncio.sleep(0)
+
+
+class Frontend:
+    """`make` makes the `AsyncLLM`; it is called on the thread of the loop."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._ready, self._opened = Event(), Future[Any]()
+        self._collectors: dict[str, Any] = {}
+        self._thread = Thread(target=lambda: asyncio.run(self._serve(make)), name="vllm", daemon=True)
+        self._thread.start()
+        self.llm = self._opened.result()
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, requests: Sequence[dict[str, Any]]) -> None:
+        """Begin requests: the arguments of `AsyncLLM.add_request`. Names must be new or ended."""
+        if requests:
+            self._do(self._add(requests))
+
+    def collect(self, wait_s: float) -> list[Any]:
+        """Outputs that have arrived since the last call. Waits for some for `wait_s` at most."""
+        return self._do(self._collect(wait_s))
+
+    def take(self, name: str) -> Any:
+        """Outputs of request `name` that have arrived since the last call. None: there are none."""
+        return self._do(self._take(name))
+
+    def finish(self, request: dict[str, Any]) -> Any:
+        """The output of a request of one token, which is begun here."""
+        return self._do(self._finish(request))
+
+    def abort(self, name: str) -> None:
+        self._do(self._abort(name))
+
+    def forget(self, name: str) -> None:
+        """Forget request `name`, which has ended."""
+        self._collectors.pop(name, None)
+
+    # ------------------------------------------------------------ weights
+
+    def pause(self, *, clear_cache: bool) -> list[Any]:
+        """Stop after the running step. Requests stay, and go on with `resume`. `clear_cache`: their keys and
+        values are computed again then. Returns: all outputs that were not collected."""
+        return self._do(self._pause(clear_cache))
+
+    def load(self, reader: WeightsReader, version: int, digest: str) -> list[list[Exception]]:
+        """`loading.load_version` in every rank. Returns: the errors of each."""
+        return self._do(self._load(pickle.dumps(reader), version, digest))
+
+    def resume(self) -> None:
+        self._do(self.llm.resume_generation())
+
+    # ------------------------------------------------------------ ends
+
+    def check(self) -> None:
+        """Raises: WorkerError: vLLM's process has ended; the message says how."""
+        if self.llm.errored:
+            raise WorkerError(self._end())
+
+    def close(self) -> None:
+        """A second call changes nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(CLOSE_S)
+
+    def _end(self) -> str:
+        (process,) = self.llm.engine_core.resources.engine_manager.processes
+        process.join(ENDED_S)
+        return f"vLLM's process {process.name} (pid {process.pid}) {how_it_ended(process.exitcode)}"
+
+    # ------------------------------------------------------------ on the loop
+
+    async def _serve(self, make: Callable[[], Any]) -> None:
+        """The owner of every task; ends with `close`."""
+        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            llm = make()
+        except BaseException as error:
+            self._opened.set_exception(error)
+            return
+        self._arrivals = Arrivals(llm.engine_core)
+        async with asyncio.TaskGroup() as self._group:
+            self._opened.set_result(llm)
+            await self._closing.wait()
+        llm.shutdown()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`. Raises: WorkerError: vLLM's process has ended."""
+        answered: Future[T] = Future()
+        self._loop.call_soon_threadsafe(self._begin, work, answered)
+        try:
+            return answered.result()
+        except Exception as error:
+            if self.llm.errored:
+                raise WorkerError(self._end()) from error
+            raise
+
+    def _begin(self, work: Coroutine[Any, Any, T], answered: Future[T]) -> None:
+        self._group.create_task(self._answer(work, answered))
+
+    @staticmethod
+    async def _answer(work: Coroutine[Any, Any, T], answered: Future[T]) -> None:
+        try:
+            answered.set_result(await work)
+        except Exception as error:
+            answered.set_exception(error)
+
+    async def _add(self, requests: Sequence[dict[str, Any]]) -> None:
+        for request in requests:
+            self._collectors[request["request_id"]] = await self.llm.add_request(**request)
+
+    async def _collect(self, wait_s: float) -> list[Any]:
+        await self._arrivals.wait(wait_s)
+        return self._collected()
+
+    def _collected(self) -> list[Any]:
+        outputs = [collector.get_nowait() for collector in self._collectors.values()]
+        return [output for output in outputs if output is not None]
+
+    async def _take(self, name: str) -> Any:
+        return self._collectors[name].get_nowait()
+
+    async def _finish(self, request: dict[str, Any]) -> Any:
+        collector = await self.llm.add_request(**request)
+        while not (output := await collector.get()).finished:
+            pass
+        return output
+
+    async def _abort(self, name: str) -> None:
+        self._collectors.pop(name, None)
+        await self.llm.abort(name)
+
+    async def _pause(self, clear_cache: bool) -> list[Any]:
+        await self.llm.pause_generation(mode="keep", clear_cache=clear_cache)
+        await self._arrivals.settle()
+        return self._collected()
+
+    async def _load(self, reader: bytes, version: int, digest: str) -> list[list[Exception]]:
+        answers = await self.llm.collective_rpc("load_published", args=(reader, version, digest))
+        if hasattr(self.llm, "update_weight_version"):  # from vLLM 0.31 on
+            await self.llm.update_weight_version(str(version))
+        return [pickle.loads(answer) for answer in answers]

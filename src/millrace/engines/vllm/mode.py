@@ -1,0 +1,230 @@
+"""The part of the engine protocol that both modes of vLLM share: tokens into continuations, and the proof.
+
+Stop strings, end tokens, budgets and leases are those of every engine: a `Continuation` finds its own end,
+and vLLM only samples tokens. vLLM has at most `slots` requests; other work waits here. A trajectory that goes
+on from partial tokens is a request whose prompt ends with them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from millrace.core.completion.top_logprobs import Row
+from millrace.core.digest import digest_buffers, kind_of
+from millrace.core.errors import (
+    DigestMismatchError,
+    TornVersionError,
+    UnknownVersionError,
+    WeightsError,
+    WorkerError,
+)
+from millrace.core.protocols import WeightsReader
+from millrace.devices.parallel import each
+from millrace.engines.vllm.proof import Proof
+from millrace.engines.vllm.sampling_params import sampling_arguments
+from millrace.rollout.colocated.sleepless import Sleepless
+from millrace.rollout.continuation import Continuation
+from millrace.rollout.intake import Intake
+from millrace.rollout.queues import Queues
+
+PROOF = "proof"
+"""The name of that request; every other request is called TRAJECTORY.LEASE."""
+
+
+class Staged(NamedTuple):
+    version: int
+    reader: WeightsReader
+    digest: str
+    expected: torch.Tensor
+
+
+class VllmMode(Sleepless, Queues):
+    """See `rollout.protocol.Engine`. A subclass says how vLLM gets requests, steps and weights."""
+
+    def __init__(self, intake: Intake, proof: Proof, *, slots: int, seeded: bool, computes: str) -> None:
+        super().__init__(intake)
+        self._proof, self._slots, self._seeded, self.computes = proof, slots, seeded, computes
+        self._staged: Staged | None = None
+        self._served: Staged | None = None
+        self._running: dict[int, Continuation] = {}  # by trajectory
+        self._generated = self._prefilled = self._steps_since_swap = 0
+
+    # ------------------------------------------------------------ of a mode
+
+    @abstractmethod
+    def _load(self, staged: Staged) -> None:
+        """Put `staged` into the model of every rank. Keys and values of other versions are forgotten."""
+
+    @abstractmethod
+    def logprobs(self) -> tuple[list[float], list[Any]]:
+        """Log-probs of the proof's tokens but the first, and all outputs of the steps that this took."""
+
+    @abstractmethod
+    def _abort(self, name: str) -> None:
+        """End the request `name`."""
+
+    # ------------------------------------------------------------ weights
+
+    def stage(self, version: int, reader: WeightsReader) -> tuple[str, str]:
+        """Digest the bytes in the relay's memory, and compute the proof's log-probs. Nothing is copied:
+        `swap` reads the bytes once more."""
+        with reader.view(version) as (staged, buffers):
+            digest = digest_buffers(buffers, kind_of(staged), each=each)
+            expected = self._proof.expected(buffers)
+        self._staged = Staged(version, reader, digest, expected)
+        return staged, digest
+
+    def swap(self, version: int) -> None:
+        """Raises also UnknownVersionError: the version was overwritten after `stage`; the earlier version is
+        served on. WorkerError: the version was overwritten during the load; the model is of no version, and
+        this process must start anew."""
+        staged = self._staged
+        assert staged is not None and staged.version == version, (version, staged)
+        self._load(staged)
+        self.version, self._served, self._steps_since_swap = version, staged, 0
+        self._prove(staged)
+
+    def digest(self) -> str:
+        """The digest of the loaded bytes, after a proof that vLLM computes with them."""
+        assert self._served is not None, "nothing is served"
+        self._prove(self._served)
+        return self._served.digest
+
+    def _loaded(self, staged: Staged, before: int, errors: Sequence[Sequence[Exception]]) -> None:
+        """Raise what went wrong in the ranks: `errors` of each. The model is of no version then, unless no
+        rank has changed; `before` is the version that was served."""
+        failures = [error for of_rank in errors for error in of_rank]
+        if not failures:
+            return
+        if len([error for error in failures if isinstance(error, UnknownVersionError)]) == len(errors):
+            self.version = before
+        elif all(isinstance(error, (UnknownVersionError, TornVersionError)) for error in failures):
+            raise WorkerError(
+                f"vLLM has half of version {staged.version}, and must start anew: {failures[0]}"
+            ) from failures[0]
+        raise failures[0]
+
+    def _prove(self, staged: Staged) -> None:
+        """Tokens of other requests in these steps count only if the proof holds."""
+        logprobs, outputs = self.logprobs()
+        distance = self._proof.distance(staged.expected, logprobs)
+        if distance > 1:
+            self.version = -1
+            raise DigestMismatchError(
+                f"vLLM was given version {staged.version} (digest {staged.digest}) and computes another: its "
+                f"log-probs of {len(logprobs)} fixed tokens are {distance:.3g} times further from those of "
+                "the published weights than rounding explains. Nothing was sampled under it; the run must "
+                "stop"
+            )
+        self._note(outputs)
+
+    # ------------------------------------------------------------ work
+
+    def _next_works(self) -> list[Continuation]:
+        """Take as many waiting continuations as there are free slots. They are running from now on."""
+        works = []
+        while self._waiting and len(self._running) < self._slots:
+            continuation = self._waiting.popleft()
+            self._running[continuation.work.trajectory_id] = continuation
+            works.append(continuation)
+        return works
+
+    def _request(self, continuation: Continuation) -> dict[str, Any]:
+        """Name, prompt and parameters of a request for vLLM. The cache of prefixes is salted with the
+        version, so no request finds old keys."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        arguments = sampling_arguments(continuation, seeded=self._seeded)
+        return {
+            "request_id": name_of(continuation),
+            "prompt": {
+                "prompt_token_ids": list(continuation.tokens),
+                "cache_salt": f"version {self.version}",
+            },
+            "params": SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA),
+            "priority": 1,
+        }
+
+    def _proof_request(self) -> dict[str, Any]:
+        from vllm import SamplingParams
+
+        return {
+            "request_id": PROOF,
+            "prompt": {"prompt_token_ids": self._proof.tokens},
+            "params": SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False),
+            "priority": 0,
+        }
+
+    def _proof_logprobs(self, output: Any) -> list[float]:
+        pairs = zip(output.prompt_logprobs[1:], self._proof.tokens[1:], strict=True)
+        return [position[token].logprob for position, token in pairs]
+
+    def _note(self, outputs: Iterable[Any]) -> None:
+        self._steps_since_swap += 1
+        named = ((_trajectory(output.request_id), output) for output in outputs)
+        sampled = [
+            (trajectory_id, output) for trajectory_id, output in named if trajectory_id in self._running
+        ]
+        bad = [i for i, output in sampled if not math.isfinite(output.outputs[0].cumulative_logprob)]
+        if bad:
+            raise WeightsError(
+                f"version {self.version} gives log-probs that are not finite for trajectories {bad[:8]} "
+                f"({len(bad)} of {len(sampled)} decoded). The weights are broken: look at the gradient norm "
+                "of the last steps, and go back to an earlier checkpoint"
+            )
+        for trajectory_id, output in sampled:
+            if trajectory_id in self._running:  # it may have ended in an earlier step of `outputs`
+                self._append(self._running[trajectory_id], output)
+
+    def _append(self, continuation: Continuation, output: Any) -> None:
+        (completion,) = output.outputs
+        if not continuation.has_sampled:
+            self._prefilled += len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
+        for token, logprobs in zip(completion.token_ids, completion.logprobs or (), strict=True):
+            if continuation.finish is not None:  # vLLM has gone on beyond an end that it does not know
+                break
+            top_logprobs = _top_logprobs(logprobs, continuation.work.sampling.logprobs)
+            continuation.append(token, logprobs[token].logprob, self.version, top_logprobs)
+            self._generated += 1
+        if continuation.finish is not None:
+            trajectory_id = continuation.work.trajectory_id
+            self._finished[trajectory_id] = self._end(continuation, ended=output.finished)
+        elif output.finished:
+            raise WorkerError(
+                f"vLLM ended {name_of(continuation)} ({completion.finish_reason}): it should have gone on"
+            )
+
+    def _end(self, continuation: Continuation, *, ended: bool = False) -> Continuation:
+        """Take the request away from vLLM. `ended`: vLLM has ended the request by itself."""
+        if not ended:
+            self._abort(name_of(continuation))
+        return self._running.pop(continuation.work.trajectory_id)
+
+    def _stop(self, continuation: Continuation) -> Continuation:
+        return self._end(continuation)
+
+    def _under_way(self) -> Collection[Continuation]:
+        return self._running.values()
+
+
+def name_of(continuation: Continuation) -> str:
+    return f"{continuation.work.trajectory_id}.{continuation.work.lease}"
+
+
+def _trajectory(name: str) -> int:
+    """-1: the proof."""
+    return -1 if name == PROOF else int(name.partition(".")[0])
+
+
+def _top_logprobs(logprobs: dict[int, Any], num: int) -> Row | None:
+    """The row of one position. `logprobs` has the sampled token too, at whatever rank."""
+    if not num:
+        return None
+    tokens = sorted(logprobs, key=lambda token: logprobs[token].rank)[:num]
+    return tokens, [logprobs[token].logprob for token in tokens]
