@@ -124,6 +124,7 @@ class Frontend:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(CLOSE_S)
+            self.llm = self._opened = self._arrivals = None  # what is left of vLLM goes with them
 
     def _end(self) -> str:
         (process,) = self.llm.engine_core.resources.engine_manager.processes
@@ -199,6 +200,7 @@ class Frontend:
 
     async def _load(self, reader: bytes, version: int, digest: str) -> list[list[Exception]]:
         answers = await self.llm.collective_rpc("load_published", args=(reader, version, digest))
-        if hasattr(self.llm, "update_weight_version"):  # from vLLM 0.31 on
+        errors: list[list[Exception]] = [pickle.loads(answer) for answer in answers]
+        if not any(errors) and hasattr(self.llm, "update_weight_version"):  # from vLLM 0.31 on
             await self.llm.update_weight_version(str(version))
-        return [pickle.loads(answer) for answer in answers]
+        return errors
