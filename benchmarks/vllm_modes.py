@@ -148,10 +148,7 @@ def measure(model: str, count: int, rounds: int) -> dict[str, dict[str, float]]:
                     rates[name].append(tokens / (time.perf_counter() - started))
             say(f"round {index} of {rounds}")
         loads = {name: median(one.load_pauses(requests)) for name, one in opened.items()}
-    return {
-        name: {"load_ms": 1e3 * loads[name], "tokens_per_s": median(rates[name])}
-        for name in MODES
-    }
+    return {name: {"load_ms": 1e3 * loads[name], "tokens_per_s": median(rates[name])} for name in MODES}
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def stepwise(request: pytest.FixtureRequest) -> bool:
-    """Whether the engine computes in its steps alone. A server, and vLLM in a process of its own, go on between
-    two steps: what a test wants to meet in its middle has often ended."""
+    """Whether the engine computes in its steps alone. A server, and vLLM in a process of its own, go on
+    between two steps: what a test wants to meet in its middle has often ended."""
     engine = request.config.getoption("--engine", None)
     asked = bool(request.config.getoption("--stepwise", False))
     return engine in (None, "own") or (engine == "vllm" and asked)
@@ -89,9 +89,7 @@ def can(kind: str) -> Capabilities:
 
 
 @pytest.fixture(scope="session")
-def _make_bench(
-    tensor: int, stepwise: bool, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MakeBench]:
+def _make_bench(tensor: int, stepwise: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeBench]:
     servers = Servers(tmp_path_factory.mktemp("servers"))
 
     def make_bench(kind: str, model: str, **options: int) -> Bench:
@@ -151,9 +149,7 @@ def bench_of(kind: str, _benches: OpenBench) -> Iterator[OpenBench]:
 
 
 @pytest.fixture
-def fresh_bench(
-    kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Bench]
-) -> Iterator[OpenBench]:
+def fresh_bench(kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Bench]) -> Iterator[OpenBench]:
     """Benches whose engines have served nothing yet, and serve no other test. An engine that has processes of
     its own shares nothing with others, and ends with the test."""
     opened: list[Bench] = []

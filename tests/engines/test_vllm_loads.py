@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from bench import Bench, OpenBench, prompt_of
-
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -102,8 +101,10 @@ def test_what_is_overwritten_while_it_is_loaded_is_never_served(
     assert bench.engine.version == -1 and not bench.engine.has_work
 
 
-def test_a_load_reads_each_byte_of_the_relays_memory_once_and_copies_it_into_its_layer(bench_of: OpenBench) -> None:
-    """And from there into the tensor that vLLM computes with: no copy of the version is made on the host."""
+def test_a_load_reads_each_byte_of_the_relays_memory_once(
+    bench_of: OpenBench,
+) -> None:
+    """Into its layer: no copy of the version is made on the host."""
     bench = bench_of("llama untied")
     bench.serve(1)
     version = bench.publish(2)

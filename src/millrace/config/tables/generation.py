@@ -94,11 +94,12 @@ class Rollout(Section):
     """After new weights, keys and values of trajectories in flight are computed again. False: a trajectory
     goes on with its old keys and values. This is faster, but its log-probs belong to no single version."""
     stepwise: bool = False
-    """vLLM computes inside the replica, one step at a time: equal work in equal order gives equal tokens. False:
-    vLLM generates all the time in a process of its own, and a load pauses it. This is faster."""
+    """vLLM computes inside the replica, one step at a time: equal work in equal order gives equal tokens.
+    False: vLLM generates all the time in a process of its own, and a load pauses it."""
     seeded: bool = True
-    """Each trajectory has noise of its own in vLLM. False: vLLM draws all noise together, 2.5 to 4 ms a step
-    faster. Then a trajectory that is started again or moved samples other tokens, and no run repeats."""
+    """Each trajectory has noise of its own in vLLM, which costs time in each step. False: vLLM draws all
+    noise together. Then a trajectory that is started again or moved samples other tokens, and no run
+    repeats."""
 
     @model_validator(mode="before")
     @classmethod

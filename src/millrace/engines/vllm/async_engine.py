@@ -1,9 +1,9 @@
 """The engine protocol on vLLM's `AsyncLLM`: vLLM generates in a process of its own, beside the replica.
 
-Steps of vLLM are not steps of this engine. `step` waits for tokens and takes all that have come. A load pauses
-vLLM and keeps its requests (`mode="keep"`). All tokens that were sampled before the pause are taken first. So
-each token names the version that sampled it. The pause empties the cache of keys and values, and running
-requests compute theirs again under the new version. Without `recompute` they keep theirs.
+Steps of vLLM are not steps of this engine. `step` waits for tokens and takes all that have come. A load
+pauses vLLM and keeps its requests (`mode="keep"`). All tokens that were sampled before the pause are taken
+first. So each token names the version that sampled it. The pause empties the cache of keys and values, and
+running requests compute theirs again under the new version. Without `recompute` they keep theirs.
 
 A released trajectory is taken out alone, with the tokens that have come. Other requests go on.
 """
@@ -111,8 +111,9 @@ class AsyncVllmEngine(VllmMode):
         if theirs != ours:
             self.version = -1
             raise DigestMismatchError(
-                f"vLLM says that {name_of(continuation)} was sampled by versions {theirs}, and tokens arrived "
-                f"under {ours} (version, tokens). Nobody knows which weights sampled; the run must stop"
+                f"vLLM says that {name_of(continuation)} was sampled by versions {theirs}, and tokens "
+                f"arrived under {ours} (version, tokens). Nobody knows which weights sampled: the run "
+                "must stop"
             )
 
     def _end(self, continuation: Continuation, *, ended: bool = False) -> Continuation:

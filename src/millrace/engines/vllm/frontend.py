@@ -1,8 +1,8 @@
 """vLLM's `AsyncLLM` on a thread of its own, for a caller without an event loop.
 
-`AsyncLLM` is the half of vLLM in this process: it sends requests to a process of vLLM, which generates all the
-time, and takes that process's tokens. The engine's thread calls the methods here. Each method waits for an
-answer of the loop.
+`AsyncLLM` is the half of vLLM in this process: it sends requests to a process of vLLM, which generates all
+the time, and takes that process's tokens. The engine's thread calls the methods here. Each method waits for
+an answer of the loop.
 
 Each request has a collector, into which vLLM puts tokens. `collect` empties them. When `pause` returns, every
 token that was sampled before the pause is in its collector.
@@ -25,6 +25,7 @@ from millrace.engines.vllm.ranks import how_it_ended
 T = TypeVar("T")
 
 CLOSE_S = 30.0
+SETTLE_S = 1.0
 ENDED_S = 5.0
 
 
@@ -35,7 +36,7 @@ class Arrivals:
 
     def __init__(self, client: Any) -> None:
         self._queue, self._next = client.outputs_queue, client.get_output_async
-        self._idle, self._arrived = True, asyncio.Event()
+        self._idle, self._ended, self._arrived = True, False, asyncio.Event()
         client.get_output_async = self._get
 
     async def _get(self) -> Any:
@@ -44,6 +45,7 @@ class Arrivals:
         try:
             outputs = await self._next()
         except BaseException:
+            self._ended = True
             self._arrived.set()
             raise
         self._idle = False
@@ -58,8 +60,8 @@ class Arrivals:
 
     async def settle(self) -> None:
         """Wait until the outputs that have arrived by now are in their collectors."""
-        while not (self._idle and self._queue.empty()):
-            await asyncio.sleep(0)
+        while not (self._ended or (self._idle and self._queue.empty())):
+            await self.wait(SETTLE_S)
 
 
 class Frontend:

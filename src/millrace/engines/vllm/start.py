@@ -91,7 +91,8 @@ def _asynchronous(
 def _mode(options: EngineOptions) -> str:
     """The mode, for people."""
     mode = "one step at a time" if options.stepwise else "asynchronous"
-    return f"{mode}, not exact" + ("" if options.seeded else "; without seeds a resumed trajectory samples anew")
+    noise = "" if options.seeded else "; without seeds a resumed trajectory samples anew"
+    return f"{mode}, not exact{noise}"
 
 
 def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]:
