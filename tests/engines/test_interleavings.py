@@ -91,10 +91,10 @@ def test_nothing_is_lost_or_mixed_in_any_order_of_events(
     times: int, stepwise: bool, bench_of: OpenBench
 ) -> None:
     if times and not stepwise:
-        pytest.skip("a load of another process takes its time: 25 orders are enough")
+        pytest.skip("a load of another process takes its time: ten orders are enough")
     bench = bench_of(slots=3, prefill_chunk=16)
     bench.serve(0)
-    for seed in range(times * EACH, (times + 1) * EACH):
+    for seed in range(times * EACH, (times + 1) * EACH)[: EACH if stepwise else 10]:
         story = Story(bench, seed)
         story.tell()
         story.check()

@@ -62,7 +62,7 @@ def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
 ) -> None:
     """The relay holds every version, so that one to go on under is never gone."""
     killer = Killer(rank)
-    more = ("weights.slots=5",) if rank is None else ("weights.slots=5", "rollout.tensor=2", STEPWISE)
+    more = ("weights.slots=5",) if rank is None else ("weights.slots=5", "rollout.tensor=2")
     run = train(start, tmp_path / "run", *VLLM, *LONG, *more, f"schedule={schedule}", sinks=(killer,))
     causes = [e.fields["cause"] for e in events(run, "worker_died") if e.fields["name"] == killer.killed]
     assert ["VllmWorker-1" in cause for cause in causes] == [rank is not None]

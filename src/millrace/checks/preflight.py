@@ -195,7 +195,7 @@ def _check_processes(config: Config, cores: int) -> None:
     """Raises: ConfigError: the run has so many processes that none would be ready in time."""
     rollout, workers, most = config.rollout, config.reward.workers, PROCESSES_PER_CORE * cores
     each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one for each rank, and one that drives them
-    each += rollout.engine == "vllm" and not rollout.stepwise  # vLLM's own process
+    each += rollout.engine == "vllm" and not (rollout.stepwise or rollout.tensor > 1)  # vLLM's own process
     ranks = config.trainer.ranks - 1  # the first rank is not counted
     evaluators = each + len(config.evaluations) if config.evaluations else 0  # and their reward workers
     count = rollout.replicas * each + workers + ranks + evaluators + config.reference_apart

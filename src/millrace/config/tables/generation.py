@@ -95,7 +95,8 @@ class Rollout(Section):
     goes on with its old keys and values. This is faster, but its log-probs belong to no single version."""
     stepwise: bool = False
     """vLLM computes inside the replica, one step at a time: equal work in equal order gives equal tokens.
-    False: vLLM generates all the time in a process of its own, and a load pauses it."""
+    False: vLLM generates all the time in a process of its own, and a load pauses it. With several devices
+    (`tensor`) vLLM is always stepwise."""
     seeded: bool = True
     """Each trajectory has noise of its own in vLLM, which costs time in each step. False: vLLM draws all
     noise together. Then a trajectory that is started again or moved samples other tokens, and no run

@@ -45,7 +45,8 @@ def open_engine(options: EngineOptions) -> VllmMode:
     processes of vLLM RemoteError: only the log tells whether one refused or was killed."""
     with boundary("vLLM", "cannot be had: see `rollout.python`", ConfigError):
         release = installed()
-    here = options.stepwise and options.tensor == 1
+    stepwise = options.stepwise or options.tensor > 1  # `ranks` looks after processes of this process alone
+    here = stepwise and options.tensor == 1
     # Each rank opens its own device. If this process opened a device, it would take memory of the first rank.
     device = torch_device(options.device) if here else torch.device(options.device)
     published: torch.dtype = getattr(torch, options.dtype)
@@ -55,6 +56,7 @@ def open_engine(options: EngineOptions) -> VllmMode:
     proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
     intake = open_intake(options)
     kind = ConfigError if here else RemoteError
+    mode = _mode(stepwise, options.seeded)
     with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM warns of its own settings
         arguments = {**_arguments(options, computing), **_memory(options, computing, device)}
@@ -62,9 +64,9 @@ def open_engine(options: EngineOptions) -> VllmMode:
             "slots": options.slots,
             "recompute": options.recompute,
             "seeded": options.seeded,
-            "computes": f"{computes(published, computing)}; vLLM {release}, {_mode(options)}",
+            "computes": f"{computes(published, computing)}; vLLM {release}, {mode}",
         }
-        engine = (_stepwise if options.stepwise else _asynchronous)(arguments, intake, proof, settings)
+        engine = (_stepwise if stepwise else _asynchronous)(arguments, intake, proof, settings)
         engine.logprobs()  # a model that vLLM cannot compute raises an error now, before the first version
     return engine
 
@@ -88,10 +90,10 @@ def _asynchronous(
     return AsyncVllmEngine(Frontend(lambda: AsyncLLM.from_engine_args(parameters)), intake, proof, **settings)
 
 
-def _mode(options: EngineOptions) -> str:
+def _mode(stepwise: bool, seeded: bool) -> str:
     """The mode, for people."""
-    mode = "one step at a time" if options.stepwise else "asynchronous"
-    noise = "" if options.seeded else "; without seeds a resumed trajectory samples anew"
+    mode = "one step at a time" if stepwise else "asynchronous"
+    noise = "" if seeded else "; without seeds a resumed trajectory samples anew"
     return f"{mode}, not exact{noise}"
 
 
