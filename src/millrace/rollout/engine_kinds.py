@@ -55,7 +55,8 @@ ENGINES = {
         "millrace.engines.vllm.start:open_engine",
         Capabilities(
             frozenset({
-                "rollout.recompute", "rollout.seeded", "rollout.stepwise", "rollout.tensor", "sampling.top_p", "sampling.top_k", "sampling.min_p",
+                "rollout.recompute", "rollout.seeded", "rollout.stepwise", "rollout.tensor", "sampling.top_p",
+                "sampling.top_k", "sampling.min_p",
                 "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
                 "sampling.ignore_eos", "sampling.allowed_token_ids", "sampling.logprobs",
             }),

@@ -126,7 +126,7 @@ class Frontend:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(CLOSE_S)
-            self.llm = self._opened = self._arrivals = None  # what is left of vLLM goes with them
+            del self.llm, self._opened, self._arrivals  # what is left of vLLM goes with them
 
     def _end(self) -> str:
         (process,) = self.llm.engine_core.resources.engine_manager.processes
