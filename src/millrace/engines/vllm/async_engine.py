@@ -16,7 +16,7 @@ from typing import Any
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WorkerError
 from millrace.core.types import ReplicaLoad
 from millrace.engines.vllm.frontend import Frontend
-from millrace.engines.vllm.mode import Staged, VllmMode, name_of
+from millrace.engines.vllm.mode import StagedWeights, VllmMode, name_of
 from millrace.engines.vllm.proof import Proof
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
@@ -76,7 +76,7 @@ class AsyncVllmEngine(VllmMode):
 
     # ------------------------------------------------------------ of this mode
 
-    def _load(self, staged: Staged) -> None:
+    def _load(self, staged: StagedWeights) -> None:
         self._note(self._frontend.pause(clear_cache=self._recompute))
         if not self._recompute:
             for continuation in [c for c in reversed(self._running.values()) if not c.has_sampled]:

@@ -11,21 +11,22 @@ token that was sampled before the pause is in its collector.
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from threading import Event, Thread
 from typing import Any, TypeVar
 
 from millrace.core.errors import WorkerError
 from millrace.core.protocols import WeightsReader
+from millrace.engines.vllm.extension import packed, unpacked
 from millrace.engines.vllm.ranks import how_it_ended
 
 T = TypeVar("T")
 
 CLOSE_S = 30.0
 SETTLE_S = 1.0
+LOOK_S = 1.0  # between two looks whether vLLM lives
 ENDED_S = 5.0
 
 
@@ -109,7 +110,7 @@ class Frontend:
 
     def load(self, reader: WeightsReader, version: int, digest: str) -> list[list[Exception]]:
         """`loading.load_version` in every rank. Returns: the errors of each."""
-        return self._do(self._load(pickle.dumps(reader), version, digest))
+        return self._do(self._load(packed(reader), version, digest))
 
     def resume(self) -> None:
         self._do(self.llm.resume_generation())
@@ -153,6 +154,8 @@ class Frontend:
         """The result of `work`. Raises: WorkerError: vLLM's process has ended."""
         answered: Future[T] = Future()
         self._loop.call_soon_threadsafe(self._begin, work, answered)
+        while not wait([answered], LOOK_S).done:
+            self.check()  # a call of a process that is killed has no answer
         try:
             return answered.result()
         except Exception as error:
@@ -202,7 +205,7 @@ class Frontend:
 
     async def _load(self, reader: bytes, version: int, digest: str) -> list[list[Exception]]:
         answers = await self.llm.collective_rpc("load_published", args=(reader, version, digest))
-        errors: list[list[Exception]] = [pickle.loads(answer) for answer in answers]
+        errors: list[list[Exception]] = [unpacked(answer) for answer in answers]
         if not any(errors) and hasattr(self.llm, "update_weight_version"):  # from vLLM 0.31 on
             await self.llm.update_weight_version(str(version))
         return errors

@@ -36,7 +36,7 @@ PROOF = "proof"
 """The name of that request; every other request is called TRAJECTORY.LEASE."""
 
 
-class Staged(NamedTuple):
+class StagedWeights(NamedTuple):
     version: int
     reader: WeightsReader
     digest: str
@@ -49,15 +49,15 @@ class VllmMode(Sleepless, Queues):
     def __init__(self, intake: Intake, proof: Proof, *, slots: int, seeded: bool, computes: str) -> None:
         super().__init__(intake)
         self._proof, self._slots, self._seeded, self.computes = proof, slots, seeded, computes
-        self._staged: Staged | None = None
-        self._served: Staged | None = None
+        self._staged: StagedWeights | None = None
+        self._served: StagedWeights | None = None
         self._running: dict[int, Continuation] = {}  # by trajectory
         self._generated = self._prefilled = self._steps_since_swap = 0
 
     # ------------------------------------------------------------ of a mode
 
     @abstractmethod
-    def _load(self, staged: Staged) -> None:
+    def _load(self, staged: StagedWeights) -> None:
         """Put `staged` into the model of every rank. Keys and values of other versions are forgotten."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class VllmMode(Sleepless, Queues):
         with reader.view(version) as (staged, buffers):
             digest = digest_buffers(buffers, kind_of(staged), each=each)
             expected = self._proof.expected(buffers)
-        self._staged = Staged(version, reader, digest, expected)
+        self._staged = StagedWeights(version, reader, digest, expected)
         return staged, digest
 
     def swap(self, version: int) -> None:
@@ -95,7 +95,7 @@ class VllmMode(Sleepless, Queues):
         self._prove(self._served)
         return self._served.digest
 
-    def _loaded(self, staged: Staged, before: int, errors: Sequence[Sequence[Exception]]) -> None:
+    def _loaded(self, staged: StagedWeights, before: int, errors: Sequence[Sequence[Exception]]) -> None:
         """Raise what went wrong in the ranks: `errors` of each. The model is of no version then, unless no
         rank has changed; `before` is the version that was served."""
         failures = [error for of_rank in errors for error in of_rank]
@@ -109,7 +109,7 @@ class VllmMode(Sleepless, Queues):
             ) from failures[0]
         raise failures[0]
 
-    def _prove(self, staged: Staged) -> None:
+    def _prove(self, staged: StagedWeights) -> None:
         """Tokens of other requests in these steps count only if the proof holds."""
         logprobs, outputs = self.logprobs()
         distance = self._proof.distance(staged.expected, logprobs)

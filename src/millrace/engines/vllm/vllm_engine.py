@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.core.types import ReplicaLoad
 from millrace.engines.vllm.loading import load_version
-from millrace.engines.vllm.mode import PROOF, Staged, VllmMode
+from millrace.engines.vllm.mode import PROOF, StagedWeights, VllmMode
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.ranks import EngineRanks
 from millrace.rollout.intake import Intake
@@ -61,7 +61,7 @@ class VllmEngine(VllmMode):
 
     # ------------------------------------------------------------ of this mode
 
-    def _load(self, staged: Staged) -> None:
+    def _load(self, staged: StagedWeights) -> None:
         before, self.version = self.version, -1
         with self._ranks.answering():
             errors = self._llm.collective_rpc(
