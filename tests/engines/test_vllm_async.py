@@ -14,6 +14,7 @@ from bench import Bench, OpenBench, Played, prompt_of
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import UnknownVersionError, WorkerError
 from millrace.core.types import Sampling
+from millrace.runtime import process
 
 pytestmark = pytest.mark.computed
 
@@ -172,8 +173,7 @@ def test_without_seeds_log_probs_are_right_and_nothing_repeats(bench_of: OpenBen
 def doomed(fresh_bench: OpenBench) -> Iterator[tuple[Bench, int]]:
     bench = fresh_bench()
     bench.serve(1)
-    (process,) = bench.engine._frontend.llm.engine_core.resources.engine_manager.processes  # type: ignore[attr-defined]
-    yield bench, process.pid
+    yield bench, bench.engine._frontend._process.pid  # type: ignore[attr-defined]
     bench.engine.version = -1  # what is left there is nobody's
     bench.played.clear()
 
@@ -197,3 +197,10 @@ def test_a_kill_of_vllms_process_while_it_waits_for_work_is_told_by_a_load(
         while time.monotonic() < end_s:
             bench.engine.load()
             time.sleep(0.01)
+
+
+def test_a_close_ends_even_a_process_that_does_not_answer(doomed: tuple[Bench, int]) -> None:
+    bench, pid = doomed
+    os.kill(pid, signal.SIGSTOP)
+    bench.close()
+    assert pid not in process.children(os.getpid())

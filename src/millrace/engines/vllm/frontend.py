@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from threading import Event, Thread
 from typing import Any, TypeVar
 
@@ -126,11 +127,19 @@ class Frontend:
         """A second call changes nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
+            process = self._process
             self._thread.join(CLOSE_S)
+            process.join(ENDED_S)  # vLLM kills a process that does not end by itself, and does not reap it
             del self.llm, self._opened, self._arrivals  # what is left of vLLM goes with them
 
-    def _end(self) -> str:
+    @property
+    def _process(self) -> BaseProcess:
+        process: BaseProcess
         (process,) = self.llm.engine_core.resources.engine_manager.processes
+        return process
+
+    def _end(self) -> str:
+        process = self._process
         process.join(ENDED_S)
         return f"vLLM's process {process.name} (pid {process.pid}) {how_it_ended(process.exitcode)}"
 
