@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.rollout.engine_kinds import refuse_unable
+from millrace.rollout.engine_kinds import ENGINES, refuse_unable
 
 WHOLE = {
     "model": {"path": "model"},
@@ -51,7 +51,13 @@ def test_what_makes_no_sense_is_refused_with_a_remedy(changes, message):
     assert message in str(refused.value)
 
 
-def test_an_engine_that_cannot_sleep_is_refused_by_name():
+@pytest.mark.parametrize("engine", ["own", "vllm"])
+def test_an_engine_that_can_sleep_is_taken(engine):
+    refuse_unable(Config.model_validate(WHOLE | {"rollout": {"colocated": True, "engine": engine}}))
+
+
+def test_an_engine_that_cannot_sleep_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(ENGINES, "vllm", ENGINES["vllm"]._replace(can=ENGINES["server"].can))
     rollout = {"colocated": True, "engine": "vllm"}
     config = Config.model_validate(WHOLE | {"rollout": rollout})
     with pytest.raises(ConfigError, match=r"\(vllm\) cannot do `rollout.colocated` \(True\)"):

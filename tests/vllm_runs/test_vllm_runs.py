@@ -190,3 +190,17 @@ def test_versions_are_evaluated_with_vllm_beside_the_training(start: Path, tmp_p
     told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
     assert "vLLM" in told["evaluator"]
     assert summary(run)["accounting"]["trained"] == 64
+
+
+@pytest.mark.parametrize("stepwise", ["true", "false"])
+def test_a_run_in_turns_trains_every_trajectory_once(stepwise: str, start: Path, tmp_path: Path) -> None:
+    """Unfinished trajectories wait over the turns of the trainer."""
+    schedule = ("rollout.colocated=true", "schedule={kind='areal', eta=1}", "rollout.replicas=1")
+    run = train(start, tmp_path / "run", *VLLM, *LONG, *schedule, f"rollout.stepwise={stepwise}")
+    turns = [event.fields["name"] for event in (*events(run, "slept"), *events(run, "woke"))]
+    assert turns.count("trainer") >= 2 * 4 and turns.count("replica-0") >= 2 * 4
+    assert max(event.fields["staleness_max"] for event in events(run, "step")) <= 1
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == 64 and accounting["failed"] == 0
+    assert events(run, "worker_died") == []
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4

@@ -330,6 +330,7 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
         recompute=rollout.recompute,
         stepwise=rollout.stepwise,
         seeded=rollout.seeded,
+        colocated=rollout.colocated,
         server_wait_s=SERVER_WAIT * config.supervision.spawn_timeout_s,
         shared_dir=rollout.shared_dir or str(run.weights),
     )

@@ -55,10 +55,10 @@ ENGINES = {
         "millrace.engines.vllm.start:open_engine",
         Capabilities(
             frozenset({
-                "rollout.recompute", "rollout.seeded", "rollout.stepwise", "rollout.tensor", "sampling.top_p",
-                "sampling.top_k", "sampling.min_p", "sampling.repetition_penalty", "sampling.stop",
-                "sampling.stop_token_ids", "sampling.ignore_eos", "sampling.allowed_token_ids",
-                "sampling.logprobs",
+                "rollout.recompute", "rollout.seeded", "rollout.stepwise", "rollout.tensor",
+                "rollout.colocated", "sampling.top_p", "sampling.top_k", "sampling.min_p",
+                "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
+                "sampling.ignore_eos", "sampling.allowed_token_ids", "sampling.logprobs",
             }),
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does

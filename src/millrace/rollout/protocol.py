@@ -37,6 +37,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     recompute: bool = True
     stepwise: bool = False
     seeded: bool = True
+    colocated: bool = False
     server: str = ""
     server_wait_s: float = 0.0
     shared_dir: str = ""

@@ -9,6 +9,7 @@ extension        the methods that vLLM's worker processes get
 vllm_engine      the engine protocol on `LLMEngine`, one step at a time
 sampling_params  the arguments of vLLM's `SamplingParams`
 loading          a version from the relay's memory into the model
+memory           weights, keys and values of a worker that sleeps
 ranks            vLLM's processes, where the model is divided among devices
 proof            the proof that vLLM computes with the published weights
 """

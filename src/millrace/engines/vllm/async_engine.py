@@ -36,6 +36,7 @@ class AsyncVllmEngine(VllmMode):
         cache = frontend.llm.vllm_config.cache_config
         self._capacity = cache.num_gpu_blocks * cache.block_size
         self._heard_s = time.monotonic()
+        self._begun: dict[int, int] = {}  # tokens that were sampled before the request, by trajectory
 
     # ------------------------------------------------------------ work
 
@@ -90,6 +91,16 @@ class AsyncVllmEngine(VllmMode):
             raise
         self._resume()
 
+    def _pause(self) -> None:
+        self._note(self._frontend.pause(clear_cache=True))
+
+    def _release_memory(self) -> None:
+        self._frontend.release_memory()
+
+    def _take_memory(self) -> None:
+        self._frontend.take_memory()
+        self._resume()
+
     def _resume(self) -> None:
         self._frontend.resume()
         self._heard_s = time.monotonic()
@@ -101,13 +112,19 @@ class AsyncVllmEngine(VllmMode):
     def _abort(self, name: str) -> None:
         self._frontend.abort(name)
 
+    def _request(self, continuation: Continuation) -> dict[str, Any]:
+        before = continuation.completion_length - len(continuation.work.tokens)
+        self._begun[continuation.work.trajectory_id] = before
+        return super()._request(continuation)
+
     def _append(self, continuation: Continuation, output: Any) -> None:
+        before = self._begun[continuation.work.trajectory_id]
         super()._append(continuation, output)
         spans = getattr(output.outputs[0], "weight_versions", None)  # vLLM tells them at the end of a request
         if spans is None:
             return
         theirs = [(span.version, span.end - span.start) for span in spans]
-        ours = [(str(version), count) for version, count in continuation.sampled().columns.runs]
+        ours = [(str(version), count) for version, count in continuation.sampled().columns[before:].runs]
         if theirs != ours:
             self.version = -1
             raise DigestMismatchError(
@@ -119,6 +136,7 @@ class AsyncVllmEngine(VllmMode):
     def _end(self, continuation: Continuation, *, ended: bool = False) -> Continuation:
         if ended:
             self._frontend.forget(name_of(continuation))
+        del self._begun[continuation.work.trajectory_id]
         return super()._end(continuation, ended=ended)
 
     def _stop(self, continuation: Continuation) -> Continuation:

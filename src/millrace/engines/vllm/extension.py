@@ -10,6 +10,7 @@ import pickle
 from typing import Any
 
 from millrace.core.protocols import WeightsReader
+from millrace.engines.vllm import memory
 from millrace.engines.vllm.loading import load_version
 
 
@@ -21,6 +22,12 @@ class MillraceWorker:
     def load_published(self, reader: bytes, version: int, digest: str) -> bytes:
         """`loading.load_version` with a pickled `WeightsReader`. Returns: its errors, pickled."""
         return packed(load_version(self, self._opened(reader), version, digest))
+
+    def release_memory(self) -> None:
+        memory.release(self)
+
+    def take_memory(self) -> None:
+        memory.take_again(self)
 
     def _opened(self, pickled: bytes) -> WeightsReader:
         """The reader of the last load, if it is the same: its memory is mapped and pinned once."""

@@ -113,6 +113,14 @@ class Frontend:
         """`loading.load_version` in every rank. Returns: the errors of each."""
         return self._do(self._load(packed(reader), version, digest))
 
+    def release_memory(self) -> None:
+        """`memory.release` in every rank. vLLM is paused, and has no request."""
+        self._do(self.llm.collective_rpc("release_memory"))
+
+    def take_memory(self) -> None:
+        """`memory.take_again` in every rank."""
+        self._do(self.llm.collective_rpc("take_memory"))
+
     def resume(self) -> None:
         self._do(self.llm.resume_generation())
 

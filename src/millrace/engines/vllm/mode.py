@@ -27,7 +27,6 @@ from millrace.core.protocols import WeightsReader
 from millrace.devices.parallel import each
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.sampling_params import sampling_arguments
-from millrace.rollout.colocated.sleepless import Sleepless
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
@@ -43,8 +42,10 @@ class StagedWeights(NamedTuple):
     expected: torch.Tensor
 
 
-class VllmMode(Sleepless, Queues):
+class VllmMode(Queues):
     """See `rollout.protocol.Engine`. A subclass says how vLLM gets requests, steps and weights."""
+
+    _asleep = False
 
     def __init__(self, intake: Intake, proof: Proof, *, slots: int, seeded: bool, computes: str) -> None:
         super().__init__(intake)
@@ -67,6 +68,33 @@ class VllmMode(Sleepless, Queues):
     @abstractmethod
     def _abort(self, name: str) -> None:
         """End the request `name`."""
+
+    @abstractmethod
+    def _release_memory(self) -> None:
+        """`memory.release` in every rank; no request is left."""
+
+    @abstractmethod
+    def _take_memory(self) -> None:
+        """`memory.take_again` in every rank."""
+
+    def _pause(self) -> None:
+        """Note all tokens that were sampled. Nothing is sampled until `_take_memory`."""
+
+    # ------------------------------------------------------------ one device in turns
+
+    def sleep(self) -> None:
+        if self._asleep:
+            return
+        self._pause()
+        for continuation in list(reversed(self._running.values())):
+            self._waiting.appendleft(self._end(continuation))
+        self.version, self._asleep = -1, True
+        self._release_memory()
+
+    def wake(self) -> None:
+        if self._asleep:
+            self._take_memory()
+        self._asleep = False
 
     # ------------------------------------------------------------ weights
 

@@ -120,13 +120,14 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
 
 
 def _memory(options: EngineOptions, computing: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """On a CPU, memory for every slot and one more; on a GPU the replica's share.
+    """On a CPU, memory for every slot and one more; on a GPU the replica's share, which it may lend.
 
     On a CPU prompts are prefilled in one step: a seeded request that is prefilled in several steps fails
     there (`Generator.get_offset`).
     """
     if device.type != "cpu":
-        return {"gpu_memory_utilization": min(options.device_share, 0.95)}
+        share = min(options.device_share, 0.95)
+        return {"gpu_memory_utilization": share, "enable_sleep_mode": options.colocated}
     blocks = (options.slots + 1) * -(-options.max_sequence_tokens // _BLOCK_TOKENS) + 1
     model = read_model_config(Path(options.model_path))
     token_bytes = kv_token_bytes(model, computing.itemsize, options.tensor)  # of each rank

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.core.types import ReplicaLoad
+from millrace.engines.vllm import memory
 from millrace.engines.vllm.loading import load_version
 from millrace.engines.vllm.mode import PROOF, StagedWeights, VllmMode
 from millrace.engines.vllm.proof import Proof
@@ -80,6 +81,14 @@ class VllmEngine(VllmMode):
             with self._ranks.answering():
                 outputs += self._llm.step()
         return self._proof_logprobs(proofs[0]), outputs
+
+    def _release_memory(self) -> None:
+        with self._ranks.answering():
+            self._llm.collective_rpc(memory.release)
+
+    def _take_memory(self) -> None:
+        with self._ranks.answering():
+            self._llm.collective_rpc(memory.take_again)
 
     def _abort(self, name: str) -> None:
         self._llm.abort_request([name])

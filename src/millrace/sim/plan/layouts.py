@@ -88,7 +88,7 @@ def layouts_in_turns(
     model: ModelSizes, devices: Mapping[Device, int], demand: Demand, dtypes: Sequence[str] = ("bf16",)
 ) -> list[PlanLayout]:
     """Layouts in which both sides use all devices of one kind, of one host: each side has to fit alone. A
-    replica is one device, because only the torch engine sleeps. The best prediction comes first."""
+    replica is one device. The best prediction comes first."""
     fitting = []
     for device, count in devices.items():
         if count > device.devices_per_host:
