@@ -59,7 +59,7 @@ test-decisions: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal tests/tidy tests/unit tests/simulation tests/gpu
 
 test-vllm: $(STAMP) $(VLLM)/.installed
-	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm --stepwise
+	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm --within-process
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine vllm
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine server
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/unit/test_trainer_softmax_tiles.py  # Triton is there

@@ -2,7 +2,7 @@
 
 Without a name: our own. Then the simulated engine, too, keeps the promises that have nothing to do with what
 is computed: the tests without the mark `computed`. `--device cuda` and `--dtype bfloat16` say what computes.
-`--stepwise` tests vLLM inside this process; without it vLLM generates in a process of its own.
+`--within-process` tests vLLM inside this process; without it vLLM generates in a process of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engine", choices=list(ENGINES), help="which engine tests/engines tests")
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="what it computes on")
     parser.addoption("--dtype", choices=["float32", "bfloat16"], default="float32", help="of weights")
-    parser.addoption("--stepwise", action="store_true", help="vLLM computes in this process")
+    parser.addoption("--within-process", action="store_true", help="vLLM computes in this process")
     parser.addoption("--tensor", type=int, default=1, help="devices that share an engine's model")
 
 
@@ -54,7 +54,7 @@ def stepwise(request: pytest.FixtureRequest) -> bool:
     """Whether the engine computes in its steps alone. A server, and vLLM in a process of its own, go on
     between two steps: what a test wants to meet in its middle has often ended."""
     engine = request.config.getoption("--engine", None)
-    asked = bool(request.config.getoption("--stepwise", False))
+    asked = bool(request.config.getoption("--within-process", False))
     return engine in (None, "own") or (engine == "vllm" and asked)
 
 
