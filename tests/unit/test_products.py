@@ -10,7 +10,7 @@ import torch
 
 from millrace.devices import matmul
 from millrace.engines.own.accelerated import row_matmul
-from millrace.engines.own.accelerated.row_matmul import Packed, RowMatmul
+from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.trainer.batch.packing import Branch, Tree, pack, padded
 from millrace.trainer.kernels import linear
 
@@ -87,7 +87,7 @@ def test_a_cpu_tells_its_maker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_a_packed_matrix_gives_the_results_of_the_plain_one(onednn: None, rows: int, width: int) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, width), torch.randn(80, width), torch.randn(80)
-    products = RowMatmul(packed=Packed())
+    products = RowMatmul()
     expected = torch.nn.functional.linear(x, weight, bias)
     torch.testing.assert_close(products.linear(x, weight, bias), expected, rtol=1e-5, atol=1e-4)
     total = torch.ones(rows, 80)
@@ -97,7 +97,7 @@ def test_a_packed_matrix_gives_the_results_of_the_plain_one(onednn: None, rows: 
 
 @needs_onednn
 def test_a_matrix_that_has_changed_is_packed_again(onednn: None) -> None:
-    x, weight, products = torch.randn(16, 256), torch.randn(80, 256), RowMatmul(packed=Packed())
+    x, weight, products = torch.randn(16, 256), torch.randn(80, 256), RowMatmul()
     before = products.linear(x, weight, None)
     weight.mul_(2.0)
     products.forget()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
-from millrace.engines.own.accelerated.row_matmul import Packed, RowMatmul
+from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.parameters import Layer, Parameters
 
@@ -38,7 +38,7 @@ class ForwardPass:
         self, architecture: Architecture, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._architecture = architecture
-        self.matmul = RowMatmul(packed=Packed())
+        self.matmul = RowMatmul()
         self.routing: Tensor | None = None
         self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
         for rope in set(architecture.ropes):

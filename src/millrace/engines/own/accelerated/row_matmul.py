@@ -9,7 +9,7 @@ Shape suffixes: M rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -29,27 +29,14 @@ PACKED_ROWS_MIN = 8
 """From so many rows on oneDNN is faster with a packed matrix, and its bits are those of the plain matmul."""
 
 
-class Packed:
-    """Packed copies of the matrices that are served, each made at its first use."""
-
-    def __init__(self) -> None:
-        self.copies: dict[int, Tensor] = {}
-
-    def of(self, weight_OI: Tensor) -> Tensor:
-        copy = self.copies.get(weight_OI.data_ptr())
-        if copy is None:
-            copy = self.copies[weight_OI.data_ptr()] = packed(weight_OI)
-        return copy
-
-
 @dataclass(frozen=True)
 class RowMatmul:
-    """Rows are padded to a multiple of `tile`. `alone`: each row is a matmul of its own. `packed`: has copies
-    of wide matrices. Who changes a matrix calls `forget`."""
+    """Rows are padded to a multiple of `tile`. `alone`: each row is a matmul of its own. `packed`: copies of
+    wide matrices by address, made at their first use. Who changes a matrix calls `forget`."""
 
     tile: int = 1
     alone: bool = False
-    packed: Packed | None = None
+    packed: dict[int, Tensor] = field(default_factory=dict, compare=False)
 
     def rows(self, count: int) -> int:
         """`count`, padded. Beyond eight tiles the number grows in steps of an eighth to a quarter, so that
@@ -62,25 +49,17 @@ class RowMatmul:
 
     def by_onednn(self, x_MI: Tensor) -> bool:
         """Where rows need not be independent, the faster kernel may compute them."""
-        least = PACKED_ROWS_MIN if self._packs(x_MI) else ROWS_MIN
+        least = PACKED_ROWS_MIN if _is_wide(x_MI) else ROWS_MIN
         return self.tile == 1 and len(x_MI) >= least and by_onednn()
-
-    def _packs(self, x_MI: Tensor) -> bool:
-        computed = x_MI.device.type == "cpu" and x_MI.dtype == torch.float32
-        return self.packed is not None and computed and x_MI.shape[1] >= WIDE
 
     def forget(self) -> None:
         """The weights have changed: copies of them are dropped."""
-        if self.packed is not None:
-            self.packed.copies.clear()
+        self.packed.clear()
 
     def linear(self, x_MI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """(M, O): x weight^T + bias"""
         if self.by_onednn(x_MI):
-            if self.packed is not None and self._packs(x_MI):
-                out = matmul_packed(x_MI, self.packed.of(weight_OI))
-            else:
-                out = matmul_transposed(x_MI, weight_OI)
+            out = self._packed(x_MI, weight_OI) if _is_wide(x_MI) else matmul_transposed(x_MI, weight_OI)
             return out if bias_O is None else out.add_(bias_O)
         if not self.alone:
             return F.linear(x_MI, weight_OI, bias_O)
@@ -102,5 +81,15 @@ class RowMatmul:
             return matmul_wide(x_MI, weight_OI.t())
         return self.linear(x_MI, weight_OI, None).float()
 
+    def _packed(self, x_MI: Tensor, weight_OI: Tensor) -> Tensor:
+        address = weight_OI.data_ptr()
+        if address not in self.packed:
+            self.packed[address] = packed(weight_OI)
+        return matmul_packed(x_MI, self.packed[address])
+
     def __str__(self) -> str:
         return "each row alone" if self.alone else f"rows padded to {self.tile}" if self.tile > 1 else "rows"
+
+
+def _is_wide(x_MI: Tensor) -> bool:
+    return x_MI.device.type == "cpu" and x_MI.dtype == torch.float32 and x_MI.shape[1] >= WIDE
