@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from millrace.core.types import Progress, Work
+from millrace.core.types import Progress, ReplicaLoad, Work
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 
@@ -19,6 +19,7 @@ class Queues(ABC):
         self._intake, self.version = intake, -1
         self._waiting: deque[Continuation] = deque()
         self._finished: dict[int, Continuation] = {}  # by trajectory, not yet reported
+        self._generated = self._prefilled = self._steps_since_swap = 0
 
     @abstractmethod
     def _under_way(self) -> Collection[Continuation]:
@@ -35,6 +36,20 @@ class Queues(ABC):
     @property
     def has_finished(self) -> bool:
         return bool(self._finished)
+
+    def _counted_load(self, capacity: int) -> ReplicaLoad:
+        """The load by this engine's own count. `capacity`: of its keys and values, in tokens."""
+        running = self._under_way()
+        return ReplicaLoad(
+            version=self.version,
+            running=len(running),
+            waiting=len(self._waiting),
+            kv_used_tokens=sum(len(continuation.tokens) for continuation in running),
+            kv_capacity_tokens=capacity,
+            steps_since_swap=self._steps_since_swap,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+        )
 
     def submit(self, works: Iterable[Work]) -> None:
         for continuation in self._intake.take(works):

@@ -115,7 +115,6 @@ class TorchEngine(Sleeping, Queues):
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot
         self._batch: DecodeBatch | None = None  # of the last step, if it still holds
-        self._generated = self._prefilled = self._steps_since_swap = 0
 
     # ------------------------------------------------------------ work
 

@@ -70,7 +70,6 @@ class ServerEngine(Sleepless, Queues):
         self._running: dict[int, Continuation] = {}  # by request
         self._requests = count()
         self._incarnation, self._label = os.urandom(4).hex(), ""
-        self._generated = self._prefilled = self._steps_since_swap = 0
         self._heard_s = time.monotonic()
         server.pause()  # requests of an earlier incarnation end
         server.resume()
@@ -84,16 +83,7 @@ class ServerEngine(Sleepless, Queues):
 
     def load(self) -> ReplicaLoad:
         """The engine counts itself: the server's own queue is empty unless its cache is full."""
-        return ReplicaLoad(
-            version=self.version,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_used_tokens=sum(len(continuation.tokens) for continuation in self._running.values()),
-            kv_capacity_tokens=self._capacity,
-            steps_since_swap=self._steps_since_swap,
-            generated_tokens=self._generated,
-            prefilled_tokens=self._prefilled,
-        )
+        return self._counted_load(self._capacity)
 
     # ------------------------------------------------------------ weights
 

@@ -43,16 +43,7 @@ class AsyncVllmEngine(VllmMode):
     def load(self) -> ReplicaLoad:
         """By this engine's own count."""
         self._frontend.check()
-        return ReplicaLoad(
-            version=self.version,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_used_tokens=sum(len(continuation.tokens) for continuation in self._running.values()),
-            kv_capacity_tokens=self._capacity,
-            steps_since_swap=self._steps_since_swap,
-            generated_tokens=self._generated,
-            prefilled_tokens=self._prefilled,
-        )
+        return self._counted_load(self._capacity)
 
     def step(self) -> None:
         """Raises also WorkerError: vLLM's process has ended, or is silent."""

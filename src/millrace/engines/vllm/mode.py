@@ -53,7 +53,6 @@ class VllmMode(Queues):
         self._staged: StagedWeights | None = None
         self._served: StagedWeights | None = None
         self._running: dict[int, Continuation] = {}  # by trajectory
-        self._generated = self._prefilled = self._steps_since_swap = 0
 
     # ------------------------------------------------------------ of a mode
 
