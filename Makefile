@@ -3,8 +3,12 @@
 # make test         lint and every test
 # make setup-vllm   .venv-vllm with vLLM for CPUs, for rollout.engine = "vllm"
 # make test-vllm    every test of an engine, and whole runs, with vLLM
+# make setup-sglang .venv-sglang with SGLang for CPUs, for tests alone
+# make test-sglang  every test of an engine with SGLang as a server
 # make setup-ray    .venv-ray with Ray, for runtime.kind = "ray", and NIXL, for weights.transport = "nixl"
 # make test-ray     the runtime on Ray: every test of a runtime, and whole runs, on clusters of this machine; NIXL
+# make setup-jax    .venv-jax with JAX, for trainer.backend = "jax"
+# make test-jax     the trainer in JAX, on simulated devices
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
@@ -12,17 +16,19 @@
 # make dist         build the wheel and the source archive into dist/
 # make lock         pin every dependency with its hashes in requirements.lock
 # make audit        ask for known vulnerabilities of what is pinned
-# make clean        remove what builds and tools leave behind; keeps .venv, .venv-vllm, .venv-ray and runs
+# make clean        remove what builds and tools leave behind; keeps every .venv and runs
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 VLLM := .venv-vllm
+SGLANG := .venv-sglang
 RAY := .venv-ray
+JAX := .venv-jax
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-ray quickstart test test-decisions test-vllm test-ray test-ui lint bench bench-quick docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-ui lint bench bench-quick docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -36,10 +42,22 @@ $(VLLM)/.installed: scripts/setup-vllm scripts/cpu-torch
 	@PYTHON="$(PYTHON)" scripts/setup-vllm
 	@touch $@
 
+setup-sglang: $(SGLANG)/.installed
+
+$(SGLANG)/.installed: scripts/setup-sglang scripts/cpu-torch
+	@PYTHON="$(PYTHON)" scripts/setup-sglang
+	@touch $@
+
 setup-ray: $(RAY)/.installed
 
 $(RAY)/.installed: $(STAMP) scripts/setup-ray
 	@PYTHON="$(PYTHON)" scripts/setup-ray
+	@touch $@
+
+setup-jax: $(JAX)/.installed
+
+$(JAX)/.installed: $(STAMP) scripts/setup-jax
+	@PYTHON="$(PYTHON)" scripts/setup-jax
 	@touch $@
 
 quickstart: $(STAMP)
@@ -53,7 +71,7 @@ lint: $(STAMP)
 # Decisions and mathematics, beside the one process of mypy; then what runs processes of its own.
 test: $(STAMP)
 	$(MAKE) --jobs 2 lint test-decisions
-	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/ranks tests/netns tests/engines tests/chaos tests/learning
+	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/sandbox tests/ranks tests/netns tests/engines tests/chaos tests/learning
 
 test-decisions: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal tests/tidy tests/unit tests/simulation tests/gpu
@@ -65,8 +83,17 @@ test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/unit/test_trainer_softmax_tiles.py  # Triton is there
 	$(BIN)/pytest tests/vllm_runs
 
+test-sglang: $(STAMP) $(SGLANG)/.installed
+	$(BIN)/pytest -n 2 --dist worksteal tests/engines --engine sglang  # a stand-in, with its faults
+	$(BIN)/pytest tests/engines --engine sglang --installed
+
 test-ray: $(RAY)/.installed
 	PYTHONPATH=src $(RAY)/bin/python -m pytest tests/ray tests/process/test_weights_links.py
+
+test-jax: $(JAX)/.installed
+	PYTHONPATH=src $(JAX)/bin/python -m pytest -n 2 --dist worksteal tests/jax_trainer \
+		"tests/chaos/test_chaos.py::test_a_run_killed_at_any_point_resumes_to_the_same_weights[jax]" \
+		"tests/chaos/test_chaos.py::test_a_run_that_is_preempted_again_and_again_ends_with_the_same_weights[jax]"
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
 test-ui: $(STAMP)

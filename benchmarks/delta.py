@@ -134,9 +134,10 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
     from millrace.config.tables.algorithms import PolicyGradient
     from millrace.config.tables.training import Optimizer
     from millrace.environments.tokenizer import load_tokenizer
+    from millrace.trainer.batch_step import StepSettings
     from millrace.trainer.model import load_model, named_weights
     from millrace.trainer.publish.publisher import PublishBuffers
-    from millrace.trainer.trainer import PolicyTrainer, StepSettings
+    from millrace.trainer.trainer import PolicyTrainer
 
     start = start_model()
     tokenizer, sampler = load_tokenizer(start), AutoModelForCausalLM.from_pretrained(start)

@@ -31,12 +31,13 @@ from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.devices import matmul
 from millrace.trainer import logprobs
 from millrace.trainer.attention import NAME
+from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.kernels.row_threads import RowThreads
 from millrace.trainer.model import _pair_logprobs, recompute_layers
 from millrace.trainer.ranks import mesh
 from millrace.trainer.ranks.divided import divide
 from millrace.trainer.ranks.mesh import ALONE, Ranks
-from millrace.trainer.trainer import PolicyTrainer, StepSettings
+from millrace.trainer.trainer import PolicyTrainer
 
 PROMPT, GROUP = 512, 4
 ON_GPU = [
@@ -119,13 +120,13 @@ def counted_step(shape: Mapping[str, Any], config: Config) -> StepMemory:
         stack.enter_context(_resizes(counted))
         trainer = _trainer(shape, config, ranks)
         prepared = trainer._prepared(_batch(config.batch.token_budget), 1)
-        [row] = prepared.local_rows[0]
+        [row] = trainer._local(prepared.rows[0], prepared.flat)
         assert len(row.tokens_T) > 0.99 * config.batch.token_budget // ranks.sequence
         trainer.optimizer.step()  # makes the moments
         gc.collect()
         kept = counted.peak = counted.now
         with trainer._serving():
-            trainer._backward(row, prepared.flat, 0.0, None, first=True)
+            trainer._backward(row, prepared.flat, 0.0, first=True)
         trainer.optimizer.step()
         return StepMemory(kept, counted.peak - kept)
 

@@ -50,9 +50,10 @@ from millrace.rollout.protocol import EngineOptions
 from millrace.trainer.attention import NAME
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
+from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import named_weights, recompute_layers
 from millrace.trainer.publish.publisher import buffers_of
-from millrace.trainer.trainer import PolicyTrainer, StepSettings
+from millrace.trainer.trainer import PolicyTrainer
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 

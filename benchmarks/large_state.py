@@ -72,7 +72,7 @@ class Saved:
         self._tensors = {f"layers.{i}": torch.rand(num_bytes // TENSORS // 4) for i in range(TENSORS)}
         self._directory, self._copied = directory, copied
         self._optimizer = torch.optim.SGD(self._tensors.values(), lr=0.0)
-        self._overlapped = Overlapped[CheckpointInfo](self._optimizer, ALONE, "await_saved")
+        self._overlapped = Overlapped[CheckpointInfo]("await_saved")
         self._snapshot = Snapshot(ALONE)
         if copied:  # a trainer allocates the memory after its first update
             self._snapshot.of(self._blocks())
@@ -81,6 +81,7 @@ class Saved:
         """(stall, until the files were complete), in seconds."""
         self._overlapped.begin(self._work, time.perf_counter())
         time.sleep(step_s)
+        self._overlapped.wait_read()
         self._optimizer.step()
         info = self._overlapped.result()
         return info.stall_s, info.save_s

@@ -79,9 +79,10 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
     from millrace.config.tables.training import Optimizer
     from millrace.core.completion.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
+    from millrace.trainer.batch_step import StepSettings
     from millrace.trainer.model import load_model, named_weights, recompute_layers
     from millrace.trainer.publish.publisher import PublishBuffers
-    from millrace.trainer.trainer import PolicyTrainer, StepSettings
+    from millrace.trainer.trainer import PolicyTrainer
 
     def batch(version: int) -> Batch:
         def sequence(index: int) -> TrainSequence:
@@ -99,7 +100,9 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
         model = load_model(directory, torch.device("cpu"))
         if recompute:
             recompute_layers(model)
-        settings = StepSettings(Optimizer(lr=1e-5), TOKEN_BUDGET, COMPLETION, 1.0, torch.float32)
+        settings = StepSettings(
+            Optimizer(lr=1e-5), TOKEN_BUDGET, COMPLETION, 1.0, torch.float32, torch.float32
+        )
         policy = PolicyTrainer(model, build(PolicyGradient()), settings)
         buffers = PublishBuffers(named_weights(model), torch.float32)
         for version in range(3):

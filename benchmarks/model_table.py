@@ -18,7 +18,7 @@ from common import ROOT, parser_of, report, write_table
 
 from millrace.checks.model_files import filled_in
 from millrace.core.errors import DataError
-from millrace.core.supported import TORCH_ENGINE, TRAINER, VLLM, Supported, refuse_unsupported
+from millrace.core.supported import MXFP4, TORCH_ENGINE, TRAINER, VLLM, Supported, refuse_unsupported
 
 DOCUMENT, FACTS = ROOT / "docs" / "models.md", ROOT / "tests" / "models"
 THOUGHT = "hm"  # what a past turn of `Facts.history` thought
@@ -45,7 +45,9 @@ class Facts(NamedTuple):
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """The configuration that is trained: of the text part, if there is one."""
+        """The configuration that is trained: of the text part, if there is one, with dequantized weights."""
+        if (self.config.get("quantization_config") or {}).get("quant_method") == MXFP4:
+            return {key: value for key, value in self.config.items() if key != "quantization_config"}
         shared = {key: value for key, value in self.config.items() if key.endswith("_token_id")}
         return shared | self.config["text_config"] if "text_config" in self.config else self.config
 
@@ -93,11 +95,11 @@ def row(each: Facts) -> str:
     family = f"`{each.config['model_type']}`"
     trained = f"no: {reason}" if reason else "yes"
     if not reason and text is not each.config:
-        trained = "text part"
+        trained = "text part" if "text_config" in each.config else "dequantized"
     names = {index: name for name, index in each.tokens["ids"].items()}
     stops = " ".join(cell(names[end]) for end in ends(each))
     arguments = " ".join(f"`{key}`" for key in (each.renders or {}).get("arguments", ()))
-    adapter = "no" if reason or text.get("num_experts") else "yes"
+    adapter = "no" if reason or text.get("num_experts") or text.get("num_local_experts") else "yes"
     served = ["no" if reason or refusal(text, engine) else "yes" for engine in (TORCH_ENGINE, VLLM)]
     cells = (each.name, family, trained, stops, arguments, past_thinking(each), adapter, *served)
     return f"| {' | '.join(cells)} |".replace("  ", " ")

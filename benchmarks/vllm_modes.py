@@ -32,7 +32,7 @@ from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 
 MODES: dict[str, dict[str, Any]] = {
-    "own": {},
+    "own": {"kind": "own"},
     "asynchronous": {},
     "unseeded": {"seeded": False},
     "stepwise": {"stepwise": True},
@@ -42,20 +42,22 @@ LOADS = sized(9, 3)
 
 
 class Contestant:
-    """An engine that serves a version of `ring`."""
+    """An engine that serves a version of `ring`. `pulls`: seconds of each stage."""
 
-    def __init__(self, name: str, directory: str, slots: int, ring: Any) -> None:
+    def __init__(self, directory: str, slots: int, ring: Any, *, kind: str = "vllm", **more: Any) -> None:
         options = EngineOptions(
-            model_path=directory, device="cpu", slots=slots, max_sequence_tokens=1088, **MODES[name]
+            model_path=directory, device="cpu", slots=slots, max_sequence_tokens=1088, **more
         )
-        self.engine = open_engine("own" if name == "own" else "vllm", options)
+        self.engine = open_engine(kind, options)
         self._ring = ring
+        self.pulls: list[float] = []
         self._lease = 0
         self.load()
 
     def load(self) -> None:
-        version = self._ring.publish()
+        version, started = self._ring.publish(), time.perf_counter()
         self.engine.stage(version, self._ring.reader)
+        self.pulls.append(time.perf_counter() - started)
         self.engine.swap(version)
 
     def generate(self, requests: list[Any]) -> int:
@@ -126,7 +128,7 @@ def contestants(model: str, count: int) -> Iterator[dict[str, Contestant]]:
     with tempfile.TemporaryDirectory() as directory:
         make_model(directory, *map(int, model.split("x")))
         ring = Ring(directory)
-        opened = {name: Contestant(name, directory, count, ring) for name in MODES}
+        opened = {name: Contestant(directory, count, ring, **more) for name, more in MODES.items()}
         try:
             yield opened
         finally:

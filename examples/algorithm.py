@@ -22,8 +22,9 @@ from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree, pack
+from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import load_model, row_logprobs
-from millrace.trainer.trainer import PolicyTrainer, StepSettings
+from millrace.trainer.trainer import PolicyTrainer
 
 CAP = 2.0
 
@@ -101,6 +102,7 @@ def main(steps: int = 10) -> list[float]:
             max_tokens=8,
             temperature=1.0,
             dtype=torch.float32,
+            published=torch.float32,
         )
         trainer = PolicyTrainer(model, CISPO, settings)
         found = [probability_of_7(model)]

@@ -23,6 +23,13 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # which find eac
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("any machine", deadline=None)
+    settings.load_profile("any machine")
+
+
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configuration file of a small run, beside the model that the run starts from."""

@@ -63,13 +63,23 @@ tensorboard = false
 
 def make_start(directory: Path, head_dim: int = 16) -> Path:
     """A model directory and a configuration file beside it. Returns the latter."""
+    from millrace.environments.tokenizer import make_character_tokenizer
+
+    make_character_tokenizer(directory / "start", string.ascii_letters + string.digits + " >-'.")
+    make_model(directory / "start", head_dim)
+    path = directory / "run.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def make_model(directory: Path, head_dim: int = 16) -> None:
+    """A random model beside its tokenizer."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+    from millrace.environments.tokenizer import load_tokenizer
 
-    make_character_tokenizer(directory / "start", string.ascii_letters + string.digits + " >-'.")
-    tokenizer = load_tokenizer(directory / "start")
+    tokenizer = load_tokenizer(directory)
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -85,10 +95,7 @@ def make_start(directory: Path, head_dim: int = 16) -> Path:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    Qwen3ForCausalLM(config).save_pretrained(directory / "start")
-    path = directory / "run.toml"
-    path.write_text(CONFIG)
-    return path
+    Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
 def train(config_file: Path, run_dir: Path, *overrides: str, sinks: tuple[Sink, ...] = ()) -> RunDirectory:

@@ -1,4 +1,4 @@
-"""vLLM in the tests: what whole runs with it share, and `vllm serve` as a process."""
+"""vLLM in the tests: what whole runs with it share, and servers as processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import WorkerError
-from millrace.engines.server.client import Server
 from millrace.engines.server.probe import wait_for
 
 PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
+SGLANG = Path(__file__).parents[1] / ".venv-sglang" / "bin" / "python"
 WITH_VLLM = [
     pytest.mark.skipif(not PYTHON.exists(), reason="`make setup-vllm` has not been run"),
     pytest.mark.usefixtures("warm"),
@@ -79,13 +79,55 @@ def start_server(
         )
 
 
+def start_sglang(model: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
+    """SGLang itself, of `.venv-sglang`, with `sglang_stub` in place of what it never calls on a CPU. There it
+    has no noise of a request's own."""
+    arguments = {
+        "model-path": model,
+        "port": port,
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "sampling-backend": "pytorch",
+        "grammar-backend": "none",
+        "dtype": "float32",
+        "context-length": SEQUENCE + 6,
+        "max-running-requests": SLOTS_MAX + 1,
+        "max-total-tokens": SLOTS_MAX * SEQUENCE,
+        "mem-fraction-static": 0.2,
+    }
+    command = [str(SGLANG), "-m", "sglang.launch_server", "--disable-overlap-schedule"]
+    command += ["--skip-tokenizer-init", "--incremental-streaming-output"]
+    command += [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parent / "sglang_stub"),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("wb") as told:
+        return subprocess.Popen(
+            command, env=environment, stdout=told, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def start_standin(model: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
+    """See tests/engines/sglang_standin.py."""
+    script = Path(__file__).parent / "engines" / "sglang_standin.py"
+    command = [sys.executable, str(script), str(model), str(port), str(SLOTS_MAX + 1), str(SEQUENCE)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as told:
+        return subprocess.Popen(
+            command, env=environment, stdout=told, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
 def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    server, end_s = Server(url), time.monotonic() + READY_S
+    end_s = time.monotonic() + READY_S
     while time.monotonic() < end_s:
         if process.poll() is not None:
             raise AssertionError(f"the server ended: {log.read_text(errors='replace')[-3000:]}")
         with suppress(WorkerError):
-            return wait_for(server, 2.0)
+            return wait_for(url, 2.0).close()
     raise AssertionError(f"no server after {READY_S:g} s: {log.read_text(errors='replace')[-3000:]}")
 
 

@@ -67,7 +67,7 @@ def make_start(task: Task, directory: Path) -> Path:
         pairs = _demonstrations(task)
         tokenizer = _tokenizer(task, [prompt + completion for prompt, completion in pairs[:2000]])
         tokenizer.save_pretrained(base)
-        _untrained(tokenizer).save_pretrained(base)
+        untrained(tokenizer).save_pretrained(base)
         _supervise(task, tokenizer, pairs, base, out)
     return out
 
@@ -77,7 +77,7 @@ def make_untrained(task: Task, directory: Path, *, hidden: int, layers: int, **s
     keys of its configuration. A vocabulary beyond the tokenizer's has tokens without text."""
     tokenizer = _tokenizer(task, [prompt + completion for prompt, completion in _demonstrations(task)[:2000]])
     tokenizer.save_pretrained(directory)
-    _untrained(tokenizer, hidden=hidden, layers=layers, **shape).save_pretrained(directory)
+    untrained(tokenizer, hidden=hidden, layers=layers, **shape).save_pretrained(directory)
     return directory
 
 
@@ -152,7 +152,7 @@ def _tokenizer(task: Task, texts: list[str]) -> Any:
     )
 
 
-def _untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4, **shape: Any) -> Any:
+def untrained(tokenizer: Any, *, hidden: int = 128, layers: int = 4, **shape: Any) -> Any:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millrace.api.train import train
     from millrace.config.schema import Config
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
+    from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
 
 __version__ = "0.1.0"
@@ -32,6 +33,8 @@ _HOMES = {
     "Records": "api.records",
     "Evaluation": "estimates.evaluation",
     "Config": "config.schema",
+    "Observation": "environments.turns.environment",
+    "Done": "environments.turns.environment",
     "MillraceError": "core.errors",
     "ConfigError": "core.errors",
     "DataError": "core.errors",
@@ -42,8 +45,10 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataError",
+    "Done",
     "Evaluation",
     "MillraceError",
+    "Observation",
     "Records",
     "RewardError",
     "Run",

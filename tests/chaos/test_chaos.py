@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from importlib.util import find_spec
 from multiprocessing.shared_memory import SharedMemory
 
 import pytest
+from tests import turn_runs
 
 from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
 from millrace.chaos.attack import SUPERVISION
+from millrace.chaos.preemptions import preempt
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
 
@@ -35,8 +38,27 @@ def test_a_run_in_turns_is_attacked_at_its_hand_overs_and_loses_nothing(schedule
     assert not failed(attack(start, tmp_path / "run", overrides, 8, seed)[0])
 
 
-def test_a_run_killed_at_any_point_resumes_to_the_same_weights(start, tmp_path):
-    assert not failed(kill_and_resume(start, tmp_path, [], 1, 3))
+def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
+    overrides = ["schedule.kind=areal", "schedule.eta=1", "steps=12", *SUPERVISION]
+    assert not failed(attack(turn_runs.make_start(tmp_path), tmp_path / "run", overrides, 6, 5)[0])
+
+
+def test_a_run_of_episodes_killed_at_any_point_resumes_to_the_same_weights(tmp_path):
+    assert not failed(kill_and_resume(turn_runs.make_start(tmp_path), tmp_path, [], 1, 6))
+
+
+WITHOUT_JAX = pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX: make test-jax")
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=WITHOUT_JAX)])
+def test_a_run_killed_at_any_point_resumes_to_the_same_weights(backend, start, tmp_path):
+    assert not failed(kill_and_resume(start, tmp_path, [f"trainer.backend={backend}"], 1, 3))
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=WITHOUT_JAX)])
+def test_a_run_that_is_preempted_again_and_again_ends_with_the_same_weights(backend, start, tmp_path):
+    overrides = [f"trainer.backend={backend}", "steps=6"]
+    assert not failed(preempt(start, tmp_path, overrides, 3, 6))
 
 
 def test_a_memory_file_is_left_behind_when_no_living_process_uses_it():
@@ -52,8 +74,9 @@ def test_a_memory_file_is_left_behind_when_no_living_process_uses_it():
 
 def test_a_socket_of_the_run_would_have_been_found(tmp_path):
     assert check_sockets(set(), tmp_path).holds
+    before = sockets.listening([os.getpid()])  # other tests of this process may have servers
     with socket.create_server(("127.0.0.1", 0)) as server:
-        heard = sockets.listening([os.getpid()])
+        heard = sockets.listening([os.getpid()]) - before
         assert heard == {f"tcp port {server.getsockname()[1]}"}
         assert not check_sockets(heard, tmp_path).holds
     with socket.socket(socket.AF_UNIX) as left_behind:

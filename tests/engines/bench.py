@@ -17,6 +17,9 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
@@ -24,13 +27,16 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
+from millrace.config.tables.training import Adapter
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import Engine, EngineOptions
+from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, published_weights
 from millrace.trainer.attention import NAME
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import named_weights, row_logprobs
@@ -84,7 +90,35 @@ MODELS: dict[str, Any] = {
     ),
     "gemma2": Gemma2Config(**_GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=10.0),
     "gemma3": Gemma3TextConfig(**_GEMMA),
+    "glm4": Glm4Config(**_SHAPE, head_dim=32),
+    "granite": GraniteConfig(
+        **_SHAPE,
+        attention_multiplier=0.3,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        logits_scaling=0.5,
+    ),
+    "gpt_oss": GptOssConfig(
+        **_WINDOW,
+        head_dim=32,
+        layer_types=LAYER_TYPES,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 5e3,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "smollm3": SmolLM3Config(**_SHAPE, no_rope_layers=[1, 0]),
 }
+
+DENSE = [name for name, config in MODELS.items() if not hasattr(config, "num_experts_per_tok")]
+"""Models whose matrices can have adapters."""
 
 
 @cache
@@ -94,7 +128,7 @@ def make_model(name: str, seed: int) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(MODELS[name], attn_implementation=NAME).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if "norm" in key or "bias" in key:
+            if any(part in key for part in ("norm", "bias", "sinks")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.mul_(2.0)
@@ -124,13 +158,9 @@ class Bench:
         self.model_name = model
         make_model(model, 0).save_pretrained(directory)
         make_character_tokenizer(directory, ALPHABET)
-        sizes = {"slots": 8, "max_sequence_tokens": 256, "prefill_chunk": 64}
-        self.options = EngineOptions(
-            model_path=str(directory),
-            device=DEVICE,
-            dtype=str(DTYPE).removeprefix("torch."),
-            **(sizes | options),
-        )
+        usual = {"slots": 8, "max_sequence_tokens": 256, "prefill_chunk": 64}
+        usual["dtype"] = str(DTYPE).removeprefix("torch.")
+        self.options = EngineOptions(model_path=str(directory), device=DEVICE, **(usual | options))
         self.engine = self.open_engine(kind)
         self.models: dict[int, PreTrainedModel] = {}
         self.digests: dict[int, str] = {}
@@ -168,6 +198,21 @@ class Bench:
         asyncio.run(self.relay.stage(version, self.digests[version]))
         return version
 
+    def publish_adapter(self, seed: int, adapter: Adapter, base: int = 0) -> int:
+        """Put an adapter of the weights of seed `base` into the ring. The engine was opened with those of 0.
+        What is right is the model with the adapter merged."""
+        version, trained = max(self.models, default=-1) + 1, copy.deepcopy(make_model(self.model_name, base))
+        whole = copy.deepcopy(trained)
+        adapt(trained, adapter, published=DTYPE, seed=seed)
+        for name, layer in adapted_layers(trained).items():
+            layer.lora_B.data.normal_(0, 0.05, generator=torch.Generator().manual_seed(seed))
+            whole.get_submodule(name).weight.data.copy_(layer.merged().to(DTYPE))
+        buffers = PublishBuffers(published_weights(trained, DTYPE), DTYPE)
+        self.models[version] = whole
+        self.digests[version] = self._writer.write(version, buffers.fill())
+        asyncio.run(self.relay.stage(version, self.digests[version]))
+        return version
+
     def serve(self, seed: int) -> int:
         """Publish the weights of `seed` and have the engine serve them."""
         version = self.publish(seed)
@@ -180,9 +225,8 @@ class Bench:
         self.engine.swap(version)
         assert self.engine.version == version
 
-    @staticmethod
-    def _buffers(model: PreTrainedModel) -> PublishBuffers:
-        return PublishBuffers(named_weights(model), DTYPE)
+    def _buffers(self, model: PreTrainedModel) -> PublishBuffers:
+        return PublishBuffers(named_weights(model), getattr(torch, self.options.dtype))
 
     # ------------------------------------------------------------ work
 

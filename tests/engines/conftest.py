@@ -1,4 +1,5 @@
-"""One suite for every engine: `pytest tests/engines --engine NAME`, NAME as in `rollout.engine`.
+"""One suite for every engine: `pytest tests/engines --engine NAME`, NAME as in `rollout.engine`, or `sglang`:
+a server that speaks as SGLang does, or with `--installed` SGLang itself, of `.venv-sglang`.
 
 Without a name: our own. Then the simulated engine, too, keeps the promises that have nothing to do with what
 is computed: the tests without the mark `computed`. `--device cuda` and `--dtype bfloat16` say what computes.
@@ -7,15 +8,17 @@ is computed: the tests without the mark `computed`. `--device cuda` and `--dtype
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 import bench as tested
 import pytest
 import torch
 from bench import MODELS, Bench, OpenBench
-from servers import SERVED, Servers
+from servers import SERVED, START, Servers
 
-from millrace.rollout.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES, SERVERS
 from millrace.rollout.protocol import Capabilities
 
 SIMULATED = "simulated"
@@ -23,10 +26,11 @@ MakeBench = Callable[..., Bench]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--engine", choices=list(ENGINES), help="which engine tests/engines tests")
+    parser.addoption("--engine", choices=[*ENGINES, "sglang"], help="which engine tests/engines tests")
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="what it computes on")
     parser.addoption("--dtype", choices=["float32", "bfloat16"], default="float32", help="of weights")
     parser.addoption("--within-process", action="store_true", help="vLLM computes in this process")
+    parser.addoption("--installed", action="store_true", help="with --engine sglang: no stand-in")
     parser.addoption("--tensor", type=int, default=1, help="devices that share an engine's model")
 
 
@@ -85,26 +89,40 @@ def can(kind: str) -> Capabilities:
         from simulated import CAN
 
         return CAN
-    return ENGINES[kind].can
+    return SERVERS["SGLang"] if kind == "sglang" else ENGINES[kind].can
 
 
 @pytest.fixture(scope="session")
-def _make_bench(tensor: int, stepwise: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeBench]:
+def _make_bench(
+    request: pytest.FixtureRequest, tensor: int, stepwise: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MakeBench]:
     servers = Servers(tmp_path_factory.mktemp("servers"))
+    served_by = {"sglang": "sglang itself"} if request.config.getoption("--installed", False) else {}
 
     def make_bench(kind: str, model: str, **options: int) -> Bench:
         options = {"tensor": tensor, "stepwise": stepwise} | options
         if kind == "vllm" and not options["stepwise"] and model not in SERVED:
             pytest.skip("vLLM in a process of its own is tried with two models")
         directory, made = tmp_path_factory.mktemp("model"), Bench
-        if kind == "server":
-            return servers.bench(directory, model, **options)
+        if kind in START:
+            return servers.bench(served_by.get(kind, kind), directory, model, **options)
         if kind == SIMULATED:  # an engine's own interpreter has not what the simulator needs
             from simulated import SimulatedBench as made
+        if kind == "vllm" and options["tensor"] == 1 and options["stepwise"]:
+            _lend_group_of_experts()
         return made(kind, directory, model, **options)
 
     yield make_bench
     servers.close()
+
+
+def _lend_group_of_experts() -> None:
+    """All engines of vLLM in this process share the process groups of the first. It has a group for experts
+    only if it has experts. One process alone is the same in every group."""
+    from vllm.distributed import parallel_state as groups
+
+    if groups._TP is not None and groups._EP is None:
+        groups._EP = groups._TP
 
 
 @pytest.fixture(scope="session")
@@ -112,8 +130,10 @@ def _kept(_make_bench: MakeBench) -> Iterator[list[Bench]]:
     """Engines live until the end: one that is closed takes what all of vLLM's share, its process groups."""
     kept: list[Bench] = []
     yield kept
-    for bench in kept:
-        bench.close()
+    with patch("gc.collect"):  # which each engine of vLLM calls twice, for seconds in all
+        for bench in kept:
+            bench.close()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -162,7 +182,8 @@ def fresh_bench(kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Benc
 
     yield open_bench
     for bench in opened:
-        bench.clear()
+        if not bench.closed:
+            bench.clear()
         bench.used = False
         if tensor > 1 or (kind == "vllm" and not bench.options.stepwise):
             bench.close()

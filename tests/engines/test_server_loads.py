@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from bench import ALPHABET, Bench, OpenBench, make_model, prompt_of
-from servers import ANSWER_S
+from servers import ANSWER_S, START
 from tests.serving import end, free_port, start_server, until_ready
 
 from millrace.core.errors import ConfigError, DigestMismatchError
 from millrace.core.types import Sampling
-from millrace.engines.server import probe
+from millrace.engines.server import vllm_settings
 from millrace.engines.server.client import ANSWER_S as SERVER_ANSWER_S
-from millrace.engines.server.client import Server
+from millrace.engines.server.client import Client
 from millrace.environments.tokenizer import make_character_tokenizer
 
 MODEL = "qwen3 tied"
@@ -25,13 +25,15 @@ pytestmark = pytest.mark.computed
 
 @pytest.fixture(autouse=True)
 def _only_of_servers(kind: str) -> None:
-    if kind != "server":
+    if kind not in START:
         pytest.skip("of servers alone")
 
 
 @pytest.fixture
-def tied_server(tmp_path: Path) -> Iterator[str]:
+def tied_server(kind: str, tmp_path: Path) -> Iterator[str]:
     """Its head is tied to the embedding, as the model says."""
+    if kind != "server":
+        pytest.skip("of vLLM alone")
     directory, port = tmp_path / "model", free_port()
     make_model(MODEL, 0).save_pretrained(directory)
     make_character_tokenizer(directory, ALPHABET)
@@ -49,7 +51,7 @@ def test_a_stale_packed_head_is_refused_and_the_proof_finds_it_too(
     shared = {"server": tied_server, "server_wait_s": ANSWER_S, "shared_dir": str(tmp_path / "shared")}
     with pytest.raises(ConfigError, match=r"""--hf-overrides '\{"tie_word_embeddings": false\}'"""):
         Bench("server", tmp_path / "bench", MODEL, **shared)
-    monkeypatch.setattr(probe, "_unfit_cpu", lambda settings, requirements: iter(()))
+    monkeypatch.setattr(vllm_settings, "_unfit_cpu", lambda settings, requirements: iter(()))
     bench = Bench("server", tmp_path / "bench", MODEL, **shared)
     bench.submit([bench.work(prompt_of(1, 9), FREE)])
     with pytest.raises(DigestMismatchError, match=r"was given version 0 .* and computes another"):
@@ -62,8 +64,9 @@ def test_a_stale_packed_head_is_refused_and_the_proof_finds_it_too(
 def test_weights_of_another_name_are_found_with_the_end_of_a_request(fresh_bench: OpenBench) -> None:
     bench = fresh_bench(MODEL)
     bench.serve(1)
-    Server(bench.options.server)._ask(
+    Client(bench.options.server)._ask(
         "POST", "/update_weight_version", SERVER_ANSWER_S, json={"new_version": "another run's"}
     )
     with pytest.raises(DigestMismatchError, match=r"another run's.*somebody else loads weights into it"):
         bench.play([bench.work(prompt_of(1, 9), FREE)])
+    bench.close()  # whatever it does on, the server's next answer is refused as well

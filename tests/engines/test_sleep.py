@@ -33,7 +33,7 @@ def versions(played: Played) -> list[int]:
 
 def anonymous_bytes() -> int:
     """Of this process and of those that engines have started."""
-    pids = [os.getpid(), *process.children(os.getpid())]
+    pids = [os.getpid(), *process.descendants(os.getpid())]
     status = [Path(f"/proc/{pid}/status").read_text(encoding="ascii") for pid in pids]
     return (
         sum(int(kilobytes) for each in status for kilobytes in re.findall(r"RssAnon:\s+(\d+) kB", each))

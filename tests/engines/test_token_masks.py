@@ -11,7 +11,8 @@ from test_settings import nearest
 
 from millrace.core.types import Sampling, TrainSequence
 from millrace.rollout.protocol import Capabilities
-from millrace.trainer.recorded.token_masks import CUT, token_masks_of
+from millrace.trainer.recorded.device_token_masks import CUT, masks_on
+from millrace.trainer.recorded.token_masks import token_masks_of
 
 LENGTH = 24
 
@@ -32,7 +33,9 @@ def check(bench: Bench, one: Played) -> None:
     for version, count in one.columns.runs:
         part = slice(start, start + count)
         logits = bench.logits(version, one)[part].double() / sampling.temperature
-        token_masks.of(np.arange(start, start + count)).there(torch.device("cpu"), 0, VOCAB).cut(logits, 0)
+        masks_on(torch.device("cpu"), token_masks.of(np.arange(start, start + count)), 0, VOCAB).cut(
+            logits, 0
+        )
         full, _ = nearest(bench.logits(version, one), one)
         assert ((logits > CUT) == full[part].isfinite()).all()
         found = logits.log_softmax(-1).gather(-1, torch.tensor(one.tokens[part])[:, None])[:, 0]

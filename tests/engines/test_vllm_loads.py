@@ -60,7 +60,7 @@ class Reads(TorchDispatchMode):
 def test_a_stale_packed_head_is_found_by_the_proof(
     fresh_bench: OpenBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_pack_heads_again", lambda model: None)
+    monkeypatch.setattr(loading, "_pack_again", lambda model: None)
     bench = fresh_bench("llama tied")
     bench.submit([bench.work(prompt_of(1, 9), FREE)])
     with pytest.raises(DigestMismatchError, match=r"vLLM was given version 0 .* and computes another"):

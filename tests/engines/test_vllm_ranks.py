@@ -6,39 +6,51 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from bench import Bench, OpenBench, prompt_of
+from rank_faults import Fault, FaultyReader, Together, killed, stale, torn, unknown
 
-from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WorkerError
+from millrace.core.errors import DigestMismatchError, WorkerError
 from millrace.core.types import Sampling
-from millrace.engines.vllm import loading
 from millrace.runtime import process
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 LONG = Sampling(max_tokens=200, ignore_eos=True)
 DEADLINE_S = 300.0
+Doomed = tuple[Bench, list[int]]
 
 
 @pytest.fixture(autouse=True)
-def _only_of_vllm(kind: str, stepwise: bool) -> None:
-    if kind != "vllm" or not stepwise:
-        pytest.skip("of vLLM in this process alone")
+def _only_of_vllm(kind: str) -> None:
+    if kind != "vllm":
+        pytest.skip("of vLLM alone")
+
+
+@pytest.fixture
+def asynchronous(stepwise: bool) -> None:
+    if stepwise:
+        pytest.skip("tried with vLLM in a process of its own")
 
 
 @pytest.fixture
 def bench(bench_of: OpenBench) -> Bench:
     """A load that failed is no reason for a new one: the next load takes all tensors."""
-    return bench_of("llama tied", tensor=2)
+    return bench_of(tensor=2)
 
 
 @pytest.fixture
-def doomed_bench(fresh_bench: OpenBench) -> Bench:
-    return fresh_bench("llama tied", tensor=2)
+def doomed(fresh_bench: OpenBench) -> Iterator[Doomed]:
+    """A bench that serves, and its ranks."""
+    others = ranks(os.getpid())
+    bench = fresh_bench(tensor=2)
+    bench.serve(1)
+    yield bench, [pid for pid in ranks(os.getpid()) if pid not in others]
+    bench.engine.version = -1  # what is left there is nobody's
+    bench.played.clear()
 
 
 def ranks(pid: int) -> list[int]:
@@ -53,10 +65,6 @@ def shared_memory(pid: int) -> set[Path]:
     return {Path(name) for name in mapped if name.startswith("/dev/shm/")}
 
 
-def own_ranks(bench: Bench) -> list[int]:
-    return [process.pid for process in bench.engine._ranks._processes]  # type: ignore[attr-defined]
-
-
 def until(claim: Callable[[], bool]) -> bool:
     deadline_s = time.monotonic() + DEADLINE_S
     while not claim() and time.monotonic() < deadline_s:
@@ -64,21 +72,10 @@ def until(claim: Callable[[], bool]) -> bool:
     return claim()
 
 
-def in_rank(rank: int, fail: Callable[[], Exception]) -> Callable[..., list[Exception]]:
-    """As `load_version`, but in `rank` it is `fail` that says how it went. Travels by value."""
-    whole = loading.load_version
-
-    def load_version(worker: Any, reader: Any, version: int, digest: str) -> list[Exception]:
-        if worker.rank != rank:
-            return whole(worker, reader, version, digest)
-        return [fail()]
-
-    return load_version
-
-
 # ---------------------------------------------------------------- loads
 
 
+@pytest.mark.stepwise
 def test_each_process_has_a_part_of_the_weights(bench: Bench) -> None:
     def elements(worker: Any) -> int:
         return sum(parameter.numel() for parameter in worker.model_runner.get_model().parameters())
@@ -89,73 +86,98 @@ def test_each_process_has_a_part_of_the_weights(bench: Bench) -> None:
     assert counted[0] == counted[1] and sum(counted) < 1.1 * whole
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stale_packed_head_in_one_process_is_found_by_the_proof(rank: int, bench: Bench) -> None:
-    whole = loading.load_version
+def load(bench: Bench, seed: int, rank: int, fault: Fault) -> int:
+    """Load the weights of `seed` through a reader with that fault."""
+    version = bench.publish(seed)
+    bench.engine.stage(version, FaultyReader(bench.reader, rank, fault))
+    bench.engine.swap(version)
+    return version
 
-    def load_version(worker: Any, reader: Any, version: int, digest: str) -> list[Exception]:
-        pack = (lambda model: None) if worker.rank == rank else loading._pack_heads_again
-        with patch.object(loading, "_pack_heads_again", pack):
-            return whole(worker, reader, version, digest)
 
+def test_the_ranks_load_at_the_same_time(bench: Bench, tmp_path: Path) -> None:
     bench.serve(1)
-    with (
-        patch("millrace.engines.vllm.vllm_engine.load_version", load_version),
-        pytest.raises(DigestMismatchError, match=r"vLLM was given version \d+ .* and computes another"),
-    ):
-        bench.serve(3 + rank)
+    version = load(bench, 2, -1, Together(tmp_path))
+    (one,) = bench.play([bench.work(prompt_of(1, 9), Sampling(max_tokens=5))])
+    assert one.columns.runs[0][0] == version
+    bench.check([one])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stale_part_in_one_process_is_found_by_the_proof(rank: int, bench: Bench) -> None:
+    bench.serve(1)
+    with pytest.raises(DigestMismatchError, match=r"vLLM was given version \d+ .* and computes another"):
+        load(bench, 2, rank, stale)
     assert bench.engine.version == -1
 
 
-@pytest.mark.parametrize("error", [TornVersionError, UnknownVersionError])
-def test_a_version_that_only_one_process_could_load_is_never_served(
-    error: type[Exception], bench: Bench
-) -> None:
+@pytest.mark.parametrize("fault", [torn, unknown])
+def test_a_version_that_only_one_process_could_load_is_never_served(fault: Fault, bench: Bench) -> None:
     bench.serve(1)
-    staged = bench.publish(2)
-    bench.engine.stage(staged, bench.reader)
     bench.submit([bench.work(prompt_of(1, 9), LONG)])
-    with (
-        patch("millrace.engines.vllm.vllm_engine.load_version", in_rank(1, lambda: error("overwritten"))),
-        pytest.raises(WorkerError, match=f"half of version {staged}, and must start anew: overwritten"),
-    ):
-        bench.engine.swap(staged)
+    with pytest.raises(WorkerError, match=r"half of version \d+, and must start anew: overwritten"):
+        load(bench, 2, 1, fault)
     assert bench.engine.version == -1 and not bench.engine.has_work
 
 
 # ---------------------------------------------------------------- ends
 
 
-def test_a_process_that_is_killed_in_a_step_ends_the_step_and_the_other(doomed_bench: Bench) -> None:
-    bench = doomed_bench
-    bench.serve(1)
-    pids = own_ranks(bench)
+def running(bench: Bench) -> None:
     bench.submit(bench.work(prompt_of(i, 9), LONG) for i in range(4))
     bench.sample(3)
+
+
+def all_ended(pids: list[int]) -> bool:
+    """Zombies count as ended."""
+    return all(process.stat_fields(pid)[:1] in ([], ["Z"]) for pid in pids)
+
+
+def test_a_rank_that_is_killed_in_a_step_ends_the_step_and_the_other(doomed: Doomed) -> None:
+    bench, pids = doomed
+    running(bench)
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(WorkerError, match=rf"pid {pids[1]}\) was killed by signal 9 \(SIGKILL\)"):
+    with pytest.raises(WorkerError, match=rf"VllmWorker-1 \(pid {pids[1]}\) was killed by signal 9"):
         bench.drain()
-    assert until(lambda: not {*pids} & {*ranks(os.getpid())})
+    assert until(lambda: all_ended(pids))
 
 
-def test_a_process_that_is_killed_while_it_waits_for_work_is_told_by_the_next_load(
-    doomed_bench: Bench,
-) -> None:
-    bench = doomed_bench
-    bench.serve(1)
-    pid = own_ranks(bench)[0]
-    os.kill(pid, signal.SIGKILL)
+@pytest.mark.usefixtures("asynchronous")
+def test_a_rank_that_is_killed_while_the_engine_sleeps_is_told_by_the_next_load(doomed: Doomed) -> None:
+    bench, pids = doomed
+    bench.engine.sleep()
+    os.kill(pids[0], signal.SIGKILL)
 
     def told() -> bool:
         try:
             bench.engine.load()
         except WorkerError as error:
-            return f"pid {pid}" in str(error)
+            return f"VllmWorker-0 (pid {pids[0]}) was killed" in str(error)
         return False
 
-    assert until(told)
+    assert until(told) and until(lambda: all_ended(pids))
 
 
+@pytest.mark.usefixtures("asynchronous")
+def test_a_rank_that_is_killed_while_it_loads_ends_the_load(doomed: Doomed) -> None:
+    bench, pids = doomed
+    running(bench)
+    with pytest.raises(WorkerError, match=rf"VllmWorker-1 \(pid {pids[1]}\) was killed by signal 9"):
+        load(bench, 2, 1, killed)
+    assert until(lambda: all_ended(pids))
+
+
+@pytest.mark.usefixtures("asynchronous")
+def test_vllms_own_process_takes_its_ranks_with_it(doomed: Doomed) -> None:
+    bench, pids = doomed
+    running(bench)
+    core = process.parents()[pids[0]]
+    os.kill(core, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=rf"EngineCore.* \(pid {core}\) was killed by signal 9"):
+        bench.drain()
+    assert until(lambda: all_ended(pids))
+
+
+@pytest.mark.usefixtures("asynchronous")
 def test_a_killed_replica_leaves_no_process_and_no_shared_memory(warm: None, bench: Bench) -> None:
     version = bench.publish(1)
     kwargs = {

@@ -14,7 +14,6 @@ from millrace.trainer import model as trainer_model
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.kernels import ragged
-from millrace.trainer.metrics import TokenStatistics
 from millrace.trainer.model import row_logprobs
 
 pytestmark = pytest.mark.gpu
@@ -83,13 +82,12 @@ def test_nothing_waits_for_the_gpu_inside_a_micro_batch(dtype, gpu):
     trainer = make_trainer(model=tiny_model().to(gpu), dtype=dtype, published=dtype)
     flat = flatten(make_batch(), trainer.algorithm, max_tokens=24)
     rows = pack(flat.trees, 64)
-    statistics = TokenStatistics(None)
-    trainer._backward(rows[0], flat, 0.0, statistics, first=True)  # what is made once
+    trainer._backward(rows[0], flat, 0.0, first=True)  # what is made once
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for row in rows:
-            trainer._backward(row, flat, 0.0, statistics, first=True)
+            trainer._backward(row, flat, 0.0, first=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -14,8 +14,9 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import load_model
-from millrace.trainer.trainer import PolicyTrainer, StepSettings
+from millrace.trainer.trainer import PolicyTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GROUPS, LENGTH, TEMPERATURE = 3, 7, 0.8
@@ -91,6 +92,7 @@ def test_minimal_and_the_framework_give_the_same_losses_and_weights(kind, config
         max_tokens=LENGTH,
         temperature=TEMPERATURE,
         dtype=torch.float32,
+        published=torch.float32,
     )
     model = load_model(tmp_path / "model", torch.device("cpu"))
     trainer = PolicyTrainer(model, build(config), settings)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from tests.namespaces import hosts
 
+from millrace.config.tables.operation import Supervision
 from millrace.controller.liveness import patience
 from millrace.controller.liveness.patience import Patience
-from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.digest import NamedBuffer
@@ -24,7 +25,9 @@ from millrace.weights.ring import open_writer
 
 NUM_BYTES = 20_000_000  # 8 s on such a link
 FLOOR_S = 1.0
-POLICY = RestartPolicy(3.0, restarts=0, window_s=60.0, backoff_s=0, spawn_timeout_s=120)
+POLICY = Supervision(
+    heartbeat_timeout_s=3.0, restarts=0, restart_window_s=60.0, backoff_s=0, spawn_timeout_s=120
+)
 RELAY = "millrace.weights.relay:RelayWorker"
 
 

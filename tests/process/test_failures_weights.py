@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from failure_rows import seen
+from tests.dishonest import IgnoresTemperature
 
 from millrace.adapters.low_rank import BASE
 from millrace.adapters.served_weights import Merging
@@ -23,8 +24,10 @@ from millrace.config.load import load
 from millrace.config.tables.schedules import Synchronous
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.digest import NamedBuffer
-from millrace.core.errors import DigestMismatchError, MillraceError, WeightsError
+from millrace.core.errors import DigestMismatchError, MillraceError, SamplingError, WeightsError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
+from millrace.rollout import replica
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 from millrace.run_directory import run_directory
@@ -79,8 +82,9 @@ async def two_versions(
         max_sequence_tokens=32,
         prefill_chunk=16,
         adapter_scale=loaded.adapter.scale,
+        probe=True,
     )
-    replica = EngineReplica("replica-0", "own", options, report_interval_s=0.05, open_reader=reader)
+    served_by = EngineReplica("replica-0", "own", options, report_interval_s=0.05, open_reader=reader)
     relay = RelayWorker("relay", 3)
     state = await trainer.load(None)
     endpoint = await relay.open(state.slot_bytes)
@@ -92,13 +96,20 @@ async def two_versions(
         await trainer.publish(endpoint)
         published = await trainer.await_published()
         await relay.stage(version, published.digest)
-        served.append((await replica.pull(version, endpoint)).version)
+        served.append((await served_by.pull(version, endpoint)).version)
     return served
 
 
 def test_honest_transport_serves_both_versions(start, tmp_path):
     run = two_versions(start, tmp_path)
     assert asyncio.run(run) == [0, 1]
+
+
+def test_an_engine_that_ignores_the_temperature_gets_no_trajectory(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(replica, "open_engine", lambda *its: IgnoresTemperature(open_engine(*its)))
+    with pytest.raises(SamplingError) as raised:
+        asyncio.run(two_versions(start, tmp_path))
+    seen("engine-dishonest", str(raised.value))
 
 
 @pytest.mark.parametrize("row", ON_THE_WAY)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from millrace.config.tables.operation import Supervision
 from millrace.controller.liveness import patience
 from millrace.controller.liveness.patience import Patience
-from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import WorkerError
@@ -22,7 +23,9 @@ from millrace.runtime.local.local_runtime import LocalRuntime
 
 LOAD_S = 15.0
 FLOOR_S = HEARTBEAT_S = 3.0
-POLICY = RestartPolicy(HEARTBEAT_S, restarts=0, window_s=60.0, backoff_s=0, spawn_timeout_s=120)
+POLICY = Supervision(
+    heartbeat_timeout_s=HEARTBEAT_S, restarts=0, restart_window_s=60.0, backoff_s=0, spawn_timeout_s=120
+)
 BUSY = "while True: sum(range(1000))"
 
 

@@ -41,9 +41,9 @@ def model_of(seed: int) -> Any:
     return AutoModelForCausalLM.from_config(config)
 
 
-def make_replica(model_path: str, **options: Any) -> EngineReplica:
+def make_replica(model_path: str, *, probe: bool = False, **options: Any) -> EngineReplica:
     engine_options = EngineOptions(
-        model_path=model_path, device="cpu", slots=8, max_sequence_tokens=320, prefill_chunk=64
+        model_path=model_path, device="cpu", slots=8, max_sequence_tokens=320, prefill_chunk=64, probe=probe
     )
     defaults = {"report_interval_s": 0.02, "open_reader": "replica_reader:FileReader"}
     return EngineReplica("replica-0", "own", engine_options, **(defaults | options))
@@ -112,6 +112,26 @@ def test_an_idle_replica_reports_its_load(model_path: str, endpoint: Endpoint) -
     assert report.progress == [] and report.load.version == 0
     assert report.load.kv_capacity_tokens == 8 * 320
     assert report.load.idle_s > 0
+
+
+def test_a_probe_is_in_no_account(model_path: str, endpoint: Endpoint) -> None:
+    """Neither its tokens nor its decode steps, after which a schedule may bring new weights."""
+
+    async def scenario() -> tuple[Report, Report]:
+        replica = make_replica(model_path, probe=True)
+        reports = replica.reports()
+        await replica.pull(0, endpoint)
+        first = await asyncio.wait_for(anext(reports), DEADLINE_S)
+        await replica.submit([work(0, 5)])
+        while not (last := await asyncio.wait_for(anext(reports), DEADLINE_S)).progress:
+            pass
+        return first, last
+
+    first, last = asyncio.run(scenario())
+    assert first.progress == []
+    load = first.load
+    assert (load.generated_tokens, load.prefilled_tokens, load.steps_since_swap) == (0, 0, 0)
+    assert (last.load.generated_tokens, last.load.steps_since_swap) == (5, 5)
 
 
 def test_a_pull_in_mid_flight_keeps_the_trajectories_and_tells_versions_apart(

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
+from millrace.config.tables.operation import Supervision
 from millrace.controller.liveness import patience
 from millrace.controller.liveness.patience import Patience
-from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.core.protocols import Handle
 from millrace.runtime.local.local_runtime import LocalRuntime
 
-POLICY = RestartPolicy(heartbeat_timeout_s=3.0, restarts=3, window_s=60.0, backoff_s=0, spawn_timeout_s=120)
+POLICY = Supervision(
+    heartbeat_timeout_s=3.0, restarts=3, restart_window_s=60.0, backoff_s=0, spawn_timeout_s=120
+)
 SPEC = WorkerSpec("replica", "replica-0", "runtime_workers:Process")
 FLOOR_S = 2.0
 

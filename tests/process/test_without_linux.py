@@ -35,6 +35,7 @@ WITH_WORKERS = (
     "train CONFIG --dry-run",
     "eval CONFIG",
     "try-reward CONFIG",
+    "curate CONFIG --out curated",
     "chaos CONFIG",
     "quickstart",
 )

@@ -52,6 +52,9 @@ def _result(rank: int, mine: Connection, until: float) -> Any:
 
 
 def _run(theirs: Connection, work: Any, rank: int, rendezvous: str, *args: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # the ranks share the cores: more threads would wait for each other
     try:
         answer = None, work(rank, rendezvous, *args)
     except BaseException:

@@ -29,6 +29,9 @@ PROCESS = "runtime_workers:Process"
 RANK = "runtime_workers:Rank"
 PROBE = "millrace.runtime.probe:Probe"
 
+STALL_S = 5.0
+"""Silence that ends a worker. A full machine delays messages by seconds."""
+
 
 class TwoRanks(RayRuntime):
     """Every worker has two."""
@@ -134,7 +137,7 @@ def test_a_worker_that_hears_nothing_for_too_long_ends_itself_and_says_so(
 def test_a_worker_that_is_busy_keeps_its_lease_as_long_as_it_is_asked(address: str, tmp_path: Path) -> None:
     async def use(worker: RayHandle) -> None:
         async def read() -> list[str]:
-            return [word async for word in worker.stream("block", 4.5)]
+            return [word async for word in worker.stream("block", 1.1 * STALL_S)]
 
         async with asyncio.TaskGroup() as group:
             reading, unanswered = group.create_task(read()), 0
@@ -147,7 +150,7 @@ def test_a_worker_that_is_busy_keeps_its_lease_as_long_as_it_is_asked(address: s
         assert reading.result() == ["blocking", "blocked"]
         assert unanswered
 
-    with_worker(RayRuntime(address, silence_s_max=3.0, log_dir=tmp_path), use)
+    with_worker(RayRuntime(address, silence_s_max=STALL_S, log_dir=tmp_path), use)
 
 
 def test_a_worker_that_could_not_run_sees_what_waited_for_it_before_it_ends_itself(
@@ -158,14 +161,14 @@ def test_a_worker_that_could_not_run_sees_what_waited_for_it_before_it_ends_itse
         await call(worker, "__ping__")
         os.kill(worker.pid, signal.SIGSTOP)
         waiting = asyncio.create_task(call(worker, "__ping__"))
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.1 * STALL_S)
         os.kill(worker.pid, signal.SIGCONT)
         for _ in range(10):
             await call(worker, "__ping__")
             await asyncio.sleep(0.1)
         await waiting
 
-    with_worker(RayRuntime(address, silence_s_max=2.0, log_dir=tmp_path), use)
+    with_worker(RayRuntime(address, silence_s_max=STALL_S, log_dir=tmp_path), use)
 
 
 def test_a_controller_that_goes_on_with_a_run_kills_what_the_one_before_left(

@@ -8,11 +8,12 @@ from itertools import count
 import pytest
 
 from millrace import sim
+from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Millrace
 from millrace.config.tables.task import GymRewardSection
 from millrace.controller.fleet.live_reward_workers import RewardWorkersNeeded
 from millrace.controller.reward_pool import RewardPool
-from millrace.controller.supervisor import PlannedRestart, RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.supervisor import PlannedRestart, Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied, alone
@@ -119,8 +120,8 @@ class Worker:
 
 async def _serve(host, pool, until):
     """Keep one worker until `until()`; how many restarts that took."""
-    policy = RestartPolicy(
-        heartbeat_timeout_s=HEARTBEAT_S, restarts=0, window_s=1e6, backoff_s=0.0, spawn_timeout_s=1.0
+    policy = Supervision(
+        heartbeat_timeout_s=HEARTBEAT_S, restarts=0, restart_window_s=1e6, backoff_s=0.0, spawn_timeout_s=1.0
     )
     supervisor = Supervisor(host, Events(clock.now, clock.wall), policy, Waits(), lambda *heartbeat: None)
     async with asyncio.TaskGroup() as group:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from millrace import sim
+from millrace.config.tables.operation import Supervision
 from millrace.controller.liveness.patience import Patience
-from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import WorkerDied
@@ -14,7 +15,9 @@ from millrace.core.events import Events
 from millrace.core.protocols import Handle
 from millrace.sim.virtual.sim_runtime import SimRuntime
 
-POLICY = RestartPolicy(heartbeat_timeout_s=4.0, restarts=5, window_s=100.0, backoff_s=0.1, spawn_timeout_s=10)
+POLICY = Supervision(
+    heartbeat_timeout_s=4.0, restarts=5, restart_window_s=100.0, backoff_s=0.1, spawn_timeout_s=10
+)
 SPEC = WorkerSpec("probe", "probe", "millrace.runtime.probe:Probe")
 
 

@@ -168,7 +168,7 @@ def test_every_part_is_played_as_its_protocol_says():
 
 
 def test_the_parts_of_a_run_have_their_known_players():
-    known = {"TorchTrainer", "SimTrainer", "PlayedTrainer", "PlayedRelay", "Troupe", "SqliteLedger"}
+    known = {"TrainerWorker", "SimTrainer", "PlayedTrainer", "PlayedRelay", "Troupe", "SqliteLedger"}
     assert {one.node.name for one in players()} >= known
     assert set().union(*players().values()) == set(PARTS)
 

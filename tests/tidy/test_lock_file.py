@@ -18,6 +18,10 @@ def name_of(requirement: str) -> str:
     return re.split(r"[\s<>=!~\[;]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
+IMPORTED_AS = {"orbax": "orbax-checkpoint"}
+"""Packages whose distribution has another name."""
+
+
 def test_everything_that_the_package_imports_is_declared() -> None:
     """What comes with another dependency today may not come with its next version."""
     own = {*sys.stdlib_module_names, PACKAGE}
@@ -27,7 +31,9 @@ def test_everything_that_the_package_imports_is_declared() -> None:
         f"{module.at(node)}: {name}"
         for module in modules()
         for node, name in imports(module)
-        if (root := name.partition(".")[0]) and root not in own and name_of(root) not in declared
+        if (root := name.partition(".")[0])
+        and root not in own
+        and IMPORTED_AS.get(root, name_of(root)) not in declared
     }
     assert not undeclared, "\n".join(sorted(undeclared))
 

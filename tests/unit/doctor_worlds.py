@@ -35,9 +35,10 @@ from millrace.engines.own.torch_engine import TorchEngine
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.rollout.protocol import EngineOptions
+from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.publish.publisher import PublishBuffers
-from millrace.trainer.trainer import PolicyTrainer, StepSettings
+from millrace.trainer.trainer import PolicyTrainer
 
 GROUP, TOKENS, HALF = 4, 12, 6
 PROMPT = [10, 11, 12]
@@ -105,7 +106,7 @@ class World:
         events.emit("run_ended", ok=True, reason="done", took_s=1.0, accounting=asdict(Accounting()))
 
     def _make_trainer(self) -> PolicyTrainer:
-        settings = StepSettings(self._config.optimizer, 4096, TOKENS, 1.0, torch.float32)
+        settings = StepSettings(self._config.optimizer, 4096, TOKENS, 1.0, torch.float32, torch.float32)
         device = torch.device("cpu")
         return PolicyTrainer(load_model(self.model, device), build(self._config.algorithm), settings)
 

@@ -12,6 +12,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -110,6 +111,15 @@ CONFIGS: dict[str, Any] = {
     "gemma2": Gemma2Config(**_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "gemma3": Gemma3TextConfig(**_GEMMA, hidden_activation="gelu"),
     "glm4": Glm4Config(**_SHAPE | {"hidden_size": 64}, num_key_value_heads=2, head_dim=16),
+    "gpt_oss": GptOssConfig(
+        **_SHAPE | _WINDOWS | {"intermediate_size": 112},
+        head_dim=16,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        swiglu_limit=2.0,
+        rope_parameters=_rope(500.0)
+        | {"rope_type": "yarn", "factor": 4.0, "truncate": False, "original_max_position_embeddings": 64},
+    ),
     "granite": GraniteConfig(
         **_SHAPE,
         num_key_value_heads=2,
@@ -128,7 +138,7 @@ def make_model(name: str = "qwen3 tied", seed: int = 0, scale: float = 3.0) -> A
     model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if "norm" in key or "bias" in key:
+            if any(part in key for part in ("norm", "bias", "sinks")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
             else:
                 parameter.mul_(scale)

@@ -7,13 +7,15 @@ import os
 import pickle
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, save_tiny_model, tiny_model
 from transformers import AutoModelForCausalLM
+from xxhash import xxh3_64_intdigest
 
-from millrace.adapters.low_rank import adapted
+from millrace.adapters.low_rank import adapted, first_down
 from millrace.adapters.served_weights import Base, Merging, MergingReader
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter, Optimizer
@@ -150,6 +152,17 @@ def test_only_the_adapter_changes_and_has_optimizer_states(tmp_path):
     assert all(torch.equal(weight, before[name]) for name, weight in base_weights(trainer.model).items())
     assert set(trainer.optimizer.state) == set(trainer.trained)
     assert all(layer.lora_B.any() for layer in adapted_layers(trainer.model).values())
+
+
+def test_an_adapter_begins_with_the_numbers_of_torch():
+    for layer, shape in (
+        ("model.layers.0.self_attn.q_proj", (4, 33)),
+        ("model.layers.1.mlp.up_proj", (2, 9)),
+    ):
+        generator = torch.Generator().manual_seed(xxh3_64_intdigest(f"7 {layer}".encode()) >> 1)
+        bound = shape[1] ** -0.5
+        due = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        np.testing.assert_allclose(first_down(layer, shape, 7), due, atol=3e-8, rtol=0)
 
 
 @BOTH

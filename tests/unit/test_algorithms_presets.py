@@ -51,10 +51,10 @@ def found_gradient(config, batch, old, pi, **changes):
     """By the trainer, with tables in place of a model. Halfway through the batch's optimizer steps."""
     table = torch.tensor(old)
     trainer = make_trainer(config, dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, **changes)
-    trainer._forward = lambda model, row: (table[row.flat_N], torch.zeros(len(row.flat_N)))
+    trainer._forward = lambda row, reference=False: (table[row.flat_N], torch.zeros(len(row.flat_N)))
     prepared = trainer._prepared(batch, 1)
     table = torch.tensor(pi, requires_grad=True)
-    trainer._accumulate(prepared, 0, 0.5, None)
+    trainer._accumulate(prepared, 0, 0.5)
     return table.grad.numpy()
 
 
@@ -162,8 +162,8 @@ def test_what_is_selected_and_what_is_compared_are_the_same_rewards(kind, change
 def penalised(config, old, ref):
     """A trainer with tables in place of its model and its reference."""
     trainer = make_trainer(config, dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, reference=True)
-    trainer._forward = lambda model, row: (
-        torch.tensor(old if model is trainer.model else ref)[row.flat_N],
+    trainer._forward = lambda row, reference=False: (
+        torch.tensor(ref if reference else old)[row.flat_N],
         torch.zeros(len(row.flat_N)),
     )
     return trainer
@@ -175,7 +175,10 @@ def test_what_is_settled_for_a_batch_does_not_depend_on_its_parts():
     weights = []
     for minibatches in (1, 4):
         trainer = make_trainer(PRESETS["m2po"](), dtype=torch.float64, epochs=2)
-        trainer._forward = lambda model, row: (torch.tensor(old)[row.flat_N], torch.zeros(len(row.flat_N)))
+        trainer._forward = lambda row, reference=False: (
+            torch.tensor(old)[row.flat_N],
+            torch.zeros(len(row.flat_N)),
+        )
         weights.append(trainer._prepared(batch, minibatches).flat.weights_C > 0)
     assert np.array_equal(*weights)
     assert not weights[0].all()

@@ -89,7 +89,7 @@ def test_a_file_that_is_not_there_is_told_before_anything_starts(tmp_path: Path)
     config = loaded(
         tmp_path, GYM + '[[evaluations]]\nname = "b"\nreward = "math"\ntask = { kind = "file", path = "x" }\n'
     )
-    told = rf"`evaluations` \(b\): `task.path` \({tmp_path / 'x'}\) does not exist"
+    told = rf"`evaluations` \(b\): no data at `{tmp_path / 'x'}`"
     with pytest.raises(ConfigError, match=told):
         preflight(config, tmp_path / "run")
 

@@ -35,8 +35,8 @@ def first_gradient(algorithm: Any, *, stale: bool) -> Any:
     mu = np.concatenate([np.asarray(s.columns.logprobs, float) for g in batch.groups for s in g.sequences])
     table = torch.tensor(old if stale else mu, requires_grad=True)
     trainer = make_trainer(algorithm, dtype=torch.float64, max_tokens=20)
-    trainer._forward = lambda model, row: (table[row.flat_N], torch.zeros(len(row.flat_N)))
-    trainer._accumulate(trainer._prepared(batch, 1), 0, 0.0, None)
+    trainer._forward = lambda row, reference=False: (table[row.flat_N], torch.zeros(len(row.flat_N)))
+    trainer._accumulate(trainer._prepared(batch, 1), 0, 0.0)
     return table.grad.numpy()
 
 

@@ -176,7 +176,7 @@ def test_a_missing_kind_without_a_default_lists_the_kinds(tmp_path: Path) -> Non
     path = write(tmp_path, BASE.replace('[reward]\nkind = "gym"', "[reward]\nworkers = 2"))
     said = refusal(path)
     assert "`reward.kind` is missing" in said
-    assert "'gym', 'math', 'exact', 'function'" in said
+    assert "'gym', 'math', 'exact', 'code', 'json', 'pattern', 'judge', 'function'" in said
     assert f"[{path}:11]" in said
 
 

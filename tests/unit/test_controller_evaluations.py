@@ -12,7 +12,7 @@ from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import EvaluationRecord, Finish, Progress, Prompt, Scored
 from millrace.sim.explore.worlds import small_config
-from millrace.trainer.files.checkpoint import prune_checkpoints
+from millrace.trainer.files.directories import prune_checkpoints
 
 
 def evaluations(*records: EvaluationRecord, version: int = 0, steps: int = 20, **keys: Any) -> Evaluations:

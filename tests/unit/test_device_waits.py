@@ -13,17 +13,18 @@ from test_algorithms_presets import PRESETS, large_batch
 from trainer_doubles import CONFIGS as TRAINED
 from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
+from millrace.core.supported import SINKS
 from millrace.core.types import Sampling
 from millrace.engines.own import forward
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
+from millrace.engines.own.families import mixture
 from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
 from millrace.trainer import model as trainer_model
 from millrace.trainer.kernels import experts
-from millrace.trainer.metrics import TokenStatistics
 
 ROWS, POSITIONS = 8, 128
 STEP_LAUNCHES_MAX = 18 + 2
@@ -57,8 +58,11 @@ def test_the_watch_lets_pass_what_does_not_wait():
     assert not watched(lambda: x.to(META, non_blocking=True)[:2].mul_(2.0).sum()).waits
 
 
-def _capped(config) -> bool:
-    return getattr(config, "attn_logit_softcapping", None) is not None
+MIXTURES = [name for name, config in TRAINED.items() if hasattr(config, "num_experts_per_tok")]
+
+
+def _composed(config) -> bool:
+    return getattr(config, "attn_logit_softcapping", None) is not None or config.model_type in SINKS
 
 
 def micro_batch(trainer, batch, progress, dtype=torch.float32) -> DeviceWatch:
@@ -67,11 +71,10 @@ def micro_batch(trainer, batch, progress, dtype=torch.float32) -> DeviceWatch:
     trainer.model.to(META, dtype)
     if trainer.value_head is not None:
         trainer.value_head.to(META)
-    statistics = TokenStatistics(trainer.algorithm.weight_cap, trainer.algorithm.weight_of)
     row = prepared.rows[0][0]
     with meta_as_gpu() as patch:
-        patch.setattr(trainer_model, "serves", lambda device, dtype, config: not _capped(config))
-        return watched(lambda: trainer._backward(row, prepared.flat, progress, statistics, first=True))
+        patch.setattr(trainer_model, "serves", lambda device, dtype, config: not _composed(config))
+        return watched(lambda: trainer._backward(row, prepared.flat, progress, first=True))
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.5])
@@ -85,7 +88,7 @@ def test_a_micro_batch_over_allowed_tokens_waits_for_nothing():
     assert micro_batch(make_trainer(), choosing(make_batch()), 0.0).waits == []
 
 
-@pytest.mark.parametrize("family", [name for name in TRAINED if "moe" in name])
+@pytest.mark.parametrize("family", MIXTURES)
 def test_a_micro_batch_of_a_mixture_waits_for_nothing(family, monkeypatch):
     monkeypatch.setattr(experts, "has_grouped", lambda device, dtype, shapes: device == META)
     trainer = make_trainer(model=tiny_model(family))
@@ -93,7 +96,7 @@ def test_a_micro_batch_of_a_mixture_waits_for_nothing(family, monkeypatch):
     assert micro_batch(trainer, make_batch(), 0.0, torch.bfloat16).waits == []
 
 
-@pytest.mark.parametrize("family", [name for name in TRAINED if "moe" not in name])
+@pytest.mark.parametrize("family", [name for name in TRAINED if name not in MIXTURES])
 def test_a_micro_batch_of_every_family_waits_for_nothing(family):
     assert micro_batch(make_trainer(model=tiny_model(family)), make_batch(), 0.0).waits == []
 
@@ -127,7 +130,7 @@ def recorded_steps(name, device, layers=2):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_decode_step_of_every_family_waits_for_nothing(name, monkeypatch):
-    monkeypatch.setattr(forward, "has_grouped", lambda device, dtype, shapes: True)
+    monkeypatch.setattr(mixture, "has_grouped", lambda device, dtype, shapes: True)
     steps, weights = recorded_steps(name, META)
     assert watched(lambda: steps.logits(weights, ROWS)).waits == []
 

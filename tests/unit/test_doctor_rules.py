@@ -69,6 +69,27 @@ def test_a_steady_gap_is_numeric_and_expected_in_bfloat16():
     assert faults(evidence((0.002, 0.02, 0.009), dtype="bfloat16")) == []
 
 
+def test_a_quantised_run_is_judged_by_a_bound_of_its_own():
+    assert faults(evidence((0.15, 0.12, 0.09), dtype="fp8")) == []
+    assert faults(evidence((0.02, 0.02, 0.3), dtype="fp8")) == ["wrong-weights"]
+    assert faults(evidence((0.5, 0.5, 0.5), dtype="fp8")) == ["wrong-weights"]
+    (finding,) = diagnose(evidence((0.3, 0.3, 0.3), dtype="fp8"))
+    assert finding.fault == "numeric-gap" and "rounding in fp8 explains 0.2" in finding.evidence[0]
+    assert "leave `rollout.quantization` out" in finding.advice[1]
+
+
+def test_the_evidence_of_a_quantised_run_is_in_its_format():
+    model, task, reward = (
+        {"path": "m", "dtype": "bfloat16"},
+        {"kind": "gym", "name": "chain_sum"},
+        {"kind": "gym"},
+    )
+    config = {"model": model, "task": task, "reward": reward}
+    rollout = {"engine": "vllm", "quantization": "fp8"}
+    assert evidence_of(Config.model_validate(config | {"rollout": rollout})).dtype == "fp8"
+    assert evidence_of(Config.model_validate(config)).dtype == "bfloat16"
+
+
 def test_under_penalties_and_cuts_the_gap_says_nothing_about_weights():
     for gaps in ((0.5,) * 8, (1e-6, 0.5, 0.01)):
         seen = evidence(gaps)

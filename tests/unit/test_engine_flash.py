@@ -14,7 +14,7 @@ from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.sampler import BLOCK, DIRECT_VOCAB_MAX, draw
 
-SERVED = [name for name, config in CONFIGS.items() if architecture_of(config).cap is None]
+SERVED = [name for name, c in CONFIGS.items() if (a := architecture_of(c)).cap is None and not a.sinks]
 
 
 def works():

@@ -267,3 +267,13 @@ def test_a_solution_without_its_reference_is_an_error_not_a_zero(reward):
 def test_a_reference_that_is_not_mathematics_is_an_error_not_a_zero():
     with pytest.raises(DataError, match="not mathematics"):
         MathReward()("1", "", {})
+
+
+def test_every_answer_of_the_mathematics_example_is_worth_1_and_no_other_rows_answer_is():
+    task = make_task(table.FileTaskSection(path=str(EXAMPLES / "maths.jsonl")), None)
+    rows = [task.columns(row) for row in range(task.rows)]
+    own, others, reward = 0, 0, MathReward()
+    for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
+        own += reward(f"It is \\boxed{{{row['answer']}}}.", row["answer"], row)
+        others += reward(f"It is \\boxed{{{other['answer']}}}.", row["answer"], row)
+    assert (own, others) == (len(rows), 0) and len(rows) >= 40

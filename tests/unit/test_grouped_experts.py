@@ -34,7 +34,7 @@ def layers_of(model):
     return [module for module in model.modules() if hasattr(module, "gate_up_proj")]
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_moe, a dense layer"])
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe", "qwen3_moe, a dense layer"])
 def test_a_gradient_in_groups_is_that_of_one_expert_after_another(family, monkeypatch):
     gradients = []
     for grouped in (False, True):
@@ -59,12 +59,12 @@ def test_in_autocast_experts_compute_in_its_format():
     assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen3_moe, a dense layer"])
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "qwen3_moe, a dense layer"])
 def test_an_engine_samples_the_same_in_groups(name):
     model = make_model(name)
     works = [make_work(i, prompt_of(i, 5 + i), Sampling(max_tokens=20, ignore_eos=True)) for i in range(6)]
     plain, grouped = make_engine(model), make_engine(model)
-    grouped._forward.grouped = True
+    grouped._forward.mixture.grouped = True
     one, other = run(plain, works), run(grouped, works)
     assert {i: found[0] for i, found in one.items()} == {i: found[0] for i, found in other.items()}
     for i, (_, logprobs, _) in one.items():

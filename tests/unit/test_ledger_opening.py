@@ -11,6 +11,7 @@ import pytest
 from ledger_records import ready_group
 
 from millrace.core.errors import LedgerError
+from millrace.core.types import Finish, State
 from millrace.ledger import SqliteLedger, opening
 from millrace.ledger.failures import ledger_failures
 from millrace.ledger.reading.reader import LedgerReader
@@ -88,6 +89,32 @@ def test_a_file_of_another_format_is_refused(path: Path, found: int, age: str) -
     db.execute(f"PRAGMA user_version = {found}")
     db.close()
     refused(path, f"written in format {found} by an? {age} Millrace")
+
+
+def test_a_file_of_format_5_goes_on_in_the_present_format(path: Path) -> None:
+    """Format 5 knows no state `waiting`."""
+    make(path)
+    db = sqlite3.connect(path)
+    db.executescript(
+        "DROP INDEX trajectories_live; DELETE FROM counts WHERE name = 'waiting';"
+        "CREATE INDEX trajectories_live ON trajectories (state, group_id)"
+        " WHERE state IN ('buffered', 'generated', 'leased', 'queued', 'scored');"
+        "PRAGMA user_version = 5;"
+    )
+    db.close()
+    reader = LedgerReader(path)  # a look changes nothing
+    assert reader.overview().accounting.balanced
+    reader.close()
+    ledger = SqliteLedger(path, run={})
+    ledger.admit([group := ready_group(1, num_tokens=5)])
+    member = group.members[0]
+    member.state, member.finish, member.reward = State.WAITING, Finish.TURN, None
+    ledger.update([member])
+    assert ledger.flush().balanced
+    ledger.close()
+    ledger = SqliteLedger(path, run={})
+    assert [m.state for m in ledger.recover().groups[-1].members][:1] == [State.WAITING]
+    ledger.close()
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9])

@@ -14,6 +14,8 @@ from observe_events import step
 from tests.look_runs import PROMPT, write_run
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
+from millrace.curation.curate import Curation, CurationOptions
+from millrace.curation.output import summarized, write_summary
 from millrace.look.server import Ui
 from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import MetricsLog
@@ -200,3 +202,22 @@ def test_a_directory_whose_name_is_no_text_hides_no_other_run(tmp_path: Path) ->
     answer = asked(tmp_path, lambda _, get: get(""))
     assert answer.code == 200
     assert b"/run/a" in answer.body
+
+
+def test_a_curation_beside_the_runs_has_a_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    summary = summarized(Curation([]), CurationOptions(), {"task": "<rows>", "model": "m"})
+    for place in ("cu<r", "a"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        write_summary(summary, tmp_path / place)
+    (tmp_path / "a" / "curation.json").write_text("{}")
+
+    async def ask(_: Ui, get: Get) -> list[HTTPResponse]:
+        return [await get(path) for path in ("", "curation/cu%3Cr", "curation/a", "curation/..%2Fa")]
+
+    runs, page, damaged, outside = asked(tmp_path, ask)
+    assert all(answer.code == 200 for answer in (runs, page, damaged, outside))
+    assert b"curation/cu%3Cr" in runs.body and b"cu<r" not in runs.body
+    assert b"Curation of &lt;rows&gt;" in page.body
+    assert b"it is no summary of a curation" in damaged.body
+    assert b"there is no curation ../a" in outside.body

@@ -44,7 +44,8 @@ ANSWERED = [
     {"role": "user", "content": "Why?"},
 ]
 SMALL = {"hidden_size": 64, "intermediate_size": 48, "moe_intermediate_size": 24, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2,
+         "num_key_value_heads": 2, "head_dim": 16, "num_experts": 6, "num_local_experts": 6,
+         "num_experts_per_tok": 2,
          "max_position_embeddings": 256, "original_max_position_embeddings": 32,
          "vocab_size": 64}  # fmt: skip
 LAYERS = 2
@@ -64,6 +65,8 @@ def small(config: dict[str, Any], ids: dict[int, int]) -> dict[str, Any]:
     config = {key: SMALL[key] if value and key in SMALL else value for key, value in config.items()}
     layers = config.get("sliding_window_pattern") or config.get("no_rope_layer_interval") or LAYERS
     config["num_hidden_layers"] = layers
+    if kinds := config.get("layer_types"):
+        config["layer_types"] = kinds[:layers]
     if config.get("sliding_window"):
         config["sliding_window"] = 8
     if (rope := config.get("rope_scaling")) and "original_max_position_embeddings" in rope:

@@ -80,6 +80,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sparse_model(tmp_path_factory.mktemp("7b"), SHAPES["7b"])
 
 
+def test_a_quantised_replica_keeps_a_byte_for_each_number_of_a_layers_matrix(large: Path) -> None:
+    plain, rounded = (
+        placed(large, node(8), "vllm", rollout={"engine": "vllm", "quantization": quantization}).needs.replica
+        for quantization in (None, "fp8")
+    )
+    numbers = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18_944)
+    rows = 28 * (2 * 3584 + 2 * 512 + 2 * 18_944 + 3584)
+    assert plain.device_bytes - rounded.device_bytes == numbers - 4 * rows
+
+
 def test_vllm_runs_256_slots_of_32k_tokens_that_the_own_engine_has_no_room_for(large: Path) -> None:
     placement = placed(large, node(8), "vllm")
     need = placement.needs.replica

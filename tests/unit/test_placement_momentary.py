@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -86,8 +87,12 @@ EXPERTS = partial(Qwen3MoeConfig, num_experts=8, num_experts_per_tok=4, moe_inte
 FAMILIES: dict[str, tuple[Any, Shape]] = {
     **{kind.model_type: (kind, SHAPE) for kind in (LlamaConfig, Qwen2Config, Qwen3Config, MistralConfig)},
     "gemma3_text": (Gemma3TextConfig, replace(SHAPE, norms_after=True)),
-    "gemma2": (Gemma2Config, replace(SHAPE, norms_after=True, capped=True)),
+    "gemma2": (Gemma2Config, replace(SHAPE, norms_after=True, composed=True)),
     "qwen3_moe": (EXPERTS, replace(SHAPE, routed=4)),
+    "gpt_oss": (
+        partial(GptOssConfig, num_local_experts=8, num_experts_per_tok=4, pad_token_id=0),
+        replace(SHAPE, intermediate=4 * SHAPE.intermediate, routed=4, composed=True, clamped=True),
+    ),
 }
 
 

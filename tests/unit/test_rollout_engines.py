@@ -43,6 +43,33 @@ def test_the_modes_of_vllm_are_refused_for_another_engine() -> None:
         refuse_unable(config_of(rollout={key: value, "engine": "vllm"}))
 
 
+FP8 = {"quantization": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "told"),
+    [
+        ({"engine": "own"}, r"\(own\) cannot do `rollout.quantization` \(fp8\)"),
+        ({"servers": ["http://a"]}, r"\(server\) cannot do `rollout.quantization` \(fp8\)"),
+        ({"engine": "vllm", "exact": True}, r"\(vllm\) cannot do `rollout.exact` \(True\)"),
+    ],
+)
+def test_quantised_weights_are_refused_by_name_where_they_cannot_be(
+    rollout: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        refuse_unable(config_of(rollout=rollout | FP8, model={"path": "m", "dtype": "bfloat16"}))
+
+
+def test_only_weights_in_bfloat16_are_quantised() -> None:
+    rollout = {"engine": "vllm", **FP8}
+    refuse_unable(config_of(rollout=rollout, model={"path": "m", "dtype": "bfloat16"}))
+    with pytest.raises(ConfigError, match=r"(?s)`rollout.quantization` \(fp8\).* Set `model.dtype` to"):
+        refuse_unable(config_of(rollout=rollout))
+    with pytest.raises(ValidationError, match="fp8"):
+        config_of(rollout={"engine": "vllm", "quantization": "int4"})
+
+
 def test_exactness_needs_the_cache_to_be_computed_again() -> None:
     with pytest.raises(ValidationError, match=r"`rollout.exact` \(true\) needs `rollout.recompute`"):
         config_of(rollout={"exact": True, "recompute": False})
@@ -78,6 +105,17 @@ def test_servers_that_do_not_fit_the_rest_are_refused_by_name(rollout: dict[str,
 def test_what_a_server_cannot_do_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"\(server\) cannot do `rollout.recompute` \(False\)"):
         refuse_unable(config_of(rollout={"servers": ["http://a"], "recompute": False}))
+
+
+@pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"min_p": 0.1}, {"allowed_token_ids": (5, 6)}])
+def test_what_one_kind_of_server_cannot_do_is_refused_when_that_kind_answers(
+    setting: dict[str, object],
+) -> None:
+    config = config_of(rollout={"servers": ["http://a"], "seeded": False}, sampling=setting)
+    refuse_unable(config)
+    refuse_unable(config, "vLLM")
+    with pytest.raises(ConfigError, match=rf"\(SGLang\) cannot do `sampling.{next(iter(setting))}`"):
+        refuse_unable(config, "SGLang")
 
 
 @pytest.mark.parametrize("rollout", [{"engine": "vllm"}, {"servers": ["http://a"]}])

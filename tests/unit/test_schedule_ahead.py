@@ -106,13 +106,13 @@ def test_data_that_is_younger_than_wanted_lets_admission_go_on(bound, staleness,
 def test_measurements_forget():
     measured = RunAverages()
     assert measured.group_duration_batches == 1.0 and measured.staleness is None
-    measured.step_took(2.0)
-    measured.group_took(10.0)
+    measured.step.add(2.0)
+    measured.group.add(10.0)
     for _ in range(FILLING):
         measured.batch_trained(0.0)
     assert measured.group_duration_batches == 5.0 and measured.staleness is None
     for _ in range(8 * MEMORY):
-        measured.group_took(4.0)
+        measured.group.add(4.0)
         measured.batch_trained(1.5)
     assert measured.group_duration_batches == pytest.approx(2.0, rel=1e-2)
     assert measured.staleness == pytest.approx(1.5, rel=1e-2)

@@ -1,4 +1,4 @@
-"""The engine on a running server keeps its promises, whatever the server does."""
+"""The engine on a running server keeps its promises, whatever the server does, vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_vllm_server import VOCAB, FakeVllm, fake_vllm
+from fake_server import VOCAB, FakeServer
+from fake_sglang_server import fake_sglang
+from fake_vllm_server import fake_vllm
 from test_server_handover import Reader
 
 from millrace.core.completion.columns import token_array
@@ -19,10 +21,11 @@ from millrace.core.errors import DigestMismatchError, MillraceError, WeightsErro
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.engines.server import server_engine as engine_module
 from millrace.engines.server import streams as streams_module
-from millrace.engines.server.client import GENERATE, Server
+from millrace.engines.server.dialect import Token
 from millrace.engines.server.handover import Handover
+from millrace.engines.server.probe import wait_for
 from millrace.engines.server.server_engine import ServerEngine
-from millrace.engines.server.streams import Streams, Token
+from millrace.engines.server.streams import Streams
 from millrace.rollout.intake import Intake
 
 STEPS_MAX = 2000
@@ -46,24 +49,25 @@ def weights(number: float) -> Reader:
     )
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeVllm]:
-    with fake_vllm() as fake:
+@pytest.fixture(params=[fake_vllm, fake_sglang], ids=["vllm", "sglang"])
+def fake(request: pytest.FixtureRequest) -> Iterator[FakeServer]:
+    with request.param() as fake:
         yield fake
 
 
-OpenEngine = Callable[[FakeVllm], ServerEngine]
+OpenEngine = Callable[[FakeServer], ServerEngine]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[OpenEngine]:
     engines = []
 
-    def open_engine(fake: FakeVllm) -> ServerEngine:
+    def open_engine(fake: FakeServer) -> ServerEngine:
+        server = wait_for(fake.url, 0.0)
         engines.append(
             ServerEngine(
-                Server(fake.url),
-                Streams(fake.url),
+                server,
+                Streams(server),
                 Handover(tmp_path / "weights", with_head=False),
                 Intake(vocab=VOCAB, max_sequence_tokens=64, eos_ids={0}, decode=None),
                 OneNumber(),  # type: ignore[arg-type]
@@ -80,7 +84,7 @@ def opened(tmp_path: Path) -> Iterator[OpenEngine]:
 
 
 @pytest.fixture
-def engine(fake: FakeVllm, opened: OpenEngine) -> ServerEngine:
+def engine(fake: FakeServer, opened: OpenEngine) -> ServerEngine:
     return opened(fake)
 
 
@@ -128,7 +132,7 @@ def test_tokens_ends_and_log_probs_are_the_servers(engine: ServerEngine) -> None
     assert not engine.has_work
 
 
-def test_at_most_the_slots_are_the_servers(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_at_most_the_slots_are_the_servers(engine: ServerEngine, fake: FakeServer) -> None:
     fake.tokens_max = 1
     serve(engine, 1)
     engine.submit(work(i) for i in range(5))
@@ -138,7 +142,7 @@ def test_at_most_the_slots_are_the_servers(engine: ServerEngine, fake: FakeVllm)
     assert (load.kv_used_tokens, load.kv_capacity_tokens) == (18, 160)
 
 
-def test_a_load_in_mid_generation_divides_versions_exactly(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_a_load_in_mid_generation_divides_versions_exactly(engine: ServerEngine, fake: FakeServer) -> None:
     """The log-prob says with which weights a token was really sampled."""
     told: list[Progress] = []
     fake.tokens_max = 4
@@ -159,7 +163,7 @@ def test_a_load_in_mid_generation_divides_versions_exactly(engine: ServerEngine,
 
 
 def test_a_request_on_its_way_when_the_server_pauses_goes_on_under_the_next_version(
-    engine: ServerEngine, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+    engine: ServerEngine, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "ABORT_S", 0.05)
     serve(engine, 1)
@@ -173,7 +177,7 @@ def test_a_request_on_its_way_when_the_server_pauses_goes_on_under_the_next_vers
 
 
 def test_what_has_arrived_of_a_released_one_counts_and_the_server_is_left(
-    engine: ServerEngine, fake: FakeVllm
+    engine: ServerEngine, fake: FakeServer
 ) -> None:
     fake.tokens_max = 3
     serve(engine, 1)
@@ -206,7 +210,7 @@ def test_a_trajectory_goes_on_from_its_partial_tokens(engine: ServerEngine) -> N
 # ---------------------------------------------------------------- what the server does wrong
 
 
-def failing(engine: ServerEngine, fake: FakeVllm, then: str) -> None:
+def failing(engine: ServerEngine, fake: FakeServer, then: str) -> None:
     """A request that gets two tokens, and then that."""
     fake.set(tokens_max=2, then=then)
     serve(engine, 1)
@@ -224,13 +228,13 @@ def failing(engine: ServerEngine, fake: FakeVllm, then: str) -> None:
     ],
 )
 def test_a_stream_that_breaks_off_ends_the_replica_in_words(
-    then: str, told: str, engine: ServerEngine, fake: FakeVllm
+    then: str, told: str, engine: ServerEngine, fake: FakeServer
 ) -> None:
     with pytest.raises(WorkerError, match=rf"server {fake.url}.*{told}"):
         failing(engine, fake, then)
 
 
-def test_a_newer_lease_gets_no_token_of_the_older_one(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_a_newer_lease_gets_no_token_of_the_older_one(engine: ServerEngine, fake: FakeServer) -> None:
     serve(engine, 1)
     engine.submit([work(1)])
     until(engine, lambda told: count(told) >= 1)
@@ -253,16 +257,16 @@ def test_a_stream_that_breaks_after_its_end_is_no_failure(
     engine._take_in(engine._streams.take())
 
 
-def test_a_request_that_is_refused_ends_the_replica_in_words(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_a_request_that_is_refused_ends_the_replica_in_words(engine: ServerEngine, fake: FakeServer) -> None:
     serve(engine, 1)
-    fake.fails[GENERATE] = 400
+    fake.fails[fake.generate] = 400
     engine.submit([work(8)])
     with pytest.raises(WorkerError, match=r"trajectory 8: ValueError: 400"):
         until(engine, lambda told: False)
 
 
 def test_a_token_that_does_not_come_in_time_ends_the_replica(
-    engine: ServerEngine, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+    engine: ServerEngine, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams_module, "TOKEN_S", 0.1)
     with pytest.raises(WorkerError, match="trajectory 8: ReadTimeout"):
@@ -270,7 +274,7 @@ def test_a_token_that_does_not_come_in_time_ends_the_replica(
 
 
 def test_a_silent_server_is_asked_whether_it_lives(
-    engine: ServerEngine, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+    engine: ServerEngine, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "QUIET_S", 0.0)
     monkeypatch.setattr(engine_module, "STEP_S", 0.01)
@@ -279,7 +283,7 @@ def test_a_silent_server_is_asked_whether_it_lives(
         failing(engine, fake, "hang")
 
 
-def test_a_log_prob_that_is_not_finite_is_broken_weights(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_a_log_prob_that_is_not_finite_is_broken_weights(engine: ServerEngine, fake: FakeServer) -> None:
     serve(engine, 1)
     fake.number = 9999.0
     engine.submit([work(8)])
@@ -288,10 +292,10 @@ def test_a_log_prob_that_is_not_finite_is_broken_weights(engine: ServerEngine, f
 
 
 def test_weights_that_give_no_numbers_are_served_until_a_token_tells(
-    engine: ServerEngine, fake: FakeVllm
+    engine: ServerEngine, fake: FakeServer
 ) -> None:
     """The server cannot even answer the proof."""
-    fake.fails[GENERATE] = 400
+    fake.fails[fake.generate] = 400
     engine.stage(1, weights(float("nan")))
     engine.swap(1)
     assert engine.version == 1
@@ -301,19 +305,19 @@ def test_weights_that_give_no_numbers_are_served_until_a_token_tells(
 
 
 def test_weights_that_are_not_computed_with_are_found_before_a_token_is_sampled(
-    engine: ServerEngine, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
+    engine: ServerEngine, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(engine, 1)
     engine.submit([work(1)])
     engine.stage(2, weights(2.0))
-    monkeypatch.setattr(Server, "load", lambda self, directory, label: fake.set(label=label))
+    monkeypatch.setattr(engine._server, "load", lambda directory, label: fake.set(label=label))
     with pytest.raises(DigestMismatchError, match=r"was given version 2 .* and computes another"):
         engine.swap(2)
     assert engine.version == -1 and not engine.has_work
     assert 2 not in {v for part in engine.take_progress() for v in part.columns.versions()}
 
 
-def test_weights_that_change_while_they_are_served_are_found(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_weights_that_change_while_they_are_served_are_found(engine: ServerEngine, fake: FakeServer) -> None:
     serve(engine, 1)
     digest = engine.digest()
     assert digest == engine.stage(2, weights(1.0))[1]
@@ -322,7 +326,7 @@ def test_weights_that_change_while_they_are_served_are_found(engine: ServerEngin
         engine.digest()
 
 
-def test_tokens_of_other_weights_are_found_by_their_label(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_tokens_of_other_weights_are_found_by_their_label(engine: ServerEngine, fake: FakeServer) -> None:
     serve(engine, 1)
     fake.label = "another run's"
     engine.submit([work(1, max_tokens=3)])
@@ -330,18 +334,19 @@ def test_tokens_of_other_weights_are_found_by_their_label(engine: ServerEngine, 
         until(engine, lambda told: False)
 
 
-@pytest.mark.parametrize("path", ["/pause", "/collective_rpc", "/update_weight_version", "/resume"])
+@pytest.mark.parametrize("call", range(4))
 def test_a_load_that_the_server_refuses_serves_no_half(
-    path: str, engine: ServerEngine, fake: FakeVllm
+    call: int, engine: ServerEngine, fake: FakeServer
 ) -> None:
     serve(engine, 1)
+    path = fake.loading[call]
     fake.fails[path] = 500
     with pytest.raises(WorkerError, match=f"POST {path}: 500"):
         serve(engine, 2)
-    assert engine.version == (1 if path == "/pause" else -1)
+    assert engine.version == (1 if call < fake.pausing else -1)
 
 
-def test_a_new_incarnation_ends_what_the_earlier_one_left(fake: FakeVllm, opened: OpenEngine) -> None:
+def test_a_new_incarnation_ends_what_the_earlier_one_left(fake: FakeServer, opened: OpenEngine) -> None:
     old = opened(fake)
     fake.tokens_max = 2
     serve(old, 1)
@@ -362,7 +367,7 @@ def test_a_new_incarnation_ends_what_the_earlier_one_left(fake: FakeVllm, opened
     ("token", "logprob"), [(VOCAB, -1.0), (-1, -1.0), (2**70, -1.0), (3, 0.5), (3, math.inf)]
 )
 def test_a_token_that_nobody_can_have_sampled_ends_the_replica_and_is_recorded_nowhere(
-    token: int, logprob: float, engine: ServerEngine, fake: FakeVllm
+    token: int, logprob: float, engine: ServerEngine, fake: FakeServer
 ) -> None:
     fake.set(tokens_max=3, then="hang")
     serve(engine, 1)
@@ -374,7 +379,7 @@ def test_a_token_that_nobody_can_have_sampled_ends_the_replica_and_is_recorded_n
     assert token not in engine.release([8])[0].columns.tokens.tolist()[-1:]
 
 
-def test_a_log_prob_that_was_rounded_beyond_zero_is_zero(engine: ServerEngine, fake: FakeVllm) -> None:
+def test_a_log_prob_that_was_rounded_beyond_zero_is_zero(engine: ServerEngine, fake: FakeServer) -> None:
     fake.set(tokens_max=3, then="hang")
     serve(engine, 1)
     engine.submit([work(8)])

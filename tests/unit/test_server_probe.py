@@ -9,8 +9,9 @@ import pytest
 from fake_vllm_server import FakeVllm, fake_vllm
 
 from millrace.core.errors import ConfigError, WorkerError
-from millrace.engines.server.client import GENERATE, ROUTES, Server
-from millrace.engines.server.probe import Offer, Requirements, check_logprobs, probe, wait_for
+from millrace.engines.server.dialect import Offer, Requirements
+from millrace.engines.server.probe import find_server, probe, wait_for
+from millrace.engines.server.vllm_server import GENERATE, ROUTES, VllmServer
 
 REQUIREMENTS = Requirements(slots=8, max_sequence_tokens=64, dtype="float32", tied=True)
 
@@ -22,16 +23,16 @@ def fake() -> Iterator[FakeVllm]:
 
 
 def test_a_server_with_everything_is_taken(fake: FakeVllm) -> None:
-    assert probe(Server(fake.url + "/"), REQUIREMENTS) == Offer("0.32.0", 160, with_head=True)
+    assert probe(VllmServer(fake.url + "/"), REQUIREMENTS) == Offer("0.32.0", 160, True, [])
     fake.settings["model_config"]["hf_overrides"] = {}
     untied = REQUIREMENTS._replace(tied=False)
-    assert probe(Server(fake.url), untied) == Offer("0.32.0", 160, with_head=False)
+    assert probe(VllmServer(fake.url), untied) == Offer("0.32.0", 160, False, [])
 
 
 def test_every_missing_route_is_named_with_what_brings_it(fake: FakeVllm) -> None:
     fake.routes = {"/health", "/server_info"}
     with pytest.raises(ConfigError) as error:
-        probe(Server(fake.url), REQUIREMENTS)
+        probe(VllmServer(fake.url), REQUIREMENTS)
     assert all(
         f"it has no route {path}: {ROUTES[path]}" in str(error.value)
         for path in ROUTES
@@ -40,7 +41,7 @@ def test_every_missing_route_is_named_with_what_brings_it(fake: FakeVllm) -> Non
     assert fake.url in str(error.value) and "--tokens-only" in ROUTES[GENERATE]
     fake.routes = set()
     with pytest.raises(ConfigError, match=r"no route /server_info: start it with VLLM_SERVER_DEV_MODE=1"):
-        probe(Server(fake.url), REQUIREMENTS)
+        probe(VllmServer(fake.url), REQUIREMENTS)
 
 
 @pytest.mark.parametrize(
@@ -60,36 +61,36 @@ def test_a_setting_that_does_not_do_is_named(
 ) -> None:
     fake.settings[section] |= settings
     with pytest.raises(ConfigError, match=told):
-        probe(Server(fake.url), REQUIREMENTS)
+        probe(VllmServer(fake.url), REQUIREMENTS)
 
 
 def test_on_a_gpu_a_tied_head_and_prompts_in_parts_do(fake: FakeVllm) -> None:
     fake.settings["device_config"]["device"] = "cuda"
     fake.settings["model_config"]["hf_overrides"] = {}
     fake.settings["scheduler_config"]["enable_chunked_prefill"] = True
-    assert not probe(Server(fake.url), REQUIREMENTS).with_head
+    assert not probe(VllmServer(fake.url), REQUIREMENTS).with_head
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/server_info", "/version"])
 def test_a_server_that_is_none_of_vllms_is_told(path: str, fake: FakeVllm) -> None:
     fake.foreign = path
     with pytest.raises(WorkerError, match=rf"{fake.url}: {path} does not answer as vLLM does"):
-        probe(Server(fake.url), REQUIREMENTS)
+        probe(VllmServer(fake.url), REQUIREMENTS)
 
 
 def test_a_release_that_no_test_has_passed_with_is_refused(fake: FakeVllm) -> None:
     fake.release = "0.26.0"
     with pytest.raises(ConfigError, match=r"vLLM 0\.26\.0 is not supported; supported: 0\.32"):
-        probe(Server(fake.url), REQUIREMENTS)
+        probe(VllmServer(fake.url), REQUIREMENTS)
 
 
 def test_a_server_that_is_not_there_is_told_after_the_wait(fake: FakeVllm) -> None:
     fake.fails["/health"] = 503
     with pytest.raises(WorkerError, match=rf"server {fake.url}: GET /health: 503"):
-        wait_for(Server(fake.url), 0.0)
-    assert fake.calls == ["/health"]
-    with pytest.raises(WorkerError, match=r"server http://127\.0\.0\.1:9: GET /health: ConnectError"):
-        wait_for(Server("http://127.0.0.1:9"), 0.0)
+        wait_for(fake.url, 0.0)
+    assert fake.calls == ["/version", "/health"]
+    with pytest.raises(WorkerError, match=r"server http://127\.0\.0\.1:9: GET /version: ConnectError"):
+        wait_for("http://127.0.0.1:9", 0.0)
 
 
 def test_a_server_that_comes_up_meanwhile_is_waited_for(
@@ -97,16 +98,22 @@ def test_a_server_that_comes_up_meanwhile_is_waited_for(
 ) -> None:
     fake.fails["/health"] = 503
     monkeypatch.setattr("millrace.engines.server.probe.time.sleep", lambda _: fake.fails.clear())
-    wait_for(Server(fake.url), 60.0)
-    assert fake.calls == ["/health"] * 2
+    assert wait_for(fake.url, 60.0).program == "vLLM"
+    assert fake.calls.count("/health") == 2
+
+
+def test_another_program_is_told(fake: FakeVllm) -> None:
+    fake.fails["/version"] = 404
+    with pytest.raises(ConfigError, match=r"no route /version, as vLLM has, and no route /model_info"):
+        find_server(fake.url)
 
 
 def test_log_probs_that_are_not_of_the_distribution_sampled_from_are_found(fake: FakeVllm) -> None:
     fake.number = 4.0
-    check_logprobs(Server(fake.url), [3, 4])
+    VllmServer(fake.url).check_logprobs([3, 4])
     fake.processed = False
     fake.number = 9999.0  # an earlier run's weights: nothing can be said
-    check_logprobs(Server(fake.url), [3, 4])
+    VllmServer(fake.url).check_logprobs([3, 4])
     fake.number = 4.0
     with pytest.raises(ConfigError, match=r"not of the distribution that it samples from"):
-        check_logprobs(Server(fake.url), [3, 4])
+        VllmServer(fake.url).check_logprobs([3, 4])

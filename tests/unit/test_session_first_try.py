@@ -216,3 +216,17 @@ def test_a_row_whose_scoring_costs_its_worker_is_told_and_another_is_tried(
 def test_an_answer_with_half_a_character_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:
     first = try_first(config_for(model, tmp_path, [{"prompt": "stone>", "answer": "\ud800"}], EQUAL))
     assert isinstance(first.tried[-1][1].score, Scored)
+
+
+def test_every_part_of_a_mixture_is_tried(model: Path, tmp_path: Path) -> None:
+    config = config_for(model, tmp_path, ROWS, EQUAL)
+    (tmp_path / "broken.py").write_text("def reward(completion):\n    return missing\n")
+    parts = [
+        {"name": name, "weight": weight, "task": config.task.model_dump()}
+        for name, weight in (("whole", 999), ("rare", 1))
+    ]
+    parts[1]["reward"] = {"kind": "function", "path": f"{tmp_path / 'broken.py'}:reward"}
+    mixture = {"kind": "mixture", "parts": parts}
+    mixed = Config.model_validate(config.model_dump() | {"task": mixture})
+    with pytest.raises(RewardError, match=r"`task.parts` \(rare\): the reward fails at every call"):
+        try_first(mixed)

@@ -23,7 +23,7 @@ def test_the_first_signal_asks_and_the_body_ends_in_its_own_time(number: signal.
         await stop.wait()
         ended.append("saved")
 
-    assert run_stoppable(body, said.append) is False
+    assert run_stoppable(body, said.append, grace_s=60) is False
     assert ended == ["saved"]
     assert len(said) == 1
 
@@ -32,7 +32,7 @@ def test_a_body_that_ends_by_itself_is_told_apart() -> None:
     async def body(stop: asyncio.Event) -> None:
         await asyncio.sleep(0)
 
-    assert run_stoppable(body, print) is True
+    assert run_stoppable(body, print, grace_s=60) is True
 
 
 def test_a_body_that_does_not_end_is_cancelled_after_the_grace() -> None:
@@ -72,7 +72,7 @@ def test_a_body_without_work_to_finish_is_cancelled_at_once() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
 
-    assert run_stoppable(body, said.append, has_work=lambda: False) is False
+    assert run_stoppable(body, said.append, has_work=lambda: False, grace_s=60) is False
     assert said == ["Stopping: no step was done yet."]
 
 
@@ -81,7 +81,7 @@ def test_an_error_of_the_body_is_raised() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        run_stoppable(body, print)
+        run_stoppable(body, print, grace_s=60)
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:
@@ -93,7 +93,8 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
         "    await stop.wait()\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    await asyncio.sleep(60)\n"
-        "run_stoppable(body, lambda text: None, at_once=lambda: print('cursor shown', flush=True))\n"
+        "run_stoppable(body, lambda text: None, at_once=lambda: print('cursor shown', flush=True),\n"
+        "    grace_s=60)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (INTERRUPTED, b"cursor shown\n")

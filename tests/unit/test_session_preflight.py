@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_vllm_server import fake_vllm
 from safetensors.numpy import save_file
 
 from millrace.checks import preflight as preflight_module
@@ -35,7 +34,10 @@ MODEL = {
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    directory = tmp_path / "model"
+    return make_directory(tmp_path / "model")
+
+
+def make_directory(directory: Path) -> Path:
     directory.mkdir()
     save_file({"a": np.zeros((10, 20), np.float32)}, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(MODEL))
@@ -74,19 +76,44 @@ def test_preflight_says_how_a_model_that_is_only_a_name_becomes_a_directory(tmp_
         preflight(config_for(tmp_path / "Qwen" / "Qwen3-0.6B"), tmp_path)
 
 
-def test_a_server_that_is_missing_or_lacks_something_is_told_before_the_start(
+def bfloat16_config(model: Path, **rollout: object) -> Config:
+    """With vLLM in this Python."""
+    config = config_for(model, rollout={"engine": "vllm", "python": sys.executable, **rollout})
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+
+
+def test_a_quantised_replica_needs_a_release_of_vllm_that_the_tests_have_seen(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "packages"
+    for release in ("0.31.0", "0.32.1"):
+        metadata = packages / release / f"vllm-{release}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
+    plain, quantised = bfloat16_config(model), bfloat16_config(model, quantization="fp8")
+    monkeypatch.setenv("PYTHONPATH", str(packages / "0.31.0"))
+    preflight(plain, tmp_path)
+    with pytest.raises(ConfigError, match=r"vllm 0.31.0 is not supported with `rollout.quantization`"):
+        preflight(quantised, tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(packages / "0.32.1"))
+    preflight(quantised, tmp_path)
+
+
+def test_preflight_refuses_to_quantise_a_family_that_the_tests_have_not_seen(
     model: Path, tmp_path: Path
 ) -> None:
-    servers = {"servers": ["http://127.0.0.1:9"]}
-    with pytest.raises(ConfigError, match=r"`rollout.servers`: server http://127.0.0.1:9: GET /openapi.json"):
-        preflight(config_for(model, rollout=servers), tmp_path)
-    sampling = {"max_tokens": 16}
-    with fake_vllm() as fake:
-        rollout = {"servers": [fake.url], "slots": 8, "max_sequence_tokens": 64}
-        preflight(config_for(model, rollout=rollout, sampling=sampling), tmp_path)
-        assert not {"/pause", "/resume", "/collective_rpc"} & set(fake.calls)
-        with pytest.raises(ConfigError, match=r"start it with --max-num-seqs 33"):
-            preflight(config_for(model, rollout=rollout | {"slots": 32}, sampling=sampling), tmp_path)
+    (model / "config.json").write_text(json.dumps(MODEL | {"model_type": "granite"}))
+    with pytest.raises(DataError, match=r"(?s)`rollout.quantization` cannot run .*'granite'.*leave"):
+        preflight(bfloat16_config(model, quantization="fp8"), tmp_path)
+
+
+def test_preflight_refuses_a_family_that_the_trainer_in_jax_cannot_compute(
+    model: Path, tmp_path: Path
+) -> None:
+    (model / "config.json").write_text(json.dumps(MODEL | {"model_type": "granite"}))
+    preflight(config_for(model), tmp_path)
+    with pytest.raises(DataError, match=r"The trainer in JAX cannot run .*'granite'"):
+        preflight(config_for(model, trainer={"backend": "jax"}), tmp_path)
 
 
 def test_preflight_calls_a_schedule_of_ones_own(model: Path, tmp_path: Path) -> None:

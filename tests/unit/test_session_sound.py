@@ -30,6 +30,13 @@ def test_stale_tokens_that_nothing_corrects_are_refused() -> None:
     assert told(**UNCORRECTED, schedule={"kind": "areal", "eta": 4}, allow=["uncorrected"]) == []
 
 
+def test_tokens_of_rounded_weights_that_nothing_corrects_are_refused_at_every_age() -> None:
+    rounded = {"rollout": {"engine": "vllm", "quantization": "fp8"}, "schedule": {"kind": "synchronous"}}
+    assert told(**rounded) == []
+    (message,) = told(**UNCORRECTED, **rounded)
+    assert 'replicas sample with rounded weights (`rollout.quantization` "fp8")' in message
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -11,6 +11,7 @@ class Told(Comparison):
 
     def __init__(self, name: str, rate: float, half: float = 0.0, trainer: float = 0.95) -> None:
         object.__setattr__(self, "name", name)
+        object.__setattr__(self, "results", ())
         found = {"trained_tokens_per_s": Interval(rate, half), "trainer_busy": Interval(trainer, 0)}
         found |= {"replica_busy": Interval(0.5, 0), "staleness_mean": Interval(1.5, 0)}
         object.__setattr__(self, "_found", found)

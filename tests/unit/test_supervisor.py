@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
+from millrace.config.tables.operation import Supervision
 from millrace.controller.fault import may_restart
-from millrace.controller.supervisor import RestartPolicy, Supervisor, WorkerSpec
+from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import ConfigError, RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events
 from millrace.core.types import Vitals
 
-POLICY = RestartPolicy(heartbeat_timeout_s=1.0, restarts=3, window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0)
+POLICY = Supervision(restarts=3, restart_window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0).model_copy(
+    update={"heartbeat_timeout_s": 1.0}  # shorter than a run may set it
+)
 
 
 def on_heartbeat(handle, vitals, sent_s):
@@ -88,7 +90,7 @@ def test_of_a_worker_that_was_killed_is_told_how_much_memory_it_held():
         await asyncio.sleep(60.0)
 
     async def run():
-        policy = replace(POLICY, heartbeat_timeout_s=0.01, restarts=0)
+        policy = POLICY.model_copy(update={"heartbeat_timeout_s": 0.01, "restarts": 0})
         supervisor = Supervisor(Killed(), Events(clock.now, clock.wall), policy, Waits(), on_heartbeat)
         with pytest.raises(WorkerError, match=r"SIGKILL\).*for want of memory \(123 MB were resident\)"):
             await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
@@ -155,7 +157,7 @@ def test_a_worker_that_is_lost_as_its_session_ends_is_made_anew_and_cancels_noth
         await asyncio.sleep(0.05)
 
     async def run():
-        runtime, policy = LostAtTheEnd(), replace(POLICY, heartbeat_timeout_s=0.03)
+        runtime, policy = LostAtTheEnd(), POLICY.model_copy(update={"heartbeat_timeout_s": 0.03})
         supervisor = Supervisor(runtime, Events(clock.now, clock.wall), policy, Waits(), on_heartbeat)
         await supervisor.keep(WorkerSpec("trainer", "trainer", "a:B"), session)
         return runtime.starts, asyncio.current_task().cancelling()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,10 +27,10 @@ from transformers import (
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.core.errors import DataError
-from millrace.core.supported import TORCH_ENGINE, TRAINER, VLLM
+from millrace.core.supported import JAX_TRAINER, SERVER, TORCH_ENGINE, TRAINER, VLLM, refuse_unsupported
 from millrace.core.types import Sampling
 from millrace.engines.own.architecture import architecture_of
-from millrace.engines.own.forward import ACTIVATIONS
+from millrace.engines.own.families.gates import ACTIVATIONS
 from millrace.engines.own.load import load_engine
 from millrace.evaluation.generate import generate
 from millrace.rollout.model_tokens import end_ids
@@ -56,6 +57,7 @@ REFUSED = {
     "olmo2": Olmo2Config(**SIZE, pad_token_id=0),
     "llama, dynamic": LlamaConfig(**SIZE, rope_parameters=DYNAMIC),
     "llama, longrope": LlamaConfig(**SIZE, rope_parameters=LONG),
+    "qwen3, fp8": Qwen3Config(**SIZE, quantization_config={"quant_method": "fp8"}),
     "gemma3, capped": Gemma3TextConfig(**WINDOW, attn_logit_softcapping=30.0),
     "gemma3, dynamic": Gemma3TextConfig(**WINDOW, rope_parameters={"full_attention": DYNAMIC}),
 }
@@ -83,7 +85,21 @@ def test_the_table_in_the_documents_says_who_runs_which_family():
         assert sorted(row[0] for row in rows if row[column] == "yes") == sorted(supported.families)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("supported", "family", "told"),
+    [
+        (VLLM, "gemma2", r"A replica with vLLM cannot run .*'gemma2': on a CPU its log-probs are 3e-4"),
+        (VLLM, "smollm3", r"A replica with vLLM cannot run .*'smollm3': vLLM has no code for it"),
+        (JAX_TRAINER, "qwen3_moe", r"The trainer in JAX cannot run .*'qwen3_moe': its layers have experts"),
+        (SERVER, "gpt_oss", r"A server cannot run .*'gpt_oss': vLLM's own reload"),
+    ],
+)
+def test_what_an_engine_cannot_serve_is_refused_with_the_engines_reason(supported, family, told):
+    with pytest.raises(DataError, match=told):
+        refuse_unsupported(SimpleNamespace(model_type=family), supported)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt_oss", "mistral", "phi3", "qwen3_moe"])
 def test_a_warm_started_model_is_a_directory_that_transformers_and_the_torch_engine_read_alike(
     name, tmp_path
 ):

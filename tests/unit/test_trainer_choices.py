@@ -18,6 +18,7 @@ from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
 from millrace.trainer import logprobs
 from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.recorded.device_token_masks import masks_on
 from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
 
 CPU = torch.device("cpu")
@@ -37,7 +38,7 @@ def reference_gradient(weight, hidden, could, targets, slopes):
 
 def test_a_distribution_over_two_of_four_tokens_worked_by_hand():
     weight = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    token_masks = TokenMasks(np.array([2, 0]), np.array([0, 2], np.int32)).there(CPU, 0, 4)
+    token_masks = masks_on(CPU, TokenMasks(np.array([2, 0]), np.array([0, 2], np.int32)), 0, 4)
     found, entropy = token_logprobs(
         torch.tensor([[math.log(2)], [math.log(2)]]), weight, torch.tensor([2, 2]), temperature=1.0,
         token_masks=token_masks,
@@ -61,7 +62,7 @@ def test_the_gradient_is_that_of_a_softmax_over_the_choices_alone(chunk, monkeyp
     head = torch.tensor(weight, requires_grad=True)
     found, _ = token_logprobs(
         torch.tensor(hidden), head, torch.tensor(targets), temperature=1.0,
-        token_masks=TokenMasks(counts, tokens).there(CPU, 0, VOCAB),
+        token_masks=masks_on(CPU, TokenMasks(counts, tokens), 0, VOCAB),
     )  # fmt: skip
     (found * torch.tensor(slopes)).sum().backward()
     due = reference_gradient(weight, hidden, could, targets, slopes)
@@ -76,7 +77,7 @@ def test_capped_logits_and_entropies_have_the_gradient_of_autograd(temperature, 
     could = torch.rand(9, 31, generator=generator) < 0.3
     targets = torch.randint(0, 31, (9,), generator=generator)
     could[torch.arange(9), targets] = True
-    token_masks = TokenMasks(could.sum(1).numpy(), could.nonzero()[:, 1].int().numpy()).there(CPU, 0, 31)
+    token_masks = masks_on(CPU, TokenMasks(could.sum(1).numpy(), could.nonzero()[:, 1].int().numpy()), 0, 31)
     ours, entropy = token_logprobs(
         hidden, weight, targets, temperature=temperature, softcap=softcap, token_masks=token_masks
     )
@@ -122,7 +123,7 @@ def test_the_reference_and_the_policy_at_the_beginning_are_cut_too():
 
     trainer.algorithm = replace(trainer.algorithm, objective=looking)
     prepared = trainer._prepared(choosing(make_batch(version=1)), 1)
-    trainer._accumulate(prepared, 0, 0.5, None)
+    trainer._accumulate(prepared, 0, 0.5)
     for told in seen:  # the same model three times
         torch.testing.assert_close(told.reference_N, told.fixed_N)
         torch.testing.assert_close(told.proximal_N, told.fixed_N)

@@ -51,10 +51,10 @@ def test_gradients_of_log_probs_and_values_are_those_of_the_reference(budget):
         PolicyGradient(kind="ppo"), dtype=torch.float64, max_tokens=MAX_TOKENS, epochs=2, token_budget=budget
     )
     seen = torch.tensor(np.stack([old, np.zeros(old.size), before]))
-    trainer._forward = lambda model, row: tuple(seen[:, row.flat_N])
+    trainer._forward = lambda row, reference=False: tuple(seen[:, row.flat_N])
     prepared = trainer._prepared(batch, 1)
     seen = torch.tensor(np.stack([pi, np.zeros(pi.size), now]), requires_grad=True)
-    trainer._accumulate(prepared, 0, 0.5, None)
+    trainer._accumulate(prepared, 0, 0.5)
     due = algorithm_reference.gradient("ppo", batch, old, pi, MAX_TOKENS, before)
     np.testing.assert_allclose(seen.grad[0].numpy(), due, rtol=1e-9, atol=1e-12)
     due_values = np.zeros(old.size)

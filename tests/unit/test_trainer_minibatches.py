@@ -194,9 +194,9 @@ def test_an_interpolated_anchor_counts_the_steps_that_are_made(tmp_path):
             replace(build(PolicyGradient()), proximal="interpolate"), minibatches=minibatches
         )
         accumulate = trainer._accumulate
-        trainer._accumulate = lambda prepared, part, progress, *rest, run=accumulate, **first: (
+        trainer._accumulate = lambda prepared, part, progress, run=accumulate, **first: (
             told.append(progress),
-            run(prepared, part, progress, *rest, **first),
+            run(prepared, part, progress, **first),
         )[1]
         trainer.step(make_batch(groups=2), rejected_dir=tmp_path)
     assert told == [0.0, 0.5] * 2

@@ -7,10 +7,15 @@ import torch
 from test_trainer_attention import gradients, make_trees, packed_logprobs, plain_logprobs
 from trainer_doubles import CONFIGS, VOCAB, tiny_model
 
+from millrace.core.supported import SINKS
 from millrace.trainer import model as trainer_model
 from millrace.trainer.kernels import ragged
 
-CAPPED = {name for name, config in CONFIGS.items() if getattr(config, "attn_logit_softcapping", None)}
+COMPOSED = {
+    name
+    for name, config in CONFIGS.items()
+    if getattr(config, "attn_logit_softcapping", None) or config.model_type in SINKS
+}
 
 
 def varlen_attn(
@@ -41,7 +46,7 @@ def served(monkeypatch):
     monkeypatch.setattr(trainer_model, "serves", lambda *_: True)
 
 
-@pytest.mark.parametrize("family", sorted(set(CONFIGS) - CAPPED))
+@pytest.mark.parametrize("family", sorted(set(CONFIGS) - COMPOSED))
 @pytest.mark.parametrize("alphabet", [VOCAB, 2])
 def test_one_call_without_padding_gives_the_logprobs_and_gradients_of_each_sequence(family, alphabet, served):
     packed, plain, trees = tiny_model(family), tiny_model(family, "eager"), make_trees(alphabet=alphabet)
@@ -59,10 +64,10 @@ def test_without_a_prefix_the_keys_are_the_row_itself():
     assert (row.longest_query, row.longest_key) == (3, 3)
 
 
-def test_a_cpu_float32_and_capped_scores_are_not_served():
+def test_a_cpu_float32_capped_scores_and_sinks_are_not_served():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     qwen = CONFIGS["qwen3"]
     assert not ragged.serves(cpu, torch.bfloat16, qwen)
     assert not ragged.serves(gpu, torch.float32, qwen)
-    for family in CAPPED:
+    for family in COMPOSED:
         assert not ragged.serves(gpu, torch.bfloat16, CONFIGS[family])

@@ -21,10 +21,11 @@ from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpa
 from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.batch.packing import pack as pack_rows
 from millrace.trainer.model import recompute_layers
-from millrace.trainer.recorded import routing
-from millrace.trainer.recorded.routing import OWN, install_replay, routing_of
+from millrace.trainer.recorded import replay
+from millrace.trainer.recorded.replay import install_replay
+from millrace.trainer.recorded.routing import OWN, routing_of
 
-FAMILIES = ["qwen3_moe", "qwen3_moe, a dense layer"]
+FAMILIES = ["qwen3_moe", "qwen3_moe, a dense layer", "gpt_oss"]
 LENGTH, GROUP = 12, 4
 
 
@@ -75,7 +76,7 @@ def perturb(model) -> None:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("mlp.gate.weight"):
+            if name.endswith(("mlp.gate.weight", "mlp.router.weight")):
                 parameter.add_(torch.randn(parameter.shape, generator=generator))
 
 
@@ -150,7 +151,7 @@ def test_shares_are_those_of_a_softmax_over_the_logits_of_all_experts(monkeypatc
     hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
     logits, _, own = router(hidden)
     others = torch.tensor([sorted(set(range(4)) - set(own[0].tolist()))])
-    monkeypatch.setattr(routing._RECORDED, "experts_TK", others)
+    monkeypatch.setattr(replay._RECORDED, "experts_TK", others)
     _, shares, experts = router(hidden)
     probs = logits.exp()[0, others[0]]
     assert torch.equal(experts, others)

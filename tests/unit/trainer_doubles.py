@@ -14,6 +14,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -29,14 +30,15 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from millrace.algorithms import Algorithm, TokenLogprobs, build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
-from millrace.core.completion.columns import TokenColumns
+from millrace.core.completion.columns import OBSERVED, TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.digest import Filling, NamedBlock, NamedBuffer, TensorSpec, version_digest
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
+from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.files.checkpoint import Saver
 from millrace.trainer.ranks.mesh import ALONE, Ranks
-from millrace.trainer.trainer import PolicyTrainer, StepSettings
+from millrace.trainer.trainer import PolicyTrainer
 
 VOCAB = 64
 SIZE = {
@@ -75,6 +77,16 @@ CONFIGS = {
         final_logit_softcapping=2.0,
     ),
     "glm4": Glm4Config(**SIZE, head_dim=16, pad_token_id=0),
+    "gpt_oss": GptOssConfig(
+        **SIZE,
+        **WINDOWS,
+        head_dim=16,
+        pad_token_id=0,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        swiglu_limit=0.5,
+        rope_parameters=rope("yarn", truncate=False),
+    ),
     "granite": GraniteConfig(
         **SIZE,
         pad_token_id=0,
@@ -179,6 +191,26 @@ def choosing(batch: Batch, seed: int = 0) -> Batch:
     return Batch(batch.version, groups)
 
 
+def observed(batch: Batch) -> tuple[Batch, Batch]:
+    """The batch with observed tokens where its masks are False, and the same batch with log-probs and
+    versions there. Every completion begins with a sampled token."""
+    pair: list[list[TrainGroup]] = [[], []]
+    for group in batch.groups:
+        members: list[list[TrainSequence]] = [[], []]
+        for sequence in group.sequences:
+            mask, columns = np.array(sequence.mask), sequence.columns
+            mask[0] = True
+            logprobs = np.where(mask, columns.logprobs, np.nan)
+            versions = np.where(mask, columns.versions(), OBSERVED)
+            seen = TokenColumns.of(columns.tokens, logprobs, versions.tolist())
+            seen.token_masks, seen.top_logprobs = columns.token_masks, columns.top_logprobs
+            for each, of_each in zip(members, (seen, columns), strict=True):
+                each.append(msgspec.structs.replace(sequence, columns=of_each, mask=mask.tolist()))
+        for groups, sequences in zip(pair, members, strict=True):
+            groups.append(msgspec.structs.replace(group, sequences=sequences))
+    return Batch(batch.version, pair[0]), Batch(batch.version, pair[1])
+
+
 def make_trainer(
     algorithm: Any = None,
     *,
@@ -193,6 +225,7 @@ def make_trainer(
         "max_tokens": 24,
         "temperature": 1.0,
         "dtype": torch.float32,
+        "published": torch.float32,
     }
     return PolicyTrainer(
         model or tiny_model(),

@@ -11,8 +11,10 @@ import pytest
 from tests.runs import events, make_start, summary, train
 from tests.serving import LONG, PYTHON, WITH_VLLM
 
+from millrace.compose.examine import examine
 from millrace.config.schema import Config
 from millrace.core.events import Event
+from millrace.observe.doctor.weights import EXPECTED
 from millrace.runtime import process
 from millrace.schedule import Schedule, View, presets
 from millrace.schedule.view import RepackOrder
@@ -50,7 +52,7 @@ class Killer:
         if self._rank is None:
             return replica
         named = f"Worker_TP{self._rank}"
-        titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in process.children(replica)}
+        titles = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in process.descendants(replica)}
         (rank,) = (pid for pid, title in titles.items() if named in title)
         return rank
 
@@ -164,15 +166,29 @@ def test_gemma_is_trained_with_replicas_of_vllm(gemma: Path, tmp_path: Path) -> 
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
 
 
-def test_an_adapter_is_trained_with_replicas_of_vllm(start: Path, tmp_path: Path) -> None:
-    """vLLM gets whole weights, made from the model's files and the adapter that the relay holds."""
-    adapter = ("adapter.rank=4", "adapter.kind=dora", "optimizer.lr=1e-2")
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("adapter.kind=dora",),
+        ("rollout.native_adapters=true",),
+        ("rollout.native_adapters=true", STEPWISE),
+    ],
+    ids=["merged", "native", "native stepwise"],
+)
+def test_an_adapter_is_trained_with_replicas_of_vllm(
+    how: tuple[str, ...], start: Path, tmp_path: Path
+) -> None:
+    """Merged: vLLM gets whole weights, made from the model's files and the adapter that the relay holds.
+    Native: it gets the adapter."""
+    adapter = ("adapter.rank=4", "optimizer.lr=1e-2", *how)
     killer = Killer()
-    run = train(start, tmp_path / "run", *VLLM, STEPWISE, *LONG, *adapter, "weights.slots=5", sinks=(killer,))
+    run = train(start, tmp_path / "run", *VLLM, *LONG, *adapter, "weights.slots=5", sinks=(killer,))
     told = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
     pulled = events(run, "pulled")
     assert killer.killed and max(e.fields["version"] for e in pulled) >= 2
     assert all(told[e.fields["version"]] == e.fields["digest"] for e in pulled)
+    computes = {e.fields["computes"] for e in events(run, "computes") if e.fields["name"] != "trainer"}
+    assert all(("adapters beside" in told) == ("rollout.native_adapters=true" in how) for told in computes)
     model = (start.parent / "start" / "model.safetensors").stat().st_size
     assert all(e.fields["weights_bytes"] < model / 2 for e in events(run, "published"))
     accounting = summary(run)["accounting"]
@@ -180,9 +196,14 @@ def test_an_adapter_is_trained_with_replicas_of_vllm(start: Path, tmp_path: Path
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
 
 
-def test_versions_are_evaluated_with_vllm_beside_the_training(start: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how", [(), ("adapter.rank=4", "rollout.native_adapters=true")], ids=["whole", "native adapters"]
+)
+def test_versions_are_evaluated_with_vllm_beside_the_training(
+    how: tuple[str, ...], start: Path, tmp_path: Path
+) -> None:
     asked = 'evaluations=[{name="held-out", every=2, prompts=6, samples=2, by="reward", share=1.0}]'
-    run = train(start, tmp_path / "run", *VLLM, STEPWISE, "rollout.replicas=1", asked)
+    run = train(start, tmp_path / "run", *VLLM, *how, "rollout.replicas=1", asked)
     done = {e.fields["version"]: e.fields["metrics"] for e in events(run, "evaluated")}
     skipped = {e.fields["version"] for e in events(run, "evaluation_skipped")}
     assert sorted(done.keys() | skipped) == [0, 2, 4] and 4 in done
@@ -204,3 +225,21 @@ def test_a_run_in_turns_trains_every_trajectory_once(stepwise: str, start: Path,
     assert accounting["trained"] == 64 and accounting["failed"] == 0
     assert events(run, "worker_died") == []
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
+
+
+def test_a_run_with_quantised_replicas_closes_its_accounts_and_tells_the_gap(
+    start: Path, tmp_path: Path
+) -> None:
+    rounded = ("model.dtype=bfloat16", "rollout.quantization=fp8", "rollout.replicas=1", "optimizer.lr=1e-2")
+    run = train(start, tmp_path / "run", *VLLM, STEPWISE, *rounded)
+    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert told["replica-0"].startswith("bfloat16, matrices in fp8")
+    published = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
+    pulled = events(run, "pulled")
+    assert max(e.fields["version"] for e in pulled) >= 3, "every load is proved"
+    assert all(published[e.fields["version"]] == e.fields["digest"] for e in pulled)
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == 64 and accounting["failed"] == 0
+    record = examine(run)
+    assert record["dtype"] == "fp8" and record["findings"] == []
+    assert 1e-3 < summary(run)["logprob_gap_staleness0"]["mean"] < EXPECTED["fp8"]

@@ -5,7 +5,12 @@ Shape suffixes: O = outputs, I = inputs, R = rank.
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 KINDS = DOWN, UP, MAGNITUDE = "lora_A", "lora_B", "lora_magnitude"
 """The names of an adapter's tensors, behind the name of their layer."""
@@ -30,6 +35,16 @@ def adapted(weight_OI: Any, down_RI: Any, up_OR: Any, magnitude_O: Any | None, *
     if magnitude_O is None:
         return adapted_OI
     return adapted_OI * (lengths(weight_OI, magnitude_O) / row_lengths(adapted_OI))[:, None]
+
+
+def first_down(layer: str, shape_RI: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+    """(R, I) A of version 0, from peft's distribution, by `seed` and the layer's name. Every trainer begins
+    with these numbers: those of `torch.Tensor.uniform_` with a generator that has this seed."""
+    bound = np.float32(1 / math.sqrt(shape_RI[1]))  # kaiming_uniform_ with a = sqrt(5)
+    digest = xxh3_64_intdigest(f"{seed} {layer}".encode()) >> 1
+    bits = np.random.RandomState(digest & 0xFFFFFFFF).randint(0, 1 << 32, shape_RI, np.uint32)
+    shares = (bits & 0xFFFFFF) * 2.0**-23 - 1  # float64, at least -1 and less than 1
+    return (shares * float(bound)).astype(np.float32)
 
 
 def lengths(weight_OI: Any, magnitude_O: Any) -> Any:

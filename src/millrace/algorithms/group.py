@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import compress
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,17 +75,13 @@ class ComparedGroup:
 
     def part(self, kept_G: NDArray[np.bool_]) -> ComparedGroup:
         """The group without some of its trajectories."""
-        return ComparedGroup(
-            self.rewards_G[kept_G],
-            self.lengths_G[kept_G],
-            self.trained_G[kept_G],
-            self.truncated_G[kept_G],
-            self.turns_G[kept_G],
-            list(compress(self.turn_of, kept_G)),
-            self.max_tokens,
-            self.values and list(compress(self.values, kept_G)),
-            self.turn_rewards and list(compress(self.turn_rewards, kept_G)),
-        )
+
+        def kept(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value[kept_G]
+            return list(compress(value, kept_G)) if isinstance(value, Sequence) else value
+
+        return ComparedGroup(**{field.name: kept(getattr(self, field.name)) for field in fields(self)})
 
     def minus(self, penalty_G: NDArray[np.float64]) -> ComparedGroup:
         """The group with something taken off its rewards."""

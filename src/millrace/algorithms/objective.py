@@ -63,9 +63,9 @@ def _gain(xp: Namespace, logprobs: TokenLogprobs, advantages_N: Any, config: Pol
     log_N = log_ratio(xp, logprobs, anchor=config.anchor, level=config.ratio)
     u_N = with_gradient(xp, log_N, logprobs)
     current_N = logprobs.current_N
+    low, high = config.clip_low, config.clip_high
     if config.clip == "ppo":
-        low, high, dual = config.clip_low, config.clip_high, config.clip_dual
-        return ppo_gain(xp, u_N, advantages_N, low=low, high=high, dual=dual)
+        return ppo_gain(xp, u_N, advantages_N, low=low, high=high, dual=config.clip_dual)
     if config.clip == "soft":
         positive, negative = config.gate_positive, config.gate_negative
         return soft_gain(xp, u_N, advantages_N, positive=positive, negative=negative)
@@ -74,6 +74,5 @@ def _gain(xp: Namespace, logprobs: TokenLogprobs, advantages_N: Any, config: Pol
     if config.clip == "weight":
         return weighted_gain(xp, log_N, advantages_N, current_N, low=config.rho_low, cap=config.rho)
     anchor_N = logprobs.behavior_N if config.anchor == "behavior" else logprobs.proximal_N
-    low, high = config.clip_low, config.clip_high
     kept_N = within(xp, logprobs.fixed_N, anchor_N, advantages_N, measure=config.clip, low=low, high=high)
     return kept_N * weighted_gain(xp, log_N, advantages_N, current_N, low=0.0, cap=config.rho)

@@ -31,6 +31,7 @@ def train(run: str, from_version: int | None = None, notify: str | None = None) 
     from millrace.compose import compose
 
     directory = RunDirectory(Path(run))
+    config = directory.read_config()
     console = Terminal(file=sys.stderr, width=160)
 
     async def body(stop: asyncio.Event) -> None:
@@ -41,14 +42,13 @@ def train(run: str, from_version: int | None = None, notify: str | None = None) 
             stop.set()
 
         loop.add_reader(sys.stdin.fileno(), asker_is_gone)
-        config = directory.read_config()
+        used = config
         if notify is not None:
-            config = config.model_copy(
-                update={"observe": config.observe.model_copy(update={"notify": notify})}
-            )
-        await compose.train(config, directory, stop, console=console, from_version=from_version)
+            observe = config.observe.model_copy(update={"notify": notify})
+            used = config.model_copy(update={"observe": observe})
+        await compose.train(used, directory, stop, console=console, from_version=from_version)
 
-    return {"ended": run_stoppable(body, console.print)}
+    return {"ended": run_stoppable(body, console.print, grace_s=config.supervision.stop_grace_s)}
 
 
 def check(run: str) -> list[str]:

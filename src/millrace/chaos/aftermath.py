@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millrace.config.schema import Config
 from millrace.core.events import Event
+from millrace.engines.vllm.processes.sockets import DIRECTORY_PREFIX
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.check import Check
 
@@ -71,7 +72,9 @@ def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
 
 def check_sockets(listening: set[str], run_dir: Path) -> Check:
     """No process of the run listened on a port or socket, and its directory has no socket. Ranks of a trainer
-    are not checked, because they communicate over the loopback interface."""
+    and vLLM are not checked, because they communicate over the loopback interface. Names of vLLM's sockets
+    are in a directory that no other user can enter."""
+    listening = {socket for socket in listening if f"/{DIRECTORY_PREFIX}" not in socket}
     left = {f"unix {path}" for path in run_dir.rglob("*") if path.is_socket()}
     return Check("no port or socket", not listening | left, f"found: {sorted(listening | left)[:5]}")
 

@@ -32,9 +32,12 @@ MOMENT_S_MAX = 0.5  # the longest wait for the event; then any moment
 NEAR_S = 0.05
 
 WEIGHTS = {"replica": 5, "trainer": 3, "relay": 3, "reward worker": 3, "forkserver": 1, "controller": 2}
+BESIDE_VLLM = WEIGHTS | {"engine": 4}
+"""Where replicas generate with vLLM in a process of its own."""
 ACTS = {"kill": 6, "pause": 2, "freeze": 2}
 """kill: SIGKILL. pause: SIGSTOP, and SIGCONT within two seconds. freeze: SIGSTOP without SIGCONT;
-the supervisor of the process must notice. Nothing supervises a controller, so it is paused."""
+the supervisor of the process must notice. Nothing supervises a controller, and a replica bears a silence of
+vLLM for long, so both are paused."""
 
 SUPERVISION = (
     "supervision.heartbeat_timeout_s=3",
@@ -73,8 +76,8 @@ class Attack:
 
     def _of_use(self, event: Event) -> bool:
         match self.role:
-            case "replica":
-                return event.kind == "pulled" and event.fields["replica"] == self.name
+            case "replica" | "engine":
+                return event.kind == "pulled" and event.fields["replica"] == self.name.partition(".")[0]
             case "relay":
                 fetched = event.kind == "fetched" and self.name == f"relay-{event.fields['host']}"
                 return fetched or event.kind == "staged"
@@ -96,6 +99,7 @@ class Campaign:
     seed: int
     on_attack: Callable[[Attack], None] = lambda attack: None
     moments: Mapping[str, int] = field(default_factory=lambda: MOMENTS)
+    weights: Mapping[str, int] = field(default_factory=lambda: WEIGHTS)
     attacks: list[Attack] = field(default_factory=list)
     orphans: list[int] = field(default_factory=list)
     listening: set[str] = field(default_factory=set)  # sockets that any process of the run listened on
@@ -111,7 +115,7 @@ class Campaign:
         rng = random.Random(self.seed)
         self.run.start()
         while len(self.attacks) < self.kills:
-            role = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            role = rng.choices(list(self.weights), list(self.weights.values()))[0]
             # The run recovers during the last fifth of the steps.
             due = 4 * len(self.attacks) * self.steps // (5 * self.kills)
             if not self._go_on(partial(self._ready_for, role, due)) or not self._go_on(self._moment(rng)):
@@ -164,7 +168,7 @@ class Campaign:
     def _salvo(self, role: str, rng: random.Random) -> None:
         """Attack one process, or several at once. A controller is last, because its end ends the others."""
         size = min(rng.choices(list(SALVO), list(SALVO.values()))[0], self.kills - len(self.attacks))
-        roles = [role, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=size - 1)]
+        roles = [role, *rng.choices(list(self.weights), list(self.weights.values()), k=size - 1)]
         before = len(self.attacks)
         for each in sorted(roles, key=lambda role: role == "controller"):
             self._attack(each, rng)
@@ -177,9 +181,10 @@ class Campaign:
         if not victims:  # the process has just ended for another reason
             return
         name, pid = victims[int(draw * len(victims))]
-        if role == "controller" and act == "freeze":
+        if role in ("controller", "engine") and act == "freeze":
             act = "pause"
-        self.listening |= sockets.listening(set(self.run.processes()) - self.run.ranks)
+        ranks = self.run.ranks | {*self.run.pids("engine").values()}
+        self.listening |= sockets.listening(set(self.run.processes()) - ranks)
         attack = Attack(role, name, act, self.run.version, time.time())
         self.attacks.append(attack)
         self.on_attack(attack)

@@ -21,7 +21,7 @@ from millrace.runtime import process
 
 MARK = "MILLRACE_CHAOS_RUN"
 END_TIMEOUT_S = 15.0
-ROLES = ("replica", "relay", "reward worker", "trainer", "forkserver", "controller")
+ROLES = ("replica", "engine", "relay", "reward worker", "trainer", "forkserver", "controller")
 
 
 class ChildRun:
@@ -130,13 +130,18 @@ class ChildRun:
         return pids
 
     def pids(self, role: str) -> dict[str, int]:
-        """Living processes of a role, by name. Further ranks of a worker are `NAME.RANK`."""
+        """Living processes of a role, by name. Further ranks of a worker are `NAME.RANK`. The role `engine`
+        has the processes of vLLM beside a replica, `NAME.PID`."""
         assert self._controller is not None
         if role == "controller":
             return {"controller": self._controller.pid}
         if role == "forkserver":
             servers = [p for p in process.children(self._controller.pid) if _title(p) == "forkserver"]
             return {"forkserver": servers[0]} if servers else {}
+        if role == "engine":
+            replicas = self.pids("replica").items()
+            beside = [(name, pid) for name, replica in replicas for pid in process.descendants(replica)]
+            return {f"{name}.{pid}": pid for name, pid in beside if _title(pid).startswith("VLLM::")}
         return {name: pid for name, (its, pid) in self._workers.items() if its == role and _title(pid)}
 
     # ------------------------------------------------------------ its events

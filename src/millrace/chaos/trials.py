@@ -8,7 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.chaos import aftermath
-from millrace.chaos.attack import HAND_OVERS, MOMENTS, POLL_S, QUIET_S_MAX, Attack, Campaign
+from millrace.chaos.attack import (
+    BESIDE_VLLM,
+    HAND_OVERS,
+    MOMENTS,
+    POLL_S,
+    QUIET_S_MAX,
+    WEIGHTS,
+    Attack,
+    Campaign,
+)
 from millrace.chaos.child_run import ChildRun
 from millrace.config.load import load
 from millrace.core.errors import ConfigError, DeadlineExceeded, MillraceError, WorkerError
@@ -28,7 +37,8 @@ def attack(
     memory, started_s = aftermath.shared_memory(), time.monotonic()
     run = ChildRun(config_file, run_dir, overrides)
     moments = HAND_OVERS if config.rollout.colocated else MOMENTS
-    campaign = Campaign(run, config.steps, kills, seed, on_attack=on_attack, moments=moments)
+    weights = BESIDE_VLLM if config.rollout.engine == "vllm" and not config.rollout.stepwise else WEIGHTS
+    campaign = Campaign(run, config.steps, kills, seed, on_attack, moments, weights)
     hung = ""
     try:
         campaign.wage()
@@ -76,15 +86,15 @@ def kill_and_resume(
             "--resume-points out"
         )
     whole = ChildRun(config_file, root / "undisturbed", overrides)
-    _finish(whole)
-    expected = _weights(whole)
+    finish(whole)
+    expected = weights(whole)
     rng, different, orphans = random.Random(seed), list[int](), list[int]()
     moments = sorted(rng.sample(range(1, whole.num_events), min(points, whole.num_events - 1)))
     for moment in moments:
         run = ChildRun(config_file, root / f"killed-after-{moment}", overrides)
         orphans += _kill_after(run, moment)
-        _finish(run)
-        same = _weights(run) == expected
+        finish(run)
+        same = weights(run) == expected
         different += [] if same else [moment]
         report(f"killed after event {moment} of {whole.num_events}: {'equal' if same else 'DIFFERENT'}")
     detail = f"{len(moments)} points, different at events {different}"
@@ -107,7 +117,7 @@ def _kill_after(run: ChildRun, num_events: int) -> list[int]:
     return run.kill_controller()
 
 
-def _finish(run: ChildRun) -> None:
+def finish(run: ChildRun) -> None:
     """Start or resume the run, to its end."""
     run.start()
     deadline_s = time.monotonic() + QUIET_S_MAX
@@ -122,5 +132,5 @@ def _finish(run: ChildRun) -> None:
         raise WorkerError(f"the run ended with exit code {run.exit_code}:\n{run.last_words()}")
 
 
-def _weights(run: ChildRun) -> bytes:
+def weights(run: ChildRun) -> bytes:
     return (run.directory.model / "model.safetensors").read_bytes()

@@ -96,7 +96,7 @@ def _evaluation(config: Config, one: EvaluationSection) -> str:
 
 def _batch(config: Config) -> dict[str, str]:
     batch, trajectories = config.batch, config.trajectories_per_step
-    completion = trajectories * config.sampling.max_tokens
+    each = config.completion_tokens_max
     tokens_max = trajectories * config.rollout.max_sequence_tokens
     slots = config.rollout.replicas * config.rollout.slots
     micro_batches = -(-tokens_max // batch.token_budget)
@@ -105,7 +105,7 @@ def _batch(config: Config) -> dict[str, str]:
         rows += f", among {sharing} ranks"
     return {
         "trajectories a step": f"{batch.prompts} prompts x {batch.group_size} = {trajectories}",
-        "completion tokens a step, at most": f"{trajectories} x {config.sampling.max_tokens} = {completion}",
+        "completion tokens a step, at most": f"{trajectories} x {each} = {trajectories * each}",
         "tokens a step, at most": f"{trajectories} x {config.rollout.max_sequence_tokens} = {tokens_max}",
         "such a step in the trainer": f"{tokens_max} / {batch.token_budget}: {rows}",
         "trajectories of the run": f"{config.steps} steps x {trajectories} = {config.steps * trajectories}",

@@ -51,17 +51,19 @@ class FirstTry:
 
 
 def try_first(config: Config) -> FirstTry:
-    """The trial of training. The tasks and rewards of its evaluations are tried too; only a failure is
-    reported.
+    """The trial of training. The parts of a mixture, and the tasks and rewards of evaluations, are tried too;
+    only a failure is reported.
 
     Raises: ConfigError, DataError, RewardError: the run could not have a prompt, a reward, or a step."""
     own_warnings = try_own(config)
     first = replace(asyncio.run(_try_first(config)), own_warnings=own_warnings)
-    for evaluation in config.evaluations:
+    others = {f"`task.parts` ({name})": part for name, part in config.by_part.items() if name}
+    others |= {f"`evaluations` ({one.name})": config.of_evaluation(one) for one in config.evaluations}
+    for which, other in others.items():
         try:
-            asyncio.run(_try_first(config.of_evaluation(evaluation)))
+            asyncio.run(_try_first(other))
         except (ConfigError, DataError, RewardError) as error:
-            raise type(error)(f"`evaluations` ({evaluation.name}): {error}") from error
+            raise type(error)(f"{which}: {error}") from error
     return first
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from millrace.config.schema import Config
 from millrace.config.tables.generation import SamplingConfig
 from millrace.core.errors import ConfigError, DataError, boundary
-from millrace.core.supported import TRAINER, refuse_unsupported
+from millrace.core.supported import JAX_TRAINER, TRAINER, refuse_unsupported
 from millrace.environments import tokenizer
 from millrace.placement.needs import read_model_config, teacher_of
 from millrace.rollout.engine_kinds import ENGINES
@@ -65,7 +65,9 @@ def check_model(config: Config) -> None:
     that it lacks."""
     model = read_model_config(Path(config.model.path))
     with boundary(f"`model.path` ({config.model.path})", "its config.json is of no model", DataError):
-        for supported in (TRAINER, ENGINES[config.rollout.engine].can.models):
+        can = ENGINES[config.rollout.engine].can
+        trainer = JAX_TRAINER if config.trainer.backend == "jax" else TRAINER
+        for supported in (trainer, can.quantised if config.rollout.quantization else can.models):
             if supported is not None:
                 refuse_unsupported(filled_in(model), supported)
         longest = positions(model)

@@ -22,11 +22,14 @@ from millrace.config.carried import is_carried
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import Algorithm, FunctionAlgorithm
 from millrace.config.tables.generation import Rollout
+from millrace.config.tables.mixture import MixtureTaskSection
 from millrace.config.tables.runtime import RayCluster
 from millrace.config.tables.schedules import FunctionSchedule, Schedule
-from millrace.core.errors import ConfigError
+from millrace.config.tables.task import members_of
+from millrace.core.errors import ConfigError, DataError
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import versions
+from millrace.environments.data.prepare import prepare_rows
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
 from millrace.placement.assign import size
@@ -37,6 +40,7 @@ from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN
+from millrace.sandbox.sandbox import Sandbox
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
 
@@ -85,7 +89,19 @@ def preflight(config: Config, run_path: Path) -> list[str]:
         *idle(config),
         *_size_warnings(config, layout),
         *_thread_warnings(config),
+        *_sandbox_warnings(config),
     ]
+
+
+def _sandbox_warnings(config: Config) -> Iterator[str]:
+    """Raises: SandboxError: this machine has no sandbox as strong as a reward asks for."""
+    rewards = [part.reward for part in config.by_part.values()]
+    rewards += [config.of_evaluation(one).reward for one in config.evaluations]
+    each = (one for reward in rewards for one in members_of(reward).values())
+    for isolation in sorted({one.isolation for one in each if one.kind == "code"}):
+        with Sandbox(isolation) as sandbox:
+            if sandbox.missing:
+                yield f"{sandbox.description}. docs/sandbox.md says what it does not stop"
 
 
 def _is_carried(section: Schedule | Algorithm) -> bool:
@@ -105,12 +121,19 @@ def _file_problems(config: Config) -> Iterator[str]:
             f"`evaluations` ({evaluation.name}): {problem}"
             for problem in _file_problems(config.of_evaluation(evaluation))
         )
-    if config.task.kind == "file" and not (is_carried(config.task.path) or Path(config.task.path).exists()):
-        yield f"`task.path` ({config.task.path}) does not exist"
-    if config.reward.kind == "function":
-        file = config.reward.path.rpartition(":")[0]
-        if file.endswith(".py") and not Path(file).is_file():
-            yield f"`reward.path` ({config.reward.path}) names a file that does not exist"
+    if isinstance(config.task, MixtureTaskSection):
+        for name, part in config.by_part.items():
+            yield from (f"`task.parts` ({name}): {problem}" for problem in _file_problems(part))
+        return
+    try:
+        prepare_rows(config.one_task)
+    except DataError as error:
+        yield str(error)
+    for reward in members_of(config.reward).values():
+        if reward.kind == "function":
+            file = reward.path.rpartition(":")[0]
+            if file.endswith(".py") and not Path(file).is_file():
+                yield f"`reward.path` ({reward.path}) names a file that does not exist"
 
 
 def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
@@ -163,16 +186,19 @@ def _check_python(rollout: Rollout) -> None:
     if rollout.python is not None:
         _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
     if rollout.engine == "vllm":
-        _ask(rollout.python or sys.executable, versions.__file__)
+        asked = ("rollout.quantization",) if rollout.quantization else ()
+        _ask(rollout.python or sys.executable, versions.__file__, *asked)
 
 
 def _check_servers(config: Config, options: EngineOptions) -> None:
-    """Raises: ConfigError: a server of `rollout.servers` does not answer, or cannot serve this run."""
+    """Raises: ConfigError: a server of `rollout.servers` does not answer, or cannot serve this run, or
+    does not know a setting of it."""
     if config.rollout.servers:
         from millrace.engines.server.connect import refuse_unfit  # it imports transformers, and so torch
 
         for server in config.rollout.servers:
-            refuse_unfit(msgspec.structs.replace(options, server=server))
+            program = refuse_unfit(msgspec.structs.replace(options, server=server))
+            refuse_unable(config, program)
 
 
 def _ask(python: str, *arguments: str) -> None:
@@ -195,7 +221,7 @@ def _check_processes(config: Config, cores: int) -> None:
     """Raises: ConfigError: the run has so many processes that none would be ready in time."""
     rollout, workers, most = config.rollout, config.reward.workers, PROCESSES_PER_CORE * cores
     each = 1 if rollout.tensor == 1 else 1 + rollout.tensor  # one for each rank, and one that drives them
-    each += rollout.engine == "vllm" and not (rollout.stepwise or rollout.tensor > 1)  # vLLM's own process
+    each += rollout.engine == "vllm" and not rollout.stepwise  # vLLM's own process
     ranks = config.trainer.ranks - 1  # the first rank is not counted
     evaluators = each + len(config.evaluations) if config.evaluations else 0  # and their reward workers
     count = rollout.replicas * each + workers + ranks + evaluators + config.reference_apart

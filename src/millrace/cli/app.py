@@ -18,6 +18,9 @@ from millrace.cli import (
     chaos,
     check,
     compare,
+    convert,
+    curate,
+    dequantize,
     doctor,
     evaluate,
     export,
@@ -37,6 +40,7 @@ from millrace.cli import (
 )
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
+from millrace.serve import command as serve
 
 app = typer.Typer(
     name="millrace",
@@ -52,9 +56,12 @@ app.command("train")(train.command)
 app.command("check")(check.command)
 app.command("fetch")(fetch.command)
 app.command("text-part")(text_part.command)
+app.command("dequantize")(dequantize.command)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
+app.command("serve")(serve.command)
 app.command("export")(export.command)
+app.command("convert")(convert.command)
 app.command("show")(show.command)
 app.command("scale")(scale.command)
 app.command("doctor")(doctor.command)
@@ -63,6 +70,7 @@ app.command("report")(report.command)
 app.command("compare")(compare.command)
 app.command("trace")(trace.command)
 app.command("try-reward")(try_reward.command)
+app.command("curate")(curate.command)
 app.command("chaos")(chaos.command)
 app.command("simulate")(simulate.command)
 app.command("plan")(plan.command)

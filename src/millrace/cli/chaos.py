@@ -12,6 +12,7 @@ from rich.table import Table
 from millrace.chaos.attack import SUPERVISION, Attack
 from millrace.chaos.child_run import ROLES
 from millrace.chaos.hostile import try_hostile
+from millrace.chaos.preemptions import preempt
 from millrace.chaos.sessions import AttackedRun, Sessions, summarize
 from millrace.chaos.trials import attack, kill_and_resume
 from millrace.cli.options import ConfigFile, Overrides
@@ -29,6 +30,10 @@ def command(
     kills: Annotated[int, typer.Option(min=0, help="Attacks, spread over the steps of the run.")] = 20,
     resume_points: Annotated[
         int, typer.Option(min=0, help="Also kill and resume this many further runs, each at another point.")
+    ] = 0,
+    preemptions: Annotated[
+        int,
+        typer.Option(min=0, help="Preempt one further run this often: SIGTERM or SIGKILL to all of it."),
     ] = 0,
     tamperings: Annotated[
         int,
@@ -55,6 +60,8 @@ def command(
             config_file, run_dir, list(overrides or ()), resume_points, seed, console.print
         )
     own = list(overrides or ())
+    if preemptions:
+        checks += preempt(config_file, run_dir, own, preemptions, seed, console.print)
     if tamperings:
         sessions = Sessions(config_file, _made(run_dir / "tampered"), own, seed, _print_attacked_run)
         checks += summarize(sessions.try_all(tamperings))

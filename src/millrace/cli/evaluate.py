@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,7 +20,7 @@ from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.kept import keep_if_of_a_run
-from millrace.observe.live.live_view import LINE_EVERY_S
+from millrace.observe.live.progress_line import progress_line
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.models import model_directory, newest
 from millrace.runtime.kernel import check_kernel
@@ -75,21 +74,16 @@ def progress(console: Console, model: str) -> Iterator[Callable[[int, int], None
 
     On a terminal the function updates one line, which disappears at the end. Elsewhere the function prints a
     line every few seconds."""
-    printed_s, in_lines = time.monotonic(), not console.is_terminal or console.is_dumb_terminal
-    with nullcontext() if in_lines else console.status(f"Loading {model}") as status:
-        if status is None:
-            console.print(f"Loading {model}")
+    loading = f"Loading {model}"
+    with progress_line(console, loading) as show:
+        if not console.is_terminal or console.is_dumb_terminal:
+            console.print(loading)
 
-        def show(ended: int, total: int) -> None:
-            nonlocal printed_s
-            line = f"{ended:,} of {total:,} completions{', now their rewards' if ended == total else ''}"
-            if status is not None:
-                status.update(line)
-            elif ended == total or time.monotonic() - printed_s >= LINE_EVERY_S:
-                printed_s = time.monotonic()
-                console.print(line)
+        def tell(ended: int, total: int) -> None:
+            rewarded = ", now their rewards" if ended == total else ""
+            show(f"{ended:,} of {total:,} completions{rewarded}", ended == total)
 
-        yield show
+        yield tell
 
 
 def _names_rows(overrides: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from millrace.checks.model_files import model_problems
 from millrace.core.errors import DataError
+from millrace.environments.data.hub import hub_reason
 from millrace.observe.terminal import Terminal
 
 MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md")
@@ -56,7 +56,8 @@ def fetch(name: str, directory: Path, revision: str | None, *, data: bool = Fals
             allow_patterns=list(DATA if data else MODEL),
         )
     except Exception as error:
-        raise DataError(_reason(name, error, data=data)) from error
+        hint = "; for a model, leave --data out" if data else "; for a data set, add --data"
+        raise DataError(hub_reason(name, error, data=data, hint=hint)) from error
 
 
 def _print_data(name: str, directory: Path) -> None:
@@ -70,26 +71,3 @@ def _print_data(name: str, directory: Path) -> None:
     console.print(f"{name} is in {directory}. In a configuration, one of:")
     for path in files:
         console.print(f"  [task] path = {str(path)!r}  # {path.stat().st_size / 1e6:,.1f} MB")
-
-
-def _reason(name: str, error: Exception, *, data: bool) -> str:
-    """The message for an error. Each class of errors has its own remedy."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    where = os.environ.get("HF_ENDPOINT", "the Hugging Face hub")
-    noun, option = ("data set", "--repo-type dataset ") if data else ("model", "")
-    if "GatedRepoError" in kinds:
-        remedy = "Accept its terms on its page, then `hf auth login`, or set HF_TOKEN."
-    elif "RevisionNotFoundError" in kinds:
-        remedy = "There is no such revision: leave --revision out, or correct it."
-    elif "RepositoryNotFoundError" in kinds:
-        other = "for a model, leave --data out" if data else "for a data set, add --data"
-        remedy = f"There is no such {noun}, or it is private: correct the name, or set HF_TOKEN; {other}."
-    elif "OSError" in kinds and not kinds & {"ConnectionError", "HTTPError", "LocalEntryNotFoundError"}:
-        remedy = "Free space or put the permissions right, then try again: whole files stay."
-    else:
-        remedy = (
-            "Is there a network? A mirror is named with HF_ENDPOINT. Or, on a host that reaches the hub: "
-            f"`hf download {option}{name} --local-dir DIRECTORY`, and copy that directory here."
-        )
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return f"{name} could not be fetched from {where}: {first}\n  {remedy}"

@@ -31,7 +31,7 @@ from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_confi
 from millrace.evaluation.kept import keep
 from millrace.observe.check import print_checks
 from millrace.observe.terminal import Terminal
-from millrace.quickstart.checks import checks
+from millrace.quickstart.checks import GAP_MAX, checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model
 from millrace.run_directory import run_directory
@@ -89,7 +89,14 @@ def _prepare(directory: Path, overwrite: bool, sets: list[str]) -> Config:
     directory.mkdir(parents=True, mode=0o700)
     target = directory / "quickstart.toml"
     target.write_text(files("millrace.quickstart").joinpath("quickstart.toml").read_text())
-    return load(target, sets)
+    config = load(target, sets)
+    if config.rollout.quantization is not None:
+        raise ConfigError(
+            f"`rollout.quantization` ({config.rollout.quantization}): the quickstart checks that replicas "
+            f"and trainer give a token the same log-prob, to {GAP_MAX:.0e}, and rounded weights do not.\n"
+            "  Leave it out here. `millrace train` takes it, and `millrace doctor` judges the distance"
+        )
+    return config
 
 
 def _print_stage(stage: str, text: str) -> None:
@@ -102,7 +109,8 @@ def _train(config: Config, run: RunDirectory, saboteur: Saboteur) -> None:
     def body(stop: asyncio.Event) -> Any:
         return compose.train(config, run, stop, saboteur, console=view)
 
-    if not run_stoppable(body, view.print, at_once=view.show_cursor):
+    grace_s = config.supervision.stop_grace_s
+    if not run_stoppable(body, view.print, at_once=view.show_cursor, grace_s=grace_s):
         console.print(f"Stopped. `{typed()} quickstart` begins anew.")
         raise typer.Exit(130)
 

@@ -24,13 +24,14 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
 from millrace.look.record import views
 from millrace.look.record.runs import RUNS_MAX, RunLine, find_runs, run_line
-from millrace.observe.samples import render_sample
+from millrace.observe.samples import passages_of, render_sample
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
 from millrace.run_directory.run_directory import RunDirectory
 
 ROWS_SHOWN = 100
 SAMPLES = 5
+TEXTS = "prompt", "completion", "turns", "tokens"
 WORDS = {
     "fairness": f"fairness (1: fair samples; usual {BAND[0]} to {BAND[1]})",
     "finish": "ended by",
@@ -131,13 +132,14 @@ def _samples(view: list[dict[str, Any]]) -> Group:
 
 
 def _run(view: dict[str, Any]) -> Group:
+    rested = f", {view['num_rested']} rested" if view["num_rested"] else ""
     head = {
         "run": view["run"],
         "state": view["state"],
         "version": f"{view['version']} of {view['steps']} steps",
         "schedule": view["schedule"],
         "checkpoint": view["checkpoint"] or "none yet",
-        "groups": f"{view['num_groups']} ({view['num_skipped']} prompts skipped)",
+        "groups": f"{view['num_groups']} ({view['num_skipped']} prompts skipped{rested})",
         "completion tokens": f"{view['num_tokens']:,}",
     }
     ends = [(state, reason, num) for state, reason, num in view["reasons"] if reason]
@@ -192,8 +194,9 @@ def _step(view: dict[str, Any]) -> Group:
 
 
 def _trajectory(view: dict[str, Any]) -> Group:
-    texts = [Panel(_plain(view[name]), title=name, title_align="left") for name in ("prompt", "completion")]
-    facts = {key: value for key, value in view.items() if key not in ("prompt", "completion", "tokens")}
+    passages = [("prompt", view["prompt"]), *passages_of(view)]
+    texts = [Panel(_plain(text), title=title, title_align="left") for title, text in passages]
+    facts = {key: value for key, value in view.items() if key not in TEXTS}
     measured = facts.pop("reward_metrics")
     rewards = [_named("Metrics of the reward", measured)] if measured else []
     return Group(_named("", facts), *rewards, *texts, _records("Tokens", list(map(_token, view["tokens"]))))

@@ -142,7 +142,13 @@ def _train(config: Config, run: RunDirectory, again: str, from_version: int | No
         return compose.train(config, run, stop, first_step, *sinks, console=view, from_version=from_version)
 
     print_line = console.print if as_json else view.print
-    return run_stoppable(training, print_line, at_once=at_once, has_work=lambda: bool(steps))
+    return run_stoppable(
+        training,
+        print_line,
+        at_once=at_once,
+        has_work=lambda: bool(steps),
+        grace_s=config.supervision.stop_grace_s,
+    )
 
 
 def _resume_arguments(config_file: Path | None, overrides: list[str], run_path: Path) -> list[str]:

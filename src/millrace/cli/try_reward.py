@@ -13,6 +13,8 @@ from rich.text import Text
 
 from millrace.cli.options import AsJson, ConfigFile, Overrides
 from millrace.config.load import load
+from millrace.config.schema import Config
+from millrace.evaluation.played import play
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.terminal import Terminal
 
@@ -24,11 +26,19 @@ def command(
     config_file: ConfigFile,
     overrides: Overrides = None,
     rows: Annotated[int, typer.Option("-n", min=1, help="How many rows of the task.")] = 8,
-    completion: Annotated[list[str] | None, typer.Option(help="Also try this text. Repeatable.")] = None,
+    completion: Annotated[
+        list[str] | None,
+        typer.Option(help="Also try this text; with an environment, a turn of one episode. Repeatable."),
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print the token ids of an episode.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Call the reward on right, empty and odd answers, and judge it. Exit code 1 if a call fails."""
-    results = run_trials(load(config_file, overrides or ()), rows, completion or [])
+    config = load(config_file, overrides or ())
+    if config.reward.kind == "environment":
+        _play(config, completion or [], tokens, as_json)
+        return
+    results = run_trials(config, rows, completion or [])
     warnings = list(judge(results))
     if as_json:
         typer.echo(json.dumps({"trials": results, "warnings": warnings}, indent=2))
@@ -36,6 +46,45 @@ def command(
         _print(results, warnings)
     if any(r["outcome"] == "failed" for r in results):
         raise typer.Exit(1)
+
+
+def _play(config: Config, actions: list[str], tokens: bool, as_json: bool) -> None:
+    """One episode, turn by turn."""
+    episode = play(config, actions)
+    if as_json:
+        typer.echo(json.dumps(episode, indent=2))
+    else:
+        _print_episode(episode, tokens)
+    if episode["outcome"] == "failed":
+        raise typer.Exit(1)
+
+
+def _print_episode(episode: dict[str, Any], tokens: bool) -> None:
+    console = Terminal(soft_wrap=True)
+
+    def part(title: str, text: str, ids: list[int]) -> None:
+        console.print(f"{title}, {len(ids)} tokens:", style="bold")
+        for line in text[:PROMPT_SHOWN].splitlines() or [""]:
+            console.print(f"  | {line}", markup=False)
+        if tokens:
+            console.print(f"  {' '.join(map(str, ids))}", markup=False)
+
+    part(f"The prompt of {episode['row']}", episode["prompt"], episode["prompt_tokens"])
+    for number, turn in enumerate(episode["turns"], 1):
+        part(f"Turn {number}, the model", turn["action"], turn["action_tokens"])
+        reward = "" if turn["reward"] is None else f", reward {turn['reward']:g}"
+        if turn["answer_tokens"]:
+            part(f"Turn {number}, the environment{reward}", turn["answer"], turn["answer_tokens"])
+    console.print(_outcome(episode), markup=False)
+
+
+def _outcome(episode: dict[str, Any]) -> str:
+    if episode["outcome"] == "observed":
+        return "The episode goes on: give its next turn with --completion TEXT."
+    if episode["outcome"] != "scored":
+        return f"The episode {episode['outcome']}: {episode['reason']}"
+    metrics = (f"{name} {value:g}" for name, value in sorted(episode["metrics"].items()))
+    return f"The episode ends with reward {episode['value']:g} ({', '.join(metrics)})."
 
 
 def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 from uuid import uuid4
@@ -21,11 +22,13 @@ from millrace.compose import run_hosts
 from millrace.compose.examine import count_rewards, evidence_of
 from millrace.compose.joining import Joining
 from millrace.compose.memory_events import MemoryReporter
+from millrace.compose.rewarded_texts import CanaryWatch
 from millrace.compose.sampler import TrajectorySampler, open_decoder
 from millrace.compose.scaling import obey, with_scaling
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import LocalHosts, RayCluster
+from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
@@ -46,9 +49,9 @@ from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.joining import joining_places
-from millrace.placement.needs import read_needs
+from millrace.placement.needs import adapter_shapes, read_needs
 from millrace.rollout.engine_kinds import ENGINES
-from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import check_kernel
@@ -67,6 +70,7 @@ PRELOAD = (
 """The forkserver imports these modules once, for all workers."""
 
 REPLICA_IN_TURNS = "millrace.rollout.colocated.shared_replica:SharedReplica"
+TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": "millrace.jax_trainer.role:JaxTrainer"}
 TRAINER_IN_TURNS = "millrace.trainer.colocated.shared_trainer:SharedTrainer"
 """The roles where one device is lent in turns."""
 
@@ -121,7 +125,7 @@ async def train(
         # These sinks emit events of their own, after all other sinks have received the event before.
         every += [MemoryReporter(events), DoctorWatch(events, evidence)]
         every.append(LostReaders(events, [console, *sinks]))
-        every += _samplers(config, ledger, events)
+        every += _samplers(config, ledger, events, run.ledger)
         for sink in every:
             events.subscribe(sink)
         if from_version is not None:
@@ -162,10 +166,13 @@ async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, No
         raise alone(failures) from None
 
 
-def _samplers(config: Config, ledger: SqliteLedger, events: Events) -> Iterator[TrajectorySampler]:
-    every = config.observe.samples_every
-    if every is not None and (decode := open_decoder(config.model.path)) is not None:
+def _samplers(config: Config, ledger: SqliteLedger, events: Events, path: Path) -> Iterator[Sink]:
+    """Sinks that read texts of the ledger, whose file is `path`."""
+    every, decode = config.observe.samples_every, open_decoder(config.model.path)
+    if every is not None and decode is not None:
         yield TrajectorySampler(events, ledger, decode, every)
+    if any(one.canary for one in config.evaluations):
+        yield CanaryWatch(events, path, decode, config.evaluations)
 
 
 def _go_back(run: RunDirectory, ledger: SqliteLedger, events: Events, version: int) -> None:
@@ -233,7 +240,7 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
         trainer=WorkerSpec(
             "trainer",
             "trainer",
-            TRAINER_IN_TURNS if rollout.colocated else "millrace.trainer.role:TorchTrainer",
+            TRAINER_IN_TURNS if rollout.colocated else TRAINERS[config.trainer.backend],
             trainer,
             layout.trainer,
         ),
@@ -247,7 +254,7 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
                 "reward worker",
                 f"reward-worker-{i}",
                 "millrace.environments.reward_worker:TaskRewardWorker",
-                {"config": plain},
+                {"config": plain, "run_dir": str(run.path)},
                 its_place,
             )
             for i, its_place in enumerate(layout.reward_workers)
@@ -258,7 +265,7 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
         evaluator=dataclasses.replace(spec("evaluator", apart[0]), role="evaluator")
         if config.evaluations
         else None,
-        evaluation_reward_workers=tuple(evaluation_reward_workers(config, layout)),
+        evaluation_reward_workers=tuple(evaluation_reward_workers(config, layout, str(run.path))),
         reference=_reference(plain, placed, apart[-1]) if config.reference_apart else None,
     )
 
@@ -289,10 +296,15 @@ def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> W
     return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 
-def evaluation_reward_workers(config: Config, layout: Layout) -> Iterator[WorkerSpec]:
+def evaluation_reward_workers(config: Config, layout: Layout, run_dir: str) -> Iterator[WorkerSpec]:
     """The reward worker of each evaluation."""
     for evaluation in config.evaluations:
-        kwargs = {"config": recorded(config.of_evaluation(evaluation)), "answers": evaluation.samples > 1}
+        kwargs = {
+            "config": recorded(config.of_evaluation(evaluation)),
+            "answers": evaluation.samples > 1,
+            "run_dir": run_dir,
+            "wrong_gold": evaluation.canary == "wrong-gold",
+        }
         name, target = (
             f"reward-worker-{evaluation.name}",
             "millrace.environments.reward_worker:TaskRewardWorker",
@@ -320,7 +332,8 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
     return EngineOptions(
         model_path=config.model.path,
         dtype=config.model.dtype,
-        adapter_scale=config.adapter.scale,
+        adapter_scale=None if rollout.native_adapters else config.adapter.scale,
+        native_adapter=_native_adapter(config) if rollout.native_adapters else None,
         device=placed.device,
         tensor=rollout.tensor,
         slots=rollout.slots,
@@ -328,12 +341,22 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
         prefill_chunk=rollout.prefill_chunk,
         exact=rollout.exact,
         recompute=rollout.recompute,
+        quantization=rollout.quantization,
         stepwise=rollout.stepwise,
         seeded=rollout.seeded,
+        probe=rollout.probe,
         colocated=rollout.colocated,
         server_wait_s=SERVER_WAIT * config.supervision.spawn_timeout_s,
         shared_dir=rollout.shared_dir or str(run.weights),
     )
+
+
+def _native_adapter(config: Config) -> NativeAdapter:
+    adapter = config.adapter
+    assert adapter.rank is not None and adapter.scale is not None, "refused by `Config`"
+    matrices = adapter_shapes(Path(config.model.path), adapter)
+    targets = {name.rpartition(".")[2] for name in matrices}
+    return NativeAdapter(adapter.rank, adapter.scale, tuple(sorted(targets)))
 
 
 def place(config: Config) -> Layout:
@@ -375,7 +398,10 @@ def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:
 
 def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
     timeout_s = config.supervision.heartbeat_timeout_s
-    preload = (*PRELOAD, *filter(None, (_LIBRARY.get(config.task.kind), _LIBRARY.get(config.reward.kind))))
+    parts = config.by_part.values()
+    rewards = (reward for part in parts for reward in members_of(part.reward).values())
+    kinds = {*(part.task.kind for part in parts), *(reward.kind for reward in rewards)}
+    preload = (*PRELOAD, *(library for kind, library in _LIBRARY.items() if kind in kinds))
     return LocalRuntime(
         preload,
         log_dir=run.logs,

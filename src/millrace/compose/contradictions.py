@@ -80,18 +80,21 @@ def _unread(a: PolicyGradient, *, several: bool) -> Iterator[tuple[str, str]]:
 
 def _uncorrected(config: Config) -> Iterator[tuple[str, str]]:
     """Tokens of other policies count as if the current policy had sampled them. Runs collapse: LlamaRL,
-    arXiv:2505.24034, section 6."""
-    algorithm, bound = config.algorithm, config.staleness_bound
-    if bound == 0 or not isinstance(algorithm, PolicyGradient):
+    arXiv:2505.24034, section 6. A quantised replica is another policy at any age."""
+    algorithm, bound, rounded = config.algorithm, config.staleness_bound, config.rollout.quantization
+    if (bound == 0 and rounded is None) or not isinstance(algorithm, PolicyGradient):
         return
     if algorithm.anchor == "behavior" or algorithm.correction is not None:
         return
     if algorithm.second_moment is not None or algorithm.drift is not None:
         return
     age = "of any age" if bound is None else f"up to {bound} versions old"
+    source = f'tokens are {age} (`schedule.kind` "{config.schedule.kind}")'
+    if rounded is not None:
+        source = f'replicas sample with rounded weights (`rollout.quantization` "{rounded}")'
     yield (
         "uncorrected",
-        f'`algorithm.correction` ("none"): tokens are {age} (`schedule.kind` "{config.schedule.kind}"), and '
+        f'`algorithm.correction` ("none"): {source}, and '
         "nothing corrects for the policies that sampled them.\n  Set it to 2.0",
     )
 

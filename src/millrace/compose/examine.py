@@ -8,13 +8,15 @@ from functools import partial
 from typing import Any
 
 from millrace.compose.contradictions import CUTS, knows_token_masks
+from millrace.compose.rewarded_texts import read_texts
+from millrace.compose.sampler import open_decoder
 from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.config.tables.generation import SamplingConfig
 from millrace.core.errors import DataError
 from millrace.core.types import State
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.observe.doctor.evidence import Evidence
+from millrace.observe.doctor.evidence import Evidence, RewardRange
 from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
@@ -30,13 +32,15 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     replay_events(run.events, (evidence,), partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
         count_rewards(evidence, reader)
+        if (decode := open_decoder(config.model.path)) is not None:
+            read_texts(evidence, reader, decode)
         committed = reader.overview().version
     return {
         "run": str(run.path),
         "steps": len(evidence.by_version),
         "committed": committed,
         "schedule": config.schedule.kind,
-        "dtype": config.model.dtype,
+        "dtype": evidence.dtype,
         "end": evidence.end or "it goes on, or was killed",
         "inert": inert(config),
         "healthy": not (findings := diagnose(evidence)),
@@ -57,13 +61,14 @@ def evidence_of(config: Config) -> Evidence:
     algorithm = config.algorithm
     shaping = _SHAPING - CUTS if knows_token_masks(config) else _SHAPING
     return Evidence(
-        config.model.dtype,
+        config.rollout.quantization or config.model.dtype,
         schedule=config.schedule.kind,
         algorithm=algorithm.kind,
         corrects=getattr(algorithm, "correction", None) is not None
         or getattr(algorithm, "anchor", "") == "behavior",
         compares=getattr(algorithm, "teacher", None) is None
         and getattr(algorithm, "baseline", "group") in ("group", "others"),
+        canaries={one.name: one.canary for one in config.evaluations if one.canary is not None},
         plain=config.sampling.model_dump(include=shaping) == SamplingConfig().model_dump(include=shaping),
     )
 
@@ -78,3 +83,6 @@ def count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
             evidence.failures[reason] += num
     scored = sum(states[state] for state in (State.SCORED, State.BUFFERED, State.TRAINED))
     evidence.outcomes = Counter({"failed": states[State.FAILED], "scored": scored})
+    low, high, num = reader.reward_range()
+    if low is not None and high is not None:
+        evidence.rewards = RewardRange(low, high, num)

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-GRACE_S = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130  # the exit code of a program ended by SIGINT
 
@@ -21,11 +20,12 @@ def run_stoppable(
     *,
     at_once: Callable[[], object] = lambda: None,
     has_work: Callable[[], bool] = lambda: True,
-    grace_s: float = GRACE_S,
+    grace_s: float,
 ) -> bool:
     """Run `body(stop)` on a new loop. True if `body` ended by itself, False if a signal stopped it.
 
-    The first SIGINT or SIGTERM sets `stop`. A body that has not ended `grace_s` later is cancelled. A body
+    The first SIGINT or SIGTERM sets `stop`. A body that has not ended `grace_s`
+    (`supervision.stop_grace_s`) later is cancelled. A body
     without work to finish is cancelled at once.
     The second signal calls `at_once` and exits. Workers notice that their parent died; the ledger is durable.
     """

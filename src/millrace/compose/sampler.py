@@ -8,6 +8,8 @@ from typing import Protocol
 
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, StepRecord, Trajectory
+from millrace.environments.tokenizer import FILE_BYTES_MAX
+from millrace.observe.conversation import conversation, ended_by
 from millrace.observe.samples import clipped
 
 Decode = Callable[[Sequence[int]], str]
@@ -53,6 +55,7 @@ class TrajectorySampler:
         trained = [member for member in group.members if member.trajectory_id in set(step.trajectory_ids)]
         for place, trajectory in spread(trained).items():
             columns, text = trajectory.columns, self._decode(trajectory.columns.tokens.tolist())
+            turns = conversation(columns, trajectory.metrics, lambda ids: clipped(self._decode(ids)))
             self._events.emit(
                 "sample",
                 version=version,
@@ -65,9 +68,10 @@ class TrajectorySampler:
                 finish=trajectory.finish.value if trajectory.finish else None,
                 num_tokens=len(columns),
                 trained_version=version,
-                versions=sorted({sampled for sampled, _ in columns.runs}),
+                versions=sorted({sampled for sampled, _ in columns.sampled_runs}),
                 prompt=clipped(group.text),
                 completion=clipped(text),
+                **({"turns": turns, "ended_by": ended_by(trajectory.metrics)} if turns else {}),
             )
 
 
@@ -85,12 +89,15 @@ def spread(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
 
 
 def open_decoder(model_path: str) -> Decode | None:
-    """Token ids to the text that a reward sees. None: the model has no tokenizer.json. Reading other files
-    would need torch."""
+    """Token ids to the text that a reward sees. None: the model has no tokenizer.json that can be read.
+    Reading other files would need torch."""
     file = Path(model_path) / "tokenizer.json"
-    if not file.is_file():
+    if not file.is_file() or file.stat().st_size > FILE_BYTES_MAX:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises nothing more exact
+        return None
     return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True))

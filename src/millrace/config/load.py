@@ -203,7 +203,7 @@ def _normal(schema: type[Section], tree: Tree, base: Path, prefix: str = "") -> 
     for name, value in tree.items():
         if isinstance(value, dict):
             normal[name] = _normal(schema, value, base, f"{prefix}{name}.")
-        elif isinstance(value, list) and (section := listed_table(schema.model_fields.get(prefix + name))):
+        elif isinstance(value, list) and (section := _listed(schema, prefix + name)):
             normal[name] = [
                 _normal(section, each, base) if isinstance(each, dict) else each for each in value
             ]
@@ -212,6 +212,11 @@ def _normal(schema: type[Section], tree: Tree, base: Path, prefix: str = "") -> 
         else:
             normal[name] = value
     return normal
+
+
+def _listed(schema: type[Section], key: str) -> type[Section] | None:
+    """The section of each table of the list `key`, which may stand in a table."""
+    return next((table for leaf, _, f in leaves(schema) if leaf == key and (table := listed_table(f))), None)
 
 
 def _normal_text(schema: type[Section], key: str, value: str, base: Path) -> Any:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from millrace.config.colocated import why_not_colocated
+from millrace.config.jax_backend import why_not_jax
+from millrace.config.native_adapters import why_not_native
 from millrace.config.tables.algorithms import Algorithm, PolicyGradient
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
+from millrace.config.tables.mixture import MixtureTaskSection
 from millrace.config.tables.operation import Checkpoints, Observe, Supervision, Weights
+from millrace.config.tables.reward_limits import RewardLimits
 from millrace.config.tables.runtime import LocalHosts, Runtime
 from millrace.config.tables.schedules import (
     RLAX,
@@ -27,7 +31,18 @@ from millrace.config.tables.schedules import (
     Synchronous,
 )
 from millrace.config.tables.section import Count, Section, Seed
-from millrace.config.tables.task import GymTaskSection, Reward, Task
+from millrace.config.tables.selection import Selection
+from millrace.config.tables.task import (
+    EnvironmentRewardSection,
+    FileTaskSection,
+    FunctionTaskSection,
+    GymTaskSection,
+    HubTaskSection,
+    OneReward,
+    Reward,
+    Task,
+    members_of,
+)
 from millrace.config.tables.training import Adapter, BatchShape, Model, Optimizer, TrainerSection
 
 
@@ -43,9 +58,14 @@ class Config(Section):
     """What is otherwise refused at the start. `"uncorrected"`: tokens of older policies without a correction.
     `"cut_sampling"`: `top_p`, `top_k` or `min_p`, and the trainer has no `sampling.token_masks`."""
     model: Model
-    task: Task
+    task: GymTaskSection | FileTaskSection | HubTaskSection | FunctionTaskSection | MixtureTaskSection = (
+        Field(discriminator="kind")
+    )
     reward: Reward
     batch: BatchShape = BatchShape()
+    selection: Selection | None = Field(default=None, discriminator="kind")
+    """Which rows rest because the model always or never solves them. `"none"`: every prompt is taken. See
+    docs/selection.md."""
     sampling: SamplingConfig = SamplingConfig()
     algorithm: Algorithm = PolicyGradient()
     optimizer: Optimizer = Optimizer()
@@ -65,6 +85,12 @@ class Config(Section):
     @property
     def trajectories_per_step(self) -> int:
         return self.batch.prompts * self.batch.group_size
+
+    @property
+    def completion_tokens_max(self) -> int:
+        """Most tokens that are sampled of one trajectory, in all of its turns."""
+        turns = self.reward.turns if isinstance(self.reward, EnvironmentRewardSection) else 1
+        return min(turns * self.sampling.max_tokens, self.rollout.max_sequence_tokens)
 
     @property
     def staleness_bound(self) -> int | None:
@@ -107,6 +133,27 @@ class Config(Section):
             update={"task": task, "reward": evaluation.reward or self.reward, "evaluations": ()}
         )
 
+    @property
+    def one_task(self) -> Task:
+        """The task of a run without a mixture, or of a part."""
+        assert not isinstance(self.task, MixtureTaskSection), self.task
+        return self.task
+
+    @property
+    def by_part(self) -> dict[str, Config]:
+        """The configuration of each part of a mixture, by its name: its task and its reward. Any other run is
+        one part, with an empty name."""
+        if not isinstance(self.task, MixtureTaskSection):
+            return {"": self}
+        limits = {key: getattr(self.reward, key) for key in RewardLimits.model_fields}
+        own = {part.name: part.reward or self.reward for part in self.task.parts}
+        return {
+            part.name: self.model_copy(
+                update={"task": part.task, "reward": own[part.name].model_copy(update=limits)}
+            )
+            for part in self.task.parts
+        }
+
     @model_validator(mode="after")
     def _evaluable(self) -> Config:
         names = [evaluation.name for evaluation in self.evaluations]
@@ -122,24 +169,42 @@ class Config(Section):
         return self
 
     def _check_evaluation(self, evaluation: EvaluationSection, which: str) -> None:
-        if evaluation.task is None and not isinstance(self.task, GymTaskSection):
+        own_rows = isinstance(self.task, GymTaskSection) and evaluation.canary != "rows"
+        if evaluation.task is None and not own_rows and evaluation.canary != "wrong-gold":
             raise ValueError(
                 f"{which} needs a `task` of its own: the rows of `task` are trained on.\n"
                 '  Name a file that training does not read: task = { kind = "file", path = "..." }'
             )
         whole = self.of_evaluation(evaluation)
-        _check_reward(whole.task, whole.reward, f"{which}: ")
+        _check_reward(whole.one_task, whole.reward, f"{which}: ")
         least = {"greedy": 0, "majority": 2}.get(evaluation.by, 1)
         if evaluation.samples < least:
             raise ValueError(
                 f'{which}: `by` ("{evaluation.by}") needs `samples` of at least {least}, '
                 f"not {evaluation.samples}"
             )
+        judges = evaluation.keep_best or evaluation.patience is not None
+        if evaluation.canary and (judges or evaluation.samples == 0 or evaluation.correct_at <= 0):
+            raise ValueError(
+                f"{which}: a canary must earn nothing, so no version is its best: leave `keep_best` and "
+                "`patience` out, and set `samples` to at least 1 and `correct_at` above 0"
+            )
         if evaluation.keep_best and evaluation.every % self.checkpoints.every:
             raise ValueError(
                 f"{which}: with `keep_best`, `every` ({evaluation.every}) must be a multiple of "
                 f"`checkpoints.every` ({self.checkpoints.every}): only those versions have a checkpoint"
             )
+
+    @model_validator(mode="after")
+    def _screens(self) -> Config:
+        a = self.algorithm
+        if self.batch.screen_samples and isinstance(a, PolicyGradient) and a.learns_from_equal_rewards:
+            raise ValueError(
+                f"`batch.screen_samples` ({self.batch.screen_samples}) ends groups whose first rewards are "
+                f"all equal, and `algorithm` ({a.kind}) learns from them: by `baseline` ({a.baseline}), "
+                f"`teacher` ({a.teacher}) or `turn_discount` ({a.turn_discount}).\n  Set it to 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
@@ -164,15 +229,16 @@ class Config(Section):
                 '`optimizer.rule` ("muon") needs whole matrices: a trainer of one rank, not '
                 f"{self.trainer.ranks}, and without `trainer.offload`"
             )
-        if self.adapter.rank is not None and self.trainer.tensor > 1:
+        if self.adapter.rank is not None and self.trainer.tensor > 1 and self.trainer.backend == "torch":
             raise ValueError(
                 f"`adapter.rank` ({self.adapter.rank}) needs whole matrices, and `trainer.tensor` "
                 f"({self.trainer.tensor}) divides them.\n  Set `trainer.tensor` to 1, and use `trainer.shard`"
             )
+        if self.trainer.backend == "jax" and (why := why_not_jax(self)):
+            raise ValueError(f'`trainer.backend` ("jax") {why}')
         if self.reference_apart and (why := self._reference_elsewhere()):
             raise ValueError(f'`algorithm.reference` ("replica") {why}.\n  Set it to "trainer"')
-        if self.rollout.colocated and (why := why_not_colocated(self)):
-            raise ValueError(f"`rollout.colocated` (true) {why}")
+        self._check_replicas()
         if self.rollout.python is not None and self.runtime.kind == "ray":
             raise ValueError(
                 f"`rollout.python` ({self.rollout.python}) starts replicas of one machine. On Ray every "
@@ -183,7 +249,6 @@ class Config(Section):
                 f"`model.device` ({self.model.device!r}) names a GPU of one machine, and Ray has several.\n"
                 '  Set it to "cuda", and start Ray on each node with the GPUs that the run may use'
             )
-        _check_reward(self.task, self.reward)
         if self.sampling.temperature < 0.01 or self.sampling.top_k == 1:
             raise ValueError(
                 f"`sampling.temperature` ({self.sampling.temperature}) must be 0.01 or more in training, and "
@@ -195,6 +260,25 @@ class Config(Section):
                 "version, a trajectory goes on otherwise than after a move"
             )
         return self
+
+    @model_validator(mode="after")
+    def _prompts_make_sense(self) -> Config:
+        for name, part in self.by_part.items():
+            _check_reward(part.one_task, part.reward, f"`task.parts` ({name}): " if name else "")
+        ends = {"algorithm.resample": getattr(self.algorithm, "resample", 0)}
+        ends["batch.screen_samples"] = self.batch.screen_samples
+        for key, value in ends.items():
+            if self.selection is not None and value:
+                raise ValueError(
+                    f"`selection` learns from trained groups, and `{key}` ({value}) ends groups without "
+                    f'signal before.\n  Set `{key}` to 0, or `selection` to "none"'
+                )
+        return self
+
+    def _check_replicas(self) -> None:
+        for key, why_not in (("colocated", why_not_colocated), ("native_adapters", why_not_native)):
+            if getattr(self.rollout, key) and (why := why_not(self)):
+                raise ValueError(f"`rollout.{key}` (true) {why}")
 
     def _reference_elsewhere(self) -> str:
         """Why a process of its own is not for the reference; empty: it is."""
@@ -211,11 +295,21 @@ class Config(Section):
 
 
 def _check_reward(task: Task, reward: Reward, which: str = "") -> None:
+    if which and reward.kind == "environment":
+        raise ValueError(f'{which}`reward.kind` "environment" is for training alone: give another reward')
+    for name, part in members_of(reward).items():
+        _check_one(task, part, f"{which}`reward.members` ({name}): " if name else which)
+
+
+def _check_one(task: Task, reward: OneReward, which: str) -> None:
     if reward.kind == "gym" and task.kind != "gym":
         raise ValueError(
             f'{which}`reward.kind` "gym" needs `task.kind` "gym": use "exact", "math" or "function"'
         )
-    if reward.kind in ("exact", "math") and task.kind != "gym" and task.answer is None:
+    needs_answer = reward.kind in ("exact", "math") or (
+        reward.kind == "judge" and (reward.show_answer or reward.mode == "pairwise")
+    )
+    if needs_answer and task.kind != "gym" and task.answer is None:
         raise ValueError(
             f'{which}`reward.kind` "{reward.kind}" compares with an answer, and `task.answer` is "none": '
             "name the column with the answer"

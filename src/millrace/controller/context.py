@@ -13,11 +13,13 @@ from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.liveness.patience import Patience
 from millrace.controller.pace import Pace
 from millrace.controller.reward_pool import RewardPool
+from millrace.controller.selection.row_selection import RowSelection
 from millrace.controller.state.lineage import Lineage
 from millrace.controller.state.orders import Abort, Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
 from millrace.controller.state.trajectories import RunNumbers
+from millrace.controller.turns.episode import LANES
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Events
@@ -25,11 +27,11 @@ from millrace.core.protocols import Ledger
 from millrace.core.pulse import Pulse
 from millrace.core.types import (
     Endpoint,
+    Observed,
     Published,
     Sampling,
     Score,
     Scored,
-    ScoreRequest,
     State,
     Trajectory,
     Work,
@@ -75,6 +77,8 @@ class RunContext:
         last = ledger.steps_after(recovered.version - 1)
         reached = max((group_id for step in last for group_id in step.group_ids), default=-1)
         self.state.resume(recovered.version, reached, recovered.quarantined)
+        self.selection = RowSelection(config.selection, config.seed)
+        self.selection.learn(ledger, ledger.steps_after(0) if config.selection else ())
         self.pool = RewardPool(
             self.pulse,
             self.waits,
@@ -83,6 +87,7 @@ class RunContext:
             prefetch=2 * config.batch.prompts,
             timeout_s=config.reward.timeout_s,
             look_s=pace.look_s,
+            lanes=LANES if self.state.numbers.turns else 1,
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
@@ -133,17 +138,20 @@ class RunContext:
 
     def request_scores(self, trajectories: Iterable[Trajectory]) -> None:
         for t in trajectories:
-            assert t.finish is not None, t
-            self.pool.request(ScoreRequest(t.trajectory_id, t.group_id, t.columns.tokens, t.finish))
+            self.pool.request(self.state.score_request(t))
 
-    def _scored(self, trajectory_id: int, score: Score) -> None:
+    def _scored(self, trajectory_id: int, score: Score | Observed) -> None:
         self.waits.progress()
-        unreplaced = self.state.unreplaced
+        unreplaced, num_queued = self.state.unreplaced, len(self.state.queued)
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
             return
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
             self._warn_out_of_signal()
+        if isinstance(score, Observed):
+            self.events.emit("observed", trajectory_id=trajectory_id, tokens=len(score.tokens))
+            self.pulse.fire()
+            return
         value = score.value if isinstance(score, Scored) else None
         self.events.emit(
             "scored",
@@ -154,7 +162,8 @@ class RunContext:
         )
         if trajectory.state is State.BUFFERED:
             self.state.measure_group(trajectory.group_id, clock.now())
-        if trajectory.state is not State.SCORED:  # its group is complete, or it ended: a decision may differ
+        # Its group is complete, it ended, or the rest of its group is to start: a decision may differ.
+        if trajectory.state is not State.SCORED or len(self.state.queued) > num_queued:
             self.pulse.fire()
 
     def _warn_out_of_signal(self) -> None:
@@ -195,26 +204,6 @@ class RunContext:
             warning = f"{', '.join(names)}: skipped from now on: {reason}"
             self.events.emit("warned", source="evaluations", reason=warning)
 
-    # ------------------------------------------------------------ waits
-
-    def describe_waits(self) -> list[str]:
-        """Who waits for whom, one line each: open waits, the longest first, then idle work."""
-        state = self.state
-        lines = self.waits.describe()
-        for name, replica in state.replicas.items():
-            if not replica.alive:
-                lines.append(f"{name} is not up")
-            elif replica.leased:
-                what = f"{len(replica.leased)} trajectories at version {replica.version}"
-                lines.append(f"{name} owes tokens of {what}")
-        if not state.replicas:
-            lines.append("the run has no replica: `millrace scale RUN --replicas N` adds some")
-        if state.queued:
-            lines.append(f"{len(state.queued)} trajectories wait for a replica")
-        if self.pool.num_requests:
-            lines.append(f"{self.pool.num_requests} completions wait for a reward worker")
-        return lines + self.evaluations.describe_waits()
-
     # ------------------------------------------------------------ ledger
 
     def flush(self) -> None:
@@ -237,10 +226,12 @@ def _numbers(config: Config) -> RunNumbers:
         steps=config.steps,
         batch_groups=config.batch.prompts,
         group_size=config.batch.group_size,
+        screen_samples=config.batch.screen_samples,
         slots=config.rollout.slots,
         max_sequence_tokens=config.rollout.max_sequence_tokens,
         sampling=Sampling(**dict(config.sampling)),
         seed=config.seed,
         attempts=config.supervision.attempts,
+        turns=config.reward.kind == "environment",
         resampled_max=getattr(config.algorithm, "resample", 0) * config.batch.prompts,
     )

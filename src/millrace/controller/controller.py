@@ -28,10 +28,11 @@ from millrace.controller.evaluation.live_evaluations import LiveEvaluations
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.fleet.live_replicas import LiveReplicas
 from millrace.controller.fleet.live_reward_workers import LiveRewardWorkers
+from millrace.controller.liveness.stall import describe_waits
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.run_state import RunState
-from millrace.controller.supervisor import RestartPolicy, Supervisor
+from millrace.controller.supervisor import Supervisor
 from millrace.controller.trainer_session import TrainerSession
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, MillraceError, after, leaves
@@ -76,16 +77,8 @@ class Controller:
             events=events,
             pace=pace,
         )
-        limits = config.supervision
-        policy = RestartPolicy(
-            limits.heartbeat_timeout_s,
-            limits.restarts,
-            limits.restart_window_s,
-            limits.backoff_s,
-            limits.spawn_timeout_s,
-        )
         on_heartbeat = self._run.patience.on_heartbeat
-        self._supervisor = Supervisor(runtime, events, policy, self._run.waits, on_heartbeat)
+        self._supervisor = Supervisor(runtime, events, config.supervision, self._run.waits, on_heartbeat)
         self._decisions = Decisions(self._run, check)
         self._reference = ReferenceSession(self._run) if fleet.reference else None
         self._trainer = TrainerSession(
@@ -186,7 +179,7 @@ class Controller:
             stalled = quiet_s >= stall_s and not waits.bounded
             if quiet_s < notice_s and not stalled:
                 continue
-            lines = self._run.describe_waits()
+            lines = describe_waits(self._run)
             starting = waits.bounded and not any(map(waits.fruitful, self._run.mailboxes))
             self._run.events.emit("starting" if starting else "stalled", waits=lines, quiet_s=quiet_s)
             if not (starting or empty):

@@ -9,7 +9,7 @@ from millrace.controller.context import RunContext
 from millrace.controller.state.orders import Move, Pull
 from millrace.controller.state.run_state import RunState
 from millrace.core import clock
-from millrace.core.types import BadPrompt, Group, Prompt, State, Work
+from millrace.core.types import RESTS, BadPrompt, Group, Prompt, State, Work
 from millrace.schedule.view import View
 
 TICK_S = 1.0  # decisions are at most this far apart
@@ -64,8 +64,10 @@ class Decisions:
         lost = set(schedule.restart(view))
         queued = sorted(state.queued.values(), key=lambda t: t.trajectory_id)
         for trajectory in queued:
-            if (version := trajectory.columns.version_last) in lost:
+            if (version := trajectory.columns.version_open) in lost:
                 self._run.restart(trajectory, f"version {version} is no longer held")
+        if any(trajectory.columns.turn_start for trajectory in queued):
+            self._run.flush()  # an observation is durable before the lease that goes on from it
         placed = schedule.place(view, [state.queued_view(trajectory) for trajectory in queued])
         for trajectory, replica in zip(queued, placed, strict=True):
             if replica is not None:
@@ -88,15 +90,18 @@ class Decisions:
             self._submit(works)
 
     def _next_prompt(self) -> Prompt | None:
-        """The next usable prompt. Unusable ones are skipped, with an event. None: not fetched yet."""
+        """The next usable prompt whose row does not rest. Others are skipped, with an event. None: not
+        fetched yet."""
         run = self._run
         while (prompt := run.pool.next_prompt()) is not None:
-            if isinstance(prompt, Prompt) and prompt.row_id in run.state.quarantined:
-                prompt = BadPrompt(prompt.group_id, prompt.row_id, "quarantined")
             if isinstance(prompt, Prompt):
-                return prompt
+                quarantined = prompt.row_id in run.state.quarantined
+                if not (reason := "quarantined" if quarantined else run.selection.why_rests(prompt)):
+                    return prompt
+                prompt = BadPrompt(prompt.group_id, prompt.row_id, reason)
             run.ledger.skip([prompt])
-            run.events.emit("skipped", group_id=prompt.group_id, row_id=prompt.row_id, reason=prompt.reason)
+            kind = "rested" if prompt.reason.startswith(RESTS) else "skipped"
+            run.events.emit(kind, group_id=prompt.group_id, row_id=prompt.row_id, reason=prompt.reason)
         return None
 
     def _submit(self, works: _Outbox) -> None:

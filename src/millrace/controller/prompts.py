@@ -37,11 +37,7 @@ class PromptStream:
     @property
     def wanted(self) -> bool:
         """Whether somebody should fetch."""
-        return not self._fetching and self._is_short
-
-    @property
-    def _is_short(self) -> bool:
-        return len(self._fetched) < self._prefetch
+        return not self._fetching and len(self._fetched) < self._prefetch
 
     def next(self) -> Prompt | BadPrompt | None:
         """The next prompt of the stream, or None: not fetched yet.

@@ -16,50 +16,49 @@ from contextlib import aclosing
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
 from millrace.controller.supervisor import PlannedRestart
+from millrace.controller.turns.score_requests import BATCH, DEATHS_MAX, ScoreRequests
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import MillraceError, OutOfMemory, RewardError, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
-from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
+from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, ScoreRequest
 
-SCORE_BATCH = 16  # requests per call: enough to hide the call, few enough to spread over workers
-DEATHS_MAX = 2  # a trajectory whose scoring killed this many workers has failed
 FAILURES_MAX = 256  # failed scores in a row that stop the run
 TICK_S = 60.0  # between two looks for work without a pulse
 GRACE_S = 2.0  # beyond the deadline: the worker meets it itself unless its reward holds the interpreter
-NEWEST = 1 / SCORE_BATCH  # weight of the newest score in their mean time
+NEWEST = 1 / BATCH  # weight of the newest score in their mean time
 
 
 class RewardPool:
     """Consumes score requests and prompt demand. Produces `on_score(trajectory_id, score)`, and a buffer of
     prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
-    woken waits `look_s` before it looks for work."""
+    woken waits `look_s` before it looks for work. A worker serves `lanes` calls at once; several lanes have
+    one request a call, so that no slow environment delays another."""
 
     def __init__(
         self,
         pulse: Pulse,
         waits: Waits,
-        on_score: Callable[[int, Score], None],
+        on_score: Callable[[int, Score | Observed], None],
         *,
         next_group_id: int,
         prefetch: int,
         timeout_s: float,
         look_s: float = 0.0,
+        lanes: int = 1,
     ) -> None:
         self._pulse, self._waits, self._on_score = pulse, waits, on_score
         self._work = Pulse()
-        self._timeout_s, self._look_s = timeout_s, look_s
-        self._requests: deque[ScoreRequest] = deque()
-        self._deaths: dict[int, int] = {}
+        self._timeout_s, self._look_s, self._lanes = timeout_s, look_s, lanes
+        self._requests = ScoreRequests(lanes)
         self._failures = 0
-        self._scoring: set[str] = set()  # workers
         self.spare = frozenset[str]()  # workers that are to end
         self.score_s = 0.0  # recent mean time of one score, by one worker
         self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
 
     def request(self, request: ScoreRequest) -> None:
-        self._requests.append(request)
+        self._requests.put(request)
         self._work.fire()
 
     @property
@@ -69,7 +68,7 @@ class RewardPool:
     @property
     def num_busy(self) -> int:
         """Workers that score."""
-        return len(self._scoring)
+        return self._requests.num_busy
 
     def spare_all(self, names: Iterable[str]) -> None:
         """These workers, and no others, end after their present job."""
@@ -85,22 +84,35 @@ class RewardPool:
 
     def is_scoring(self, handle: Handle) -> bool:
         """Whether a reward of this worker may be running. A reward has its own deadline."""
-        return handle.name in self._scoring
+        return self._requests.is_busy(handle.name)
 
     # ------------------------------------------------------------ sessions of workers
 
     async def session(self, handle: Handle) -> None:
         """Serve jobs on one worker until it dies or is spare. Prompts first: generation waits for them."""
-        while handle.name not in self.spare:
-            if self._prompts.wanted:
-                await self._fetch(handle)
-            elif self._requests:
-                count = min(SCORE_BATCH, len(self._requests))
-                await self._score(handle, [self._requests.popleft() for _ in range(count)])
-            else:
-                await self._work.wait(timeout_s=TICK_S)
-                if self._look_s:
-                    await asyncio.sleep(self._look_s)
+        calls = set[asyncio.Task[None]]()
+        try:
+            async with asyncio.TaskGroup() as group:
+                while handle.name not in self.spare:
+                    if self._prompts.wanted:
+                        await self._fetch(handle)
+                    elif len(calls) < self._lanes and (requests := self._requests.take(handle)):
+                        if self._lanes == 1:
+                            await self._score(handle, requests)
+                            continue
+                        calls.add(call := group.create_task(self._score(handle, requests)))
+                        call.add_done_callback(calls.discard)
+                    else:
+                        await self._work.wait(timeout_s=TICK_S)
+                        if self._look_s:
+                            await asyncio.sleep(self._look_s)
+                if calls:
+                    await asyncio.wait(calls)  # see `Supervisor`: a call must fail inside the group
+        except BaseExceptionGroup as failures:  # one call fails, and the others are cancelled
+            raise failures.exceptions[0] from None
+        finally:
+            self._requests.left(handle.name)
+            self._work.fire()
 
     async def _fetch(self, handle: Handle) -> None:
         try:
@@ -113,7 +125,6 @@ class RewardPool:
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
         waiting, began_s = deque(requests), clock.now()
-        self._scoring.add(handle.name)
         try:
             async with aclosing(handle.stream("score", requests)) as scores, asyncio.timeout(None) as limit:
                 while waiting:
@@ -125,41 +136,31 @@ class RewardPool:
                     self._waits.progress(handle.name)
                     previous_s, began_s = began_s, clock.now()
                     self._average(began_s - previous_s)
-                    self._finish(trajectory_id, score)
+                    self._finish(handle.name, trajectory_id, score)
         except TimeoutError as error:  # or DeadlineExceeded: the worker noticed the deadline itself
-            self._finish(
-                waiting.popleft().trajectory_id,
-                Failed(f"the reward did not answer within {self._timeout_s:g} s"),
-            )
+            failed = Failed(f"the reward did not answer within {self._timeout_s:g} s")
+            self._finish(handle.name, waiting.popleft().trajectory_id, failed)
             handle.kill()
             reason = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
             raise PlannedRestart(": ".join(filter(None, (reason, str(error))))) from None
         except MillraceError as error:
             if not is_workers(error):
                 raise
-            self._blame(waiting, error)
+            if self._requests.died(handle.name, waiting[0].trajectory_id):
+                failed = Failed(f"scoring killed its worker {DEATHS_MAX} times: {error}")
+                self._finish(handle.name, waiting.popleft().trajectory_id, failed)
             if not isinstance(error, WorkerDied | OutOfMemory):
                 raise
             raise PlannedRestart(f"{handle.name}: lost while scoring: {error}") from error
         finally:
-            self._scoring.discard(handle.name)
-            self._requests.extendleft(reversed(waiting))
+            self._requests.give_back(handle.name, waiting)
             self._work.fire()
 
     def _average(self, score_s: float) -> None:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s
 
-    def _blame(self, waiting: deque[ScoreRequest], death: MillraceError) -> None:
-        """The first request of `waiting` may have killed the worker. One death may have another cause. After
-        two deaths the request fails."""
-        suspect = waiting[0].trajectory_id
-        self._deaths[suspect] = self._deaths.get(suspect, 0) + 1
-        if self._deaths[suspect] >= DEATHS_MAX:
-            waiting.popleft()
-            self._finish(suspect, Failed(f"scoring killed its worker {DEATHS_MAX} times: {death}"))
-
-    def _finish(self, trajectory_id: int, score: Score) -> None:
-        self._deaths.pop(trajectory_id, None)
+    def _finish(self, worker: str, trajectory_id: int, score: Score | Observed) -> None:
+        self._requests.answered(worker, trajectory_id, score)
         self._failures = self._failures + 1 if isinstance(score, Failed) else 0
         if self._failures >= FAILURES_MAX and isinstance(score, Failed):
             raise RewardError(

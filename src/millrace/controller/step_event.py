@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -47,12 +48,11 @@ def reward_metrics(batch: Batch) -> dict[str, float]:
 
 def staleness_histogram(batch: Batch) -> dict[int, int]:
     """Trained tokens by staleness, in versions."""
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for group in batch.groups:
         for sequence in group.sequences:
-            for version, num_tokens in sequence.columns.runs:
-                staleness = batch.version - version
-                counts[staleness] = counts.get(staleness, 0) + num_tokens
+            for version, num_tokens in sequence.columns.sampled_runs:
+                counts[batch.version - version] += num_tokens
     return dict(sorted(counts.items()))
 
 

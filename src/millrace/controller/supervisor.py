@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.config.tables.operation import Supervision
 from millrace.controller.fault import is_workers, may_restart, starting
 from millrace.controller.waits import Waits
 from millrace.core import clock
@@ -40,15 +41,6 @@ class WorkerSpec:
     spawn_s_max: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    heartbeat_timeout_s: float
-    restarts: int
-    window_s: float
-    backoff_s: float
-    spawn_timeout_s: float
-
-
 Session = Callable[[Handle], Awaitable[None]]
 Exempt = Callable[[Handle], bool]
 
@@ -57,11 +49,7 @@ class PlannedRestart(WorkerError):
     """The session itself wants a new incarnation. It does not count against the restart budget."""
 
 
-def never(handle: Handle) -> bool:
-    return False
-
-
-def _stays() -> bool:
+def never(*_: object) -> bool:
     return False
 
 
@@ -73,7 +61,7 @@ class Supervisor:
         self,
         runtime: Runtime,
         events: Events,
-        policy: RestartPolicy,
+        policy: Supervision,
         waits: Waits,
         on_heartbeat: Callable[[Handle, Vitals, float], None],
     ) -> None:
@@ -88,7 +76,7 @@ class Supervisor:
         spec: WorkerSpec,
         session: Session,
         exempt: Exempt = never,
-        is_leaving: Callable[[], bool] = _stays,
+        is_leaving: Callable[[], bool] = never,
     ) -> None:
         """Run `session` on incarnation after incarnation of `spec`. Returns when a session returns, or when
         the worker dies and `is_leaving` says that it was to leave. A worker that is `exempt` may leave a
@@ -132,9 +120,7 @@ class Supervisor:
         self._epochs[spec.name] = handle.epoch
         fields = {"role": spec.role, "name": spec.name, "epoch": handle.epoch}
         process = {"pid": getattr(handle, "pid", None)}
-        for name in ("pids", "address"):
-            if hasattr(handle, name):
-                process[name] = getattr(handle, name)
+        process |= {name: getattr(handle, name) for name in ("pids", "address") if hasattr(handle, name)}
         self._events.emit("worker_started", **fields, **process, spawn_s=clock.now() - started)
         if died_at is not None:
             self._events.emit("worker_recovered", **fields, recovery_s=clock.now() - died_at)
@@ -182,13 +168,13 @@ class Supervisor:
     async def _back_off(self, spec: WorkerSpec, crashes: deque[float], cause: BaseException) -> None:
         policy = self._policy
         crashes.append(clock.now())
-        while crashes[0] < crashes[-1] - policy.window_s:
+        while crashes[0] < crashes[-1] - policy.restart_window_s:
             crashes.popleft()
         if len(crashes) > policy.restarts:
             early = "" if spec.name in self._epochs else ", each time before it was ready"
             raise WorkerError(
-                f"{spec.name} died {len(crashes)} times within {policy.window_s:g} s{early}; the last time: "
-                f"{self._reason(spec.name, cause)}\n  Its own words are in the run directory, "
+                f"{spec.name} died {len(crashes)} times within {policy.restart_window_s:g} s{early}; the "
+                f"last time: {self._reason(spec.name, cause)}\n  Its own words are in the run directory, "
                 f"logs/{spec.name}.*.log. The budget is `supervision.restarts` ({policy.restarts})."
             ) from cause
         await asyncio.sleep(min(BACKOFF_S_MAX, policy.backoff_s * 2 ** (len(crashes) - 1)))

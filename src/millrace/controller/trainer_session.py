@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 
 from msgspec.structs import asdict
 
@@ -92,7 +93,7 @@ class TrainerSession:
                 break
             free_s = clock.now()
             if taken_s is not None:
-                state.measured.step_took(free_s - taken_s)
+                state.measured.step.add(free_s - taken_s)
             batch = await self._take(handle, background)
             if batch is None:
                 break
@@ -238,6 +239,7 @@ class TrainerSession:
         record = StepRecord(result.version, group_ids, trained, dict(result.metrics))
         run.update_ledger()
         run.ledger.commit_step(record)
+        run.selection.learn(run.ledger, [record])
         run.state.committed(result.version)
         return record
 
@@ -320,12 +322,15 @@ class TrainerSession:
         self, batch: Batch, record: StepRecord, result: StepResult, *, wait_s: float, replayed: bool
     ) -> None:
         run = self._run
+        screened, run.state.screened = run.state.screened, Counter()
         run.events.emit(
             "step",
             version=record.version,
             **self._step_fields.of(batch, result),
             wait_s=wait_s,
             groups_ready=run.state.num_ready,
+            **({"groups_screened": dict(screened)} if screened else {}),
             replayed=replayed,
+            **({} if replayed else run.selection.figures()),
             accounting=dataclasses.asdict(run.ledger.accounting()),
         )

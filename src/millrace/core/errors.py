@@ -45,6 +45,10 @@ class DigestMismatchError(WeightsError):
     """Weights differ from what was published. Fatal: the run must not go on with them."""
 
 
+class SamplingError(WeightsError):
+    """An engine does not sample from the distribution whose log-probs it reports. As bad as wrong weights."""
+
+
 class WrongBaseError(WeightsError):
     """A delta was made against other bytes than those here. Fetch a delta to another base, or no delta."""
 
@@ -91,6 +95,10 @@ class TrainingError(MillraceError, ArithmeticError):
 
 class RewardError(MillraceError, RuntimeError):
     """A reward function cannot be loaded or broke its contract."""
+
+
+class SandboxError(MillraceError, RuntimeError):
+    """A sandbox cannot be had here, or failed. It says nothing about the program that was to run in it."""
 
 
 REMOTE_TRACEBACK = "remote traceback:\n"

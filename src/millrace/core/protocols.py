@@ -23,6 +23,8 @@ from millrace.core.types import (
     EvaluationAttempt,
     EvaluationRecord,
     Group,
+    GroupOutcome,
+    Observed,
     Progress,
     Prompt,
     Published,
@@ -208,7 +210,7 @@ class RewardWorker(Protocol):
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         """The names of their rows, without reading the rows."""
 
-    def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+    def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """Scores in the order of the requests, each yielded as soon as it is known.
         Raises: OutOfMemory: the next reward needs more than this worker has left."""
 
@@ -298,6 +300,9 @@ class Ledger(Protocol):
 
     def group(self, group_id: int) -> Group:
         """A group of a committed step, with its members and their tokens."""
+
+    def outcomes(self, step: StepRecord) -> list[GroupOutcome]:
+        """The rewards that a committed step was trained with."""
 
     def admit(self, groups: Sequence[Group]) -> None: ...
 

@@ -24,6 +24,7 @@ class State(StrEnum):
 
     QUEUED = "queued"  # admitted, no replica works on it
     LEASED = "leased"  # one replica may work on it
+    WAITING = "waiting"  # a turn is complete, and the environment has not answered
     GENERATED = "generated"  # complete, reward not yet known
     SCORED = "scored"  # reward known, its group is not complete
     BUFFERED = "buffered"  # its group is complete and may be taken
@@ -41,7 +42,8 @@ LIVE = frozenset(State) - TERMINAL
 class Finish(StrEnum):
     """Why generation ended."""
 
-    STOP = "stop"  # a stop token or stop string
+    TURN = "turn"  # one turn is complete; the environment decides whether another one follows
+    STOP = "stop"  # a stop token or stop string, or the end of the episode
     LENGTH = "length"  # the token budget: truncated
 
 
@@ -95,8 +97,13 @@ class Prompt(msgspec.Struct, frozen=True):
     text: str
 
 
+RESTS = "rests: "
+"""The reason of a prompt that was not taken because its row rests begins so."""
+
+
 class BadPrompt(msgspec.Struct, frozen=True):
-    """A row that cannot be a prompt (broken, or longer than the context); skipped and counted."""
+    """A row that cannot be a prompt (broken, or longer than the context), or that rests; skipped and
+    counted."""
 
     group_id: int
     row_id: str
@@ -108,7 +115,8 @@ class Work(msgspec.Struct, frozen=True):
 
     `lease` counts the leases of this trajectory; progress with another lease is refused. Submitting the same
     (trajectory, lease) twice changes nothing. `max_tokens` counts from the prompt, so the remaining budget is
-    `sampling.max_tokens - len(tokens)`.
+    `sampling.max_tokens - len(tokens)`. The present turn began with `tokens[turn_start]`: what earlier turns
+    and observations contain ends nothing.
     """
 
     trajectory_id: int
@@ -118,6 +126,7 @@ class Work(msgspec.Struct, frozen=True):
     tokens: array[int]
     sampling: Sampling
     seed: int
+    turn_start: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -175,11 +184,13 @@ def _unpacked_report(
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
-    """`answer`: the answer in the completion, for counts of equal answers; None: nothing counts them."""
+    """`answer`: the answer in the completion, for counts of equal answers; None: nothing counts them.
+    `truncated`: a budget of the episode ended it."""
 
     value: float
     metrics: dict[str, float] = {}
     answer: str | None = None
+    truncated: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -194,14 +205,27 @@ class Abstain(msgspec.Struct, frozen=True, tag="abstain"):
     reason: str = "the reward abstained"
 
 
+class Observed(msgspec.Struct, frozen=True, tag="observed"):
+    """The environment has answered, and the model has another turn. `tokens` follow those of the trajectory.
+    `metrics` join those of earlier turns; a value of the same name is replaced."""
+
+    tokens: array[int]
+    metrics: dict[str, float] = {}
+
+
 Score = Scored | Failed | Abstain
 
 
 class ScoreRequest(msgspec.Struct, frozen=True):
+    """`turns`: (start, stop, sampled) of the stretches of sampled and of observed tokens; empty: the tokens
+    are one turn. `room`: how many tokens may follow."""
+
     trajectory_id: int
     group_id: int
     tokens: array[int]
     finish: Finish
+    turns: list[tuple[int, int, bool]] = []
+    room: int = 0
 
 
 # ---------------------------------------------------------------- training
@@ -431,6 +455,14 @@ class StepRecord:
     group_ids: list[int]
     trajectory_ids: list[int]
     metrics: dict[str, Any]
+
+
+class GroupOutcome(msgspec.Struct, frozen=True):
+    """The rewards of the trained members of a group, by trajectory id."""
+
+    group_id: int
+    row_id: str
+    rewards: list[float]
 
 
 @dataclass(frozen=True, slots=True)

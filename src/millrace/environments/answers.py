@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from millrace.config.tables import task as table
+from millrace.environments.code import program_of
 from millrace.environments.rewards import Extract
 
 LONGEST = 80
@@ -16,14 +17,18 @@ LONGEST = 80
 
 
 def make_answer(config: table.Reward) -> Callable[[str], str]:
-    """A function that gives the answer of a completion; empty: there is none. With a user's reward function
-    the answer is the whole completion."""
+    """A function that gives the answer of a completion; empty: there is none. With a judge or a user's
+    reward function the answer is the whole completion. A sum has the answer of its first member."""
     match config:
+        case table.SumRewardSection():
+            return make_answer(config.members[0].reward)
         case table.MathRewardSection():
             return _mathematics()
-        case table.GymRewardSection() | table.ExactRewardSection():
+        case table.GymRewardSection() | table.ExactRewardSection() | table.JsonRewardSection():
             extract = Extract(config.extract)
-        case table.FunctionRewardSection():
+        case table.CodeRewardSection():
+            return lambda completion: shortened(program_of(completion).strip())
+        case table.PatternRewardSection() | table.JudgeRewardSection() | table.FunctionRewardSection():
             extract = Extract(None)
     return lambda completion: shortened(extract(completion) or "")
 

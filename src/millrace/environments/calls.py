@@ -27,7 +27,7 @@ class Calls:
     """
 
     def __init__(self, reward: Reward, timeout_s: float) -> None:
-        self.is_async = reward.is_async
+        self.is_async, self.needs_thread = reward.is_async, reward.needs_thread
         self._reward, self._timeout_s = reward, timeout_s
         self._thread = ThreadPoolExecutor(1, "reward")
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 
 from millrace.core.types import BadPrompt, Prompt
+from millrace.environments.chat import find_reference
 from millrace.environments.reward_worker import TaskRewardWorker
-from millrace.environments.rows import find_column
 from millrace.environments.scores import encodable
 from millrace.environments.tasks import PROBED_ROWS
 
@@ -33,7 +33,7 @@ class FirstLook(TaskRewardWorker):
         """The first prompts in the order of the run, from group `first` on. `any_usable`: an earlier prompt
         was usable."""
         until_s = time.monotonic() + LOOK_S
-        for group_id in range(first, min(self._task.rows, PROBED_ROWS)):
+        for group_id in range(first, min(self._parts.rows, PROBED_ROWS)):
             [prompt] = await self.prompts([group_id])
             yield prompt
             any_usable = any_usable or isinstance(prompt, Prompt)
@@ -41,7 +41,7 @@ class FirstLook(TaskRewardWorker):
                 return
 
     async def num_rows(self) -> int:
-        return self._task.rows
+        return self._parts.rows
 
     async def attempts(self, prompts: list[Prompt]) -> list[TriedCompletion]:
         """Texts that any reward should score: a right answer, an empty completion, and some text."""
@@ -49,8 +49,9 @@ class FirstLook(TaskRewardWorker):
 
     def _attempts(self, prompt: Prompt) -> Iterator[TriedCompletion]:
         texts = {"an empty completion": "", "the prompt as a completion": prompt.text}
-        if self._task.answer is not None:
-            answer = find_column(self._task.columns(self._row(prompt.group_id)), self._task.answer)
+        part, row = self._parts.locate(prompt.group_id)
+        if part.task.answer is not None:
+            answer = find_reference(part.task.columns(row), part.task.answer)
             texts = {"the reference answer": str(answer), **texts}
         room = self._config.sampling.max_tokens
         characters = room * self._characters_per_token  # so that megabytes are not tokenized

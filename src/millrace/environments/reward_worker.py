@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from millrace.config.schema import Config
+from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.completion.columns import token_array
-from millrace.core.errors import DataError, OutOfMemory, needing_memory
-from millrace.core.types import BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
+from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needing_memory
+from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, Scored, ScoreRequest
 from millrace.environments.answers import make_answer
-from millrace.environments.calls import Calls
+from millrace.environments.chat import find_reference
+from millrace.environments.data.wrong_gold import WrongGold
 from millrace.environments.limits import limit_process_memory
-from millrace.environments.order import row_of
-from millrace.environments.rewards import make_reward
-from millrace.environments.rows import Row, find_column
+from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
-from millrace.environments.tasks import make_task
+from millrace.environments.stream.parts import Part, Parts, made
+from millrace.environments.tasks import Task
 from millrace.environments.tokenizer import encode_prompt, load_tokenizer
+from millrace.environments.turns.episodes import Episodes, make_episodes
+from millrace.environments.verifiers.sum_calls import make_calls
 
 T = TypeVar("T")
 _ADVICE = "Raise `reward.memory_mb`, or look for what keeps so much."
 
 Inputs = tuple[str, Row] | Failed | OutOfMemory
 """A completion's text and its row's columns, or the reason why they are missing."""
+
+Scorable = tuple[Part, Inputs]
 
 
 class TaskRewardWorker:
@@ -42,20 +48,37 @@ class TaskRewardWorker:
         config: a dumped `Config`.
         limit_memory: bound this process's memory by `reward.memory_mb`; False if others use the process too.
         answers: give with each score the answer of the completion.
+        wrong_gold: score each row as another row (see `wrong_gold.WrongGold`).
+        run_dir: the directory of the run, which keeps what a judge said; None: there is no run.
     Raises:
         ConfigError, DataError, RewardError: tokenizer, task or reward cannot be made as configured.
     """
 
-    def __init__(self, config: dict[str, Any], limit_memory: bool = True, answers: bool = False) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        limit_memory: bool = True,
+        answers: bool = False,
+        run_dir: str | None = None,
+        wrong_gold: bool = False,
+    ) -> None:
         self._config = Config.model_validate(config)
-        reward = self._config.reward
         self._tokenizer = load_tokenizer(self._config.model.path)
-        self._task = make_task(self._config.task, self._tokenizer)
-        self._calls = Calls(make_reward(reward, self._task), reward.timeout_s)
-        self._answer = make_answer(reward) if answers else None
+        directory = None if run_dir is None else Path(run_dir)
+        self._parts = Parts(self._config, self._tokenizer)
+        parts = {part.name: part for part in self._parts.all}
+        self._episodes, self._calls = None, {}
+        if isinstance(reward := self._config.reward, EnvironmentRewardSection):
+            part = self._parts.all[0]
+            self._episodes = make_episodes(reward, part.config.one_task, part.task, self._tokenizer)
+        else:
+            self._calls = made(parts, lambda part: make_calls(part.config.reward, part.task, directory))
+        if wrong_gold:
+            self._parts.wrap(WrongGold)
+        self._answers = made(parts, lambda part: make_answer(part.config.reward)) if answers else {}
         self._rows = ThreadPoolExecutor(1, "rows")
         if limit_memory:
-            limit_process_memory(reward.memory_mb)
+            limit_process_memory(self._config.reward.memory_mb)
 
     async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
         """The prompts of these groups, in order; an unusable row comes with the reason.
@@ -63,12 +86,15 @@ class TaskRewardWorker:
         Raises: OutOfMemory: this process is at its limit.
         """
         with needing_memory("a reward worker", "prompts", _ADVICE):
+            if self._episodes is not None:
+                return [await self._begun(self._episodes, group_id) for group_id in group_ids]
             return await self._in_rows(lambda: [self._prompt(group_id) for group_id in group_ids])
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:
-        return [self._task.row_id(self._row(group_id)) for group_id in group_ids]
+        located = (self._parts.locate(group_id) for group_id in group_ids)
+        return [part.row_id(row) for part, row in located]
 
-    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.
 
         Plain functions run one after the other. Each call begins when the score before it was sent. So if a
@@ -79,73 +105,99 @@ class TaskRewardWorker:
             OutOfMemory: this process is at its limit; another process may compute the next score.
             DeadlineExceeded: the plain function of the next score; its thread is lost, and so this process.
         """
+        if self._episodes is not None:
+            for request in requests:
+                columns = await self._in_rows(partial(self._columns, request.group_id))
+                yield request.trajectory_id, await self._episodes.answered(request, columns)
+            return
         inputs = await self._in_rows(lambda: [self._inputs(request) for request in requests])
         pairs = list(zip((request.trajectory_id for request in requests), inputs, strict=True))
-        if not self._calls.is_async:
+        if not any(self._calls[part.name].is_async for part, _ in inputs):
             for trajectory_id, one in pairs:
                 yield trajectory_id, await self._score(one)
             return
         exhausted = None
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._attempt(one)) for one in inputs]
+            started = [
+                group.create_task(self._attempt(one)) if self._calls[one[0].name].is_async else None
+                for one in inputs
+            ]
             try:
-                for (trajectory_id, _), task in zip(pairs, tasks, strict=True):
-                    result = await task
-                    if isinstance(result, OutOfMemory):
+                for (trajectory_id, one), task in zip(pairs, started, strict=True):
+                    result = await (task or self._attempt(one))
+                    if isinstance(result, OutOfMemory | DeadlineExceeded):
                         exhausted = result
                         break
                     yield trajectory_id, result
             except GeneratorExit:  # leave the group normally: it would wrap the exception
                 pass
-            for task in tasks:
+            for task in filter(None, started):
                 task.cancel()
         if exhausted is not None:
             raise exhausted
 
-    async def _attempt(self, inputs: Inputs) -> Score | OutOfMemory:
-        """The score. An OutOfMemory is returned, because the task group would wrap an error."""
+    async def _attempt(self, inputs: Scorable) -> Score | OutOfMemory | DeadlineExceeded:
+        """The score. What ends this process is returned, because the task group would wrap an error."""
         try:
             return await self._score(inputs)
-        except OutOfMemory as error:
+        except (OutOfMemory, DeadlineExceeded) as error:
             return error
 
-    async def _score(self, inputs: Inputs) -> Score:
+    async def _score(self, scorable: Scorable) -> Score:
+        part, inputs = scorable
         match inputs:
             case Failed():
                 return inputs
             case OutOfMemory():
                 raise inputs
             case completion, columns:
-                answer = None if self._task.answer is None else find_column(columns, self._task.answer)
-                score = await self._calls.score(completion, answer, columns)
-                return await self._with_answer(score, completion)
+                answer = None if part.task.answer is None else find_reference(columns, part.task.answer)
+                score = await self._calls[part.name].score(completion, answer, columns)
+                return await self._with_answer(part, self._parts.measured(part, score), completion)
 
-    async def _with_answer(self, score: Score, completion: str) -> Score:
-        find = self._answer
+    async def _with_answer(self, part: Part, score: Score, completion: str) -> Score:
+        find = self._answers.get(part.name)
         if find is None or not isinstance(score, Scored):
             return score
         return replace(score, answer=await self._in_rows(lambda: find(completion)))
 
-    def _inputs(self, request: ScoreRequest) -> Inputs:
+    def _inputs(self, request: ScoreRequest) -> Scorable:
+        part, row = self._parts.locate(request.group_id)
+        return part, self._text_and_columns(request, part.task, row)
+
+    def _text_and_columns(self, request: ScoreRequest, task: Task, row: int) -> Inputs:
         try:
             with needing_memory("a reward worker", "a completion and its row", _ADVICE):
                 text = self._tokenizer.decode(
                     list(request.tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
-                return text, self._task.columns(self._row(request.group_id))
+                return text, task.columns(row)
         except DataError as error:
             return Failed(str(error))
         except OutOfMemory as error:
             return error
 
-    def _prompt(self, group_id: int) -> Prompt | BadPrompt:
-        row = self._row(group_id)
-        row_id = self._task.row_id(row)
+    async def _begun(self, episodes: Episodes, group_id: int) -> Prompt | BadPrompt:
+        """The prompt with what the environment adds."""
+        part, row = self._parts.locate(group_id)
         try:
-            text = self._task.prompt_text(row)
+            more = await episodes.begun(await self._in_rows(lambda: part.task.columns(row)))
+        except DataError as error:
+            return BadPrompt(group_id, part.row_id(row), str(error))
+        if isinstance(more, Failed):
+            return BadPrompt(group_id, part.row_id(row), f"{part.row_id(row)}: {more.reason}")
+        return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
+
+    def _prompt(
+        self, group_id: int, more: str = "", tools: Sequence[dict[str, Any]] = ()
+    ) -> Prompt | BadPrompt:
+        part, row = self._parts.locate(group_id)
+        row_id = part.row_id(row)
+        try:
+            text = part.task.prompt_text(row, more, tools)
             self._check_characters(row_id, text)
             _check_surrogates(row_id, text)
-            if self._task.is_chat(row):  # a chat template writes its own special tokens
+            if part.task.is_chat(row):  # a chat template writes its own special tokens
                 tokens = self._tokenizer.encode(text, add_special_tokens=False)
             else:
                 tokens = encode_prompt(self._tokenizer, text)
@@ -187,8 +239,9 @@ class TaskRewardWorker:
                 "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
             )
 
-    def _row(self, group_id: int) -> int:
-        return row_of(group_id, self._task.rows, self._config.seed)
+    def _columns(self, group_id: int) -> Row:
+        part, row = self._parts.locate(group_id)
+        return part.task.columns(row)
 
     async def _in_rows(self, make: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._rows, make)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
+from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError
+from millrace.environments.code import CodeReward
+from millrace.environments.extract import ExpectedAnswer, Extract
 from millrace.environments.function import FunctionReward
 from millrace.environments.rows import Row
 from millrace.environments.tasks import GymTask, Task, first_usable
+from millrace.environments.verifiers.judge import JudgeReward
+from millrace.environments.verifiers.pattern import PatternReward
 
 
 class Reward(Protocol):
@@ -27,11 +31,15 @@ class Reward(Protocol):
     def __call__(self, completion: str, answer: Any, columns: Row) -> Any: ...
 
 
-def make_reward(config: table.Reward, task: Task) -> Reward:
-    """The reward of a configuration, for the rows of a task.
+def make_reward(
+    config: table.OneReward, task: Task, *, run_dir: Path | None = None, workers: int = 1
+) -> Reward:
+    """The reward of a configuration, for the rows of a task. A judge keeps its judgements in `run_dir`, and
+    shares its limits with the `workers` of the run.
 
     Raises:
         ConfigError: the reward does not fit the task. RewardError: the user's function cannot be loaded.
+        SandboxError: this machine has no sandbox of the level that is asked for.
     """
     match config:
         case table.GymRewardSection():
@@ -42,8 +50,20 @@ def make_reward(config: table.Reward, task: Task) -> Reward:
             return MathReward(config.extract_answer)
         case table.ExactRewardSection():
             return ExactReward(config.extract, config.extract_answer)
+        case table.CodeRewardSection():
+            return CodeReward(config)
+        case table.JsonRewardSection():
+            from millrace.environments.verifiers.json_form import JsonReward  # loads a library of its own
+
+            return JsonReward(config)
+        case table.PatternRewardSection():
+            return PatternReward(config)
+        case table.JudgeRewardSection():
+            return JudgeReward(config, task.prompt, run_dir=run_dir, workers=workers)
         case table.FunctionRewardSection():
             return FunctionReward(config.path, first_usable(task))
+        case table.EnvironmentRewardSection():
+            raise ConfigError('`reward.kind` "environment" is no member of a sum, and scores no lone text')
 
 
 class GymReward:
@@ -112,44 +132,3 @@ class MathReward:
             )
         expressions = self._parse(completion, parsing_timeout=None)
         return float(self._verify(gold, expressions, timeout_seconds=None, raise_on_error=True))
-
-
-class Extract:
-    """The answer in a text: the one group of the last match of a pattern, or all of the text."""
-
-    def __init__(self, pattern: str | None, key: str = "reward.extract") -> None:
-        try:
-            self._pattern = None if pattern is None else re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"`{key}` ({pattern!r}) is not a regular expression: {error}") from error
-        if self._pattern is not None and self._pattern.groups != 1:
-            raise ConfigError(f"`{key}` ({pattern!r}) has {self._pattern.groups} groups, it needs one")
-
-    def __call__(self, text: str) -> str | None:
-        """The extracted text without surrounding space; None if the pattern does not match."""
-        if self._pattern is None:
-            return text.strip()
-        matches = self._pattern.findall(text)
-        return matches[-1].strip() if matches else None
-
-
-class ExpectedAnswer:
-    """The expected answer of a row: its answer column, or the part of it that a pattern matches."""
-
-    def __init__(self, reward: str, pattern: str | None) -> None:
-        self._reward, self._pattern = reward, pattern
-        self._extract = Extract(pattern, "reward.extract_answer")
-
-    def __call__(self, answer: Any) -> str:
-        """The expected answer without surrounding space. Raises: DataError: there is none."""
-        if answer is None:
-            raise DataError(
-                f"{self._reward} needs a reference answer, the row has none: set `task.answer` to its column"
-            )
-        expected = self._extract(str(answer))
-        if expected is None:
-            raise DataError(
-                f"the answer {str(answer)[-80:]!r} has nothing that `reward.extract_answer` "
-                f"({self._pattern!r}) finds"
-            )
-        return expected

@@ -1,30 +1,22 @@
-"""Rows of a data file, by index. JSON Lines stay on disk; other formats are read once."""
+"""Rows of data files, by index. All stay on disk but those of .json and of small Parquet files."""
 
 from __future__ import annotations
 
-import codecs
-import csv
-import io
+import bisect
+import itertools
 import json
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from millrace.config.objects import load_function
 from millrace.core.errors import DataError, boundary
+from millrace.environments.data.arrow import ArrowRows, mapped_parquet
+from millrace.environments.data.cells import CellRows
+from millrace.environments.data.files import SUFFIXES, check_exists, row_files
+from millrace.environments.data.lines import JsonLines, Row, as_object, not_utf8
 
-Row = Mapping[str, Any]
-FORMATS = (
-    ".jsonl, .ndjson, .json, .csv, .tsv, .parquet, or a directory from `datasets.save_to_disk` or with "
-    ".parquet files"
-)
-
-
-DELIMITERS = ",;\t|"
-_TO_UTF8 = "Write it anew: `iconv -f {} -t utf-8 OLD > NEW`, with its own encoding"
+FORMATS = f"{', '.join(SUFFIXES)}, a directory of such files, or one from `datasets.save_to_disk`"
 
 
 def find_column(row: Row, name: str) -> Any:
@@ -77,65 +69,59 @@ class FunctionRows:
 
 
 def open_rows(path: str) -> Rows:
-    """The rows of a file or data set directory.
+    """The rows of a file, of the files of a directory, or of those of a pattern.
 
     Raises:
-        DataError: the file does not exist, cannot be read, has no rows, or has an unknown format.
+        DataError: there is no file, or one cannot be read, has no rows, or has an unknown format.
     """
-    file = Path(path)
-    if not file.exists():
-        raise DataError(f"no data at `{path}` (looked in {Path.cwd()}): check `task.path`")
-    with boundary(path, f"cannot be read as {file.suffix or 'a data set'}", DataError):
-        rows = _open(file)
-    if len(rows) == 0:
+    check_exists(path)
+    files = row_files(path)
+    parts = []
+    for file in files:
+        with boundary(str(file), f"cannot be read as {file.suffix or 'a data set'}", DataError):
+            parts.append(_open(file))
+    if sum(map(len, parts)) == 0:
         raise DataError(f"{path} has no rows: a task needs at least one")
-    return rows
+    return parts[0] if files == [Path(path)] else Joined(files, parts)
 
 
 def _open(file: Path) -> Rows:
     if file.is_dir():
-        return _directory(file)
+        return _saved(file)
     match file.suffix:
         case ".jsonl" | ".ndjson":
             return JsonLines(file)
         case ".json":
             return _json(file)
         case ".csv" | ".tsv":
-            return _csv(file)
+            return CellRows(file)
         case ".parquet":
             return _parquet(file)
+        case ".arrow":
+            return ArrowRows(file)
     raise DataError(f"{file}: format {file.suffix!r} is not known. Use {FORMATS}.")
 
 
-class JsonLines:
-    """One JSON object per line; blank lines do not count. Only the lines' positions are in memory."""
+class Joined:
+    """The rows of several files, one after the other. A place has the name of its file."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._bytes = b"" if file.stat().st_size == 0 else _mapped(file)
-        if self._bytes[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise DataError(f"{file} is UTF-16, and lines of JSON are UTF-8.\n  {_TO_UTF8.format('UTF-16')}")
-        ends = np.flatnonzero(np.frombuffer(self._bytes, np.uint8) == ord("\n"))
-        bounds = np.concatenate([[-1], ends, [len(self._bytes)]])
-        spans = zip(bounds[:-1] + 1, bounds[1:], strict=True)
-        filled = [(n, int(a), int(b)) for n, (a, b) in enumerate(spans, 1) if self._bytes[a:b].strip()]
-        self._spans = np.array(filled, np.int64).reshape(-1, 3)
+    def __init__(self, files: Sequence[Path], parts: Sequence[Rows]) -> None:
+        self._files, self._parts = files, parts
+        self._starts = list(itertools.accumulate(map(len, parts), initial=0))
 
     def __len__(self) -> int:
-        return len(self._spans)
+        return self._starts[-1]
 
     def __getitem__(self, index: int) -> Row:
-        line, start, end = self._spans[index]
-        try:
-            row = json.loads(self._bytes[start:end])
-        except UnicodeDecodeError as error:
-            raise _not_utf8(f"{self._file}:{line}", error) from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{self._file}:{line} is not JSON: {error}") from error
-        return _object(row, f"{self._file}:{line}")
+        part = self._part(index)
+        return self._parts[part][index - self._starts[part]]
 
     def place(self, index: int) -> str:
-        return str(self._spans[index][0])
+        part = self._part(index)
+        return f"{self._files[part].name}:{self._parts[part].place(index - self._starts[part])}"
+
+    def _part(self, index: int) -> int:
+        return bisect.bisect_right(self._starts, index) - 1
 
 
 class Listed:
@@ -153,7 +139,7 @@ class Listed:
             row = self._rows[index]
             if isinstance(row, DataError):
                 raise row
-            return _object(row, where)
+            return as_object(row, where)
 
     def place(self, index: int) -> str:
         return str(index if self._places is None else self._places[index])
@@ -176,7 +162,7 @@ def _json(file: Path) -> Rows:
     try:
         rows = json.loads(file.read_bytes())
     except UnicodeDecodeError as error:
-        raise _not_utf8(str(file), error) from error
+        raise not_utf8(str(file), error) from error
     if not isinstance(rows, list):
         raise DataError(
             f"{file} holds a JSON {type(rows).__name__}: expected a list of objects, or use .jsonl"
@@ -184,75 +170,20 @@ def _json(file: Path) -> Rows:
     return Listed(file, rows)
 
 
-def _csv(file: Path) -> Rows:
-    """Rows in UTF-8, or in UTF-16 with its mark, as spreadsheets write. The header decides the delimiter."""
-    content = file.read_bytes()
-    utf16 = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    try:
-        text = content.decode("utf-16" if utf16 else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _not_utf8(f"{file}:{content[: error.start].count(10) + 1}", error) from error
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
-    rows: list[Row | DataError] = []
-    lines: list[int] = []
-    for row in reader:
-        lines.append(reader.line_num)
-        rows.append(_too_wide(file, reader) if None in row else row)
-    return Listed(file, rows, lines)
-
-
-def _delimiter(text: str) -> str:
-    header = text.partition("\n")[0]
-    return max(DELIMITERS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
-
-
-def _too_wide(file: Path, reader: csv.DictReader[str]) -> DataError:
-    return DataError(
-        f"{file}:{reader.line_num} has more cells than the header, {reader.fieldnames}: text with "
-        f"{reader.reader.dialect.delimiter!r} in it needs quotes"
-    )
-
-
-def _not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
-    return DataError(
-        f"{where} is not UTF-8: byte {error.object[error.start]:#04x}, {error.reason}.\n"
-        f"  {_TO_UTF8.format('latin1')}"
-    )
-
-
 def _parquet(file: Path) -> Rows:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    return Listed(file, _Table(pyarrow.parquet.read_table(file, memory_map=True)))
+    rows = mapped_parquet(file)
+    return rows or Listed(file, _Table(pyarrow.parquet.read_table(file, memory_map=True)))
 
 
-def _directory(directory: Path) -> Rows:
-    if (directory / "dataset_dict.json").exists() or (directory / "dataset_info.json").exists():
-        from datasets import DatasetDict, load_from_disk
+def _saved(directory: Path) -> Rows:
+    from datasets import DatasetDict, load_from_disk
 
-        loaded = load_from_disk(str(directory))
-        if isinstance(loaded, DatasetDict):
-            names = sorted(loaded)
-            raise DataError(
-                f"{directory} holds the splits {names}: set `task.path` to one, {directory / names[0]}"
-            )
-        return Listed(directory, loaded)
-    files = sorted(directory.rglob("*.parquet"))
-    if not files:
-        raise DataError(f"{directory} is not a data set that can be read. Use {FORMATS}.")
-    import pyarrow
-    import pyarrow.parquet
-
-    tables = [pyarrow.parquet.read_table(file, memory_map=True) for file in files]
-    return Listed(directory, _Table(pyarrow.concat_tables(tables, promote_options="default")))
-
-
-def _mapped(file: Path) -> mmap.mmap:
-    with file.open("rb") as opened:
-        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _object(row: Any, where: str) -> Row:
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is a JSON {type(row).__name__}, expected an object with columns")
-    return row
+    loaded = load_from_disk(str(directory))
+    if isinstance(loaded, DatasetDict):
+        names = sorted(loaded)
+        raise DataError(
+            f"{directory} holds the splits {names}: set `task.path` to one, {directory / names[0]}"
+        )
+    return Listed(directory, loaded)

@@ -39,7 +39,7 @@ def to_score(name: str, returned: Any) -> Score:
     reward = _reward(returned["reward"])
     if reward is None:
         return _refused(name, "returned, under the key 'reward',", returned["reward"])
-    others = ((encodable(str(key)), _number(value)) for key, value in returned.items() if key != "reward")
+    others = ((encodable(str(key)), finite(value)) for key, value in returned.items() if key != "reward")
     return Scored(reward, {key: value for key, value in others if value is not None})
 
 
@@ -57,7 +57,7 @@ def raised(name: str, error: BaseException, file: str | None = None) -> Failed:
     return Failed(f"{name} raised {type(error).__name__}: {shortened(error)}{where}")
 
 
-def _number(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
     """A finite float, or None. NumPy scalars are numbers, as are arrays and tensors without dimensions, of
     any library; strings are not."""
     try:
@@ -72,7 +72,7 @@ def _number(value: Any) -> float | None:
 
 
 def _reward(value: Any) -> float | None:
-    number = _number(value)
+    number = finite(value)
     return number if number is not None and abs(number) <= REWARD_MAX else None
 
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.rows import FunctionRows, Row, find_column, has_column, open_rows
+from millrace.environments.chat import find_reference, is_messages, render
+from millrace.environments.data.arrow import ArrowRows
+from millrace.environments.data.hub import fetched_file
+from millrace.environments.rows import FunctionRows, Row, Rows, find_column, has_column, open_rows
 
 PROBED_ROWS = 100
 CACHED_ROWS = 1024
+
+Tools = Sequence[dict[str, Any]]
+"""JSON Schemas of tools, as chat templates take them."""
+
+OfRows = table.FileTaskSection | table.HubTaskSection | table.FunctionTaskSection
 
 
 class Task(Protocol):
     """`rows` is the number of rows; a row is an index below that number. A broken row raises DataError."""
 
     rows: int
-    answer: str | None  # the column with the reference answer: see `rows.find_column`
+    prompt: str  # the column with the prompt: see `rows.find_column`
+    answer: str | None  # the column with the reference answer
 
     def row_id(self, row: int) -> str:
         """The name of the row in the ledger and in reports."""
@@ -27,8 +37,9 @@ class Task(Protocol):
     def columns(self, row: int) -> Row:
         """The columns, for rewards."""
 
-    def prompt_text(self, row: int) -> str:
-        """The text of the prompt, rendered through the chat template if the row `is_chat`."""
+    def prompt_text(self, row: int, more: str = "", tools: Tools = ()) -> str:
+        """The text of the prompt with `more` behind it. A chat template renders it if the row `is_chat`, with
+        `tools` behind the row's own."""
 
     def is_chat(self, row: int) -> bool:
         """Whether a chat template renders the prompt, which then has special tokens."""
@@ -58,7 +69,7 @@ class GymTask:
     held-out set with another seed has other rows.
     """
 
-    answer: str | None = "answer"
+    prompt, answer = "question", "answer"
 
     def __init__(self, config: table.GymTaskSection, tokenizer: Any) -> None:
         self.rows = config.size
@@ -73,9 +84,10 @@ class GymTask:
     def columns(self, row: int) -> Row:
         return self._cached(row)
 
-    def prompt_text(self, row: int) -> str:
+    def prompt_text(self, row: int, more: str = "", tools: Tools = ()) -> str:
         columns = self.columns(row)
-        return _render(self._config, self._tokenizer, columns, columns["question"], self.row_id(row))
+        question = columns["question"]
+        return render(self._config, self._tokenizer, columns, question, self.row_id(row), more, tools)
 
     def is_chat(self, row: int) -> bool:
         return self._config.chat
@@ -88,41 +100,57 @@ class GymTask:
 
 
 class RowsTask:
-    """Rows of a file, or of a user's function. A broken row raises an error with its place when it is read;
-    the other rows are used."""
+    """Rows of files, of a hub, or of a user's function. A broken row raises an error with its place when it
+    is read; the other rows are used."""
 
-    def __init__(self, config: table.FileTaskSection | table.FunctionTaskSection, tokenizer: Any) -> None:
+    def __init__(self, config: OfRows, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
-        is_file = isinstance(config, table.FileTaskSection)
-        self._rows = open_rows(config.path) if is_file else FunctionRows(config.path)
-        self.rows, self.answer = len(self._rows), config.answer
+        self._rows, self._source = _rows_of(config)
+        self.rows, self.prompt, self.answer = len(self._rows), config.prompt, config.answer
 
     def row_id(self, row: int) -> str:
-        return f"{Path(self._config.path).name}:{self._rows.place(row)}"
+        return f"{self._source}:{self._rows.place(row)}"
 
     def columns(self, row: int) -> Row:
         columns = self._rows[row]
-        for key, name in ("task.prompt", self._config.prompt), ("task.answer", self._config.answer):
-            if name is not None and find_column(columns, name) is None:
+        for key, name, find in (
+            ("task.prompt", self._config.prompt, find_column),
+            ("task.answer", self._config.answer, find_reference),
+        ):
+            if name is not None and find(columns, name) is None:
                 raise DataError(f"{self.row_id(row)} {_lacks(columns, key, name)}")
         return columns
 
-    def prompt_text(self, row: int) -> str:
+    def prompt_text(self, row: int, more: str = "", tools: Tools = ()) -> str:
         columns = self.columns(row)
-        return _render(
+        return render(
             self._config,
             self._tokenizer,
             columns,
             find_column(columns, self._config.prompt),
             self.row_id(row),
+            more,
+            tools,
         )
 
     def is_chat(self, row: int) -> bool:
-        return self._config.chat or _is_messages(find_column(self.columns(row), self._config.prompt))
+        return self._config.chat or is_messages(find_column(self.columns(row), self._config.prompt))
+
+
+def _rows_of(config: OfRows) -> tuple[Rows, str]:
+    """The rows, and the name that they have in ids."""
+    match config:
+        case table.FileTaskSection():
+            return open_rows(config.path), Path(config.path).name
+        case table.HubTaskSection():
+            return ArrowRows(fetched_file(config)), f"{config.name}/{config.split}"
+    return FunctionRows(config.path), Path(config.path).name
 
 
 def _lacks(columns: Row, key: str, name: str) -> str:
     none = ', or set it to "none" where no row has an answer' if key == "task.answer" else ""
+    if find_column(columns, name) is not None:
+        return f"has no assistant's message at the end of `{name}`, which is the reference answer{none}"
     if has_column(columns, name):
         return f"has nothing (null) as `{name}`: give it a value or leave the row out{none}"
     return f"has no `{name}`, only {sorted(columns)}: name the right column as `{key}`{none}"
@@ -145,44 +173,6 @@ def _gym_dataset(name: str, size: int, seed: int, options: dict[str, Any]) -> An
         raise ConfigError(
             f"`task.options` {options} do not fit reasoning-gym's `{name}` ({error}); "
             f"it knows {', '.join(fields)}"
-        ) from error
-
-
-def _render(config: table.Task, tokenizer: Any, columns: Row, prompt: Any, row_id: str) -> str:
-    if isinstance(prompt, str):
-        text = _fill(config.template, {**columns, "prompt": prompt}, row_id)
-        messages = [{"role": "user", "content": text}]
-        if not config.chat:
-            return text
-    elif _is_messages(prompt):
-        messages = prompt
-    else:
-        kind = type(prompt).__name__
-        raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
-    if not getattr(tokenizer, "chat_template", None):
-        raise DataError(
-            f"{row_id}: the prompt has chat messages, and the model's tokenizer has no chat template.\n"
-            "  Take a chat model, or give the prompt as text"
-        )
-    try:
-        return tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **config.chat_arguments
-        )
-    except Exception as error:
-        raise DataError(f"{row_id}: the chat template failed: {type(error).__name__}: {error}") from error
-
-
-def _is_messages(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(isinstance(one, dict) for one in prompt)
-
-
-def _fill(template: str, columns: Row, row_id: str) -> str:
-    try:
-        return template.format(**columns)
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
-        raise DataError(
-            f"{row_id}: `task.template` {template!r} cannot be filled ({type(error).__name__}: {error}); "
-            f"columns: {sorted(columns)}. A literal brace is written {{{{ or }}}}."
         ) from error
 
 

@@ -42,7 +42,21 @@ def of_shares(values: Sequence[float]) -> Interval:
     n = len(values)
     if n < 2:
         return (0.0, 1.0) if n else (math.nan, math.nan)
-    mean, t = math.fsum(values) / n, t_975(n - 1)
+    return _score_interval(math.fsum(values) / n, n, t_975(n - 1))
+
+
+def of_attempts(correct: int, n: int) -> Interval:
+    """Wilson's score interval of a pass rate: `correct` of `n` independent attempts at one prompt.
+
+    Each attempt is right or wrong, so the variance follows from the rate. So t is the normal quantile here.
+
+    Degenerate:
+        No attempts -> (0, 1).
+    """
+    return _score_interval(correct / n, n, Z) if n else (0.0, 1.0)
+
+
+def _score_interval(mean: float, n: int, t: float) -> Interval:
     square = t * t
     center = (mean + square / (2 * n)) / (1 + square / n)
     half = t * math.sqrt(max(0.0, mean * (1 - mean)) / n + square / (4 * n * n)) / (1 + square / n)

@@ -9,12 +9,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from millrace.config.schema import Config
+from millrace.config.tables.mixture import MixtureTaskSection
 from millrace.config.tables.task import GymTaskSection
 from millrace.core.completion.columns import token_array
+from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.evaluation import scores
 from millrace.evaluation.generate import Completion, generate
+from millrace.rollout.protocol import Engine
 
 HELD_OUT_SEED = 2
 
@@ -24,6 +27,11 @@ def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed:
     task = config.task
     if isinstance(task, GymTaskSection):
         task = task.model_copy(update={"data_seed": data_seed})
+    if isinstance(task, MixtureTaskSection):
+        raise ConfigError(
+            '`task.kind` is "mixture": evaluate on one task, whose rows are not trained on.\n'
+            "  Name it: --set task.kind=file --set task.path=FILE, and its `[reward]`"
+        )
     chosen = config.model if model is None else config.model.model_copy(update={"path": str(model.resolve())})
     return config.model_copy(update={"task": task, "seed": seed, "model": chosen})
 
@@ -43,21 +51,12 @@ def evaluate(
     completions that have ended, and the number of all. Call from the main thread, with no event loop running.
     """
     from millrace.devices.device import torch_device
-    from millrace.engines.own.load import load_engine
 
     torch_device(config.model.device)  # refused before a worker starts
     chosen = scores.prompts(config, prompts)
     tokens = [prompt.tokens for prompt in chosen]
-    engine = load_engine(
-        config.model.path,
-        dtype=config.model.dtype,
-        device=config.model.device,
-        slots=config.rollout.slots,
-        max_sequence_tokens=config.rollout.max_sequence_tokens,
-        prefill_chunk=config.rollout.prefill_chunk,
-        exact=config.rollout.exact,
-    )
-    sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False, routing=False)
+    engine = serving_engine(config)
+    sampling = plain_sampling(config)
     greedy = replace(sampling, temperature=0.0)
     ended, total = itertools.count(1), len(chosen) * (1 + samples)
 
@@ -70,6 +69,26 @@ def evaluate(
     return summarize(
         config.model.path, [row[0] for row in rows], [row[1:] for row in rows], correct_at=correct_at
     )
+
+
+def serving_engine(config: Config) -> Engine:
+    """An engine of this process that serves `config.model` as `config.rollout` says."""
+    from millrace.engines.own.load import load_engine
+
+    return load_engine(
+        config.model.path,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        slots=config.rollout.slots,
+        max_sequence_tokens=config.rollout.max_sequence_tokens,
+        prefill_chunk=config.rollout.prefill_chunk,
+        exact=config.rollout.exact,
+    )
+
+
+def plain_sampling(config: Config) -> Sampling:
+    """`config.sampling` without what only training needs."""
+    return replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False, routing=False)
 
 
 def _attempts(

@@ -16,6 +16,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import DataError, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
+from millrace.environments.data.prepare import prepare_rows
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 TARGET = "millrace.environments.reward_worker:TaskRewardWorker"
@@ -40,7 +41,43 @@ def prompts(config: Config, count: int) -> list[Prompt]:
 
 def scores(config: Config, requests: Sequence[ScoreRequest], *, answers: bool = False) -> list[Timed]:
     """One score per request, in their order. With `answers`, a score has the answer of its completion."""
-    return asyncio.run(_scores(config, requests, answers))
+    with Scorer(config, answers=answers) as scorer:
+        return scorer.scores(requests)
+
+
+class Scorer:
+    """Scores one batch of completions after another, in a reward worker that stays between batches.
+
+    A context manager. Call from the main thread, with no event loop running.
+    """
+
+    def __init__(self, config: Config, *, answers: bool = False) -> None:
+        self._config, self._answers = config, answers
+        self._runner, self._runtime = asyncio.Runner(), LocalRuntime()
+        self._worker: Handle | None = None
+
+    def scores(self, requests: Sequence[ScoreRequest]) -> list[Timed]:
+        """One score per request, in their order."""
+        return self._runner.run(self._scores(requests))
+
+    async def _scores(self, requests: Sequence[ScoreRequest]) -> list[Timed]:
+        results: list[Timed] = []
+        while len(results) < len(requests):
+            if self._worker is None:
+                self._worker = await start_worker(self._runtime, self._config, answers=self._answers)
+            if await drain(self._worker, self._config.reward.timeout_s, requests[len(results) :], results):
+                self._worker.kill()
+                self._worker = None
+        return results
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._runner.run(self._runtime.close())
+        finally:
+            self._runner.close()
 
 
 async def _prompts(config: Config, count: int) -> list[Prompt]:
@@ -61,19 +98,6 @@ async def _prompts(config: Config, count: int) -> list[Prompt]:
         last = next(reversed(unusable.values()))
         raise DataError(f"only {len(usable)} of {start} prompts can be used; the last refusal: {last.reason}")
     return list(usable.values())
-
-
-async def _scores(config: Config, requests: Sequence[ScoreRequest], answers: bool) -> list[Timed]:
-    runtime = LocalRuntime()
-    results: list[Timed] = []
-    try:
-        while len(results) < len(requests):
-            worker = await start_worker(runtime, config, answers=answers)
-            await drain(worker, config.reward.timeout_s, requests[len(results) :], results)
-            worker.kill()
-    finally:
-        await runtime.close()
-    return results
 
 
 async def drain(
@@ -97,11 +121,14 @@ async def drain(
         results.append(Timed(score, time.perf_counter() - started))
         if lost:
             return True
+    await stream.aclose()
     return False
 
 
 async def start_worker(
     runtime: Runtime, config: Config, target: str = TARGET, *, answers: bool = False
 ) -> Handle:
+    for part in config.by_part.values():
+        prepare_rows(part.one_task)  # which the deadline of the worker's start does not allow for
     kwargs = {"config": recorded(config)} | ({"answers": True} if answers else {})
     return await runtime.spawn("reward worker", target, kwargs, timeout_s=config.supervision.spawn_timeout_s)

@@ -42,18 +42,18 @@ def run_trials(config: Config, rows: int, own: list[str]) -> list[dict[str, Any]
 
 def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
     """The trials of the first `rows` usable rows, in the order that training draws them."""
-    from millrace.environments.order import row_of
-    from millrace.environments.rows import find_column
-    from millrace.environments.tasks import make_task
+    from millrace.environments.chat import find_reference
+    from millrace.environments.stream.parts import Parts
     from millrace.environments.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path)
-    task = make_task(config.task, tokenizer)
+    parts = Parts(config, tokenizer)
     for prompt in scores.prompts(config, rows):
-        columns = task.columns(row_of(prompt.group_id, task.rows, config.seed))
+        part, row = parts.locate(prompt.group_id)
+        task, columns = part.task, part.task.columns(row)
         texts = [("empty", ""), ("garbage", GARBAGE), *(("yours", text) for text in own)]
         if task.answer is not None:
-            texts.insert(0, ("reference", str(find_column(columns, task.answer))))
+            texts.insert(0, ("reference", str(find_reference(columns, task.answer))))
         for kind, text in texts:
             tokens = tokenizer.encode(text, add_special_tokens=False)
             seen = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)

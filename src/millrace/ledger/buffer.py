@@ -72,8 +72,7 @@ class Buffer:
         self._dirty[trajectory.trajectory_id] = trajectory
 
     def grow(self, trajectories: Iterable[Trajectory]) -> None:
-        for trajectory in trajectories:
-            self._growing[trajectory.trajectory_id] = trajectory
+        self._growing |= {trajectory.trajectory_id: trajectory for trajectory in trajectories}
 
     def look_again(self, trained: Iterable[int]) -> None:
         """Bring the accounts up to the present states, before writing.

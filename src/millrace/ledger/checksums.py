@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import xxhash
 
+from millrace.ledger.migration import older
 from millrace.ledger.schema import CHECKED, TABLES, computed, intact
 
-_KEYS = {
-    "run": "rowid",
-    "groups": "group_id",
-    "skipped": "group_id",
-    "trajectories": "trajectory_id",
-    "chunks": "trajectory_id",
-    "steps": "version",
-    "checkpoints": "version",
-    "published": "version",
-    "evaluations": "name",
-    "evaluation_attempts": "name",
-}
+_KEYS = {table: columns[0] for table, columns in CHECKED.items()} | {"run": "rowid"}
 _PROBLEMS_MAX = 3
 
 
@@ -74,14 +65,13 @@ def _refuse_damaged_rows(db: sqlite3.Connection, table: str) -> None:
 
 def _refuse_other_tables(db: sqlite3.Connection) -> None:
     """Compare the text of tables and triggers, which decides the effect of later statements."""
-    fresh = sqlite3.connect(":memory:")
-    try:
+    with closing(sqlite3.connect(":memory:")) as fresh:
         register(fresh)
         fresh.executescript(TABLES)
         query = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
         expected, actual = fresh.execute(query).fetchall(), db.execute(query).fetchall()
-    finally:
-        fresh.close()
     wrong = {row[1] for row in {*expected} ^ {*actual}}
+    if older.number(db) in older.CHANGES:
+        wrong -= older.DIFFERENT
     if wrong:
         raise DamageError(f"its tables are not a ledger's: {', '.join(sorted(map(repr, wrong)))}")

@@ -14,16 +14,10 @@ from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish
 from millrace.ledger.checksums import DamageError, checked
 from millrace.ledger.codec import pack_prompt, unpack_prompt
 from millrace.ledger.records import encode
-from millrace.ledger.schema import intact
+from millrace.ledger.schema import insert_into, intact
 
-_INSERT = (
-    "INSERT INTO evaluations (name, version, num_attempts, metrics, reason, took_s, wall_s)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
-_INSERT_ATTEMPT = (
-    "INSERT INTO evaluation_attempts (name, version, prompt_index, row_id, attempt, tokens, finish, reward,"
-    " answer, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+_INSERT = insert_into("evaluations")
+_INSERT_ATTEMPT = insert_into("evaluation_attempts")
 _SELECT = (
     f"SELECT name, version, metrics, reason, took_s, {intact('evaluations')} FROM evaluations"
     " ORDER BY version, rowid"

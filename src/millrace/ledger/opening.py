@@ -16,6 +16,7 @@ from millrace.core.clock import wall
 from millrace.core.errors import DataError, LedgerError
 from millrace.ledger.checksums import DamageError, checked, refuse_damage, register
 from millrace.ledger.failures import OTHER_PATH, damaged_advice, ledger_failures, reading
+from millrace.ledger.migration import older
 from millrace.ledger.schema import APPLICATION_ID, FORMAT, TABLES, intact
 
 MEMORY = ":memory:"
@@ -41,6 +42,7 @@ def open_for_writing(path: str, run: Mapping[str, Any]) -> sqlite3.Connection:
         with reading(path, "check"):
             refuse_damage(db)
         with ledger_failures(path, "open"):
+            older.migrate(db)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES_MAX}")
@@ -149,12 +151,8 @@ def _create_file(path: str, run: Mapping[str, Any]) -> None:
     temporary = path + ".new"
     if os.path.exists(temporary):
         os.unlink(temporary)
-    with ledger_failures(path, "create"):
-        db = _connect(f"file:{quote(temporary)}?mode=rwc")
-        try:
-            _create_tables(db, run)
-        finally:
-            db.close()
+    with ledger_failures(path, "create"), closing(_connect(f"file:{quote(temporary)}?mode=rwc")) as db:
+        _create_tables(db, run)
     os.replace(temporary, path)
 
 
@@ -182,10 +180,10 @@ def _refuse_odd(path: str) -> None:
 def _verify(db: sqlite3.Connection, path: str) -> None:
     with ledger_failures(path, "open"):
         application_id = db.execute("PRAGMA application_id").fetchone()[0]
-        number = db.execute("PRAGMA user_version").fetchone()[0]
+        number = older.number(db)
     if application_id != APPLICATION_ID:
         raise LedgerError(f"ledger {path}: this is an SQLite file, but not a ledger\n  {OTHER_PATH}")
-    if number != FORMAT:
+    if number != FORMAT and number not in older.CHANGES:
         age = "newer" if number > FORMAT else "older"
         raise LedgerError(
             f"ledger {path}: written in format {number} by {'a' if age == 'newer' else 'an'} {age} Millrace; "

@@ -15,6 +15,7 @@ from millrace.core.types import (
     CheckpointInfo,
     Finish,
     Group,
+    GroupOutcome,
     Prompt,
     State,
     StepRecord,
@@ -30,12 +31,12 @@ from millrace.ledger.codec import (
     unpack_columns,
     unpack_prompt,
 )
-from millrace.ledger.schema import intact
+from millrace.ledger.schema import insert_into, intact
 
-INSERT_GROUP = "INSERT INTO groups (group_id, row_id, prompt, text) VALUES (?, ?, ?, ?)"
+INSERT_GROUP = insert_into("groups")
 INSERT_SKIPPED = "INSERT OR REPLACE INTO skipped (group_id, row_id, reason) VALUES (?, ?, ?)"
-INSERT_CHUNK = "INSERT INTO chunks (trajectory_id, start, num_tokens, versions, data) VALUES (?, ?, ?, ?, ?)"
-INSERT_STEP = "INSERT INTO steps (version, group_ids, trajectory_ids, metrics, wall_s) VALUES (?, ?, ?, ?, ?)"
+INSERT_CHUNK = insert_into("chunks")
+INSERT_STEP = insert_into("steps")
 INSERT_TRAJECTORY = (
     "INSERT INTO trajectories (state, reason, replica, epoch, lease, num_tokens, finish, reward, metrics,"
     " trajectory_id, group_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -57,7 +58,10 @@ _SELECT_CHUNKS = (
     f"SELECT trajectory_id, start, versions, data, {intact('chunks')} FROM chunks"
     " WHERE trajectory_id = ? ORDER BY start"
 )
-INSERT_PUBLISHED = "INSERT INTO published (version, digest, arithmetic) VALUES (?, ?, ?)"
+_SELECT_REWARDS = (
+    "SELECT reward FROM trajectories WHERE group_id = ? AND trained_version = ? ORDER BY trajectory_id"
+)
+INSERT_PUBLISHED = insert_into("published")
 SELECT_PUBLISHED = (
     f"SELECT version, digest, arithmetic, {intact('published')} FROM published"
     " WHERE version = ? ORDER BY rowid"
@@ -75,7 +79,7 @@ def group_row(group: Group) -> tuple[Any, ...]:
 
 def is_final(trajectory: Trajectory) -> bool:
     """The tokens of the trajectory change no more."""
-    return trajectory.finish is not None or not trajectory.live
+    return trajectory.finish not in (None, Finish.TURN) or not trajectory.live
 
 
 def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
@@ -155,6 +159,13 @@ def load_group(db: sqlite3.Connection, group_id: int) -> Group:
     return Group(group_id, prompt.row_id, prompt.tokens, prompt.text, members)
 
 
+def load_outcome(db: sqlite3.Connection, version: int, group_id: int) -> GroupOutcome:
+    """The rewards of the members that the step to `version` was trained with."""
+    [row_id] = db.execute("SELECT row_id FROM groups WHERE group_id = ?", (group_id,)).fetchone()
+    rewards = db.execute(_SELECT_REWARDS, (group_id, version)).fetchall()
+    return GroupOutcome(group_id, row_id, [reward for (reward,) in rewards])
+
+
 def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
     """The trajectory of a row of SELECT_TRAJECTORIES, with its tokens. Raises DamageError."""
     row = checked("trajectories", row)
@@ -182,5 +193,5 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
 
 
 def read_counts(db: sqlite3.Connection) -> dict[str, int]:
-    """The counts that the file's triggers keep."""
-    return dict(db.execute("SELECT name, num FROM counts").fetchall())
+    """The counts that the file's triggers keep. A file of an older format has no count of newer states."""
+    return {state.value: 0 for state in State} | dict(db.execute("SELECT name, num FROM counts").fetchall())

@@ -7,10 +7,12 @@ accounts shows the fault. Every other row has a `checksum` of its values. SQLite
 
 from __future__ import annotations
 
+import re
+
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 5
+FORMAT = 6
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 
@@ -18,63 +20,26 @@ LIVE_STATES = "(" + ", ".join(sorted(f"'{s.value}'" for s in LIVE)) + ")"
 
 _COUNT_ROWS = ", ".join(f"('{name}', 0)" for name in [ADMITTED, *(s.value for s in State)])
 
-CHECKED = {
-    "run": ("about", "created_wall_s"),
-    "groups": ("group_id", "row_id", "prompt", "text"),
-    "skipped": ("group_id", "row_id", "reason"),
-    "trajectories": (
-        *("trajectory_id", "group_id", "state", "reason", "replica", "epoch", "lease"),
-        *("num_tokens", "finish", "reward", "metrics", "trained_version"),
-    ),
-    "chunks": ("trajectory_id", "start", "num_tokens", "versions", "data"),
-    "steps": ("version", "group_ids", "trajectory_ids", "metrics", "wall_s"),
-    "checkpoints": ("version", "path", "save_s", "wall_s"),
-    "published": ("version", "digest", "arithmetic"),
-    "evaluations": ("name", "version", "num_attempts", "metrics", "reason", "took_s", "wall_s"),
-    "evaluation_attempts": (
-        *("name", "version", "prompt_index", "row_id", "attempt", "tokens"),
-        *("finish", "reward", "answer", "reason"),
-    ),
-}
-"""The columns that a row's checksum covers: all columns of the table."""
+LIVE_INDEX = f"CREATE INDEX trajectories_live ON trajectories (state, group_id) WHERE state IN {LIVE_STATES};"
 
-
-def computed(table: str) -> str:
-    """SQL for the checksum of a row's present values. Texts count as bytes, because damaged texts may not be
-    UTF-8."""
-    texts = {"about", "row_id", "text", "reason", "state", "replica", "finish", "path"}
-    texts |= {"digest", "arithmetic", "name", "answer"}
-    columns = (f"CAST({name} AS BLOB)" if name in texts else name for name in CHECKED[table])
-    return f"row_checksum({', '.join(columns)})"
-
-
-def intact(table: str) -> str:
-    """SQL that says whether a row is as it was written."""
-    return f"checksum IS {computed(table)}"
-
-
-def _checksum(table: str) -> str:
-    return f"checksum INTEGER NOT NULL AS ({computed(table)}) STORED"
-
-
-TABLES = f"""
+_TEMPLATE = f"""
 CREATE TABLE run (
     about TEXT NOT NULL,            -- JSON: what the caller says of the run (config digest, seed, ...)
     created_wall_s REAL NOT NULL,
-    {_checksum("run")}
+    CHECKSUM
 ) STRICT;
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY,   -- position in the data stream
     row_id TEXT NOT NULL,
     prompt BLOB NOT NULL,           -- squeezed token ids (codec.py)
     text TEXT NOT NULL,
-    {_checksum("groups")}
+    CHECKSUM
 ) STRICT;
 CREATE TABLE skipped (
     group_id INTEGER PRIMARY KEY,
     row_id TEXT NOT NULL,
     reason TEXT NOT NULL,
-    {_checksum("skipped")}
+    CHECKSUM
 ) STRICT;
 CREATE TABLE trajectories (
     trajectory_id INTEGER PRIMARY KEY,
@@ -89,17 +54,17 @@ CREATE TABLE trajectories (
     reward REAL,
     metrics BLOB NOT NULL,          -- msgpack
     trained_version INTEGER,
-    {_checksum("trajectories")}
+    CHECKSUM
 ) STRICT;
 CREATE INDEX trajectories_group ON trajectories (group_id);
-CREATE INDEX trajectories_live ON trajectories (state, group_id) WHERE state IN {LIVE_STATES};
+{LIVE_INDEX}
 CREATE TABLE chunks (
     trajectory_id INTEGER NOT NULL,
     start INTEGER NOT NULL,         -- position of the first token
     num_tokens INTEGER NOT NULL,
     versions BLOB NOT NULL,         -- msgpack: [[version, count], ...]
     data BLOB NOT NULL,              -- token ids and log-probs, plain or squeezed (codec.py)
-    {_checksum("chunks")}
+    CHECKSUM
 ) STRICT;
 CREATE UNIQUE INDEX chunks_position ON chunks (trajectory_id, start);
 CREATE TABLE steps (
@@ -108,20 +73,20 @@ CREATE TABLE steps (
     trajectory_ids BLOB NOT NULL,   -- msgpack, in batch order
     metrics BLOB NOT NULL,          -- msgpack
     wall_s REAL NOT NULL,
-    {_checksum("steps")}
+    CHECKSUM
 ) STRICT;
 CREATE TABLE checkpoints (
     version INTEGER PRIMARY KEY,
     path TEXT NOT NULL,
     save_s REAL NOT NULL,
     wall_s REAL NOT NULL,
-    {_checksum("checkpoints")}
+    CHECKSUM
 ) STRICT;
 CREATE TABLE published (
     version INTEGER NOT NULL,
     digest TEXT NOT NULL,           -- of its weights; several where a repeat was rounded otherwise
     arithmetic TEXT NOT NULL,       -- what decided how its steps were rounded
-    {_checksum("published")}
+    CHECKSUM
 ) STRICT;
 CREATE UNIQUE INDEX published_version ON published (version, digest);
 CREATE TABLE evaluations (
@@ -132,7 +97,7 @@ CREATE TABLE evaluations (
     reason TEXT NOT NULL,           -- why it was skipped; empty: it was done
     took_s REAL NOT NULL,
     wall_s REAL NOT NULL,
-    {_checksum("evaluations")}
+    CHECKSUM
 ) STRICT;
 CREATE UNIQUE INDEX evaluations_once ON evaluations (name, version);
 CREATE TABLE evaluation_attempts (
@@ -146,7 +111,7 @@ CREATE TABLE evaluation_attempts (
     reward REAL,                    -- NULL: there is none
     answer TEXT NOT NULL,
     reason TEXT NOT NULL,           -- why there is no reward
-    {_checksum("evaluation_attempts")}
+    CHECKSUM
 ) STRICT;
 CREATE UNIQUE INDEX evaluation_attempts_once ON evaluation_attempts (name, version, prompt_index, attempt);
 CREATE TABLE counts (name TEXT PRIMARY KEY, num INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -165,3 +130,40 @@ END;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 """
+"""CHECKSUM stands for the column with the checksum of the columns above it."""
+
+_WITH_CHECKSUM = re.compile(r"^CREATE TABLE (\w+) \((.*?)CHECKSUM", re.MULTILINE | re.DOTALL)
+
+_TYPES = {
+    table: dict(re.findall(r"^ +(\w+) ([A-Z]+)", columns, re.MULTILINE))
+    for table, columns in _WITH_CHECKSUM.findall(_TEMPLATE)
+}
+
+CHECKED = {table: tuple(types) for table, types in _TYPES.items()}
+"""The columns that a row's checksum covers: all columns of the table."""
+
+
+def computed(table: str) -> str:
+    """SQL for the checksum of a row's present values. Texts count as bytes, because damaged texts may not be
+    UTF-8."""
+    columns = (f"CAST({name} AS BLOB)" if kind == "TEXT" else name for name, kind in _TYPES[table].items())
+    return f"row_checksum({', '.join(columns)})"
+
+
+def intact(table: str) -> str:
+    """SQL that says whether a row is as it was written."""
+    return f"checksum IS {computed(table)}"
+
+
+def insert_into(table: str) -> str:
+    """SQL that inserts a row, from the values of `CHECKED`."""
+    values = ", ".join("?" for _ in CHECKED[table])
+    return f"INSERT INTO {table} ({', '.join(CHECKED[table])}) VALUES ({values})"
+
+
+def _with_checksum(create: re.Match[str]) -> str:
+    column = f"checksum INTEGER NOT NULL AS ({computed(create[1])}) STORED"
+    return create[0].replace("CHECKSUM", column)
+
+
+TABLES = _WITH_CHECKSUM.sub(_with_checksum, _TEMPLATE)

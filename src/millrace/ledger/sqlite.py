@@ -24,6 +24,7 @@ from millrace.core.types import (
     EvaluationAttempt,
     EvaluationRecord,
     Group,
+    GroupOutcome,
     State,
     StepRecord,
     Trajectory,
@@ -236,6 +237,10 @@ class SqliteLedger:
     def group(self, group_id: int) -> Group:
         with reading(self._path, f"read group {group_id}"):
             return records.load_group(self._db, group_id)
+
+    def outcomes(self, step: StepRecord) -> list[GroupOutcome]:
+        with reading(self._path, f"read the rewards of step {step.version}"):
+            return [records.load_outcome(self._db, step.version, group_id) for group_id in step.group_ids]
 
     def close(self) -> None:
         """Flush everything, unless the last write failed, and release the run. Idempotent.

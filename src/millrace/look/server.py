@@ -95,6 +95,7 @@ class _Page(_Guarded):
             "samples": lambda: site.samples(name or "", query),
             "config": lambda: site.config(name or "", query),
             "compare": lambda: site.compare(query),
+            "curation": lambda: site.curation(name or ""),
         }
         if view == "data":
             self.finish(await self._data(lambda: site.data(name or "", query)))

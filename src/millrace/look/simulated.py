@@ -107,14 +107,17 @@ def _pair(interval: Interval | None) -> tuple[float, float] | None:
 
 
 def _shares(one: Comparison) -> dict[str, dict[str, float]]:
-    """The shares of the time of the trainer and of the replicas."""
+    """The shares of the time of the trainer, of the replicas, and of episodes with an environment."""
     steps, waits, busy = (
         one.estimate(quantity).mean for quantity in ("trainer_busy", "trainer_waits", "replica_busy")
     )
     rest = max(0.0, 1.0 - steps - waits)
+    episodes = one.known("episode_waits")
+    acting = episodes and {"decoding": 1.0 - episodes.mean, "waiting for answers": episodes.mean}
     return {
         "trainer": {"optimizer steps": steps, "waiting for a batch": waits, "publishing weights": rest},
         "replicas": {"decoding": busy, "idle": 1.0 - busy},
+        **({"episodes": acting} if acting else {}),
     }
 
 

@@ -12,9 +12,11 @@ from typing import Any
 from urllib.parse import quote
 
 from millrace.core.errors import DataError, MillraceError
+from millrace.curation.output import SUMMARY
 from millrace.ledger.reading.samples import Choice
 from millrace.look import page
 from millrace.look.comparison import compared, figures_of, legend
+from millrace.look.curated import read_page
 from millrace.look.drawing import fragments
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.record.runs import RUNS_MAX, find_runs, run_line
@@ -68,7 +70,18 @@ class Site:
         link = fragments.link(f"{self._base}?num={len(runs)}", "Show all")
         more = f"<p>{left_out:,} more, started earlier: {link}</p>" if left_out else ""
         table = fragments.runs(self._base, lines)
+        curations = [
+            fragments.link(f"{self._base}curation/{quote(name)}", name) for name in self._curations()
+        ]
+        more += f"<h2>Curations</h2><p>{' '.join(curations)}</p>" if curations else ""
         return page.PageContent(f"<h1>Runs in {fragments.safe(str(self._root))}</h1>{table}{more}")
+
+    def curation(self, name: str) -> page.PageContent:
+        """What `millrace curate` dropped and kept. Raises: DataError: there is no such curation."""
+        directory = self._curations().get(name)
+        if directory is None:
+            raise DataError(f"there is no curation {name} in {self._root}")
+        return read_page(directory)
 
     def run(self, name: str, query: Query) -> page.PageContent:
         """Curves, findings and the timeline; the page's script renews them from `data`."""
@@ -152,6 +165,10 @@ class Site:
         return f"<nav>{fragments.link(self._base, 'All runs')}</nav>"
 
     # ------------------------------------------------------------ parts of pages
+
+    def _curations(self) -> dict[str, Path]:
+        paths = [path.parent for pattern in ("*", "*/*") for path in self._root.glob(f"{pattern}/{SUMMARY}")]
+        return {path.relative_to(self._root).as_posix(): path for path in sorted(paths)}
 
     def _search(self, run: Overview, text: str, num: int, query: Query, address: str) -> str:
         results = search(run.run, run.tokenizer, text, num, _number(query, "before"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
@@ -11,8 +11,11 @@ from rich.text import Text
 
 from millrace.observe.terminal import harmless
 
+UNREADABLE = "(its tokens cannot be read: the model's tokenizer is not at `model.path` any more)"
 SHOWN_CHARACTERS = 2000
 """The middle of a longer text is left out: the end of a completion often has its answer."""
+
+_TITLE = "turn", "role", "tokens", "versions", "reward"
 
 
 def clipped(text: str, characters: int = SHOWN_CHARACTERS) -> str:
@@ -31,37 +34,60 @@ def outcome_line(sample: Mapping[str, Any]) -> str:
     parts.append("no reward" if reward is None else f"reward {reward:.4g}")
     parts.append(f"{sample['state']}{f' in step {step}' if step is not None else ''}")
     parts += [reason] if reason else []
-    parts.append(f"{sample['num_tokens']} tokens{_ended(sample['finish'])}")
+    turns = sample.get("turns", ())
+    observed = sum(turn["tokens"] for turn in turns if not turn["versions"])
+    of_these = f" ({observed} observed)" if observed else ""
+    parts.append(f"{sample['num_tokens']} tokens{of_these}{_ended(sample)}")
     parts += [version_range(sample["versions"])] if sample["versions"] else []
     return ", ".join(parts)
 
 
-def version_range(versions: list[int]) -> str:
+def version_range(versions: Sequence[int]) -> str:
     first, last = min(versions), max(versions)
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
 def render_sample(sample: Mapping[str, Any]) -> Group:
     """Its outcome, prompt and completion, for a terminal."""
-    completion = sample["completion"]
-    if completion is None:
-        completion = "(its tokens cannot be read: the model's tokenizer is not at `model.path` any more)"
-    return Group(
-        Text(f"\n{outcome_line(sample)}", style="bold"),
-        *(_panel(title, text) for title, text in (("prompt", sample["prompt"]), ("completion", completion))),
-    )
+    passages = [("prompt", sample["prompt"]), *passages_of(sample)]
+    panels = [panel(title, UNREADABLE if text is None else clipped(text)) for title, text in passages]
+    return Group(Text(f"\n{outcome_line(sample)}", style="bold"), *panels)
+
+
+def passages_of(sample: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """(title, text) of the completion, or of each turn of an episode. None: there is no tokenizer."""
+    if turns := sample.get("turns"):
+        return [(turn_title(**{name: turn[name] for name in _TITLE}), turn["text"]) for turn in turns]
+    return [("completion", sample["completion"])]
+
+
+def turn_title(*, turn: int, role: str, tokens: int, versions: Sequence[int], reward: float | None) -> str:
+    """Who wrote a turn of an episode, how long it is, and what it earned."""
+    parts = [f"{role} {turn}: {tokens} tokens", version_range(versions) if versions else "observed"]
+    return ", ".join([*parts, *([] if reward is None else [f"reward {reward:.4g}"])])
+
+
+def transcript(sample: Mapping[str, Any]) -> str:
+    """The completion as one text. In an episode each turn begins with its role."""
+    if turns := sample.get("turns"):
+        return "\n".join(f"{turn['role']}: {turn['text']}" for turn in turns)
+    return str(sample["completion"])
 
 
 def as_markdown(sample: Mapping[str, Any]) -> str:
     """For services that show Markdown. The texts are code blocks, so nothing in them counts as markup."""
-    texts = ((name, sample[name].replace("\n", "\n    ")) for name in ("prompt", "completion"))
+    passages = [("prompt", sample["prompt"]), *passages_of(sample)]
+    texts = ((name, str(text).replace("\n", "\n    ")) for name, text in passages)
     return "\n\n".join([outcome_line(sample), *(f"{name}:\n\n    {text}" for name, text in texts)])
 
 
-def _panel(title: str, text: str) -> Panel:
+def panel(title: str, text: str) -> Panel:
     """`harmless` comes before the layout: it replaces marks without width by characters that have a width."""
-    return Panel(Text(harmless(clipped(text))), title=title, title_align="left")
+    return Panel(Text(harmless(text)), title=title, title_align="left")
 
 
-def _ended(finish: str | None) -> str:
-    return {"stop": "", "length": ", cut at the longest", None: ", not complete"}[finish]
+def _ended(sample: Mapping[str, Any]) -> str:
+    if budget := sample.get("ended_by"):
+        return f", ended by the budget of {budget}"
+    words = {"stop": "", "length": ", cut at the longest", None: ", not complete"}
+    return words.get(sample["finish"], ", not answered")

@@ -166,6 +166,7 @@ class Summary:
             "trajectory_restarts": self._counts["restarted"],
             "discarded_tokens": self._counts["discarded tokens"],
             "skipped": self._counts["skipped"],
+            "rested": self._counts["rested"],
             "quarantined": self._counts["quarantined"],
             "rejected_batches": self._counts["step_rejected"],
             "checkpoints": self._counts["checkpoint"],

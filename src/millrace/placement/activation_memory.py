@@ -2,8 +2,8 @@
 
     trainer   the larger of two phases of a micro-batch. In both, each layer keeps for the gradient 4 H a
               token with `model.recompute`, else all of it: 28 H + size (4 I + 5 (Q + K)). Norms after
-              attention and MLP add 25 H, and E experts a token 12 E H. If scores are capped, each query head
-              adds 10 bytes for every token that it may see.
+              attention and MLP add 25 H, and E experts a token 12 E H. With caps of scores or sinks, each
+              query head adds 10 bytes for every token that it may see. Clamped gates keep 22 I, not 4 I size.
               Head: 12 H a token, `CHUNKS` chunks of logits, and copies and gradients of the projection.
               Layer: all of one layer again with `model.recompute`; 16 H + 2 size I a token of gradients;
               copies and gradients of the layer's weights.
@@ -15,8 +15,8 @@
               or top-p cut it, and 6 more if penalties or banned tokens edit it
 
 H hidden, I intermediate, Q and K the widths of all query and all key heads; `size` bytes of the computing
-format. The peak is at most 15 % above that of fake tensors (`tests/unit/test_placement_fake.py`). With caps a
-token's bytes are those of long sequences.
+format. The peak is at most 15 % above that of fake tensors (`tests/unit/test_placement_fake.py`). With caps
+or sinks a token's bytes are those of long sequences.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class ActivationMemory:
 @dataclass(frozen=True)
 class Shape:
     """The dimensions of a model, and numbers of weights: of the largest layer, outside layers, of the largest
-    tensor. `routed`: experts of a token."""
+    tensor. `routed`: experts of a token. `composed`: no fused kernel computes attention.
+    `clamped`: experts' gates are gpt-oss's."""
 
     layers: int
     hidden: int
@@ -88,7 +89,8 @@ class Shape:
     largest_weight: int = 0
     routed: int = 0
     norms_after: bool = False
-    capped: bool = False
+    composed: bool = False
+    clamped: bool = False
 
     @property
     def head_weights(self) -> int:
@@ -161,8 +163,8 @@ def _kept_token_bytes(config: Config, shape: Shape, size: int) -> int:
 
 def _layer_token_bytes(config: Config, shape: Shape, size: int) -> int:
     heads = (shape.query_heads + shape.kv_heads) * shape.head_dim
-    divided = size * (4 * shape.intermediate + 5 * heads)
-    divided += shape.capped * 10 * shape.query_heads * config.rollout.max_sequence_tokens
+    divided = (22 if shape.clamped else 4 * size) * shape.intermediate + 5 * size * heads
+    divided += shape.composed * 10 * shape.query_heads * config.rollout.max_sequence_tokens
     whole = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
     return whole + divided // config.trainer.tensor
 

@@ -147,11 +147,11 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alo
         gpus[: computing + 1] = devices_of(computing, len(host.gpus), config.rollout.tensor, ranks=ranks)
     places = []
     for worker, used in enumerate(gpus):
-        python = config.rollout.python if worker else None
+        python = config.rollout.python if worker else config.trainer.python
         share_of = colocated_share if config.rollout.colocated else _share
         share = share_of(worker, gpus, host.gpus[used[0]], needs) if used else 1.0
         devices = tuple(host.gpus[gpu].index for gpu in used)
-        ranks = 1 if worker else config.trainer.ranks_of_host
+        ranks = 1 if worker else config.trainer.processes_of_host
         rule = replica_threads if worker else trainer_threads
         threads = None if on_gpu else rule(config, host, needs.num_parameters)
         places.append(Place(devices=devices, share=share, python=python, ranks=ranks, threads=threads))

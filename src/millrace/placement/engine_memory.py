@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -17,13 +20,23 @@ class MemoryNeed:
 
 NOTHING = MemoryNeed(0, 0)
 
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks of vLLM's slots for adapters."""
+
+
+def slot_rank(rank: int) -> int:
+    """The rank of the smallest slot for an adapter of `rank`."""
+    return next(slot for slot in SLOT_RANKS if slot >= rank)
+
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model, and the trajectories that a replica decodes with it. Bytes: of the weights in the computing
-    format, of a published version, of its largest tensor, and of the KV of a token on all devices together.
+    """A model, and the trajectories that a replica decodes with it. Bytes: of the weights as the engine
+    computes with them, of a published version, of its largest tensor, and of the KV of a token on all devices
+    together.
     `converts`: the computing format is not the published format.
-    `packs`: a CPU computes in float32, and may keep packed copies of matrices."""
+    `packs`: a CPU computes in float32, and may keep packed copies of matrices.
+    `adapter_bytes`: of the slot for an adapter that is computed beside the weights."""
 
     weights_bytes: int
     version_bytes: int
@@ -35,11 +48,25 @@ class ServedModel:
     on_gpu: bool
     converts: bool
     packs: bool
+    adapter_bytes: int = 0
 
     @property
     def sequence_bytes(self) -> int:
         """KV of the longest sequence."""
         return self.kv_token_bytes * self.max_sequence_tokens
+
+
+SCALE_BYTES = 4  # float32, one for each row of a quantised matrix
+
+
+def quantised_bytes(shapes: Mapping[str, tuple[int, ...]], size: int) -> int:
+    """Weights in fp8: one byte for each number of a layer's matrix. Embedding, head, norms and biases keep
+    `size` bytes a number."""
+    total = 0
+    for name, shape in shapes.items():
+        rounded = len(shape) > 1 and re.search(r"\.layers\.\d+\.", name) is not None
+        total += math.prod(shape) + SCALE_BYTES * shape[0] if rounded else math.prod(shape) * size
+    return total
 
 
 def own_engine(model: ServedModel) -> MemoryNeed:
@@ -54,16 +81,17 @@ def own_engine(model: ServedModel) -> MemoryNeed:
 
 
 def vllm(model: ServedModel) -> MemoryNeed:
-    """One set of weights. A load goes through a second copy of one layer, at most of the largest tensor.
+    """One set of weights. A load goes through a second copy of one layer, at most of the largest tensor. An
+    adapter beside the weights is in its slot, and on the host.
 
     On a GPU vLLM fills its share with pages of KV, and needs pages for one sequence of the longest length. If
     pages run out, it computes a trajectory again later. On a CPU it gets pages for every slot and one more.
     """
-    weights = model.weights_bytes + model.largest_bytes
+    weights = model.weights_bytes + model.largest_bytes + model.adapter_bytes
     if not model.on_gpu:
-        return _placed(model, weights + (model.slots + 1) * model.sequence_bytes, 0)
+        return _placed(model, weights + (model.slots + 1) * model.sequence_bytes, model.adapter_bytes)
     pages = (model.slots - 1) * model.sequence_bytes
-    return _placed(model, weights + model.sequence_bytes, 0, pages)
+    return _placed(model, weights + model.sequence_bytes, model.adapter_bytes, pages)
 
 
 def server(model: ServedModel) -> MemoryNeed:

@@ -16,9 +16,16 @@ from safetensors import SafetensorError, safe_open
 from millrace.config.schema import Config
 from millrace.config.tables.training import Adapter, TrainerSection
 from millrace.core.errors import ConfigError, DataError, boundary
-from millrace.core.supported import NORMS_AFTER
+from millrace.core.supported import NORMS_AFTER, SINKS
 from millrace.placement.activation_memory import ActivationMemory, Shape, estimate
-from millrace.placement.engine_memory import NOTHING, MemoryNeed, ServedModel, own_engine
+from millrace.placement.engine_memory import (
+    NOTHING,
+    MemoryNeed,
+    ServedModel,
+    own_engine,
+    quantised_bytes,
+    slot_rank,
+)
 from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -70,7 +77,9 @@ def read_needs(
     shape = _shape(model, tensors)
     _check_division(shape, num_devices, "`rollout.tensor`")
     _check_ranks(shape, config.trainer)
-    kv_token = num_devices * kv_token_bytes(model, computing, num_devices)
+    quantised = config.rollout.quantization is not None
+    serving = size if quantised else computing  # a quantised replica rounds what it is given, on any CPU
+    kv_token = num_devices * kv_token_bytes(model, serving, num_devices)
     adapted = config.adapter.rank is not None
     trained = adapter_elements(directory, config.adapter) if adapted else parameters
     frozen = (parameters if adapted or _has_reference(config) else 0) + _teacher_elements(config)
@@ -84,7 +93,7 @@ def read_needs(
     each = 0 if hosted else -(-states // config.trainer.ranks)
     trainer = MemoryNeed(each, staged + (states if hosted else 0))
     served = ServedModel(
-        weights_bytes=parameters * computing,
+        weights_bytes=quantised_bytes(tensor_shapes(directory), size) if quantised else parameters * serving,
         version_bytes=parameters * size,
         largest_bytes=shape.largest_weight * size,
         kv_token_bytes=kv_token,
@@ -92,8 +101,9 @@ def read_needs(
         max_sequence_tokens=config.rollout.max_sequence_tokens,
         num_devices=num_devices,
         on_gpu=on_gpu,
-        converts=computing != size,
-        packs=computing == 4 and not on_gpu,
+        converts=serving != size,
+        packs=serving == 4 and not on_gpu,
+        adapter_bytes=_native_adapter_bytes(config, computing),
     )
     return Needs(
         num_parameters=parameters,
@@ -134,18 +144,31 @@ def tensor_elements(directory: Path) -> dict[str, int]:
 
 
 def adapter_elements(directory: Path, adapter: Adapter) -> int:
-    """How many numbers an adapter has. Raises: ConfigError: the model can have no such adapter."""
-    matrices = {n.removesuffix(".weight"): s for n, s in tensor_shapes(directory).items() if len(s) > 1}
+    """How many numbers an adapter has. Raises: as `adapter_shapes`."""
     rank, dora = adapter.rank or 0, adapter.kind == "dora"
-    shapes = [matrices[name] for name in adapter.layers(matrices)]
+    shapes = adapter_shapes(directory, adapter).values()
     return sum(rank * (outputs + inputs) + dora * outputs for outputs, inputs in shapes)
 
 
+def _native_adapter_bytes(config: Config, size: int) -> int:
+    if not config.rollout.native_adapters:
+        return 0
+    shapes = adapter_shapes(Path(config.model.path), config.adapter).values()
+    return slot_rank(config.adapter.rank or 0) * size * sum(map(sum, shapes))
+
+
+def adapter_shapes(directory: Path, adapter: Adapter) -> dict[str, tuple[int, ...]]:
+    """(outputs, inputs) of each matrix that gets an adapter. Raises: ConfigError: the model can have no such
+    adapter."""
+    matrices = {n.removesuffix(".weight"): s for n, s in tensor_shapes(directory).items() if len(s) > 1}
+    return {name: matrices[name] for name in adapter.layers(matrices)}
+
+
 def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    return {name: shape for file in _weight_files(directory) for name, shape in _shapes(file).items()}
+    return {name: shape for file in weight_files(directory) for name, shape in _shapes(file).items()}
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
     """The files that are loaded. A repository may have the same weights in other files too."""
     if indexed := indexed_files(directory):
         return indexed
@@ -229,10 +252,12 @@ def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
         layers["".join(re.findall(r"\.layers\.\d+\.", name))] += elements
     other = layers.pop("", 0)
     heads, hidden = _count(model, "num_attention_heads"), _count(model, "hidden_size")
+    routed = model.get("num_experts_per_tok") or 0
+    clamped = model.get("model_type") == "gpt_oss"  # `intermediate_size` is of one expert
     return Shape(
         layers=_count(model, "num_hidden_layers"),
         hidden=hidden,
-        intermediate=_count(model, "intermediate_size", 4 * hidden),
+        intermediate=_count(model, "intermediate_size", 4 * hidden) * (routed if clamped else 1),
         vocabulary=_count(model, "vocab_size", max(1, largest // hidden)),
         query_heads=heads,
         kv_heads=_count(model, "num_key_value_heads", heads),
@@ -240,9 +265,10 @@ def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
         layer_weights=max(layers.values(), default=0),
         other_weights=other,
         largest_weight=largest,
-        routed=model.get("num_experts_per_tok") or 0,
+        routed=routed,
         norms_after=model.get("model_type") in NORMS_AFTER,
-        capped=bool(model.get("attn_logit_softcapping")),
+        clamped=clamped,
+        composed=bool(model.get("attn_logit_softcapping")) or model.get("model_type") in SINKS,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,48 @@ def make_start_model(
 ) -> None:
     """Write the model to `config.model.path`, and the untrained model to `directory/base`. `shape`: keys of
     its configuration that are not the usual ones."""
+    learn(
+        _demonstrations(config),
+        directory / "base",
+        config.model.path,
+        console,
+        alphabet=string.ascii_letters + string.digits + " >-'.",
+        steps=steps,
+        lr=lr,
+        seed=config.seed,
+        **shape,
+    )
+
+
+def learn(
+    demonstrations: Sequence[tuple[str, str]],
+    base: Path,
+    out: str | Path,
+    console: Console,
+    *,
+    alphabet: str,
+    steps: int,
+    lr: float,
+    seed: int,
+    **shape: int,
+) -> None:
+    """Write to `out` a model that learned (prompt, completion) pairs, and the untrained model to `base`.
+
+    Args:
+        alphabet: each character is a token.
+        shape: keys of the model's configuration that are not the usual ones.
+    """
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import SFTStep, sft
 
-    base = directory / "base"
     base.mkdir()
-    make_character_tokenizer(base, string.ascii_letters + string.digits + " >-'.")
+    make_character_tokenizer(base, alphabet)
     tokenizer = load_tokenizer(base)
     num_parameters = _make_model(base, tokenizer, SHAPE | shape)
     console.print(f"{num_parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens in the vocabulary")
     examples = [
         (tokenizer.encode(prompt), [*tokenizer.encode(completion), tokenizer.eos_token_id])
-        for prompt, completion in _demonstrations(config)
+        for prompt, completion in demonstrations
     ]
     progress = iter(track(range(steps), "supervised steps", console=console))
     losses: list[float] = []
@@ -65,12 +96,12 @@ def make_start_model(
     sft(
         base,
         examples,
-        out_dir=config.model.path,
+        out_dir=out,
         steps=steps,
         lr=lr,
         batch_tokens=1500,
         optimizer="muon",
-        seed=config.seed,
+        seed=seed,
         on_step=on_step,
     )
     next(progress, None)

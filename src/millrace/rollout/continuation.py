@@ -75,10 +75,7 @@ class Continuation:
             top_logprobs = (top_logprobs[0][:num], top_logprobs[1][:num]) if num else None
         self.tokens.append(token)
         self._sampled.append(token, logprob, version, top_logprobs, token_masks, routing)
-        if token in self.stop_ids or self._stop_strings is not None:
-            self._note_finish()
-        elif len(self.tokens) >= self._budget:
-            self.finish = Finish.LENGTH
+        self._note_finish()
 
     def unreported(self) -> list[Progress]:
         """Progress since the last call, with the finish. Empty without new tokens and without a finish."""
@@ -100,7 +97,7 @@ class Continuation:
 
     def _note_finish(self) -> None:
         """Set `finish`, also for work that arrives complete."""
-        if self.completion_length and self._stops():
+        if self.completion_length > self.work.turn_start and self._stops():
             self.finish = Finish.STOP
         elif len(self.tokens) >= self._budget:
             self.finish = Finish.LENGTH
@@ -110,4 +107,4 @@ class Continuation:
             return True
         if self._stop_strings is None:
             return False
-        return self._stop_strings.hit(self.tokens[len(self.work.prompt) :])
+        return self._stop_strings.hit(self.tokens[len(self.work.prompt) + self.work.turn_start :])

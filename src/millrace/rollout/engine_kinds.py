@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millrace.core.errors import ConfigError
 from millrace.core.objects import find_object
-from millrace.core.supported import TORCH_ENGINE, VLLM
+from millrace.core.supported import SERVER, TORCH_ENGINE, VLLM, VLLM_QUANTISED
 from millrace.core.types import Sampling
 from millrace.placement import engine_memory
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
@@ -37,6 +37,31 @@ class EngineKind(NamedTuple):
 SAMPLING = Sampling.__struct_fields__
 """Every key of section `sampling`."""
 
+SERVERS = {
+    "vLLM": Capabilities(
+        frozenset({
+            "rollout.seeded", "sampling.top_p", "sampling.top_k", "sampling.min_p",
+            "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
+            "sampling.ignore_eos", "sampling.allowed_token_ids",
+        }),
+        shares_prefixes=False,  # the server may share them, and does not say so
+        chunks_prompts=False,  # on a GPU it does
+        models=SERVER,
+        temperature_max=2.0,
+    ),
+    "SGLang": Capabilities(
+        frozenset({
+            "rollout.seeded", "sampling.stop", "sampling.stop_token_ids", "sampling.ignore_eos",
+        }),
+        shares_prefixes=False,
+        chunks_prompts=False,
+        models=SERVER,
+        temperature_max=2.0,
+    ),
+}  # fmt: skip
+"""The capabilities of servers, by their program. They are known when a server answers: until then a run may
+have what any of them can do."""
+
 ENGINES = {
     "own": EngineKind(
         "millrace.engines.own.load:open_engine",
@@ -56,13 +81,15 @@ ENGINES = {
         Capabilities(
             frozenset({
                 "rollout.recompute", "rollout.seeded", "rollout.stepwise", "rollout.tensor",
-                "rollout.colocated", "sampling.top_p", "sampling.top_k", "sampling.min_p",
-                "sampling.repetition_penalty", "sampling.stop", "sampling.stop_token_ids",
-                "sampling.ignore_eos", "sampling.allowed_token_ids", "sampling.logprobs",
+                "rollout.colocated", "rollout.native_adapters", "rollout.quantization",
+                "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.repetition_penalty",
+                "sampling.stop", "sampling.stop_token_ids", "sampling.ignore_eos",
+                "sampling.allowed_token_ids", "sampling.logprobs",
             }),
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does
             models=VLLM,
+            quantised=VLLM_QUANTISED,
             temperature_max=2.0,
         ),
         engine_memory.vllm,
@@ -70,23 +97,15 @@ ENGINES = {
     ),
     "server": EngineKind(
         "millrace.engines.server.connect:open_engine",
-        Capabilities(
-            frozenset({
-                "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.repetition_penalty",
-                "sampling.stop", "sampling.stop_token_ids", "sampling.ignore_eos",
-                "sampling.allowed_token_ids",
-            }),
-            shares_prefixes=False,  # the server may share them, and does not say so
-            chunks_prompts=False,  # on a GPU it does
-            models=VLLM,
-            temperature_max=2.0,
-        ),
+        SERVERS["vLLM"],
         engine_memory.server,
     ),
 }  # fmt: skip
 
 # Keys of `rollout` that depend on the engine.
-_ROLLOUT = ("exact", "recompute", "seeded", "stepwise", "tensor", "colocated")
+_ROLLOUT = (
+    "exact", "recompute", "seeded", "stepwise", "tensor", "colocated", "native_adapters", "quantization",
+)  # fmt: skip
 # Keys that every engine understands.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}
 
@@ -98,27 +117,34 @@ def open_engine(name: str, options: EngineOptions) -> Engine:
     return opened
 
 
-def refuse_unable(config: Config) -> None:
-    """Raises: ConfigError, which names each setting that `rollout.engine` does not know."""
-    rollout = {key: value for key, value in _changed(config.rollout) if key in _ROLLOUT}
-    settings = {f"rollout.{key}": value for key, value in rollout.items()}
+def refuse_unable(config: Config, program: str | None = None) -> None:
+    """Raises: ConfigError, which names each setting that `rollout.engine` does not know. `program`: of a
+    server that has answered."""
+    settings = {f"rollout.{key}": value for key, value in _changed(config.rollout) if key in _ROLLOUT}
     settings |= {f"sampling.{key}": value for key, value in _changed(config.sampling)}
-    name = config.rollout.engine
-    _refuse_hotter(name, config.sampling.temperature)
-    unable = [key for key in settings if key not in ENGINES[name].can.settings | _UNIVERSAL]
+    name, can = f"`rollout.engine` ({config.rollout.engine})", ENGINES[config.rollout.engine].can
+    if program is not None:
+        name, can = f"A server of `rollout.servers` ({program})", SERVERS[program]
+    _refuse_hotter(name, can, config.sampling.temperature)
+    unable = [key for key in settings if key not in can.settings | _UNIVERSAL]
     if unable:
         raise ConfigError(
-            f"`rollout.engine` ({name}) cannot do "
+            f"{name} cannot do "
             + ", ".join(f"`{key}` ({settings[key]})" for key in unable)
             + ".\n  Leave it at its default, or choose another engine"
         )
-
-
-def _refuse_hotter(name: str, temperature: float) -> None:
-    hottest = ENGINES[name].can.temperature_max
-    if temperature > hottest:
+    if config.rollout.quantization is not None and config.model.dtype != "bfloat16":
         raise ConfigError(
-            f"`rollout.engine` ({name}) samples at temperatures up to {hottest:g}, and "
+            f"`rollout.quantization` ({config.rollout.quantization}) rounds weights that are published in "
+            f"bfloat16, and `model.dtype` is {config.model.dtype}.\n"
+            '  Set `model.dtype` to "bfloat16", or leave `rollout.quantization` out'
+        )
+
+
+def _refuse_hotter(name: str, can: Capabilities, temperature: float) -> None:
+    if temperature > can.temperature_max:
+        raise ConfigError(
+            f"{name} samples at temperatures up to {can.temperature_max:g}, and "
             f"`sampling.temperature` is {temperature:g}.\n  Lower it, or choose another engine"
         )
 

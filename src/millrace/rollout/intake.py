@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from millrace.core.errors import DataError
 from millrace.core.types import Work
@@ -32,8 +33,15 @@ class Intake:
         decode: Callable[[list[int]], str] | None,
         engine: str = "the engine",
     ) -> None:
-        self._vocab, self._max_sequence_tokens = vocab, max_sequence_tokens
-        self._eos_ids, self._decode, self._engine = frozenset(eos_ids), decode, engine
+        self._vocab, self._max_sequence_tokens, self._decode = vocab, max_sequence_tokens, decode
+        self._continuation = partial(
+            Continuation,
+            eos_ids=frozenset(eos_ids),
+            max_sequence_tokens=max_sequence_tokens,
+            decode=decode,
+            vocab=vocab,
+            engine=engine,
+        )
         self._leases: OrderedDict[int, int] = OrderedDict()
 
     def take(self, works: Iterable[Work]) -> list[Continuation]:
@@ -52,16 +60,6 @@ class Intake:
         while len(self._leases) > _LEASES_REMEMBERED:
             self._leases.popitem(last=False)
         return True
-
-    def _continuation(self, work: Work) -> Continuation:
-        return Continuation(
-            work,
-            eos_ids=self._eos_ids,
-            max_sequence_tokens=self._max_sequence_tokens,
-            decode=self._decode,
-            vocab=self._vocab,
-            engine=self._engine,
-        )
 
     def _check(self, work: Work) -> None:
         length, vocab = len(work.prompt) + len(work.tokens), self._vocab

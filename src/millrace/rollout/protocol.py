@@ -18,15 +18,27 @@ from millrace.core.supported import Supported
 from millrace.core.types import Progress, ReplicaLoad, Work
 
 
+class NativeAdapter(msgspec.Struct, frozen=True):
+    """Of adapters that an engine computes beside the weights in `model_path`: their rank, the factor of
+    `low_rank.adapted`, and the ends of the names of their matrices."""
+
+    rank: int
+    scale: float
+    targets: tuple[str, ...]
+
+
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of an engine. `device` is `cpu`, `cuda` or `auto`; the engine may take the fraction
     `device_share` of its memory. `server` is the URL of a running server, which may take `server_wait_s` to
-    answer. `adapter_scale` is for the replica: versions are adapters, added with this factor. Every other
-    option is a key of `model` or `rollout`."""
+    answer. For the replica is `adapter_scale`: versions are adapters, added with this factor. With `probe`
+    it asks the engine whether it samples as it says, before the first trajectory. With
+    `native_adapter` the engine itself gets the adapters. Every other option is a key of `model` or
+    `rollout`."""
 
     model_path: str
     dtype: str = "float32"
     adapter_scale: float | None = None
+    native_adapter: NativeAdapter | None = None
     device: str = "auto"
     device_share: float = 1.0
     tensor: int = 1
@@ -35,8 +47,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 512
     exact: bool = False
     recompute: bool = True
+    quantization: str | None = None
     stepwise: bool = False
     seeded: bool = True
+    probe: bool = False
     colocated: bool = False
     server: str = ""
     server_wait_s: float = 0.0
@@ -48,6 +62,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     `settings`: the configuration keys that the engine understands, among those of
     `engine_kinds.refuse_unable`. `models`: the models that the engine runs; None if only its start can tell.
+    `quantised`: those that it runs with `rollout.quantization`.
     `shares_prefixes`: members of a group compute their prompt once.
     `chunks_prompts`: a step computes at most `rollout.prefill_chunk` tokens of prompts.
     `temperature_max`: of `sampling.temperature`.
@@ -57,6 +72,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     shares_prefixes: bool
     chunks_prompts: bool
     models: Supported | None = None
+    quantised: Supported | None = None
     temperature_max: float = math.inf
 
 

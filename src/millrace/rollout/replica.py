@@ -26,6 +26,7 @@ from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
 from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.sampling_probe.interview import SamplingProbe
 
 T = TypeVar("T")
 OpenReader = Callable[[Endpoint], WeightsReader]
@@ -65,6 +66,7 @@ class EngineReplica:
             self._engine = open_engine(engine, options)
         self._engine_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-engine")
         self._pull_thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-pull")
+        self._probe = SamplingProbe(name, engine, self._engine, options)
         self._digest = ""  # of the served version
         self._recheck_due_s = float("inf")
         self._wake = asyncio.Event()
@@ -168,7 +170,8 @@ class EngineReplica:
 
     def _measured_load(self) -> ReplicaLoad:
         idle_s = time.monotonic() - self._started_s - self._busy_s
-        return msgspec.structs.replace(self._engine.load(), busy_s=self._busy_s, idle_s=idle_s)
+        load = self._probe.left_out_of(self._engine.load())
+        return msgspec.structs.replace(load, busy_s=self._busy_s, idle_s=idle_s)
 
     def _recheck(self) -> None:
         """Digest the served weights once more, so rarely that digests take 1 % of the time."""
@@ -191,6 +194,8 @@ class EngineReplica:
 
     def _swap(self, version: int, digest: str, took_s: float) -> None:
         self._engine.swap(version)
+        with needing_memory(self._name, "a step of its first trajectories, a probe", self._advice):
+            self._probe.once()
         self._digest = digest
         self._load = self._measured_load()
         self._recheck_after(took_s)

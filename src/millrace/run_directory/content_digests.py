@@ -6,6 +6,7 @@ again by number. So it goes on with the same files or not at all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import xxhash
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
+from millrace.environments.data.files import named_files
+from millrace.environments.data.hub import fetched_file
 from millrace.placement.needs import teacher_of
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
@@ -38,16 +41,17 @@ def content_digests(config: Config) -> dict[str, str]:
         for kind in MODEL_FILES
         for path in Path(directory).glob(kind)
     }
-    tasks = {"": config.task} | {
+    tasks = {f"task.parts.{name}." if name else "": part.task for name, part in config.by_part.items()} | {
         f"{EVALUATIONS}{evaluation.name}.": evaluation.task
         for evaluation in config.evaluations
         if evaluation.task is not None
     }
     for prefix, task in tasks.items():
         if task.kind == "file":
-            data = Path(task.path)
-            paths = [path for path in data.rglob("*") if path.is_file()] if data.is_dir() else [data]
-            files |= {f"{prefix}task.path: {path.relative_to(data.parent)}": path for path in paths}
+            above = Path(task.path).parent
+            files |= {f"{prefix}task.path: {os.path.relpath(p, above)}": p for p in named_files(task.path)}
+        elif task.kind == "hub":
+            files[f"{prefix}task.name: {task.name}"] = fetched_file(task)
     return {name: _digest(path) for name, path in sorted(files.items())}
 
 

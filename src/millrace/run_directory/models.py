@@ -9,7 +9,9 @@ from tempfile import TemporaryDirectory
 
 from millrace.core import model_version
 from millrace.core.errors import DataError
+from millrace.run_directory.jax_python import has_jax, run_with_jax
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.trainer.files.manifest import JAX, read_manifest
 
 CHECKPOINT = "manifest.json"
 """A file that a checkpoint has and a model directory has not."""
@@ -78,11 +80,17 @@ def model_directory(path: Path) -> Iterator[Path]:
 
 
 def _write(run: RunDirectory, checkpoint: Path, out: Path, *, adapter: bool = False) -> None:
-    from millrace.trainer.files.export import export_adapter, export_checkpoint
-
     config = run.read_config()
     if adapter and config.adapter.rank is None:
         raise DataError(f"{run.path} trains all weights (`adapter.rank` is none): it has no adapter to write")
+    if read_manifest(checkpoint).format == JAX:
+        if not has_jax():
+            words = "--version", int(checkpoint.name[1:]), "--out", out, *["--adapter"] * adapter
+            run_with_jax(config.trainer.python, "export", run.path, *words)
+            return
+        from millrace.jax_trainer.files.model_directory import export_adapter, export_checkpoint
+    else:
+        from millrace.trainer.files.export import export_adapter, export_checkpoint
     write, model = export_adapter if adapter else export_checkpoint, config.model
     write(checkpoint, out, model_path=model.path, dtype=model.dtype, adapter=config.adapter)
     model_version.write(out, int(checkpoint.name[1:]))

@@ -36,7 +36,7 @@ class WithinBound:
     def room(self, view: View, replica: ReplicaView) -> int:
         if self.rounds_max is None:
             return NO_LIMIT
-        return _groups_to_fill(self.rounds_max * replica.slots - replica.load, view.group_size)
+        return _groups_to_fill(self.rounds_max * replica.slots - replica.load, view.start_size)
 
     def describe(self) -> str:
         queue = "" if self.rounds_max is None else f", at most {self.rounds_max} x slots on a replica"
@@ -63,7 +63,7 @@ class KVRoom:
 
     def room(self, view: View, replica: ReplicaView) -> int:
         slots = self.batch_max or replica.slots
-        by_slots = _groups_to_fill(slots - replica.load, view.group_size)
+        by_slots = _groups_to_fill(slots - replica.load, view.start_size)
         return min(self._round_room(view, replica), by_slots, _groups_in_kv(view, replica))
 
     def _round_room(self, view: View, replica: ReplicaView) -> int:
@@ -92,8 +92,8 @@ class WhileNewest:
     def room(self, view: View, replica: ReplicaView) -> int:
         if view.behind(replica):
             return 0
-        wanted = replica.slots + view.group_size // 2
-        by_slots = _groups_to_fill(wanted - replica.load, view.group_size)
+        wanted = replica.slots + view.start_size // 2
+        by_slots = _groups_to_fill(wanted - replica.load, view.start_size)
         return min(by_slots, _groups_in_kv(view, replica))
 
     def describe(self) -> str:
@@ -103,7 +103,7 @@ class WhileNewest:
 def _groups_in_kv(view: View, replica: ReplicaView) -> int:
     """New groups that have KV room, counted as `KVRoom` says. An idle replica has room for one group."""
     promised = replica.kv_used_tokens + replica.waiting * view.max_sequence_tokens
-    group_tokens = view.group_size * view.max_sequence_tokens
+    group_tokens = view.start_size * view.max_sequence_tokens
     groups = max(0, replica.kv_capacity_tokens - promised) // group_tokens
     return max(1, groups) if replica.load == 0 else groups
 

@@ -80,7 +80,6 @@ def synchronous() -> Schedule:
     return Schedule(
         kind="synchronous",
         staleness_max=0,
-        mixes_versions=False,
         admit_rule=WithinBound(),
         route_rule=LeastLoaded(),
         refresh_rule=WhenEmpty(),
@@ -132,7 +131,6 @@ def rlax(*, reload_staleness: int, acceptance_staleness: int) -> Schedule:
     return Schedule(
         kind="rlax",
         staleness_max=acceptance_staleness,
-        mixes_versions=False,
         admit_rule=WithinBound(QUEUE_ROUNDS),
         route_rule=LeastLoaded(),
         refresh_rule=BeyondReload(reload_staleness),
@@ -151,7 +149,6 @@ def laminar(
     return Schedule(
         kind="laminar",
         staleness_max=staleness_max,
-        mixes_versions=False,
         admit_rule=KVRoom(round_groups, batch_max),
         route_rule=Local(),
         refresh_rule=WhenEmpty(),
@@ -174,7 +171,6 @@ def millrace(
     return Schedule(
         kind="millrace",
         staleness_max=staleness_max,
-        mixes_versions=False,
         admit_rule=WhileNewest(),
         route_rule=Local(),
         refresh_rule=WhenEmpty(),
@@ -201,7 +197,6 @@ def rlboost(*, staleness_max: int | None) -> Schedule:
     return Schedule(
         kind="rlboost",
         staleness_max=staleness_max,
-        mixes_versions=False,
         admit_rule=WithinBound(QUEUE_ROUNDS),
         route_rule=NewestOnly(),
         refresh_rule=WhenEmpty(),

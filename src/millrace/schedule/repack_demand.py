@@ -65,9 +65,9 @@ def replicas_wanted(view: View, room: int) -> int:
     """Replicas to empty so that `room` new groups can start. Replicas on the newest weights, or pulling them,
     can start groups already, so they need not be emptied."""
     ready = [r for r in view.replicas if r.version_next >= view.newest_for(r) or r.load == 0]
-    free = sum(max(0, replica.slots - replica.load) for replica in ready) // view.group_size
+    free = sum(max(0, replica.slots - replica.load) for replica in ready) // view.start_size
     slots = max((replica.slots for replica in view.replicas), default=1)
-    return max(0, -(-(room - free) * view.group_size // slots))
+    return max(0, -(-(room - free) * view.start_size // slots))
 
 
 def plan_demand(replicas: Sequence[ReplicaView], limits: Sequence[int], *, wanted: int) -> list[RepackOrder]:

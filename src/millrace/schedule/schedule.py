@@ -39,11 +39,11 @@ class Schedule:
 
     kind: str
     staleness_max: int | None
-    mixes_versions: bool
     admit_rule: Admit
     route_rule: Route
     refresh_rule: Refresh
     take_rule: Take
+    mixes_versions: bool = False
     repack_rule: Repack | None = None
     ahead_rule: Ahead | WithCapacity | None = None
 
@@ -81,7 +81,7 @@ class Schedule:
             book.add(replica.version)
             if not replica.busy:
                 admitted.append(replica.replica_id)
-            left, room[index], load[index] = left - 1, room[index] - 1, load[index] + view.group_size
+            left, room[index], load[index] = left - 1, room[index] - 1, load[index] + view.start_size
             rank = self.route_rule.rank(view, replica, load[index]) if room[index] else None
             if rank is not None:
                 heappush(queue, (rank, index))

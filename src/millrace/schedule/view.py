@@ -87,6 +87,12 @@ class View(msgspec.Struct, frozen=True):
     )
     staleness: float | None = None  # mean of recently trained tokens; None: too little was trained
     num_replicas: int = 0  # of the run, up or not; at least those that are up
+    screen_samples: int = 0  # trajectories with which a group starts; 0: all of it
+
+    @property
+    def start_size(self) -> int:
+        """Trajectories with which a group starts."""
+        return self.screen_samples or self.group_size
 
     @property
     def fleet(self) -> int:

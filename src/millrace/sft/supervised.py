@@ -27,6 +27,7 @@ from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.model import load_model, named_weights, not_finite, row_logprobs
 from millrace.trainer.optimizer.adamw import make_adamw
 from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
+from millrace.trainer.optimizer.optimizer import is_matrix
 
 WARMUP_FRACTION = 0.05  # of the steps
 GRAD_CLIP = 1.0
@@ -146,7 +147,7 @@ def _optimizers(model: PreTrainedModel, kind: str, adam: Optimizer) -> list[torc
     matrices: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        (matrices if ".layers." in name and parameter.ndim == 2 else rest).append(parameter)
+        (matrices if is_matrix(name, parameter) else rest).append(parameter)
     muon = torch.optim.Muon(matrices, lr=adam.lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     return [muon, make_adamw(rest, adam)]
 

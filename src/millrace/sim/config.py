@@ -124,9 +124,34 @@ class WorkloadSection(Section):
     prompt_tokens: tuple[int, int] = (256, 1024)
     """Shortest and longest prompt. Lengths are uniform between the two."""
     max_tokens: int = Field(default=16_384, ge=1)
-    """Longest completion."""
+    """Longest completion. With an environment, of one turn."""
     drift: float = Field(default=1.0, gt=0)
     """Factor by which completions grow over the simulated steps."""
+    turns: tuple[int, int] = (1, 1)
+    """Fewest and most turns of an episode, uniform between the two. With `[1, 1]` no environment answers.
+    Otherwise `lengths` are of one turn."""
+    observation_tokens: int = Field(default=200, ge=1)
+    """Tokens of an answer of the environment."""
+    tool_s: tuple[float, float] = (1.0, 10.0)
+    """Median and 99th percentile of the time of an answer, which is log-normal."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> WorkloadSection:
+        if not 1 <= self.turns[0] <= self.turns[1]:
+            raise ValueError(f"`workload.turns` {list(self.turns)}: fewest and most turns, from 1 on")
+        if not 0 < self.tool_s[0] <= self.tool_s[1]:
+            raise ValueError(f"`workload.tool_s` {list(self.tool_s)}: a median above 0, and a larger p99")
+        return self
+
+    @property
+    def acts(self) -> bool:
+        """Whether an environment answers between turns."""
+        return self.turns[1] > 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest trajectory, without its prompt."""
+        return self.turns[1] * self.max_tokens + (self.turns[1] - 1) * self.observation_tokens
 
 
 class SimulatedConfig(Section):
@@ -141,3 +166,12 @@ class SimulatedConfig(Section):
     cluster: ClusterSection
     lengths: LengthsSection = LogNormalLengths()
     workload: WorkloadSection = WorkloadSection()
+
+    @model_validator(mode="after")
+    def _one_kind_of_turns(self) -> SimulatedConfig:
+        if self.workload.acts and self.lengths.kind == "turns":
+            raise ValueError(
+                '`lengths.kind` "turns" makes one text of all turns, and `workload.turns` '
+                f"{list(self.workload.turns)} has an environment between them: use one of the two"
+            )
+        return self

@@ -8,8 +8,9 @@ from pathlib import Path
 from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
-from millrace.config.tables.task import ExactRewardSection, GymTaskSection
+from millrace.config.tables.task import EnvironmentRewardSection, ExactRewardSection, GymTaskSection, Reward
 from millrace.config.tables.training import Model
+from millrace.controller.context import LANES
 from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
@@ -109,7 +110,7 @@ def check_memory(config: SimulatedConfig) -> None:
     Raises: ConfigError: names the side, the bytes and the remedy.
     """
     cluster = cluster_of(config)
-    longest = config.workload.prompt_tokens[1] + config.workload.max_tokens
+    longest = config.workload.prompt_tokens[1] + config.workload.longest
     room = cluster.generation.kv_capacity_tokens
     if room < longest:
         raise ConfigError(
@@ -130,7 +131,14 @@ def workload_of(config: SimulatedConfig, quantum: int) -> Workload:
     drift = config.workload.drift
     if drift != 1.0:
         lengths = Drift(lengths, drift, config.steps * config.batch.prompts * config.batch.group_size)
-    return Workload(prompt_tokens=config.workload.prompt_tokens, completion=lengths, quantum=quantum)
+    return Workload(
+        prompt_tokens=config.workload.prompt_tokens,
+        completion=lengths,
+        turns=config.workload.turns,
+        observation_tokens=config.workload.observation_tokens,
+        tool_s=LogNormal.from_percentiles(*config.workload.tool_s),
+        quantum=quantum,
+    )
 
 
 def lengths_of(section: LengthsSection, group_size: int) -> Lengths:
@@ -152,20 +160,21 @@ def lengths_of(section: LengthsSection, group_size: int) -> Lengths:
 def run_config(config: SimulatedConfig, quantum: int) -> Config:
     """The training configuration for the real controller, in units of `quantum` tokens."""
     max_units = max(1, config.workload.max_tokens // quantum)
+    longest = max(max_units, config.workload.longest // quantum)
     prompt_units = max(1, round(config.workload.prompt_tokens[1] / quantum))
     return Config(
         steps=config.steps,
         seed=config.seed,
         model=Model(path="simulated"),
         task=GymTaskSection(name="simulated"),
-        reward=ExactRewardSection(workers=4, timeout_s=PATIENCE_S),
+        reward=_reward(config),
         batch=config.batch,
         sampling=SamplingConfig(max_tokens=max_units),
         schedule=config.schedule,
         rollout=Rollout(
             replicas=config.cluster.replicas,
             slots=config.cluster.slots,
-            max_sequence_tokens=max(16, prompt_units + max_units),
+            max_sequence_tokens=max(16, prompt_units + longest),
             colocated=config.cluster.colocated,
         ),
         checkpoints=Checkpoints(every=config.steps + 1),
@@ -176,4 +185,15 @@ def run_config(config: SimulatedConfig, quantum: int) -> Config:
             restarts=1_000_000,
             spawn_timeout_s=PATIENCE_S,
         ),
+    )
+
+
+def _reward(config: SimulatedConfig) -> Reward:
+    """With an environment, as many workers as run all episodes of the replicas' slots at once."""
+    if not config.workload.acts:
+        return ExactRewardSection(workers=4, timeout_s=PATIENCE_S)
+    episodes = config.cluster.replicas * config.cluster.slots
+    workers, turns = -(-episodes // LANES), config.workload.turns[1]
+    return EnvironmentRewardSection(
+        path="simulated:Environment", turns=turns, workers=workers, timeout_s=PATIENCE_S
     )

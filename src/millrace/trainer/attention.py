@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from millrace.devices.gpu import on
 from millrace.trainer.batch.packing import RowSegment
+from millrace.trainer.kernels.composed import composed_attention
 from millrace.trainer.kernels.ragged import Ragged, arrange, attend_ragged
 
 if TYPE_CHECKING:
@@ -153,25 +155,31 @@ def packed_attention(
     packed: RowBlocks,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function given to transformers. `softcap`: a score s is softcap * tanh(s / softcap).
+    `s_aux`: attention sinks, one more score of each head's queries, whose weight is given to no value.
 
     Shapes:
         query       (1, H, T, D)
         key, value  (1, H_kv, T, D)
+        s_aux       (H,)
         returns     (1, T, H, D)
         If the row is divided among ranks, T are the tokens of this rank.
     """
+    if isinstance(s_aux, DTensor):
+        s_aux = s_aux.to_local()
     if packed.group is not None:
-        from millrace.trainer.ranks.exchange import split_heads, split_tokens
+        from millrace.trainer.ranks.exchange import own_heads, split_heads, split_tokens
 
+        s_aux = None if s_aux is None else own_heads(s_aux, packed.group)
         query, key, value = (split_heads(x, packed.group) for x in (query, key, value))
     if packed.ragged is not None:
         attended = attend_ragged(query, key, value, packed.ragged, scaling=scaling, window=sliding_window)
     else:
         blocks = packed.blocks if sliding_window is None else packed.windowed
-        attended = _attend_blocks(query, key, value, blocks, packed.outputs_T, scaling, softcap)
+        attended = _attend_blocks(query, key, value, blocks, packed.outputs_T, scaling, softcap, s_aux)
     return attended if packed.group is None else split_tokens(attended, packed.group), None
 
 
@@ -183,14 +191,15 @@ def _attend_blocks(
     outputs_T: torch.Tensor,
     scaling: float,
     softcap: float | None,
+    sinks_H: torch.Tensor | None,
 ) -> torch.Tensor:
     _, heads, tokens, dim = query.shape
     queries, keys = [block.queries_RQ for block in blocks], [block.keys_RK for block in blocks]
     gathered = _gather(query, queries), _gather(key, keys), _gather(value, keys)
     outputs = []
     for block, query_R, key_R, value_R in zip(blocks, *gathered, strict=True):
-        if softcap is not None:
-            out = _capped_attention(query_R, key_R, value_R, block.mask, scaling, softcap)
+        if softcap is not None or sinks_H is not None:
+            out = composed_attention(query_R, key_R, value_R, block.mask, scaling, softcap, sinks_H)
         else:
             out = scaled_dot_product_attention(
                 query_R,
@@ -204,28 +213,6 @@ def _attend_blocks(
         outputs.append(out.transpose(1, 2).reshape(-1, heads * dim))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return embedding(outputs_T, joined).view(1, tokens, heads, dim)
-
-
-def _capped_attention(
-    query_R: torch.Tensor,
-    key_R: torch.Tensor,
-    value_R: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-    softcap: float,
-) -> torch.Tensor:
-    """Attention with capped scores. All scores, (R, H, Q, K), are kept until the backward pass, at least in
-    float32."""
-    groups = query_R.shape[1] // key_R.shape[1]
-    key_R, value_R = (x.repeat_interleave(groups, dim=1) for x in (key_R, value_R))
-    if mask is None:
-        mask = torch.ones(query_R.shape[2], key_R.shape[2], dtype=torch.bool, device=query_R.device).tril()
-    with torch.autocast(query_R.device.type, enabled=False):
-        wide = torch.promote_types(query_R.dtype, torch.float32)
-        scores = query_R.to(wide) @ key_R.to(wide).mT
-        capped = softcap * torch.tanh(scores * (scaling / softcap))
-        weights = capped.masked_fill(~mask, -torch.inf).softmax(-1)
-        return weights.to(value_R.dtype) @ value_R
 
 
 def _gather(x: torch.Tensor, indices: Sequence[torch.Tensor]) -> list[torch.Tensor]:

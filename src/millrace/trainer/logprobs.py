@@ -21,7 +21,7 @@ from millrace.trainer.kernels.softmax_choice import GENERAL, softmax_on
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from millrace.trainer.recorded.token_masks import DeviceTokenMasks
+    from millrace.trainer.recorded.device_token_masks import DeviceTokenMasks
 
 CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 24, 1 << 27  # logits computed at once: 64 and 512 MiB in float32
 

@@ -1,21 +1,15 @@
-"""The metrics of a step, accumulated over micro-batches on the device and read once.
-
-Shape suffix: N = trained tokens of one row.
-"""
+"""The metrics of a step. Pure: numpy alone. Shape suffix: N = trained tokens of the batch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from millrace.algorithms import TokenLogprobs
-from millrace.algorithms.build import WeightOf
 from millrace.core.types import Batch
 from millrace.trainer.importance import importance_metrics
-from millrace.trainer.ranks.mesh import Ranks
-
-Gap = dict[int, tuple[float, float, int]]
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
@@ -31,65 +25,40 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-class TokenStatistics:
-    """Sums over the trained tokens of a batch. `weight_cap`, `weight_of`: of `Algorithm`."""
+def value_metrics(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, float]:
+    """Metrics before the first step of a batch: `value_mean`, and `value_explained`, the share of the
+    returns' variance that the values explain (1: all of it, 0: as much as a constant, below 0: less)."""
+    if not values_N.size:
+        return {}
+    spread = float(np.var(returns_N))
+    explained = 1.0 - float(np.var(returns_N - values_N)) / spread if spread > 0 else 0.0
+    return {"value_mean": float(values_N.mean()), "value_explained": explained}
 
-    def __init__(self, weight_cap: float | None, weight_of: WeightOf = "token") -> None:
-        self._cap, self._weight_of = weight_cap, weight_of
-        self._entropy: list[torch.Tensor] = []
-        self._log_ratio: list[torch.Tensor] = []
-        self._log_weight: list[torch.Tensor] = []  # of the importance weights that a cap truncates
-        self._reference: list[torch.Tensor] = []
-        self._staleness: list[NDArray[np.int64]] = []
-        self._after_swap: list[NDArray[np.bool_]] = []
-        self._silenced: list[torch.Tensor] = []
 
-    def add(
-        self,
-        logprobs: TokenLogprobs,
-        before_N: torch.Tensor,
-        entropy_N: torch.Tensor,
-        staleness_N: NDArray[np.int64],
-        after_swap_N: NDArray[np.bool_],
-    ) -> None:
-        """`before_N`: log-probs under the weights at the batch's beginning."""
-        self._entropy.append(entropy_N.detach())
-        log_N = before_N - logprobs.behavior_N
-        self._log_ratio.append(log_N)
-        if self._weight_of != "token":
-            combined = logprobs.sequences.total if self._weight_of == "product" else logprobs.sequences.mean
-            log_N = combined(log_N)
-        self._log_weight.append(log_N)
-        if logprobs.reference_N is not None:
-            self._reference.append(before_N - logprobs.reference_N)
-        self._staleness.append(staleness_N)
-        self._after_swap.append(after_swap_N)
+def _nothing() -> NDArray[Any]:
+    return np.empty(0, np.bool_)
 
-    def silence(self, gradient_N: torch.Tensor, advantages_N: torch.Tensor) -> None:
-        """Count the tokens of an optimizer step with an advantage, and those of them without a gradient.
-        `gradient_N` is without the gradient of a penalty."""
-        judged_N = advantages_N != 0
-        self._silenced.append(torch.stack([judged_N.sum(), (judged_N & (gradient_N == 0)).sum()]))
 
-    def of_all(self, ranks: Ranks) -> TokenStatistics:
-        """The statistics of every rank's tokens, the same on every rank. A collective call."""
-        if ranks.world == 1:
-            return self
-        total = self.of_row()
-        mine = self if ranks.tensor_index == 0 else total  # ranks of a tensor group have the same tokens
-        for of_rank in ranks.gather(mine):
-            total.extend(of_rank)
-        return total
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """The trained tokens of a batch: (N,) each, in nats.
 
-    def of_row(self) -> TokenStatistics:
-        """Empty statistics, for the tokens of one row."""
-        return TokenStatistics(self._cap, self._weight_of)
+    log_ratio_N    current - behavior, at the beginning of the batch
+    log_weight_N   the log of the weights that `cap` truncates; None: nothing truncates
+    reference_N    current - reference; None: there is no reference
+    judged         tokens with an advantage of each row and optimizer step; empty: no row had a gradient
+    silenced       those of them that a clip or a mask left without a gradient, penalties apart
+    """
 
-    def extend(self, other: TokenStatistics) -> None:
-        """Add the tokens of `other` behind these."""
-        for name, values in vars(other).items():
-            if isinstance(values, list):
-                getattr(self, name).extend(values)
+    log_ratio_N: NDArray[Any] = field(default_factory=_nothing)
+    entropy_N: NDArray[Any] = field(default_factory=_nothing)
+    staleness_N: NDArray[np.int64] = field(default_factory=_nothing)
+    after_swap_N: NDArray[np.bool_] = field(default_factory=_nothing)
+    log_weight_N: NDArray[Any] | None = None
+    reference_N: NDArray[Any] | None = None
+    cap: float | None = None
+    judged: NDArray[np.int64] = field(default_factory=_nothing)
+    silenced: NDArray[np.int64] = field(default_factory=_nothing)
 
     def metrics(self) -> dict[str, float]:
         """The metrics of `importance_metrics`, and
@@ -98,46 +67,37 @@ class TokenStatistics:
         importance_mean, importance_max    of current / behavior
         importance_capped  fraction of tokens whose weight is above the cap
         kl_reference       mean log-ratio, with a reference
-        silenced           fraction of the tokens with an advantage that a clip or a mask left without a
-                           gradient; the gradient of a penalty does not count
+        silenced           silenced / judged, of sums
         """
-        if not self._log_ratio:
+        if not self.log_ratio_N.size:
             return {}
-        ratio = torch.cat(self._log_ratio).exp()
+        ratio_N = np.exp(self.log_ratio_N)
         out = {
-            "entropy": torch.cat(self._entropy).mean().item(),
-            "importance_mean": ratio.mean().item(),
-            "importance_max": ratio.max().item(),
+            "entropy": float(self.entropy_N.mean()),
+            "importance_mean": float(ratio_N.mean()),
+            "importance_max": float(ratio_N.max()),
         }
-        if self._cap is not None:
-            capped = torch.cat(self._log_weight).exp() > self._cap
-            out["importance_capped"] = capped.float().mean().item()
-        if self._reference:
-            out["kl_reference"] = torch.cat(self._reference).mean().item()
-        if self._silenced:
-            judged, silenced = torch.stack(self._silenced).sum(0).tolist()
-            out["silenced"] = silenced / max(judged, 1)
-        log_ratio = torch.cat(self._log_ratio).cpu().numpy()
-        return out | importance_metrics(log_ratio, np.concatenate(self._staleness))
+        if self.cap is not None and self.log_weight_N is not None:
+            out["importance_capped"] = float((np.exp(self.log_weight_N) > self.cap).mean())
+        if self.reference_N is not None:
+            out["kl_reference"] = float(self.reference_N.mean())
+        if self.judged.size:
+            out["silenced"] = int(self.silenced.sum()) / max(int(self.judged.sum()), 1)
+        return out | importance_metrics(self.log_ratio_N, self.staleness_N)
 
-    def logprob_gap(self) -> Gap:
+    def logprob_gap(self) -> dict[int, tuple[float, float, int]]:
         """|current - behavior| in nats by staleness: (mean, max, tokens)."""
-        if not self._log_ratio:
-            return {}
-        gap, staleness = self._gap(), np.concatenate(self._staleness)
-        gaps = {int(behind): gap[staleness == behind] for behind in np.unique(staleness)}
+        gap = self._gap()
+        gaps = {int(behind): gap[self.staleness_N == behind] for behind in np.unique(self.staleness_N)}
         return {behind: (float(gap.mean()), float(gap.max()), len(gap)) for behind, gap in gaps.items()}
 
     def swap_gap(self) -> dict[str, float]:
         """The gap at staleness 0 of tokens sampled before any swap of weights in their trajectory
         (gap_one_version), and of tokens after a swap (gap_after_swap). Only tokens after a swap read
         recomputed keys and values. A metric without tokens is left out."""
-        if not self._log_ratio:
-            return {}
-        gap, current = self._gap(), np.concatenate(self._staleness) == 0
-        after = np.concatenate(self._after_swap)
+        gap, current, after = self._gap(), self.staleness_N == 0, self.after_swap_N
         gaps = {"gap_one_version": gap[current & ~after], "gap_after_swap": gap[current & after]}
         return {name: float(gap.mean()) for name, gap in gaps.items() if len(gap)}
 
     def _gap(self) -> NDArray[np.float64]:
-        return torch.cat(self._log_ratio).abs().double().cpu().numpy()
+        return np.abs(self.log_ratio_N).astype(np.float64)

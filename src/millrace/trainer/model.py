@@ -30,7 +30,7 @@ from millrace.trainer.kernels.ragged import serves
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.ranks.offload import computing_device
-from millrace.trainer.recorded.routing import install_replay, replayed
+from millrace.trainer.recorded.replay import install_replay, replayed
 
 
 def load_model(

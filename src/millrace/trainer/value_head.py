@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from millrace.algorithms.critic import Critic
 from millrace.core.errors import TrainingError
@@ -53,7 +52,7 @@ class ValueHead(torch.nn.Module):
         """
         grads = [p.grad for p in self.parameters() if p.grad is not None and ranks.tensor_index == 0]
         of_ranks = ranks.gather([grad.double().cpu().numpy() for grad in grads])
-        for parameter, summands in zip(self.parameters(), _by_parameter(of_ranks), strict=True):
+        for parameter, *summands in zip(self.parameters(), *filter(None, of_ranks), strict=True):
             total = torch.from_numpy(np.asarray(sum(summands))).to(parameter)
             parameter.grad = total.expand(parameter.shape).clone()
             if not math.isfinite(total.sum().item()):
@@ -63,8 +62,7 @@ class ValueHead(torch.nn.Module):
         """Everything that a checkpoint needs, as `{state}/value_head.{name}`."""
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.named_parameters():
-            tensors[f"value/{PREFIX}{name}"] = parameter.detach()
-            states = self.optimizer.state[parameter]
+            states = {"value": parameter.detach()} | self.optimizer.state[parameter]
             tensors |= {f"{key}/{PREFIX}{name}": state for key, state in states.items()}
         return tensors
 
@@ -80,18 +78,3 @@ class ValueHead(torch.nn.Module):
             else:
                 where = "cpu" if key == "step" else parameters[name].device
                 self.optimizer.state[parameters[name]][key] = tensor.clone().to(where)
-
-
-def _by_parameter(of_ranks: list[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
-    """For weight and for bias, the gradients of all ranks that have a gradient."""
-    return [[grads[i] for grads in of_ranks if grads] for i in range(2)]
-
-
-def value_metrics(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, float]:
-    """Metrics before the first step of a batch: `value_mean`, and `value_explained`, the share of the
-    returns' variance that the values explain (1: all of it, 0: as much as a constant, below 0: less)."""
-    if not values_N.size:
-        return {}
-    spread = float(np.var(returns_N))
-    explained = 1.0 - float(np.var(returns_N - values_N)) / spread if spread > 0 else 0.0
-    return {"value_mean": float(values_N.mean()), "value_explained": explained}

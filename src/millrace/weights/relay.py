@@ -66,8 +66,10 @@ class RelayWorker:
         self._name, self._slots, self._versions = name, slots, versions
         if address and not secret:
             raise ConfigError(f"relay `{name}` is to listen on {address}: it needs the secret of the run")
-        self._address, self._secret, self._deadlines = address, secret, deadlines
-        self._transport = transport
+        make = partial(
+            Network, name, address=address, secret=secret, deadlines=deadlines, transport=transport
+        )
+        self._make_network = make if address else None
         self._directory, self._anchor_every, self._owner = directory, anchor_every, owner
         self._lock, self._restoring = asyncio.Lock(), asyncio.Lock()
         self._storer: Storer | None = None
@@ -243,15 +245,8 @@ class RelayWorker:
             self._older = OlderVersions(
                 memory, self._fd, bytes_max=slot_bytes // 2, versions_max=self._versions - 1
             )
-        if self._address:
-            self._network = Network(
-                self._name,
-                memory,
-                address=self._address,
-                secret=self._secret,
-                deadlines=self._deadlines,
-                transport=self._transport,
-            )
+        if self._make_network is not None:
+            self._network = self._make_network(memory)
         self._memory = memory
 
     def _stage(self, memory: Memory, version: int, digest: str) -> str:

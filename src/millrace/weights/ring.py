@@ -101,16 +101,14 @@ class RingWriter:
 
         Raises: WeightsError: not bytes. TornVersionError: another writer has taken the slot.
         """
-        specs, data = {spec.name: spec for spec in manifest}, self._memory.data[filling.slot]
 
-        def copy(block: NamedBuffer) -> None:
+        def copy(pair: tuple[NamedBuffer, Bytes]) -> None:
+            block, place = pair
             self._check(filling)
-            start = block.start or (0,) * len(block.shape)
-            place = placed(data, specs[block.name], start, block.shape)
             np.copyto(place, bytes_of(block).reshape(place.shape))
             count(place.size)
 
-        each(copy, blocks, threads_min=2)
+        each(copy, zip(blocks, self.places(filling, manifest, blocks), strict=True), threads_min=2)
         self._check(filling)
 
     def end(

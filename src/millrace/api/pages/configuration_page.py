@@ -79,9 +79,9 @@ def _union(name: str, field: FieldInfo) -> Iterator[str]:
     keys: dict[tuple[str, ...], list[str]] = {}
     for option, kind in kinds.items():
         for key, inner in option.model_fields.items():
-            if key != "kind":
+            if key != "kind" and not listed_table(inner):
                 keys.setdefault(_cells(f"{name}.", key, inner), []).append(kind)
-    default = default_kind(field)
+    default = default_kind(field) or ("" if field.is_required() else "none")
     yield "| key | of kind | type | default | meaning |"
     yield "|---|---|---|---|---|"
     yield _row(
@@ -91,8 +91,13 @@ def _union(name: str, field: FieldInfo) -> Iterator[str]:
         f"`{as_toml(default)}`" if default else "required",
         " ".join(f"{kind}: {about}" for option, kind in kinds.items() if (about := _about(option))),
     )
+    fields = [field for option in kinds for field in option.model_fields.items()]
+    lists = [(key, listed, inner) for key, inner in fields if (listed := listed_table(inner))]
     for (key, *rest), of_kinds in keys.items():
         yield _row(key, "" if len(of_kinds) == len(kinds) else ", ".join(of_kinds), *rest)
+    for key, listed, inner in lists:
+        yield from ("", f"#### `[[{name}.{key}]]`", "", _line(inner.description or ""), "")
+        yield from _table("", listed.model_fields)
 
 
 def _kind(option: type[Section]) -> str:

@@ -245,6 +245,12 @@ class PolicyGradient(Section):
     """The source of the proximal policy, if a batch gets several optimizer steps. `"recompute"`: a forward
     pass. `"interpolate"`: interpolation between the policy that sampled and the current policy (A-3PO)."""
 
+    @property
+    def learns_from_equal_rewards(self) -> bool:
+        """Whether a group whose rewards are all equal teaches something."""
+        uncompared = self.baseline in ("none", "value")
+        return uncompared or self.teacher is not None or self.turn_discount is not None
+
     @classmethod
     def default_of(cls, kind: str, key: str) -> Any:
         """The value of a key that a configuration of this kind leaves out."""

@@ -6,18 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from millrace.config.tables.section import Count, Seconds, Section
-from millrace.config.tables.task import (
-    ExactRewardSection,
-    FileTaskSection,
-    FunctionRewardSection,
-    FunctionTaskSection,
-    GymRewardSection,
-    GymTaskSection,
-    MathRewardSection,
-)
-
-NAME = r"^[a-z0-9][a-z0-9_-]{0,39}$"
+from millrace.config.tables.section import NAME, Count, Seconds, Section
+from millrace.config.tables.task import AnyReward, FileTaskSection, FunctionTaskSection, GymTaskSection
 
 
 class EvaluationSection(Section):
@@ -35,10 +25,12 @@ class EvaluationSection(Section):
     )
     """As `[task]`: where its prompts come from. `"none"`: other rows of the training's gym task. Any other
     task must be named, because its rows are trained on."""
-    reward: GymRewardSection | MathRewardSection | ExactRewardSection | FunctionRewardSection | None = Field(
-        default=None, discriminator="kind"
-    )
+    reward: AnyReward | None = Field(default=None, discriminator="kind")
     """As `[reward]`. `"none"`: the training's."""
+    canary: Literal["rows", "wrong-gold"] | None = None
+    """Its rows deserve no reward, so their reward must stay 0 (docs/reward-hacking.md). `"rows"`: those of
+    `task` are impossible, or have a wrong gold answer. `"wrong-gold"`: each row is scored as another row,
+    whose answer differs; without a `task` these may be the training's rows. `"none"`: no canary."""
     correct_at: float = 1.0
     """A reward of at least this is correct."""
     by: Literal["greedy", "sampled", "pass", "majority", "reward"] = "greedy"

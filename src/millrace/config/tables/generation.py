@@ -62,8 +62,8 @@ class Rollout(Section):
     """Inference software in a replica. A setting that the engine cannot follow is refused at the start.
     `"server"` follows from `servers`."""
     servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/?#@]+/?$")], ...] = ()
-    """URLs of running `vllm serve`, each for this run alone. Each has a replica, so `replicas` follows. See
-    docs/engine.md."""
+    """URLs of running servers, vLLM or SGLang, each for this run alone. Each has a replica, so `replicas`
+    follows. See docs/servers.md."""
     shared_dir: str | None = None
     """Directory in which servers find new weights. They must see it under the same path. `"none"`: `weights`
     in the run directory."""
@@ -93,14 +93,22 @@ class Rollout(Section):
     recompute: bool = True
     """After new weights, keys and values of trajectories in flight are computed again. False: a trajectory
     goes on with its old keys and values. This is faster, but its log-probs belong to no single version."""
+    quantization: Literal["fp8"] | None = None
+    """vLLM rounds the matrices of every layer to 8 bits at each load: half of their memory. The trainer
+    computes and publishes in bfloat16 as ever, which `model.dtype` must be. See docs/placement.md."""
     stepwise: bool = False
     """vLLM computes inside the replica, one step at a time: equal work in equal order gives equal tokens.
-    False: vLLM generates all the time in a process of its own, and a load pauses it. With several devices
-    (`tensor`) vLLM is always stepwise."""
+    False: vLLM generates all the time in a process of its own, and a load pauses it."""
     seeded: bool = True
-    """Each trajectory has noise of its own in vLLM, which costs time in each step. False: vLLM draws all
-    noise together. Then a trajectory that is started again or moved samples other tokens, and no run
-    repeats."""
+    """Each trajectory has noise of its own in vLLM and SGLang, which costs time in each step. False: they
+    draw all noise together. Then a trajectory that is started again or moved samples other tokens, and no
+    run repeats."""
+    probe: bool = True
+    """Each replica samples a few hundred tokens before its first trajectory. An engine that does not sample
+    as its log-probs say ends the run. See docs/engine.md."""
+    native_adapters: bool = False
+    """vLLM computes a LoRA adapter beside the base weights, so a load copies the adapter alone. Decode steps
+    take longer. False: the replica merges each adapter into whole weights. See docs/adapters.md."""
 
     @model_validator(mode="before")
     @classmethod

@@ -58,6 +58,10 @@ class Supervision(Section):
     so far, at least 20 s. A worker that does nothing in a command is killed after 20 s."""
     spawn_timeout_s: float = Field(default=120.0, ge=1, le=SECONDS_MAX)
     """Time from a worker's start until it must be ready. A replica with vLLM has at least 900 s."""
+    stop_grace_s: Seconds = 25.0
+    """After SIGTERM or Ctrl-C, the time for the step under way and its checkpoint. A longer step is left, and
+    done again on a resume. Slurm, Kubernetes and clouds kill 30 s after SIGTERM. If yours waits longer, set
+    a little less than that."""
 
 
 class Checkpoints(Section):

@@ -16,6 +16,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+NAME = r"^[a-z0-9][a-z0-9_-]{0,39}$"
+"""A name that the user gives a table of a list."""
 COUNT_MAX = 2**31 - 1
 """The largest count, which numpy, torch and SQLite can represent."""
 SECONDS_MAX = 30 * 86_400.0

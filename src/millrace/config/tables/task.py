@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from millrace.config.tables.section import Count, Seconds, Section, Seed
+from millrace.config.tables.reward_limits import Extract, ExtractAnswer, RewardLimits
+from millrace.config.tables.section import NAME, Count, Seconds, Section, Seed
+from millrace.config.tables.verifiers import JsonRewardSection, JudgeRewardSection, PatternRewardSection
 
 Arguments = Annotated[
     dict[str, bool | int | float | str],
@@ -31,29 +33,50 @@ class GymTaskSection(Section):
     """Prompt text."""
     chat: bool = False
     """Render `template` as a user message through the tokenizer's chat template."""
+    system: str | None = None
+    """The text of a system message before each chat prompt that has none."""
     chat_arguments: Arguments = Field(default={})
 
 
 class RowsSection(Section):
-    """A user's own rows, and their columns."""
+    """Rows of a data set, and their columns."""
 
-    path: str
     prompt: str = "prompt"
     """The column with the prompt: a string or a list of chat messages. `a.b` is the key `b` of column `a`."""
     answer: str | None = "answer"
-    """The column with the reference answer, for example `reward_model.ground_truth`. `"none"`: no column."""
+    """The column with the reference answer, for example `reward_model.ground_truth`. `"none"`: no column. Of
+    chat messages it is the text of the last, which must be the assistant's."""
     template: str = "{prompt}"
     """Prompt text from the row's columns. Chat messages have no need of one."""
     chat: bool = False
     """Render `template` as a user message through the tokenizer's chat template. A list of chat messages is
     rendered without this key."""
+    system: str | None = None
+    """The text of a system message before each chat prompt that has none."""
+    tools: str | None = "tools"
+    """The column with the tools of a chat prompt: JSON Schemas, as a list or as text. `"none"`: no column."""
     chat_arguments: Arguments = Field(default={})
 
 
 class FileTaskSection(RowsSection):
     kind: Literal["file"] = "file"
     path: str
-    """A .jsonl, .json, .csv, .tsv or .parquet file, or a data set directory."""
+    """A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a directory of such files, or a pattern such as
+    `data/train-*.parquet`."""
+
+
+class HubTaskSection(RowsSection):
+    kind: Literal["hub"] = "hub"
+    name: str = Field(pattern=r"^\w[\w.-]*/\w[\w.-]*$")
+    """A data set of the Hugging Face hub, or of the mirror that `HF_ENDPOINT` names: `owner/name`."""
+    subset: str | None = None
+    """The configuration of the data set, for example `main` of `openai/gsm8k`."""
+    split: str = "train"
+    """The split, for example `test` for an evaluation."""
+    revision: str | None = None
+    """A branch, a tag or a commit. Rows that were fetched once are not fetched again."""
+    rows_max: Count | None = None
+    """The first rows alone, streamed. `"none"`: all rows."""
 
 
 class FunctionTaskSection(RowsSection):
@@ -63,30 +86,9 @@ class FunctionTaskSection(RowsSection):
     of rows (dicts), the same rows at every call. See examples/environment.py."""
 
 
-Task = Annotated[GymTaskSection | FileTaskSection | FunctionTaskSection, Field(discriminator="kind")]
-
-
-class RewardLimits(Section):
-    timeout_s: Seconds = 10.0
-    """Deadline of one scoring call. After the deadline the worker is killed, and the trajectory fails."""
-    memory_mb: int = Field(default=2048, ge=64, le=2**24)
-    """Memory that a reward worker may use, beyond its memory after the start and the imports."""
-    workers: int = Field(default=1, ge=1, le=1024)
-    """Number of reward processes."""
-    workers_max: int | None = Field(default=None, ge=1, le=1024)
-    """Most reward processes: with a long queue there are more than `workers`. `"none"`: `workers`, always."""
-
-    @property
-    def most_workers(self) -> int:
-        return max(self.workers, self.workers_max or 0)
-
-
-_EXTRACT = """Regular expression with one group that finds the answer in the completion. `"none"`: the answer
-is the whole completion."""
-_EXTRACT_ANSWER = """Regular expression with one group that finds the reference in the answer column. GSM8K:
-`#### (.+)`. `"none"`: the reference is the whole column."""
-Extract = Annotated[str | None, Field(description=_EXTRACT)]
-ExtractAnswer = Annotated[str | None, Field(description=_EXTRACT_ANSWER)]
+Task = Annotated[
+    GymTaskSection | FileTaskSection | HubTaskSection | FunctionTaskSection, Field(discriminator="kind")
+]
 
 
 class GymRewardSection(RewardLimits):
@@ -109,13 +111,107 @@ class ExactRewardSection(RewardLimits):
     extract_answer: ExtractAnswer = None
 
 
+class CodeRewardSection(RewardLimits):
+    kind: Literal["code"] = "code"
+    """The program in the completion runs in a sandbox, and tests of the row judge what it gives."""
+    tests: str = "tests"
+    """Column with the tests: `{"inputs": [...], "outputs": [...], "fn_name": "f"}`, as a table or text; or
+    Python: a list of asserts, or a text that defines `check(candidate)`."""
+    function: str | None = None
+    """The function that the tests call. `"none"`: `fn_name` of the tests; without that too, the program reads
+    each input as text, and prints the output. Of asserts: `entry_point` of the row, or the one that they
+    call."""
+    score: Literal["all", "share"] = "all"
+    """`"all"`: 1 if every test passes, else 0. `"share"`: the share of the tests that pass."""
+    isolation: Literal["namespaces", "landlock", "limits"] = "landlock"
+    """The weakest sandbox that will do. `"limits"` is no isolation: programs may read, write and send what
+    the reward worker may."""
+    program_cpu_s: float = Field(default=5.0, ge=1, le=3600)
+    """Processor time of one program, for all tests of its row. Its time on the clock is 0.8 `timeout_s`."""
+    program_memory_mb: int = Field(default=512, ge=64, le=2**20)
+    """Memory of one program."""
+
+
 class FunctionRewardSection(RewardLimits):
     kind: Literal["function"] = "function"
     path: str
     """`package.module:name` or `file.py:name`: `def reward(completion, answer, **columns)`."""
 
 
-Reward = Annotated[
-    GymRewardSection | MathRewardSection | ExactRewardSection | FunctionRewardSection,
-    Field(discriminator="kind"),
-]
+class EnvironmentRewardSection(RewardLimits):
+    kind: Literal["environment"] = "environment"
+    """An environment answers each turn of the model, and rewards the episode."""
+    path: str
+    """`package.module:name` or `file.py:name`: a class with `reset(row)` and `step(action)`, of
+    tools, or of SkyRL-Gym. See docs/turns.md."""
+    turns: Count = 8
+    """Most turns of an episode. `sampling.max_tokens` bounds the tokens of one turn, and
+    `rollout.max_sequence_tokens` all tokens."""
+    role: str = "user"
+    """The role of an observation that is a text, in a chat template."""
+    result_characters: Count = 16_384
+    """Most characters of the result of a tool. The rest is cut, and a note says so."""
+
+
+OneReward = (
+    GymRewardSection
+    | MathRewardSection
+    | ExactRewardSection
+    | CodeRewardSection
+    | JsonRewardSection
+    | PatternRewardSection
+    | JudgeRewardSection
+    | FunctionRewardSection
+    | EnvironmentRewardSection
+)
+OF_THE_SUM = ("reward", "turn_")
+"""Beginnings of metrics that mean something else than a member of a sum."""
+
+
+class RewardMember(Section):
+    name: str = Field(pattern=NAME)
+    """What it is called in metrics and failures. Small letters, digits, `-` and `_`."""
+    weight: float = 1.0
+    """What its value is multiplied by. Negative: a penalty."""
+    reward: OneReward = Field(discriminator="kind")
+    """As `[reward]`, without limits: those of the sum hold."""
+
+
+class SumRewardSection(RewardLimits):
+    kind: Literal["sum"] = "sum"
+    """The sum of several rewards, each with a name, a weight and a metric of its own."""
+    members: tuple[RewardMember, ...] = Field(min_length=1)
+    """`reward.members` is a list of tables, each headed `[[reward.members]]`. If one of the rewards fails or
+    abstains, the sum does."""
+    timeout_s: Seconds = 60.0
+    """Deadline of one score, by all members, one after the other."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [member.name for member in self.members]
+        for member in self.members:
+            which = f"`reward.members` ({member.name})"
+            if names.count(member.name) > 1 or member.name.startswith(OF_THE_SUM):
+                raise ValueError(f"{which}: the name is taken: give each member its own")
+            if member.weight == 0:
+                raise ValueError(f"{which}: `weight` is 0: leave the member out")
+            own = {key: field.default for key, field in type(member.reward).model_fields.items()}
+            for key in RewardLimits.model_fields:
+                if getattr(member.reward, key) != own[key]:
+                    raise ValueError(f"{which}: `{key}` is a limit of the whole sum: set `reward.{key}`")
+            if getattr(member.reward, "concurrency", self.most_workers) < self.most_workers:
+                raise ValueError(
+                    f"{which}: `concurrency` is less than the number of reward workers ({self.most_workers})"
+                )
+        return self
+
+
+AnyReward = OneReward | SumRewardSection
+Reward = Annotated[AnyReward, Field(discriminator="kind")]
+
+
+def members_of(reward: AnyReward) -> dict[str, OneReward]:
+    """The members of a sum by name; any other reward alone, with an empty name."""
+    if isinstance(reward, SumRewardSection):
+        return {member.name: member.reward for member in reward.members}
+    return {"": reward}

@@ -27,7 +27,7 @@ class Model(Section):
 class Adapter(Section):
     rank: int | None = Field(default=None, ge=1, le=4096)
     """Train an adapter of this rank instead of the weights, and publish it alone. `"none"`: all weights are
-    trained. Not with `trainer.tensor`."""
+    trained. Not with `trainer.tensor`, but in JAX."""
     kind: Literal["lora", "dora"] = "lora"
     """`"lora"`: the product of two thin matrices beside each weight. `"dora"`: the length of each row too."""
     alpha: float = Field(default=32.0, gt=0, le=1e6)
@@ -60,9 +60,16 @@ class Adapter(Section):
 
 
 class TrainerSection(Section):
+    backend: Literal["torch", "jax"] = "torch"
+    """What computes. `"jax"`: on TPUs, and on CPUs and GPUs too. See docs/jax.md."""
+    python: str | None = None
+    """Path of the Python that runs a trainer in JAX. It needs no torch. `"none"`: Millrace's Python."""
+    programs: str | None = "programs"
+    """Directory in which a trainer in JAX keeps its compiled programs: in the run directory, or anywhere, for
+    several runs. So a resume compiles little. `"none"`: they are not kept."""
     shard: int = Field(default=1, ge=1, le=4096)
-    """Ranks among which weights, optimizer and the rows of a batch are divided (FSDP). A rank is a process
-    with a device of its own. The trainer has `shard` x `tensor` x `sequence` of them. They change rounding,
+    """Ranks among which weights, optimizer and the rows of a batch are divided (FSDP). A rank has a
+    device of its own. The trainer has `shard` x `tensor` x `sequence` of them. They change rounding,
     speed and memory, and no gradient."""
     tensor: int = Field(default=1, ge=1, le=64)
     """Ranks among which each matrix and the vocabulary are divided (tensor parallelism)."""
@@ -85,6 +92,11 @@ class TrainerSection(Section):
     def ranks_of_host(self) -> int:
         return self.ranks // self.hosts
 
+    @property
+    def processes_of_host(self) -> int:
+        """JAX has one process for all devices of a host, torch a process a device."""
+        return self.ranks_of_host if self.backend == "torch" else 1
+
     @model_validator(mode="after")
     def _divides(self) -> TrainerSection:
         if self.ranks % self.hosts:
@@ -100,6 +112,9 @@ class BatchShape(Section):
     """Groups per version."""
     group_size: int = Field(default=8, ge=2, le=COUNT_MAX)
     """Trajectories per group."""
+    screen_samples: CountOrZero = 0
+    """Screening: a group starts with this number of trajectories, 2 or more. Its rest starts only if their
+    rewards differ. 0: a group starts with all of its trajectories. See docs/curation.md."""
     token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
     """Tokens per packed micro-batch in the trainer. The budget changes speed and memory, never a gradient."""
     minibatches: int = Field(default=1, ge=1, le=4096)
@@ -107,6 +122,15 @@ class BatchShape(Section):
     version. With several steps the clip of an algorithm acts."""
     epochs: int = Field(default=1, ge=1, le=100)
     """How often a batch is trained on before the version is published."""
+
+    @model_validator(mode="after")
+    def _leaves_a_rest(self) -> BatchShape:
+        if self.screen_samples and not 2 <= self.screen_samples < self.group_size:
+            raise ValueError(
+                f"`batch.screen_samples` ({self.screen_samples}) must be 0, or at least 2 and less than "
+                f"`batch.group_size` ({self.group_size}): one reward says nothing, and a group needs a rest"
+            )
+        return self
 
 
 class Optimizer(Section):

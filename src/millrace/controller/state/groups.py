@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millrace.core.types import Batch, Finish, Group, State, TrainGroup, TrainSequence
+from millrace.core.types import Batch, Finish, Group, State, TrainGroup, TrainSequence, Trajectory
 from millrace.schedule.view import GroupView
 
 
 class GroupRecord:
     """A live group, and its view for decisions. `birth` never decreases; see `schedule.view`."""
 
-    __slots__ = ("group", "started_s", "view")
+    __slots__ = ("group", "held", "started_s", "view")
 
-    def __init__(self, group: Group, birth: int, started_s: float | None = None) -> None:
-        """`started_s` None: the group started in an earlier session."""
+    def __init__(self, group: Group, birth: int, samples: int, started_s: float | None = None) -> None:
+        """`started_s` None: the group started in an earlier session. The members after the first `samples`
+        are held back (`schedule.screen`), unless one of them has started; 0: none is."""
         self.group, self.view, self.started_s = group, GroupView(group.group_id, birth), started_s
+        rest = group.members[samples:] if samples else []
+        self.held = rest if all(m.state is State.QUEUED and not m.lease for m in rest) else []
+
+    @property
+    def started(self) -> list[Trajectory]:
+        """The members that are not held back."""
+        return self.group.members[: len(self.group.members) - len(self.held)]
 
     @property
     def birth(self) -> int:
@@ -47,6 +55,7 @@ def _sequences(group: Group) -> list[TrainSequence]:
             columns=m.columns.without_top_logprobs(),
             reward=m.reward,
             truncated=m.finish is Finish.LENGTH,
+            mask=m.columns.sampled(),
             metrics=m.metrics,
         )
         for m in group.members

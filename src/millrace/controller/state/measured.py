@@ -28,18 +28,12 @@ class Mean:
 
 
 class RunAverages:
-    """Seconds of a group from its start until it is ready. Seconds of the trainer from one batch until it
-    could take the next. The staleness of trained tokens, in versions."""
+    """`group`: seconds of a group from its start until it is ready. `step`: seconds of the trainer from one
+    batch until it could take the next. And the staleness of trained tokens, in versions."""
 
     def __init__(self) -> None:
-        self._group, self._step, self._staleness = Mean(), Mean(), Mean(BATCHES)
+        self.group, self.step, self._staleness = Mean(), Mean(), Mean(BATCHES)
         self._batches = 0
-
-    def group_took(self, seconds: float) -> None:
-        self._group.add(seconds)
-
-    def step_took(self, seconds: float) -> None:
-        self._step.add(seconds)
 
     def batch_trained(self, staleness: float) -> None:
         self._batches += 1
@@ -49,7 +43,7 @@ class RunAverages:
     @property
     def group_duration_batches(self) -> float:
         """Batches that a trainer without waits trains while one group is generated; 1 while unknown."""
-        return self._group.value / self._step.value if self._group.value and self._step.value else 1.0
+        return self.group.value / self.step.value if self.group.value and self.step.value else 1.0
 
     @property
     def staleness(self) -> float | None:

@@ -53,12 +53,14 @@ class RunState(Trajectories):
             reached=max(self.reached, max(self.taken, default=-1)),
             group_duration_batches=self.measured.group_duration_batches,
             staleness=self.measured.staleness,
+            screen_samples=numbers.screen_samples,
         )
 
     @property
     def versions_queued(self) -> set[int]:
-        """Versions of the newest tokens of queued trajectories."""
-        return {version for t in self.queued.values() for version, _ in t.columns.runs[-1:]}
+        """Versions that have begun the turns of queued trajectories."""
+        versions = (t.columns.version_open for t in self.queued.values())
+        return {version for version in versions if version is not None}
 
     def _replica_view(self, record: ReplicaRecord) -> ReplicaView:
         relay = self.relays[record.host]

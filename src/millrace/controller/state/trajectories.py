@@ -6,28 +6,32 @@ Synchronous, without I/O. Changed trajectories collect in `dirty`, trajectories 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
-from millrace.core.completion.columns import TokenColumns
+from millrace.controller.turns import episode
 from millrace.core.errors import DataError
 from millrace.core.types import (
     Abstain,
     Failed,
     Finish,
     Group,
+    Observed,
     Progress,
     Prompt,
     Sampling,
     Score,
     Scored,
+    ScoreRequest,
     State,
     Trajectory,
     Work,
 )
+from millrace.schedule.screen import refuse_endless, screened_reward
 from millrace.schedule.view import QueuedView
 
 NO_BASELINE = "the only scored member of its group: no baseline"
@@ -46,7 +50,9 @@ class RunNumbers:
     sampling: Sampling
     seed: int
     attempts: int
+    turns: bool = False  # an environment answers completions
     resampled_max: int = 0  # groups without signal that may be replaced between two steps
+    screen_samples: int = 0  # trajectories with which a group starts; 0: all of them
 
 
 class Trajectories:
@@ -63,6 +69,8 @@ class Trajectories:
         self.ended: list[Trajectory] = []  # since the shell last looked
         self.resampled = 0  # groups without signal that were replaced since the last step
         self.unreplaced = 0  # groups without signal that are trained, because the limit was reached
+        self.screened = Counter[str]()  # groups that were screened out since the last step
+        self._screened_in_a_row = 0
         self._fruitless: dict[int, int] = {}  # trajectory -> leases lost without a single new token
         self._lease_start: dict[int, tuple[int, int]] = {}  # (tokens, replica's version) at the lease
         self._ready = 0  # groups that became ready, ever
@@ -84,34 +92,27 @@ class Trajectories:
     # ------------------------------------------------------------ admission and leases
 
     def admit(self, prompt: Prompt, replica: str, *, now_s: float) -> tuple[Group, list[Work]]:
-        """A new group, with all members leased to `replica`."""
+        """A new group, with its members leased to `replica`, except those that are held back."""
         first = prompt.group_id * self.numbers.group_size
         members = [Trajectory(first + k, prompt.group_id) for k in range(self.numbers.group_size)]
         group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
-        record = self.replicas[replica]
-        self.groups[group.group_id] = GroupRecord(group, record.version, now_s)
+        record, samples = self.replicas[replica], self.numbers.screen_samples
+        owner = self.groups[group.group_id] = GroupRecord(group, record.version, samples, now_s)
         record.groups_since_swap += 1
-        for member in members:
-            self.trajectories[member.trajectory_id] = member
-            self.queued[member.trajectory_id] = member
-        return group, [self.lease(member, replica) for member in members]
+        self.trajectories |= {member.trajectory_id: member for member in members}
+        self.queued |= {member.trajectory_id: member for member in owner.started}
+        return group, [self.lease(member, replica) for member in owner.started]
 
     def adopt(self, group: Group, *, birth: int) -> list[Trajectory]:
         """Take over a live group from the ledger; its birth is `birth` if it has no token. Returns the
         members that still need a score."""
         oldest = [version for m in group.members for version, _ in m.columns.runs[:1]]
-        self.groups[group.group_id] = GroupRecord(group, birth=min(oldest, default=birth))
-        unscored = []
-        for member in group.members:
-            if not member.live:
-                continue
-            self.trajectories[member.trajectory_id] = member
-            if member.state is State.QUEUED:
-                self.queued[member.trajectory_id] = member
-            elif member.state is State.GENERATED:
-                unscored.append(member)
+        birth, samples = min(oldest, default=birth), self.numbers.screen_samples
+        owner = self.groups[group.group_id] = GroupRecord(group, birth, samples)
+        self.trajectories |= {m.trajectory_id: m for m in group.members if m.live}
+        self.queued |= {m.trajectory_id: m for m in owner.started if m.state is State.QUEUED}
         self._settle_group(group.group_id)
-        return unscored
+        return [m for m in group.members if m.state in episode.UNANSWERED]
 
     def lease(self, trajectory: Trajectory, replica: str) -> Work:
         """Let `replica` work on a queued trajectory, from its present tokens on."""
@@ -124,19 +125,11 @@ class Trajectories:
         self.dirty[tid] = trajectory
         owner = self.groups[trajectory.group_id]
         self._recompute_birth(owner)
-        return Work(
-            tid,
-            trajectory.group_id,
-            trajectory.lease,
-            owner.group.prompt,
-            trajectory.columns.tokens[:],
-            self.numbers.sampling,
-            self.numbers.seed,
-        )
+        return episode.work(trajectory, owner.group.prompt, self.numbers.sampling, self.numbers.seed)
 
     def queued_view(self, trajectory: Trajectory) -> QueuedView:
         """A queued trajectory as the schedule sees it."""
-        return QueuedView(trajectory.columns.version_last, self.groups[trajectory.group_id].birth)
+        return episode.queued_view(trajectory, self.groups[trajectory.group_id].birth)
 
     def unlease(self, trajectory: Trajectory) -> None:
         """Take a trajectory back from its replica, with its partial tokens."""
@@ -146,11 +139,11 @@ class Trajectories:
         self.dirty[trajectory.trajectory_id] = trajectory
 
     def restart(self, trajectory: Trajectory) -> int:
-        """Drop a queued trajectory's partial tokens; its random seed stays. Returns how many tokens."""
-        discarded = len(trajectory.columns)
-        trajectory.columns = TokenColumns()
+        """Drop the tokens of a queued trajectory's present turn; its random seed stays. Returns how many."""
+        num_tokens, kept = len(trajectory.columns), trajectory.columns.turn_start
+        trajectory.columns = trajectory.columns[:kept]
         self.dirty[trajectory.trajectory_id] = trajectory
-        return discarded
+        return num_tokens - kept
 
     def lose(self, name: str) -> list[Trajectory]:
         """Replica `name` is gone: its trajectories are queued again. Returns the trajectories whose prompt is
@@ -179,7 +172,7 @@ class Trajectories:
         replica served at the lease: tokens sampled before a swap can be reported after it. The birth never
         falls, so the first member with that version ends the search."""
         birth, births = record.birth, []
-        for member in record.group.members:
+        for member in record.started:
             if member.columns.runs:
                 version = member.columns.runs[0][0]
             elif member.state is State.LEASED:
@@ -224,21 +217,29 @@ class Trajectories:
         return finished
 
     def _complete(self, trajectory: Trajectory, finish: Finish) -> None:
-        trajectory.state, trajectory.finish = State.GENERATED, finish
+        episode.end_turn(trajectory, finish, answered=self.numbers.turns)
         self.dirty[trajectory.trajectory_id] = trajectory
         self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
 
     # ------------------------------------------------------------ scores and ends
 
-    def score(self, trajectory_id: int, score: Score) -> Trajectory | None:
-        """Record a score. Returns its trajectory; None: the trajectory does not wait for a score any more."""
+    def score_request(self, trajectory: Trajectory) -> ScoreRequest:
+        prompt = self.groups[trajectory.group_id].group.prompt
+        return episode.request(trajectory, prompt, max_sequence_tokens=self.numbers.max_sequence_tokens)
+
+    def score(self, trajectory_id: int, score: Score | Observed) -> Trajectory | None:
+        """Record a score or an observation. Returns its trajectory; None: the trajectory waits for neither
+        any more."""
         trajectory = self.trajectories.get(trajectory_id)
-        if trajectory is None or trajectory.state is not State.GENERATED:
+        if trajectory is None or trajectory.state not in episode.UNANSWERED:
             return None
+        self.dirty[trajectory_id] = trajectory
         match score:
-            case Scored(value, metrics):
-                trajectory.state, trajectory.reward, trajectory.metrics = State.SCORED, value, metrics
-                self.dirty[trajectory_id] = trajectory
+            case Observed():
+                episode.observe(trajectory, score)
+                self.queued[trajectory_id] = trajectory
+            case Scored():
+                episode.end_episode(trajectory, score)
                 self._settle_group(trajectory.group_id)
             case Failed(reason):
                 self.end(trajectory, State.FAILED, reason)
@@ -250,7 +251,7 @@ class Trajectories:
         """Note how long a group took that has just become ready."""
         record = self.groups[group_id]
         if record.started_s is not None:
-            self.measured.group_took(now_s - record.started_s)
+            self.measured.group.add(now_s - record.started_s)
 
     def end(self, trajectory: Trajectory, state: State, reason: str) -> None:
         """A live trajectory ends without being trained on."""
@@ -286,10 +287,12 @@ class Trajectories:
         record = self.groups.get(group_id)
         if record is None or record.ready_rank is not None:
             return
-        live = [m for m in record.group.members if m.live]
+        live = [m for m in record.started if m.live]
         if any(m.state not in (State.SCORED, State.BUFFERED) for m in live):
             return
-        if len(live) == 1:
+        if record.held:
+            self._screen(record, [m.reward for m in live if m.reward is not None])
+        elif len(live) == 1:
             self.end(live[0], State.REJECTED, NO_BASELINE)
         elif not live:
             del self.groups[group_id]
@@ -300,6 +303,19 @@ class Trajectories:
                 member.state = State.BUFFERED
                 self.dirty[member.trajectory_id] = member
             record.ready_rank, self._ready = self._ready, self._ready + 1
+
+    def _screen(self, record: GroupRecord, rewards: list[float]) -> None:
+        """The rest of a group starts, or the group ends as screened out."""
+        reward = screened_reward(rewards)
+        if reward is None:
+            self.queued |= {m.trajectory_id: m for m in record.held}
+            record.held, self._screened_in_a_row = [], 0
+            return
+        why = f"screened out: its first {len(rewards)} rewards are {reward:g}"
+        self.end_group(record.group.group_id, State.REJECTED, why)
+        self.screened["solved" if reward > 0 else "hopeless"] += 1
+        self._screened_in_a_row += 1
+        refuse_endless(self._screened_in_a_row, record.group.row_id, why)
 
     def _replaces(self, scored: list[Trajectory]) -> bool:
         """DAPO's dynamic sampling (arXiv:2503.14476, equation 11): if all rewards of a group are equal, all

@@ -11,6 +11,7 @@ import pickle
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from math import nan
 from typing import Any
 
 from millrace.core.completion.routing import Routing
@@ -19,6 +20,9 @@ from millrace.core.completion.top_logprobs import Row, TopLogprobs
 
 LOGPROB_MAX = 1e-4
 """Engines round: a log-prob up to this is taken as 0."""
+
+OBSERVED = -1
+"""In place of a version: the environment gave the token, and no model sampled it."""
 
 Buffer = bytes | bytearray | memoryview | array
 
@@ -35,9 +39,11 @@ def token_array(tokens: Iterable[int] = ()) -> array[int]:
 class TokenColumns:
     """The tokens of a completion with their log-probs and versions. Columns grow at the end only.
 
+    A stretch of sampled tokens is a turn. Observed tokens, the environment's answer, stand between two turns.
+
     tokens    int32, ids
-    logprobs  float32, of the distribution that was sampled from
-    runs      (version, how many tokens in a row), in order of position; neighbours have different versions
+    logprobs  float32, of the distribution that was sampled from; NaN: observed
+    runs      (version or OBSERVED, how many tokens in a row), in order of position; neighbours differ
     top_logprobs    the most likely tokens at each position; None: not recorded
     token_masks   all tokens that could have come at each position; None: the complete vocabulary
     routing       the experts of each position; None: not recorded
@@ -131,17 +137,51 @@ class TokenColumns:
         return f"TokenColumns({len(self)} tokens, versions {self.runs})"
 
     @property
+    def sampled_runs(self) -> list[tuple[int, int]]:
+        """The runs without observed tokens."""
+        return [run for run in self.runs if run[0] != OBSERVED]
+
+    @property
     def version_first(self) -> int | None:
-        """The version of the first token; None: there is no token."""
-        return self.runs[0][0] if self.runs else None
+        """The version of the first sampled token; None: there is none."""
+        return self.sampled_runs[0][0] if self.runs else None
 
     @property
     def version_last(self) -> int | None:
-        return self.runs[-1][0] if self.runs else None
+        """The version of the last sampled token; None: there is none."""
+        return self.sampled_runs[-1][0] if self.runs else None
+
+    @property
+    def version_open(self) -> int | None:
+        """The version that has begun the present turn; None: the turn has no token, so any version may."""
+        return self.version_last if self.runs and self.runs[-1][0] != OBSERVED else None
+
+    @property
+    def turn_start(self) -> int:
+        """The number of tokens before the present turn."""
+        if not self.runs:
+            return 0
+        start, stop, sampled = self.turns()[-1]
+        return start if sampled else stop
 
     def versions(self) -> list[int]:
-        """The version of every token."""
+        """The version of every token; OBSERVED of observed tokens."""
         return [version for version, count in self.runs for _ in range(count)]
+
+    def sampled(self) -> list[bool] | None:
+        """Whether each token was sampled; None: every token was."""
+        if len(self.sampled_runs) == len(self.runs):
+            return None
+        return [version != OBSERVED for version in self.versions()]
+
+    def turns(self) -> list[tuple[int, int, bool]]:
+        """(start, stop, sampled) of the stretches of sampled and of observed tokens, in order."""
+        found, start = list[tuple[int, int, bool]](), 0
+        for sampled, runs in groupby(self.runs, lambda run: run[0] != OBSERVED):
+            stop = start + sum(count for _, count in runs)
+            found.append((start, stop, sampled))
+            start = stop
+        return found
 
     def without_top_logprobs(self) -> TokenColumns:
         """The same tokens, not copied."""
@@ -189,6 +229,14 @@ class TokenColumns:
         self.logprobs += other.logprobs
         for version, count in other.runs:
             self._extend_runs(version, count)
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Append observed tokens. Columns begin with a sampled token."""
+        assert self.runs, "an observation before the first turn"
+        observed = TokenColumns.of(tokens, [nan] * len(tokens), OBSERVED)
+        if (mine := self.top_logprobs) is not None:
+            observed.top_logprobs = TopLogprobs.none(mine.num, len(tokens))
+        self.extend(observed)
 
     def _extend_top_logprobs(self, other: TokenColumns) -> None:
         if self.top_logprobs is None and other.top_logprobs is not None and not self.tokens:

@@ -22,6 +22,12 @@ class TopLogprobs:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("f"))
 
+    @staticmethod
+    def none(num: int, num_positions: int) -> TopLogprobs:
+        """Of positions at which nothing was sampled."""
+        size = num * num_positions
+        return TopLogprobs(num, array("i", bytes(4 * size)), array("f", [float("-inf")]) * size)
+
     def part(self, start: int, stop: int) -> TopLogprobs:
         """A copy of the positions from `start` to `stop`."""
         part = slice(start * self.num, stop * self.num)

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from millrace.core.errors import DataError, boundary
-from millrace.core.supported import FULL, GEMMA, TORCH_ENGINE, activation, refuse_unsupported
+from millrace.core.supported import FULL, GEMMA, SINKS, TORCH_ENGINE, activation, refuse_unsupported
 
 UNROTATED = "unrotated"  # a type of rotary embeddings: none
 
@@ -23,10 +23,10 @@ class Architecture:
     """A decoder as the engine computes it.
 
     shapes           of parameters by name, in state-dict order
-    activation       of the gate, as transformers names it
+    activation       of the gate, as transformers names it; `clamp`: alpha and limit of `gates.clamped`
     embedding_scale  factor of the embeddings of tokens; `residual_scale`: of what joins the residual stream
     norm_from_one    the factor of a norm is 1 + its weight
-    scale, cap       of attention's scores, and each layer's window: see `attention.Kernel`
+    scale, cap       of attention's scores, and sinks, and each layer's window: see `attention.Kernel`
     logits_cap       a logit z is logits_cap * tanh(z / logits_cap)
     logits_scale     a logit is divided by it first
     routed           number of experts of a row, 0 without experts; `routed_sum_1`: their weights' sum is 1
@@ -42,11 +42,13 @@ class Architecture:
     eps: float
     tied: bool
     activation: str
+    clamp: tuple[float, float] | None
     embedding_scale: float
     residual_scale: float
     norm_from_one: bool
     scale: float
     cap: float | None
+    sinks: bool
     logits_cap: float | None
     logits_scale: float
     routed: int
@@ -69,6 +71,8 @@ class Architecture:
         cos, sin = rotary_class(self.config)(torch.empty(0, dtype=dtype), positions, **of_layers)
         if rope == UNROTATED:
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+        if self.config.model_type == "gpt_oss":  # which has each angle once
+            cos, sin = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
         return cos[0].to(device), sin[0].to(device)
 
 
@@ -95,7 +99,7 @@ def architecture_of(config: Any) -> Architecture:
         config, "sliding_window", None
     )  # of every layer, if a family's layers have no such field
     layered = FULL in (config.rope_parameters or {})
-    gemma = config.model_type in GEMMA
+    gemma, sinks = (config.model_type in families for families in (GEMMA, SINKS))
     return Architecture(
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -105,15 +109,17 @@ def architecture_of(config: Any) -> Architecture:
         eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
         activation=activation(config),
+        clamp=(config.swiglu_alpha, config.swiglu_limit) if hasattr(config, "swiglu_limit") else None,
         embedding_scale=config.hidden_size**0.5 if gemma else getattr(config, "embedding_multiplier", 1.0),
         residual_scale=getattr(config, "residual_multiplier", 1.0),
         norm_from_one=gemma,
         scale=attentions[0].scaling,
         cap=getattr(config, "attn_logit_softcapping", None),
+        sinks=sinks,
         logits_cap=getattr(config, "final_logit_softcapping", None),
         logits_scale=getattr(config, "logits_scaling", 1.0),
         routed=getattr(config, "num_experts_per_tok", 0),
-        routed_sum_1=getattr(config, "norm_topk_prob", False),
+        routed_sum_1=getattr(config, "norm_topk_prob", sinks),
         windows=tuple(getattr(each, "sliding_window", window) for each in attentions),
         ropes=tuple(
             each.layer_type if layered else None if getattr(each, "use_rope", True) else UNROTATED

@@ -36,22 +36,35 @@ class Kernel:
     scale, cap  a score is scale q k, or cap * tanh(scale q k / cap)
     windows     of each layer, how many tokens a query sees, its own included; None: all before it
     exact       the sum over values runs in blocks of `BLOCK` keys
+    sinks       each query head has one more score, of no key
     """
 
     scale: float
     cap: float | None
     windows: tuple[int | None, ...]
     exact: bool
+    sinks: bool = False
 
     def __call__(
-        self, q_BGD: Tensor, k_BDL: Tensor, v_BLD: Tensor, bias_B1L: Tensor, out_BGD: Tensor | None = None
+        self,
+        q_BGD: Tensor,
+        k_BDL: Tensor,
+        v_BLD: Tensor,
+        bias_B1L: Tensor,
+        out_BGD: Tensor | None = None,
+        sinks_BG1: Tensor | None = None,
     ) -> Tensor:
-        """softmax(scores + bias) v for B independent queries, written to `out_BGD` if given."""
+        """softmax(scores + bias) v for B independent queries, written to `out_BGD` if given. A sink takes a
+        part of each weight: its own share of the softmax."""
         if self.cap is None:
             scores = torch.baddbmm(bias_B1L, q_BGD, k_BDL, alpha=self.scale)
         else:
             scores = torch.bmm(q_BGD, k_BDL).mul_(self.scale / self.cap).tanh_().mul_(self.cap).add_(bias_B1L)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v_BLD.dtype)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+        if sinks_BG1 is not None:  # the highest weight is 1 / sum(exp(scores - highest))
+            behind = (sinks_BG1 - scores.amax(-1, keepdim=True).float()).exp_()
+            weights /= behind.mul_(weights.amax(-1, keepdim=True)).add_(1)
+        weights = weights.to(v_BLD.dtype)
         if not self.exact:
             return torch.bmm(weights, v_BLD, out=out_BGD)
         out = torch.bmm(weights[..., :BLOCK], v_BLD[:, :BLOCK], out=out_BGD)
@@ -63,7 +76,7 @@ class Kernel:
     @property
     def plain(self) -> bool:
         """Whether other code may compute the scores and sum in its own order."""
-        return self.cap is None and not self.exact
+        return self.cap is None and not (self.exact or self.sinks)
 
     def num_keys(self, length: int) -> int:
         """The padded number of keys for a sequence of `length`."""
@@ -112,14 +125,17 @@ class DecodeAttention:
             for keys, values in zip(cache.keys, cache.values, strict=True)
         ]
 
-    def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+    def __call__(
+        self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor, sinks_H: Tensor | None
+    ) -> None:
         count, (kv_heads, head_dim) = self._count, k_MKD.shape[1:]
         all_keys, all_values, k_BDL, v_BLD = self._layers[layer]
         all_keys.put_(self._key_index, k_MKD[:count])
         all_values.index_copy_(0, self._value_index, v_MKD[:count].reshape(-1, head_dim))
         q_BGD = q_MHD[:count].reshape(count * kv_heads, -1, head_dim)
         bias = self._biases[self._kernel.windows[layer]]
-        self._kernel(q_BGD, k_BDL, v_BLD, bias, out_MHD[:count].view(q_BGD.shape))
+        sinks = None if sinks_H is None else sinks_H.view(kv_heads, -1, 1).repeat(count, 1, 1)
+        self._kernel(q_BGD, k_BDL, v_BLD, bias, out_MHD[:count].view(q_BGD.shape), sinks)
 
     def advance(self) -> None:
         self.num_steps -= 1
@@ -156,7 +172,9 @@ class PrefillAttention:
             self._plan.append((segment, slice(row, row + segment.count), num_keys, biases))
             row += segment.count
 
-    def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+    def __call__(
+        self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor, sinks_H: Tensor | None
+    ) -> None:
         kv_heads = k_MKD.shape[1]
         for segment, rows, num_keys, biases in self._plan:
             keys = self._cache.keys[layer, segment.slot]
@@ -171,4 +189,5 @@ class PrefillAttention:
                     keys[head, :, :num_keys].expand(segment.count, -1, -1),
                     values[head, :num_keys].expand(segment.count, -1, -1),
                     biases[self._kernel.windows[layer]],
+                    sinks_BG1=None if sinks_H is None else sinks_H[None, group, None],
                 )

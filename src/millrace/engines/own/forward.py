@@ -6,24 +6,18 @@ Shape suffixes: M rows, H query heads, K kv heads, D head_dim, I intermediate, V
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
 from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.architecture import Architecture
+from millrace.engines.own.families.gates import gate_of
+from millrace.engines.own.families.mixture import ExpertMixture
 from millrace.engines.own.parameters import Layer, Parameters
 
 Tensor = torch.Tensor
-Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
-"""Activations by their names in transformers."""
+Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 
 class ForwardPass:
@@ -51,9 +45,7 @@ class ForwardPass:
                 sin[:, :half] *= -1
             self.tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
         self._norm = RootMeanSquare(architecture.eps, dtype, device, from_one=architecture.norm_from_one)
-        experts = (shape for name, shape in architecture.shapes.items() if ".experts." in name)
-        self.grouped = architecture.routed > 0 and has_grouped(device, dtype, experts)
-        self._activation = ACTIVATIONS[architecture.activation]
+        self.mixture, self._gate = ExpertMixture(architecture, dtype, device), gate_of(architecture)
 
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: Attention
@@ -74,10 +66,11 @@ class ForwardPass:
             self._add(x, attended.view(len(x), -1), layer.out, layer.out_bias, layer.out_norm)
             normed = self._norm(x, layer.mlp_norm)
             if layer.router is not None:
-                x += self._routed(layer, layer.router, normed, routing[num_routed] if routing else None)
+                experts = routing[num_routed] if routing else None
+                x += self.mixture(self.matmul, layer, layer.router, normed, experts)
                 num_routed += 1
                 continue
-            gated = self._gated(normed, layer.gate_up, layer.gate_up_bias)
+            gated = self._gate(self.matmul.linear(normed, layer.gate_up, layer.gate_up_bias))
             self._add(x, gated, layer.down, layer.down_bias, layer.down_norm)
         return self._norm(x, weights.norm)
 
@@ -106,43 +99,7 @@ class ForwardPass:
             self._norm.scale(qk[:, :heads], layer.q_norm)
             self._norm.scale(qk[:, heads:], layer.k_norm)
         qk = _rotate(qk, *rotary, neighbours=shape.neighbours)
-        attention(index, qk[:, :heads], qk[:, heads:], v, attended)
-
-    def expert(self, layer: Layer, index: int, x: Tensor) -> Tensor:
-        """The outputs of one expert for rows x, without the expert's weight. As many rows come out."""
-        padded = F.pad(x, (0, 0, 0, self.matmul.rows(len(x)) - len(x)))
-        gated = self._gated(padded, layer.gate_up[index], None)
-        return self.matmul.linear(gated, layer.down[index], None)[: len(x)]
-
-    def _routed(self, layer: Layer, router: Tensor, x: Tensor, routing: Tensor | None) -> Tensor:
-        """The weighted sum of each row's experts, which are written to `routing`. Rows are sorted by expert,
-        each expert computes its rows, and the outputs are sorted back. Without `grouped` the host waits for a
-        GPU once: for the number of rows of each expert."""
-        shape = self._architecture
-        routing_probs = self.matmul.linear(x, router, None).softmax(dim=-1, dtype=torch.float32)
-        shares, experts = routing_probs.topk(shape.routed, dim=-1)
-        if routing is not None:
-            routing[: len(x)] = experts
-        if shape.routed_sum_1:
-            shares /= shares.sum(dim=-1, keepdim=True)
-        order = experts.flatten().argsort(stable=True)
-        outputs = self._experts(layer, x[order // shape.routed], experts.flatten()[order], len(router))
-        by_row = outputs[order.argsort()].view(len(x), shape.routed, -1)
-        return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
-
-    def _experts(self, layer: Layer, rows: Tensor, experts: Tensor, count: int) -> Tensor:
-        """Of each row what its expert makes of it. `experts` is sorted."""
-        if self.grouped:
-            ends = group_ends(experts, count)
-            gate, up = grouped_linear(rows, layer.gate_up, ends).chunk(2, dim=1)
-            return grouped_linear(self._activation(gate).mul_(up), layer.down, ends)
-        counts = experts.bincount(minlength=count).tolist()
-        by_expert = enumerate(rows.split(counts))
-        return torch.cat([self.expert(layer, index, some) for index, some in by_expert if len(some)])
-
-    def _gated(self, x: Tensor, gate_up: Tensor, bias: Tensor | None) -> Tensor:
-        gate, up = self.matmul.linear(x, gate_up, bias).chunk(2, dim=1)
-        return self._activation(gate).mul_(up)
+        attention(index, qk[:, :heads], qk[:, heads:], v, attended, layer.sinks)
 
     def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
         """to += x weight^T + bias, normalised if there is a norm, and scaled"""

@@ -30,7 +30,7 @@ class Layer:
     """The tensors of one decoder layer. `out_norm` and `down_norm` apply to outputs before they join the
     residual stream.
 
-    With a `router`, `gate_up` and `down` have one more dimension, the first: the experts.
+    With a `router`, `gate_up`, `down` and their biases have one more dimension, the first: the experts.
     """
 
     input_norm: Tensor
@@ -38,11 +38,13 @@ class Layer:
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
+    sinks: Tensor | None
     out: Tensor
     out_bias: Tensor | None
     out_norm: Tensor | None
     mlp_norm: Tensor
     router: Tensor | None
+    router_bias: Tensor | None
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
@@ -55,6 +57,7 @@ class Parameters:
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
         self._shapes, self._dtype, self._device = architecture.shapes, dtype, device
+        self._clamped = architecture.clamp is not None  # gpt-oss: its matrices lie transposed
         views: dict[str, Tensor] = {}
         self._views = views
         self.embedding = self._allocate("model.embed_tokens.weight")
@@ -130,9 +133,12 @@ class Parameters:
     def _layer(self, prefix: str) -> Layer:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         gate_up = self._projections(mlp + "gate_up", mlp + "gate", mlp + "up")
-        down, router = mlp + "down_proj.weight", self._optional(mlp + "gate.weight")
+        gate_up_bias, down_bias = [mlp + "gate_proj.bias", mlp + "up_proj.bias"], mlp + "down_proj.bias"
+        down, gate = mlp + "down_proj.weight", mlp + ("router" if self._clamped else "gate")
+        router = self._optional(gate + ".weight")
         if router is not None:
             gate_up, down = [mlp + "experts.gate_up_proj"], mlp + "experts.down_proj"
+            gate_up_bias, down_bias = [f"{gate_up[0]}_bias"], f"{down}_bias"
         out_norm, down_norm = f"{prefix}post_self_attn_layernorm.weight", f"{prefix}post_mlp_layernorm.weight"
         mlp_norm = f"{prefix}post_attention_layernorm.weight"
         if f"{prefix}pre_feedforward_layernorm.weight" in self._shapes:  # Gemma has other names
@@ -144,15 +150,17 @@ class Parameters:
             qkv_bias=self._optional(*(f"{attention}{x}_proj.bias" for x in "qkv")),
             q_norm=self._optional(attention + "q_norm.weight"),
             k_norm=self._optional(attention + "k_norm.weight"),
+            sinks=self._optional(attention + "sinks"),
             out=self._allocate(attention + "o_proj.weight"),
             out_bias=self._optional(attention + "o_proj.bias"),
             out_norm=self._optional(out_norm),
             mlp_norm=self._allocate(mlp_norm),
             router=router,
-            gate_up=self._allocate(*gate_up),
-            gate_up_bias=self._optional(mlp + "gate_proj.bias", mlp + "up_proj.bias"),
-            down=self._allocate(down),
-            down_bias=self._optional(mlp + "down_proj.bias"),
+            router_bias=self._optional(gate + ".bias"),
+            gate_up=self._matrices(*gate_up),
+            gate_up_bias=self._optional(*gate_up_bias),
+            down=self._matrices(down),
+            down_bias=self._optional(down_bias),
             down_norm=self._optional(down_norm),
         )
 
@@ -160,6 +168,10 @@ class Parameters:
         """Names of projections that lie one under another: one name in families that fuse them."""
         names = [f"{name}_proj.weight" for name in (fused, *separate)]
         return names[:1] if names[0] in self._shapes else names[1:]
+
+    def _matrices(self, *names: str) -> Tensor:
+        """With outputs as rows, where they are columns in files, too."""
+        return self._allocate(*names).mT if self._clamped else self._allocate(*names)
 
     def _optional(self, *names: str) -> Tensor | None:
         return self._allocate(*names) if names[0] in self._shapes else None

@@ -80,7 +80,8 @@ class TorchEngine(Sleeping, Queues):
         self._settled = False  # whether the standby set has the weights of the landing set
         self._vacated = mark(device)  # after this mark nothing reads or writes the standby set
         self._kinds = XXH3, XXH3  # of hash: for the digests of the active and of the standby set
-        self._kernel = Kernel(architecture.scale, architecture.cap, architecture.windows, options.exact)
+        scores = architecture.scale, architecture.cap, architecture.windows
+        self._kernel = Kernel(*scores, options.exact, architecture.sinks)
         num_positions = self._kernel.num_keys(options.max_sequence_tokens)
         self._forward = ForwardPass(architecture, num_positions, computing, device)
         shape = (

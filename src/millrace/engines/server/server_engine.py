@@ -1,4 +1,4 @@
-"""The engine protocol on a running `vllm serve`.
+"""The engine protocol on a running server.
 
 A request belongs to one version. The engine sends a request after that version was loaded and proved, and the
 request ends before the next version is loaded. So each of its tokens names that version. A load aborts all
@@ -6,11 +6,12 @@ requests. Each trajectory goes on as a new request whose prompt ends with the to
 computes keys and values with the new weights.
 
 The server names its weights by the label of the load. The end of a request names the labels of the weights
-that sampled it. An unknown label means that somebody else loads weights.
+that sampled it; SGLang names one with every token. An unknown label means that somebody else loads weights.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Collection, Iterable
@@ -25,11 +26,10 @@ from millrace.core.errors import DigestMismatchError, WeightsError, WorkerError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.devices.parallel import each
-from millrace.engines.server.client import NOT_FINITE, Server
+from millrace.engines.server.dialect import Dialect, Sampled, Token
 from millrace.engines.server.handover import Handover
-from millrace.engines.server.streams import StreamedTokens, Streams, Token
+from millrace.engines.server.streams import StreamedTokens, Streams
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.sampling_params import sampling_arguments
 from millrace.rollout.colocated.sleepless import Sleepless
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
@@ -52,7 +52,7 @@ class ServerEngine(Sleepless, Queues):
 
     def __init__(
         self,
-        server: Server,
+        server: Dialect,
         streams: Streams,
         handover: Handover,
         intake: Intake,
@@ -158,41 +158,34 @@ class ServerEngine(Sleepless, Queues):
             key = next(self._requests)
             self._running[key] = continuation
             self._prefilled += len(continuation.tokens)
-            self._streams.send(
-                key,
-                {
-                    "token_ids": list(continuation.tokens),
-                    "sampling_params": sampling_arguments(continuation),
-                    "cache_salt": self._label,
-                    "stream": True,
-                },
-            )
+            self._streams.send(key, self._server.request(continuation, self._label))
 
     def _take_in(self, arrived: Iterable[StreamedTokens], *, paused: bool = False) -> None:
         for streamed in arrived:
-            self._check_label(streamed)
+            part = streamed.part
+            self._check_labels(part)
             continuation = self._running.get(streamed.key)
             if continuation is None:
                 continue  # the trajectory has ended by the engine's own count
             trajectory_id = continuation.work.trajectory_id
             if streamed.error is not None:
                 raise WorkerError(f"server {self._server.url}, trajectory {trajectory_id}: {streamed.error}")
-            for token in streamed.tokens:
+            for token in part.tokens:
                 if continuation.finish is None:
                     self._append(streamed.key, token)
             if continuation.finish is not None:
                 self._finished[trajectory_id] = self._running.pop(streamed.key)
-                if streamed.finish_reason is None:
+                if part.finish_reason is None:
                     self._streams.end([streamed.key])
-            elif streamed.finish_reason is not None and not (paused and streamed.finish_reason == "abort"):
+            elif part.finish_reason is not None and not (paused and part.finish_reason == "abort"):
                 raise WorkerError(
-                    f"server {self._server.url} ended trajectory {trajectory_id} ({streamed.finish_reason}), "
+                    f"server {self._server.url} ended trajectory {trajectory_id} ({part.finish_reason}), "
                     "which should have gone on: does another run, or an earlier replica, use this server?"
                 )
 
     def _append(self, key: int, token: Token) -> None:
         continuation = self._running[key]
-        if not token.logprob > NOT_FINITE:
+        if math.isnan(token.logprob):
             del self._running[key]
             self._streams.end([key])
             raise WeightsError(
@@ -203,9 +196,8 @@ class ServerEngine(Sleepless, Queues):
         continuation.append(token.token_id, token.logprob, self.version)
         self._generated += 1
 
-    def _check_label(self, streamed: StreamedTokens) -> None:
-        labels = [tokens.version for tokens in streamed.token_ranges or ()]
-        unknown = [label for label in labels if label != self._label]
+    def _check_labels(self, part: Sampled) -> None:
+        unknown = [label for label in part.labels if label != self._label]
         if unknown:
             self.version = -1
             raise DigestMismatchError(

@@ -19,64 +19,36 @@ import httpx2
 import msgspec
 
 from millrace.core.errors import WorkerError
-from millrace.engines.server.client import ERROR_CHARS_MAX, GENERATE
+from millrace.engines.server.client import ERROR_CHARS_MAX
+from millrace.engines.server.dialect import Dialect, Sampled
 
 CONNECT_S = 10.0
 TOKEN_S = 600.0  # from one token of a request to its next: with a full cache it waits for other requests
 CLOSE_S = 30.0
 
 
-class Token(msgspec.Struct):
-    token_id: int
-    logprob: float
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[Token] | None = None
-
-
-class TokenRange(msgspec.Struct):
-    """Tokens `start` to `end` of a request, and the label of the weights that sampled them."""
-
-    version: str
-    start: int
-    end: int
-
-
-class _Choice(msgspec.Struct):
-    logprobs: _Logprobs | None = None
-    finish_reason: str | None = None
-    weight_versions: list[TokenRange] | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    error: Any = None
-
-
 class StreamedTokens(msgspec.Struct, frozen=True):
-    """Tokens or an end of request `key` that have arrived. `error`: in words; then no more tokens come."""
+    """A part of request `key` that has arrived. `error`: in words; then no more parts come."""
 
     key: int
-    tokens: list[Token] = []
-    finish_reason: str | None = None
-    token_ranges: list[TokenRange] | None = None
+    part: Sampled = Sampled()
     error: str | None = None
 
 
 class Streams:
-    """The streamed requests of one engine. `_serve` owns them, on a thread of its own."""
+    """The streamed requests of one engine to `server`. `_serve` owns them, on a thread of its own."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, server: Dialect) -> None:
+        self._server = server
         self._arrived: SimpleQueue[StreamedTokens] = SimpleQueue()
-        self._decoder = msgspec.json.Decoder(_Chunk)
         self._ready = Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._thread = Thread(target=lambda: asyncio.run(self._serve()), name="streams", daemon=True)
         self._thread.start()
         if not self._ready.wait(CLOSE_S):
-            raise WorkerError(f"server {url}: the thread that reads from it did not start in {CLOSE_S:g} s")
+            raise WorkerError(
+                f"server {server.url}: the thread that reads from it did not start in {CLOSE_S:g} s"
+            )
 
     # ------------------------------------------------------------ from the engine's thread
 
@@ -115,7 +87,7 @@ class Streams:
         """The owner of every request; ends with `close`."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         limits = httpx2.Limits(max_connections=None)
-        client = httpx2.AsyncClient(base_url=self._url, trust_env=False, limits=limits)
+        client = httpx2.AsyncClient(base_url=self._server.url, trust_env=False, limits=limits)
         async with client, asyncio.TaskGroup() as group:
             self._client, self._group = client, group
             self._ready.set()
@@ -148,26 +120,18 @@ class Streams:
     async def _read(self, key: int, request: dict[str, Any]) -> None:
         """Read one request to its end. An error arrives as a `StreamedTokens` too."""
         timeout = httpx2.Timeout(TOKEN_S, connect=CONNECT_S)
-        finished = False
+        route, read, finished = self._server.generate, self._server.open_reader(), False
         try:
-            async with self._client.sse(GENERATE, method="POST", json=request, timeout=timeout) as source:
+            async with self._client.sse(route, method="POST", json=request, timeout=timeout) as source:
                 if source.response.is_error:
                     text = (await source.response.aread()).decode(errors="replace")
                     raise ValueError(f"{source.response.status_code}: {text[:ERROR_CHARS_MAX]}")
                 async for event in source:
-                    finished |= event.data != "[DONE]" and self._note(key, event.data)
+                    if event.data != "[DONE]":
+                        part = read(event.data)
+                        finished |= part.finish_reason is not None
+                        self._arrived.put(StreamedTokens(key, part))
             if not finished:
                 raise ValueError("its stream ended, and the request had not")
         except Exception as error:
             self._arrived.put(StreamedTokens(key, error=f"{type(error).__name__}: {error}"))
-
-    def _note(self, key: int, data: str) -> bool:
-        """Whether `data` ends the request. Raises: ValueError: `data` names an error; MsgspecError: it is no
-        chunk."""
-        chunk = self._decoder.decode(data)
-        if chunk.error is not None:
-            raise ValueError(str(chunk.error)[:ERROR_CHARS_MAX])
-        for choice in chunk.choices:
-            tokens = (choice.logprobs and choice.logprobs.content) or []
-            self._arrived.put(StreamedTokens(key, tokens, choice.finish_reason, choice.weight_versions))
-        return any(choice.finish_reason is not None for choice in chunk.choices)

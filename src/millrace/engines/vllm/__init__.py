@@ -9,7 +9,10 @@ extension        the methods that vLLM's worker processes get
 vllm_engine      the engine protocol on `LLMEngine`, one step at a time
 sampling_params  the arguments of vLLM's `SamplingParams`
 loading          a version from the relay's memory into the model
+adapter_slot     an adapter from the relay's memory beside the base weights
+adapter_proof    the proof for adapters
 memory           weights, keys and values of a worker that sleeps
-ranks            vLLM's processes, where the model is divided among devices
+rounding         what a quantised engine does to weights, for the proof
+processes        vLLM's processes: ranks of a divided model, and sockets
 proof            the proof that vLLM computes with the published weights
 """

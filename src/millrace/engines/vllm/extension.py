@@ -11,7 +11,7 @@ from typing import Any
 
 from millrace.core.protocols import WeightsReader
 from millrace.engines.vllm import memory
-from millrace.engines.vllm.loading import load_version
+from millrace.engines.vllm.loading import load_base, load_version
 
 
 class MillraceWorker:
@@ -22,6 +22,10 @@ class MillraceWorker:
     def load_published(self, reader: bytes, version: int, digest: str) -> bytes:
         """`loading.load_version` with a pickled `WeightsReader`. Returns: its errors, pickled."""
         return packed(load_version(self, self._opened(reader), version, digest))
+
+    def load_base(self, base: bytes) -> bytes:
+        """`loading.load_base` with its pickled arguments. Returns: its errors, pickled."""
+        return packed(load_base(self, *unpacked(base)))
 
     def release_memory(self) -> None:
         memory.release(self)

@@ -18,10 +18,12 @@ from multiprocessing.process import BaseProcess
 from threading import Event, Thread
 from typing import Any, TypeVar
 
+from millrace.adapters.served_weights import Base
 from millrace.core.errors import WorkerError
 from millrace.core.protocols import WeightsReader
 from millrace.engines.vllm.extension import packed, unpacked
-from millrace.engines.vllm.ranks import how_it_ended
+from millrace.engines.vllm.processes.rank_end import RankEnd, end_of
+from millrace.rollout.protocol import NativeAdapter
 
 T = TypeVar("T")
 
@@ -69,7 +71,8 @@ class Arrivals:
 class Frontend:
     """`make` makes the `AsyncLLM`; it is called on the thread of the loop."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], rank_end: RankEnd) -> None:
+        self._rank_end = rank_end
         self._ready, self._opened = Event(), Future[Any]()
         self._collectors: dict[str, Any] = {}
         self._thread = Thread(target=lambda: asyncio.run(self._serve(make)), name="vllm", daemon=True)
@@ -113,6 +116,11 @@ class Frontend:
         """`loading.load_version` in every rank. Returns: the errors of each."""
         return self._do(self._load(packed(reader), version, digest))
 
+    def load_base(self, base: Base, adapter: NativeAdapter) -> list[list[Exception]]:
+        """`loading.load_base` in every rank. Returns: the errors of each."""
+        answers = self._do(self.llm.collective_rpc("load_base", args=(packed((base, adapter)),)))
+        return [unpacked(answer) for answer in answers]
+
     def release_memory(self) -> None:
         """`memory.release` in every rank. vLLM is paused, and has no request."""
         self._do(self.llm.collective_rpc("release_memory"))
@@ -127,9 +135,9 @@ class Frontend:
     # ------------------------------------------------------------ ends
 
     def check(self) -> None:
-        """Raises: WorkerError: vLLM's process has ended; the message says how."""
-        if self.llm.errored:
-            raise WorkerError(self._end())
+        """Raises: WorkerError: a process of vLLM has ended; the message says which, and how."""
+        if end := self._end():
+            raise WorkerError(end)
 
     def close(self) -> None:
         """A second call changes nothing."""
@@ -138,6 +146,7 @@ class Frontend:
             process = self._process
             self._thread.join(CLOSE_S)
             process.join(ENDED_S)  # vLLM kills a process that does not end by itself, and does not reap it
+            self._rank_end.close()
             del self.llm, self._opened, self._arrivals  # what is left of vLLM goes with them
 
     @property
@@ -147,9 +156,11 @@ class Frontend:
         return process
 
     def _end(self) -> str:
-        process = self._process
-        process.join(ENDED_S)
-        return f"vLLM's process {process.name} (pid {process.pid}) {how_it_ended(process.exitcode)}"
+        """Which process of vLLM has ended, and how. Empty: none has."""
+        if not self.llm.errored:
+            return self._rank_end.line()
+        core = end_of(self._process)
+        return self._rank_end.line() or core
 
     # ------------------------------------------------------------ on the loop
 
@@ -168,7 +179,7 @@ class Frontend:
         llm.shutdown()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Raises: WorkerError: vLLM's process has ended."""
+        """The result of `work`. Raises: WorkerError: a process of vLLM has ended."""
         answered: Future[T] = Future()
         self._loop.call_soon_threadsafe(self._begin, work, answered)
         while not wait([answered], LOOK_S).done:
@@ -176,8 +187,8 @@ class Frontend:
         try:
             return answered.result()
         except Exception as error:
-            if self.llm.errored:
-                raise WorkerError(self._end()) from error
+            if end := self._end():
+                raise WorkerError(end) from error
             raise
 
     def _begin(self, work: Coroutine[Any, Any, T], answered: Future[T]) -> None:

@@ -8,15 +8,29 @@ directly.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
 
+from millrace.adapters.served_weights import Base
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import UnknownVersionError
 from millrace.core.protocols import WeightsReader
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.pinned import pinned
+from millrace.engines.vllm.adapter_slot import has_slot, open_slot, replace_adapter
+from millrace.rollout.protocol import NativeAdapter
+
+Named = Iterable[tuple[str, torch.Tensor]]
+SINKS = ".sinks"
+EXPERTS = {
+    "gate_up_proj": "w13_weight",
+    "gate_up_proj_bias": "w13_bias",
+    "down_proj": "w2_weight",
+    "down_proj_bias": "w2_bias",
+}
+"""Names of gpt-oss's experts, in versions and for vLLM's loader of single experts."""
 
 
 def load_version(worker: Any, reader: WeightsReader, version: int, digest: str) -> list[Exception]:
@@ -33,11 +47,58 @@ def load_version(worker: Any, reader: WeightsReader, version: int, digest: str) 
         with reader.view(version) as (staged, buffers):
             if staged != digest:
                 raise UnknownVersionError(f"version {version} was staged anew: {staged}, not {digest}")
-            worker.reload_weights(weights_iterator=((buffer.name, as_tensor(buffer)) for buffer in buffers))
-        _pack_heads_again(worker.model_runner.get_model())
+            tensors = {buffer.name: as_tensor(buffer) for buffer in buffers}
+            if has_slot(worker):
+                replace_adapter(worker, tensors)
+            else:
+                _reload(worker, tensors.items())
     except Exception as error:
         return [error]
     return []
+
+
+def load_base(worker: Any, base: Base, adapter: NativeAdapter) -> list[Exception]:
+    """Load the base weights, beside which a vLLM worker computes adapters from now on. `collective_rpc` calls
+    this. Returns: the error, if any: ConfigError (vLLM cannot adapt some of the matrices), or vLLM's."""
+    try:
+        open_slot(worker, base.names, adapter)
+        _reload(worker, ((name, base[name]) for name in base.names))
+    except Exception as error:
+        return [error]
+    return []
+
+
+def _reload(worker: Any, tensors: Named) -> None:
+    if worker.model_runner.model_config.hf_config.model_type == "gpt_oss":
+        _reload_gpt_oss(worker, tensors)
+    else:
+        worker.reload_weights(weights_iterator=tensors)
+    _pack_again(worker.model_runner.get_model())
+
+
+def _reload_gpt_oss(worker: Any, tensors: Named) -> None:
+    """vLLM's own reload leaves experts and sinks as they were: it writes them into parameters that have no
+    memory then. Experts one by one are loaded right. This rank's sinks are copied afterwards."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    sinks: dict[str, torch.Tensor] = {}
+    worker.reload_weights(weights_iterator=_one_by_one(tensors, sinks))
+    rank = get_tensor_model_parallel_rank()
+    for name, own in worker.model_runner.get_model().named_parameters():
+        if name.endswith(SINKS):
+            own.data.copy_(sinks[name.replace(".attn.", ".self_attn.")].split(len(own))[rank])
+
+
+def _one_by_one(tensors: Named, sinks: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Experts one by one, and all other tensors, but sinks, which are put aside."""
+    for name, tensor in tensors:
+        stem, _, kind = name.rpartition(".")
+        if name.endswith(SINKS):
+            sinks[name] = tensor
+        elif stem.endswith(".experts"):
+            yield from ((f"{stem}.{index}.{EXPERTS[kind]}", expert) for index, expert in enumerate(tensor))
+        else:
+            yield name, tensor
 
 
 def as_tensor(buffer: NamedBuffer) -> torch.Tensor:
@@ -48,10 +109,13 @@ def as_tensor(buffer: NamedBuffer) -> torch.Tensor:
     return torch.empty(buffer.shape) if flat is None else flat.view(buffer.shape)
 
 
-def _pack_heads_again(model: torch.nn.Module) -> None:
-    """A version has no tensor of a head that is tied to the embedding. So a reload does not change the packed
-    copy that the CPU multiplies with."""
+def _pack_again(model: torch.nn.Module) -> None:
+    """Two packed copies that a CPU multiplies with do not change in a reload. Of a head that is tied to the
+    embedding, because a version has no tensor of it. Of experts, because vLLM packs them only once."""
     for module in model.modules():
         name, layer = type(module).__name__, cast(Any, module)
+        method: Any = getattr(layer, "quant_method", None)
         if name in ("ParallelLMHead", "VocabParallelEmbedding") and hasattr(layer, "cpu_linear"):
-            layer.quant_method.process_weights_after_loading(layer)
+            method.process_weights_after_loading(layer)
+        elif type(method).__name__ == "UnquantizedFusedMoEMethod" and layer.w13_weight.device.type == "cpu":
+            method.moe_kernel.fused_experts.process_weights_after_loading(layer)

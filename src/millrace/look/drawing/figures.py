@@ -5,7 +5,7 @@ Every plot draws from a named source. So a live page can replace the data and ke
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from itertools import cycle
 from typing import Any
 
@@ -136,6 +136,7 @@ def shares_data(took_s: Mapping[str, Mapping[str, float]]) -> Data:
 SHARE_COLORS = {
     "optimizer steps": WORK,
     "waiting for a batch": WAITING,
+    "waiting for answers": WAITING,
     "publishing weights": WEIGHTS,
     "checkpoints": WEIGHTS,
     "decoding": WORK,
@@ -172,6 +173,18 @@ def estimates(name: str, intervals: Mapping[str, tuple[float, float] | None], un
         x=high, y=rows, text=numbers, x_offset=6, text_baseline="middle", text_font_size="13px", color=INK
     )
     plot.x_range = Range1d(start=0, end=1.25 * max(high) or 1.0)
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
+    return plot
+
+
+def bars(name: str, rows: list[str], values: Sequence[float], unit: str) -> figure:
+    """A bar for each row, with its value as a number."""
+    plot = _plot(name, unit, y_range=FactorRange(factors=rows[::-1]), height=_rows_height(rows))
+    plot.hbar(y=rows, right=list(values), height=0.6, color=COLORS[0])
+    numbers = [f"{value:,}" for value in values]
+    look: dict[str, Any] = {"text_baseline": "middle", "text_font_size": "13px", "text_color": INK}
+    plot.text(x=list(values), y=rows, text=numbers, x_offset=6, **look)
+    plot.x_range = Range1d(start=0, end=1.2 * max(values, default=0) or 1.0)
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return plot
 

@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from millrace.look.record.runs import RunLine
-from millrace.look.record.tokens import Shown, TokenText
+from millrace.look.record.tokens import Shown, ShownTurn, TokenText
 from millrace.observe.doctor.finding import Finding
+from millrace.observe.samples import turn_title
 from millrace.observe.terminal import harmless
 from millrace.run_directory.resume import ABSENT, Change
 
@@ -145,18 +146,38 @@ def sample(one: Shown) -> str:
     trained = f"trained into version {one.trained}" if one.trained is not None else one.state
     measured = [f"{name} {_cell(value)}" for name, value in one.metrics.items()]
     details = [trained, one.reason, f"{one.num_tokens} tokens"]
-    details += ["cut by the budget" * (one.finish == "length"), f"group {one.group_id}", f"row {one.row_id}"]
+    cut = f"ended by the budget of {one.ended_by}" if one.ended_by else "cut by the budget"
+    details += [cut * (one.finish == "length"), f"group {one.group_id}", f"row {one.row_id}"]
     details += [one.replica, *measured]
     left_out = f'<p class="quiet">and {one.tokens_left_out:,} more tokens</p>' if one.tokens_left_out else ""
     return (
         f'<article class="sample"><h3>{safe(reward)} <small>trajectory {one.trajectory_id}</small></h3>'
         f'<p class="quiet">{safe(", ".join(detail for detail in details if detail))}</p>'
         f'<pre class="prompt">{safe(one.prompt)}</pre>'
-        f'<pre class="completion">{"".join(map(_token, one.token_texts))}</pre>{left_out}</article>'
+        f"{''.join(map(_turn, one.turns)) or _tokens('completion', one.token_texts)}{left_out}</article>"
     )
 
 
+def _turn(shown: ShownTurn) -> str:
+    turn = shown.turn
+    title = turn_title(
+        turn=turn.number,
+        role=turn.role,
+        tokens=turn.stop - turn.start,
+        versions=turn.versions,
+        reward=turn.reward,
+    )
+    style = "completion" if turn.versions else "prompt"
+    return f'<p class="quiet">{safe(title)}</p>{_tokens(style, shown.token_texts)}'
+
+
+def _tokens(style: str, tokens: Sequence[TokenText]) -> str:
+    return f'<pre class="{style}">{"".join(map(_token, tokens))}</pre>'
+
+
 def _token(token: TokenText) -> str:
+    if token.logprob is None or token.version is None:
+        return f'<span title="observed">{safe(token.text)}</span>'
     level = int(max(0, min(LEVELS, -token.logprob / NATS_PER_LEVEL)))  # NaN gets the last level
     title = f"{token.logprob:.3f} nats, version {token.version}"
     color = f"p{level} v{token.version % VERSION_COLORS}"

@@ -21,7 +21,9 @@ SPANS_MAX = 1500
 """The newest spans of the timeline, and as many spans of replicas."""
 TROUBLES_MAX = 100
 
-_PLENTIFUL = (b'{"kind":"admitted"', b'{"kind":"leased"', b'{"kind":"finished"', b'{"kind":"ended"')
+_PLENTIFUL = tuple(
+    f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "leased", "finished", "observed", "ended")
+)
 _SCORED, _WELL = b'{"kind":"scored"', b'"outcome":"scored"'
 _TROUBLES = {
     "worker_died": "{cause}",
@@ -49,6 +51,7 @@ class Story:
 
     def __init__(self, path: Path, config: Config) -> None:
         self._path, self._config = path, config
+        self._acts = config.reward.kind == "environment"
         self._begin()
 
     def _begin(self) -> None:
@@ -79,14 +82,19 @@ class Story:
 
     def _read(self, lines: list[bytes]) -> None:
         for line in lines:
-            if line.startswith(_PLENTIFUL):
-                continue
-            if line.startswith(_SCORED) and _WELL in line:
-                self.evidence.outcomes["scored"] += 1
+            if self._skips(line):
                 continue
             event = event_of(line, str(self._path))
             with boundary(str(self._path), f"not a whole {event.kind!r} event", DataError):
                 self._take(event)
+
+    def _skips(self, line: bytes) -> bool:
+        """None of an episode: the doctor measures how long turns wait for answers."""
+        scored_well = line.startswith(_SCORED) and _WELL in line
+        if self._acts or not (scored_well or line.startswith(_PLENTIFUL)):
+            return False
+        self.evidence.outcomes["scored"] += scored_well
+        return True
 
     @property
     def share_read(self) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import Any
 
-from millrace.core.types import Trajectory
+from millrace.core.completion.columns import TokenColumns
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample
+from millrace.observe.conversation import Turn, ended_by, recorded, turns_of
 from millrace.run_directory.run_directory import RunDirectory
 
 TOKENS_MAX = 2000
@@ -23,16 +23,26 @@ _JOINED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """The text of one token, or of the few tokens that make one character. `logprob` is their least."""
+    """The text of one token, or of the few tokens that make one character. `logprob` is their least. It and
+    `version` are None: the token is observed."""
 
     text: str
-    logprob: float
-    version: int
+    logprob: float | None
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """A turn of an episode, with its tokens as far as they are shown."""
+
+    turn: Turn
+    token_texts: tuple[TokenText, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One trajectory. `trained` is the version that trained on it; None: no version did."""
+    """One trajectory. `trained` is the version that trained on it; None: no version did. An episode has
+    `turns`, and in `ended_by` the budget that ended it."""
 
     trajectory_id: int
     group_id: int
@@ -48,6 +58,8 @@ class Shown:
     prompt: str
     token_texts: tuple[TokenText, ...]
     tokens_left_out: int
+    turns: tuple[ShownTurn, ...] = ()
+    ended_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,9 @@ def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int |
 
 def shown_of(sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX) -> Shown:
     prompt, one = sample
+    columns = one.columns[:tokens_max]
+    parts = [_token_texts(columns[start:stop], tokenizer) for start, stop, _ in columns.turns()]
+    turns = turns_of(one.columns, one.metrics)[: len(parts)]
     return Shown(
         trajectory_id=one.trajectory_id,
         group_id=one.group_id,
@@ -106,8 +121,10 @@ def shown_of(sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX) -> Sh
         trained=one.trained_version,
         replica=one.replica,
         prompt=prompt.text,
-        token_texts=tuple(_token_texts(one, tokenizer, tokens_max)),
+        token_texts=tuple(piece for part in parts for piece in part),
         tokens_left_out=max(0, len(one.columns) - tokens_max),
+        turns=tuple(ShownTurn(*shown) for shown in zip(turns, parts, strict=bool(turns))),
+        ended_by=ended_by(one.metrics),
     )
 
 
@@ -122,18 +139,17 @@ def _texts(sample: Sample, tokenizer: Any) -> Iterator[str]:
         yield tokenizer.decode(sample.trajectory.columns.tokens.tolist())
 
 
-def _token_texts(one: Trajectory, tokenizer: Any, tokens_max: int) -> Iterator[TokenText]:
-    columns = one.columns[:tokens_max]
-    versions = chain.from_iterable(repeat(version, count) for version, count in columns.runs)
-    joined: list[int] = []
-    least = 0.0
-    for token, logprob, version in zip(columns.tokens, columns.logprobs, versions, strict=True):
+def _token_texts(columns: TokenColumns, tokenizer: Any) -> tuple[TokenText, ...]:
+    """Of tokens that one turn has, so that no character is of two turns."""
+    texts, joined, least = list[TokenText](), list[int](), 0.0
+    logprobs, versions = recorded(columns)
+    tokens = list(zip(columns.tokens, logprobs, versions, strict=True))
+    for index, (token, logprob, version) in enumerate(tokens):
         joined.append(token)
-        least = min(least, logprob)
+        least = min(least, logprob or 0.0)
         text = tokenizer.decode(joined) if tokenizer is not None else f"[{token}]"
-        if text.endswith(_BROKEN) and len(joined) < _JOINED_MAX:
+        if text.endswith(_BROKEN) and len(joined) < _JOINED_MAX and index < len(tokens) - 1:
             continue
-        yield TokenText(text, least, version)
+        texts.append(TokenText(text, None if version is None else least, version))
         joined, least = [], 0.0
-    if joined:
-        yield TokenText(tokenizer.decode(joined), least, version)
+    return tuple(texts)

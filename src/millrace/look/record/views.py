@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from millrace.config.schema import Config
@@ -17,6 +18,7 @@ from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Tra
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
+from millrace.observe.conversation import conversation, ended_by, recorded
 from millrace.observe.hosts import Hosts
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
@@ -46,6 +48,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "checkpoint": state.checkpoint.path if state.checkpoint else None,
         "num_groups": state.num_groups,
         "num_skipped": state.num_skipped,
+        "num_rested": state.num_rested,
         "num_tokens": state.num_tokens,
         "accounting": asdict(state.accounting),
         "states": state.states,
@@ -151,6 +154,7 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
     trajectory = reader.trajectory(trajectory_id)
     group = reader.group(trajectory.group_id)
     tokenizer = tokenizer_of(run)
+    turns = conversation(trajectory.columns, trajectory.metrics, tokenizer and tokenizer.decode)
     return _outcome(group, trajectory) | {
         "reward_metrics": trajectory.metrics,
         "lease": trajectory.lease,
@@ -159,6 +163,7 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
         "trained_version": trajectory.trained_version,
         "prompt": group.text,
         "completion": tokenizer.decode(trajectory.columns.tokens.tolist()) if tokenizer else None,
+        **_turns(turns, trajectory),
         "tokens": [_token_line(trajectory, i, tokenizer) for i in range(len(trajectory.columns))],
     }
 
@@ -169,7 +174,7 @@ def samples_view(reader: LedgerReader, run: RunDirectory, choice: Choice, num: i
     tokenizer = tokenizer_of(run) if samples else None
     return [
         trajectory_record(prompt, trajectory, tokenizer, tokens=False)
-        | {"versions": sorted({version for version, _ in trajectory.columns.runs})}
+        | {"versions": sorted({version for version, _ in trajectory.columns.sampled_runs})}
         for prompt, trajectory in samples
     ]
 
@@ -178,6 +183,7 @@ def trajectory_record(
     group: Group | Prompt, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool
 ) -> View:
     """One trajectory as a flat record. With `tokens` the record has the columns of tokens."""
+    decode = partial(_as_the_reward_saw_it, tokenizer) if tokenizer else None
     record = _outcome(group, trajectory) | {
         **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
         "num_tokens": len(trajectory.columns),
@@ -186,13 +192,22 @@ def trajectory_record(
         "replica": trajectory.replica,
         "leases": trajectory.lease,
         "prompt": group.text,
-        "completion": _as_the_reward_saw_it(trajectory, tokenizer) if tokenizer else None,
+        "completion": decode(trajectory.columns.tokens.tolist()) if decode else None,
+        **_turns(conversation(trajectory.columns, trajectory.metrics, decode), trajectory),
     }
     if not tokens:
         return record
-    own = trajectory.columns
-    columns = {"tokens": own.tokens.tolist(), "logprobs": own.logprobs.tolist(), "versions": own.versions()}
-    return record | columns
+    logprobs, versions = recorded(trajectory.columns)
+    return record | {
+        "tokens": trajectory.columns.tokens.tolist(),
+        "logprobs": logprobs,
+        "versions": versions,
+    }
+
+
+def _turns(turns: list[View], trajectory: Trajectory) -> View:
+    """Fields of an episode; empty: the trajectory is none."""
+    return {"turns": turns, "ended_by": ended_by(trajectory.metrics)} if turns else {}
 
 
 def _outcome(group: Group | Prompt, trajectory: Trajectory) -> View:
@@ -207,8 +222,7 @@ def _outcome(group: Group | Prompt, trajectory: Trajectory) -> View:
     }
 
 
-def _as_the_reward_saw_it(trajectory: Trajectory, tokenizer: Any) -> str:
-    tokens = trajectory.columns.tokens.tolist()
+def _as_the_reward_saw_it(tokenizer: Any, tokens: Sequence[int]) -> str:
     text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return str(text)
 
@@ -275,15 +289,15 @@ def _trajectory_line(trajectory: Trajectory) -> View:
 
 def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) -> View:
     token = trajectory.columns[position : position + 1]
-    line = _logprob_line(token.tokens[0], token.logprobs[0], tokenizer)
-    line = {"position": position, **line, "version": token.version_first}
+    (logprob,), (version,) = recorded(token)
+    line = {"position": position, **_logprob_line(token.tokens[0], logprob, tokenizer), "version": version}
     if token.top_logprobs is None:
         return line
     (top_logprobs,) = token.top_logprobs.rows()
     return line | {"top_logprobs": [_logprob_line(*one, tokenizer) for one in top_logprobs]}
 
 
-def _logprob_line(token: int, logprob: float, tokenizer: Any | None) -> View:
+def _logprob_line(token: int, logprob: float | None, tokenizer: Any | None) -> View:
     return {"token": token, "text": tokenizer.decode([token]) if tokenizer else None, "logprob": logprob}
 
 
@@ -291,7 +305,7 @@ def _staleness(trajectory: Trajectory, trained_version: int | None) -> int | Non
     """The staleness of the oldest token when the trajectory was trained."""
     if trained_version is None or not trajectory.columns:
         return None
-    return trained_version - 1 - min(version for version, _ in trajectory.columns.runs)
+    return trained_version - 1 - min(version for version, _ in trajectory.columns.sampled_runs)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -20,7 +20,7 @@ def overfitting(evidence: Evidence) -> Finding | None:
 def evaluations_skipped(evidence: Evidence) -> Finding | None:
     lines = []
     for name, skipped in evidence.skipped.items():
-        done = len(evidence.evaluated.get(name, {}))
+        done = len(evidence.evaluated.get(name, {})) + len(evidence.canary_rewards.get(name, {}))
         if skipped + done >= DUE_MIN and skipped > SKIPPED_MAX * (skipped + done):
             lines.append(f"evaluation {name} skipped {skipped} of {skipped + done} versions that were due")
     return Finding("evaluations-skipped", tuple(lines), _SKIPPED) if lines else None

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
+from millrace.observe.doctor.episodes import broken_turns, episodes_cut, rewarded_cut, slow_environment
 from millrace.observe.doctor.evaluator import evaluations_skipped, overfitting
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding, withdrawn
+from millrace.observe.doctor.hacking import canary_rewarded, lengths_explode, shared_string
 from millrace.observe.doctor.importance import few_effective_tokens, silenced_tokens
 from millrace.observe.doctor.learning import diverging_optimizer, failing_rewards, no_signal
 from millrace.observe.doctor.slow_hosts import host_behind
+from millrace.observe.doctor.verifier import constant_reward, tests_not_run
 from millrace.observe.doctor.weights import numeric_gap, stale_cache, true_staleness, wrong_weights
 
 Rule = Callable[[Evidence], Finding | None]
@@ -24,6 +27,14 @@ RULES: tuple[Rule, ...] = (
     stale_cache,
     diverging_optimizer,
     failing_rewards,
+    canary_rewarded,
+    tests_not_run,
+    constant_reward,
+    lengths_explode,
+    shared_string,
+    episodes_cut,
+    rewarded_cut,
+    broken_turns,
     no_signal,
     numeric_gap,
     true_staleness,
@@ -31,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     silenced_tokens,
     unfair_batches,
     needless_staleness,
+    slow_environment,
     host_behind,
     overfitting,
     evaluations_skipped,
@@ -41,6 +53,9 @@ EXPLAINS = {
     "diverging-optimizer": {
         *("no-signal", "numeric-gap", "true-staleness", "few-effective-tokens", "silenced-tokens"),
     },
+    "constant-reward": {"no-signal"},
+    "episodes-cut": {"rewarded-cut"},
+    "broken-turns": {"no-signal"},
     "true-staleness": {"few-effective-tokens"},
 }
 

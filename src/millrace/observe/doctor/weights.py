@@ -21,7 +21,8 @@ from millrace.observe.doctor import keys
 from millrace.observe.doctor.evidence import Evidence, Step
 from millrace.observe.doctor.finding import Finding, few
 
-EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1}  # nats: rounding explains so much, with a margin
+# In nats: rounding explains so much, with a margin. fp8: `rollout.quantization`, a trainer in bfloat16.
+EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1, "fp8": 2e-1}
 HARMFUL = 3e-3  # an importance weight is off by 0.3 %, where it should be 1
 LARGE = 0.2  # as large as a clip range, between two policies that should be the same
 TIMES = 10.0  # a rise that rounding does not explain
@@ -67,10 +68,15 @@ def numeric_gap(evidence: Evidence) -> Finding | None:
 
 
 def _less_rounding(evidence: Evidence) -> Iterator[str]:
-    yield "engine and trainer round differently: usual with `model.dtype` bfloat16, a bug with float32"
+    cause = "engine and trainer round differently: usual with `model.dtype` bfloat16, a bug with float32"
+    remedy = "set `model.dtype` to float32"
+    if evidence.dtype == "fp8":
+        cause = "replicas sample with rounded weights, and to this model that is a different policy"
+        remedy = "leave `rollout.quantization` out"
+    yield cause
     corrected = evidence.algorithm in keys.CORRECTED
     keep = "keep the correction on (`algorithm.correction`), or " if corrected else ""
-    yield f"{keep}set `model.dtype` to float32"
+    yield f"{keep}{remedy}"
 
 
 def true_staleness(evidence: Evidence) -> Finding | None:
@@ -138,7 +144,7 @@ def _of_gaps(steps: list[Step], dtype: str) -> list[str]:
             f"at staleness 0 the gap is as small as {least:.2g} nats and as large as {odd[worst]:.2g} "
             f"(version {worst}); it is too large at {few(sorted(odd), 'version')}"
         ]
-    if least > LARGE:
+    if least > max(LARGE, 2 * EXPECTED[dtype]):
         return [f"at staleness 0 the gap is {least:.2g} nats or more at every version"]
     return []
 

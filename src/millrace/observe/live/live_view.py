@@ -99,6 +99,7 @@ def _progress(status: Status) -> list[str]:
         f"trainer idle {phrases.percent(status.trainer_idle_fraction)}",
         f"in flight {status.in_flight}",
         *failed,
+        *phrases.environment(status),
         *phrases.memory(status),
         *([f"left {phrases.duration(status.remaining_s)}"] if status.ended is None else []),
     ]

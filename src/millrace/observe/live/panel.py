@@ -91,7 +91,12 @@ def _numbers(status: Status, width: int) -> RenderableType:
     pairs = (staleness, phrases.speeds(status)), (", ".join(idle), counts)
     for row in pairs if width >= _NARROW else ((text,) for pair in pairs for text in pair):
         grid.add_row(*row)
-    rest = [phrases.learning(status), phrases.failed_rewards(status), *phrases.memory(status)]
+    rest = [
+        phrases.learning(status),
+        phrases.failed_rewards(status),
+        *phrases.environment(status),
+        *phrases.memory(status),
+    ]
     return Group(grid, *map(Text, packed(rest, width - _BORDERS_WIDTH)))
 
 

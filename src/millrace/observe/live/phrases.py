@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from millrace.observe.live.status import Status
+from millrace.observe.samples import transcript
 
 _GIB = 2**30
 
@@ -40,6 +41,14 @@ def failed_rewards(status: Status) -> str:
     return f"failed rewards {status.num_failed:,}" + (f" ({share:.1%})" if share is not None else "")
 
 
+def environment(status: Status) -> list[str]:
+    """Nothing while no environment has answered between two turns."""
+    use = status.environment
+    if use.mean_answer_s is None:
+        return []
+    return [f"answers {use.num_answers:,}, {use.mean_answer_s:.2g} s each, {use.observed_share:.0%} observed"]
+
+
 def memory(status: Status) -> list[str]:
     """The memory of the largest process and the free memory of the host; nothing while that is unknown."""
     resident_bytes = status.resident_bytes
@@ -55,7 +64,7 @@ def sample(status: Status) -> tuple[str, str, str] | None:
     newest = status.sample
     if newest is None:
         return None
-    prompt, completion = (" ".join(newest[name].split()) for name in ("prompt", "completion"))
+    prompt, completion = (" ".join(text.split()) for text in (newest["prompt"], transcript(newest)))
     heading = f"sample of step {newest['version']}, reward {number(newest['reward'], '.3g')}:"
     return heading, prompt, completion
 

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 from millrace.core.events import Event
+from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.replicas import ReplicaTotals
 from millrace.observe.speeds import Speeds
 
@@ -41,7 +42,7 @@ class Status:
         self.replicas = ReplicaTotals()
         self.speeds = Speeds()
         self.stepped = False  # whether a step was made or replayed since the start
-        self._unscored: set[int] = set()  # finished trajectories
+        self.environment = EnvironmentUse()
         self._group_size = 0
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW_STEPS)  # wall, wait, step
 
@@ -49,6 +50,7 @@ class Status:
         self.wall_s = event.wall_s
         self.replicas(event)
         self.speeds(event)
+        self.environment(event)
         fields = event.fields
         self._watch(event.kind, fields)
         match event.kind:
@@ -77,12 +79,7 @@ class Status:
 
     def _watch(self, kind: str, fields: dict[str, Any]) -> None:
         match kind:
-            case "finished":
-                self._unscored.add(fields["trajectory_id"])
-            case "ended":  # with its group, maybe before its reward was known
-                self._unscored.discard(fields["trajectory_id"])
             case "scored":
-                self._unscored.discard(fields["trajectory_id"])
                 self.num_scores += 1
                 self.num_failed += fields["outcome"] == "failed"
             case "memory":
@@ -116,8 +113,8 @@ class Status:
 
     @property
     def scoring(self) -> int:
-        """Finished trajectories whose reward is not known yet."""
-        return len(self._unscored)
+        """Finished trajectories whose reward is not known yet, and turns without an answer."""
+        return self.environment.num_waiting
 
     @property
     def trainer_idle_fraction(self) -> float | None:

@@ -11,7 +11,7 @@ from millrace.observe.live.status import Status
 from millrace.observe.sinks.jsonl import encoded
 from millrace.observe.terminal import drop_output
 
-LEFT_OUT = frozenset({"admitted", "leased", "report", "finished", "scored", "ended"})
+LEFT_OUT = frozenset({"admitted", "leased", "report", "finished", "observed", "scored", "ended"})
 """Kinds that come for every trajectory, or many times a second: `events.jsonl` has them."""
 
 _LEVELS = {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.core.events import Event
+from millrace.observe.environment_use import EnvironmentUse
 
 Labels = tuple[str, ...]
 Record = Callable[..., None]
@@ -22,7 +23,7 @@ GAUGES: dict[str, tuple[str, Labels]] = {
     "millrace_fairness": ("of the last 32 batches; 1 is fair", ()),
     "millrace_groups_ready": ("complete groups that wait for a later step", ()),
     "millrace_trajectories": ("so far, by state", ("state",)),
-    "millrace_scores_waiting": ("complete trajectories without a reward", ()),
+    "millrace_scores_waiting": ("complete trajectories without a reward, and turns without an answer", ()),
     "millrace_replica_running": ("trajectories in decode slots", ("replica",)),
     "millrace_replica_waiting": ("trajectories without a slot", ("replica",)),
     "millrace_replica_kv_used_ratio": ("of the replica's KV capacity", ("replica",)),
@@ -39,6 +40,9 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "millrace_replica_busy_seconds_total": ("the replica computed", ("replica",)),
     "millrace_replica_idle_seconds_total": ("the replica had nothing to do", ("replica",)),
     "millrace_scores_total": ("rewards by outcome: scored, failed, abstain", ("outcome",)),
+    "millrace_answers_total": ("of environments, between two turns", ()),
+    "millrace_answer_seconds_total": ("turns waited for these answers", ()),
+    "millrace_observed_tokens_total": ("that environments wrote", ()),
     "millrace_worker_deaths_total": ("each is followed by a restart, or by the end", ("role",)),
     "millrace_findings_total": ("of the doctor, by fault", ("fault",)),
     "millrace_warnings_total": ("failures that did not end the run", ("source",)),
@@ -75,9 +79,13 @@ class Exported:
     def __init__(self, set_: Record, add: Record) -> None:
         self._set, self._add = set_, add
         self._newest: dict[tuple[str, str], float] = {}  # a replica's own counters, which restart with it
-        self._unscored: set[int] = set()
+        self._environment = EnvironmentUse()
 
     def __call__(self, event: Event) -> None:
+        answered_s = self._environment.answer_s
+        self._environment(event)
+        if event.kind == "observed":
+            self._add("millrace_answer_seconds_total", self._environment.answer_s - answered_s)
         handler = getattr(self, f"_on_{event.kind}", None)
         if handler is not None:
             handler(event.fields)
@@ -113,9 +121,13 @@ class Exported:
             self._newest[replica, key] = now
             self._add(name, now - before if now >= before else now, replica)
 
-    def _on_finished(self, fields: dict[str, Any]) -> None:
-        self._unscored.add(fields["trajectory_id"])
-        self._set("millrace_scores_waiting", len(self._unscored))
+    def _on_finished(self, _: dict[str, Any]) -> None:
+        self._set("millrace_scores_waiting", self._environment.num_waiting)
+
+    def _on_observed(self, fields: dict[str, Any]) -> None:
+        self._on_finished(fields)
+        self._add("millrace_answers_total", 1)
+        self._add("millrace_observed_tokens_total", fields["tokens"])
 
     def _on_scored(self, fields: dict[str, Any]) -> None:
         self._on_ended(fields)
@@ -123,8 +135,7 @@ class Exported:
 
     def _on_ended(self, fields: dict[str, Any]) -> None:
         """The trajectory waits no more: if its group ended, the trajectory ends without a reward."""
-        self._unscored.discard(fields["trajectory_id"])
-        self._set("millrace_scores_waiting", len(self._unscored))
+        self._on_finished(fields)
 
     def _on_memory(self, fields: dict[str, Any]) -> None:
         for process, resident_bytes in fields["resident_bytes"].items():

@@ -12,6 +12,7 @@ import msgspec
 from millrace.core import files
 from millrace.core.errors import DataError, boundary, writing
 from millrace.core.events import Event, Sink
+from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.sinks.log_files import PART_BYTES, opened, remove_left_over, rotate
 from millrace.observe.sinks.scalars import step_scalars
 from millrace.observe.sinks.thinned import Thinned
@@ -54,8 +55,10 @@ class MetricsLog:
 
     def __init__(self, path: Path) -> None:
         self._file = _append(path)
+        self._environment = EnvironmentUse()
 
     def __call__(self, event: Event) -> None:
+        self._environment(event)
         if event.kind != "step":
             return
         fields = event.fields
@@ -64,7 +67,7 @@ class MetricsLog:
             "wall_s": event.wall_s,
             "replayed": fields.get("replayed", False),
         }
-        _write_line(self._file, head | step_scalars(fields))
+        _write_line(self._file, head | step_scalars(fields) | self._environment.take_scalars())
 
     def close(self) -> None:
         self._file.close()

@@ -20,6 +20,7 @@ class MlflowSink(Service):
     """
 
     def __init__(self, experiment: str, directory: Path, config: Mapping[str, Any]) -> None:
+        super().__init__()
         refuse_uninstalled("mlflow", experiment)
         import mlflow
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.core.events import Event
+from millrace.observe.environment_use import EnvironmentUse
 
 _NAMES = {
     "reward_mean": "reward/mean",
@@ -23,11 +24,16 @@ _WINDOW = {"staleness_mean": "window/staleness", "fairness": "window/fairness", 
 class Service(ABC):
     """A sink that sends scalars and samples on. Replays are left out: their curves are there already."""
 
+    def __init__(self) -> None:
+        self._environment = EnvironmentUse()
+
     def __call__(self, event: Event) -> None:
+        self._environment(event)
         if event.kind == "sample":
             self.log_sample(event)
         elif scalars := scalars_of(event.kind, event.fields):
-            self.log_scalars(event, scalars)
+            of_step = self._environment.take_scalars() if event.kind == "step" else {}
+            self.log_scalars(event, scalars | of_step)
 
     @abstractmethod
     def log_sample(self, event: Event) -> None: ...
@@ -45,8 +51,12 @@ def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
     for staleness, (mean, largest, _tokens) in (fields.get("logprob_gap") or {}).items():
         scalars[f"logprob_gap/{staleness}/mean"] = mean
         scalars[f"logprob_gap/{staleness}/max"] = largest
+    screened = fields.get("groups_screened") or {}
+    scalars |= {f"groups/screened_{name}": value for name, value in screened.items()}
     measured = fields.get("reward_metrics") or {}
     scalars |= {f"reward_metrics/{name}": value for name, value in measured.items()}
+    chosen = fields.get("selection") or {}
+    scalars |= {f"selection/{name}": value for name, value in chosen.items()}
     scalars |= {f"trainer/{name}": value for name, value in (fields.get("metrics") or {}).items()}
     scalars |= {f"accounting/{name}": value for name, value in (fields.get("accounting") or {}).items()}
     return {name: value for name, value in scalars.items() if isinstance(value, int | float)}

@@ -20,6 +20,7 @@ class TensorBoardSink(Service):
     """One scalar per name, at the version that it is of, and samples as texts."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self._file = EventFileWriter(str(directory))
 
     def log_sample(self, event: Event) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.events import Event
+from millrace.observe.samples import transcript
 from millrace.observe.sinks.extras import refuse_uninstalled
 from millrace.observe.sinks.scalars import Service
 
@@ -21,6 +22,7 @@ class WandbSink(Service):
     """
 
     def __init__(self, project: str, directory: Path, config: Mapping[str, Any]) -> None:
+        super().__init__()
         refuse_uninstalled("wandb", project)
         import wandb
 
@@ -30,7 +32,8 @@ class WandbSink(Service):
         )
 
     def log_sample(self, event: Event) -> None:
-        row = [event.fields[name] for name in _COLUMNS]
+        fields = event.fields | {"completion": transcript(event.fields)}
+        row = [fields[name] for name in _COLUMNS]
         table = self._wandb.Table(columns=_COLUMNS, data=[row])
         self._run.log({f"samples/{event.fields['place']}": table}, step=event.fields["version"])
 

@@ -70,6 +70,7 @@ class Hosted:
         self._message_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self._alive = asyncio.Event()  # `live` has begun
         self._streams: dict[int, Items] = {}
         self._vitals, self._calls = VitalSigns(), ExecutedCalls()
         self._store = -1
@@ -81,6 +82,7 @@ class Hosted:
         sees that."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            self._alive.set()
             await asyncio.get_running_loop().create_future()
 
     async def begin(self, setup: ActorSetup) -> int:
@@ -96,6 +98,7 @@ class Hosted:
         os.umask(0o077)  # only the owner may read the files of a run
         set_title(self._name)
         adopt_orphans()
+        await self._alive.wait()  # Ray may begin `live` later
         return os.getpid()
 
     async def rendezvous(self, address: str) -> str:
@@ -187,7 +190,8 @@ class Hosted:
             self._loop.call_soon_threadsafe(lambda: vitals.set_result(self._take_vitals()))
             return await asyncio.wrap_future(vitals)
 
-        return await self._answer(epoch, PING, work)
+        answer = await self._answer(epoch, PING, work)
+        return msgspec.structs.replace(answer, before={})  # a heartbeat waits for no item of a stream
 
     def _take_vitals(self) -> Any:
         return self._vitals.take(self._calls.vitals(), receiving=False)

@@ -6,6 +6,7 @@ the run directory. Nothing is copied to nodes.
 
 from __future__ import annotations
 
+import glob
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, boundary
 from millrace.core.placement import OWN_ADDRESS, ROLES, Host
 from millrace.runtime.ray.cluster import ClusterConnection, connect
@@ -102,11 +104,20 @@ def look_at(
 def shared_paths(config: Config) -> list[str]:
     """Files that workers open by their names in the configuration."""
     paths = [config.model.path]
-    if config.task.kind == "file" and not is_carried(config.task.path):
-        paths.append(config.task.path)
-    if config.reward.kind == "function":
-        paths += [file for file in (config.reward.path.rpartition(":")[0],) if file.endswith(".py")]
+    parts = config.by_part.values()
+    files = (part.task for part in parts if part.task.kind == "file")
+    paths += [_without_pattern(task.path) for task in files if not is_carried(task.path)]
+    rewards = (reward for part in parts for reward in members_of(part.reward).values())
+    functions = (reward for reward in rewards if reward.kind == "function")
+    paths += [file for one in functions if (file := one.path.rpartition(":")[0]).endswith(".py")]
     return [str(Path(path).resolve()) for path in paths]
+
+
+def _without_pattern(path: str) -> str:
+    """Of a pattern of files the directory above."""
+    return next(
+        str(up) for up in [Path(path), *Path(path).parents] if not glob.has_magic(str(up)) or up.exists()
+    )
 
 
 def node_problems(node: Node, report: NodeReport | Exception) -> Iterator[str]:

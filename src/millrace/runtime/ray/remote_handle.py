@@ -113,7 +113,7 @@ class RayHandle:
         self._then(self._actor.live.remote(), self._lived)
         self._actor.lease.remote()
         self._actor.look_at_log.remote()
-        self.pid = await self._result("its start", self._actor.begin.remote(setup), None)
+        self.pid = await self._result("its start", self._actor.begin.remote(setup))
         if self.node == self._cluster.here:
             with suppress(ProcessLookupError):
                 self._pidfd = os.pidfd_open(self.pid)
@@ -129,7 +129,7 @@ class RayHandle:
     async def rendezvous(self, address: str) -> str:
         """Rank 0 only: where the ranks of its gang meet. Ranks on several nodes meet at a port of
         `address`."""
-        return str(await self._result("its start", self._actor.rendezvous.remote(address), None))
+        return str(await self._result("its start", self._actor.rendezvous.remote(address)))
 
     async def construct(
         self, target: str, kwargs: Mapping[str, Any], variables: Mapping[str, str], answer_s: float | None
@@ -174,15 +174,21 @@ class RayHandle:
     async def _answer(self, method: str, command: str, *args: Any, timeout_s: float | None) -> Any:
         """Raises: what the worker raised; WorkerDied; DeadlineExceeded."""
         self._refuse_dead(method)
-        answer: Answer = await self._result(method, getattr(self._actor, command).remote(*args), timeout_s)
-        value, error = self._outcome(method, answer)
-        await self._items_before(answer)
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                answer: Answer = await self._result(method, getattr(self._actor, command).remote(*args))
+                value, error = self._outcome(method, answer)
+                await self._items_before(answer)
+        except TimeoutError:
+            if limit.expired() and timeout_s is not None:
+                raise late(self.name, self.epoch, method, timeout_s) from None
+            raise
         if error is not None:
             raise error
         return value
 
-    async def _result(self, method: str, ref: Any, timeout_s: float | None) -> Any:
-        """The value of `ref`. Raises: as `_answer`."""
+    async def _result(self, method: str, ref: Any) -> Any:
+        """The value of `ref`. Raises: as `_answer`, without a deadline."""
         self._refuse_dead(method)
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(answer)
@@ -193,12 +199,7 @@ class RayHandle:
 
         self._then(ref, deliver)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                return await answer
-        except TimeoutError:
-            if limit.expired() and timeout_s is not None:
-                raise late(self.name, self.epoch, method, timeout_s) from None
-            raise
+            return await answer
         except MillraceError:
             raise
         except self._cluster.actor_errors as error:

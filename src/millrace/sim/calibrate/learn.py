@@ -5,7 +5,7 @@
     trainer    seconds from a taken batch to its commit = a + b tokens, without messages     least squares
     digest     from copied to published; the trainer is free as soon as a version is copied  mean
     publish, stage, pull, swap, score, load, save, spawn                                     means
-    lengths    whole groups of the ledger, as observed
+    lengths    whole groups of the ledger, as observed; with an environment, turns and answers of the events
 
 All roles share a machine: on few cores the times of a schedule include its contention.
 """
@@ -28,8 +28,10 @@ from millrace.observe.sinks.jsonl import read_events
 from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved
 from millrace.sim.calibrate.fit import fit
 from millrace.sim.calibrate.observed import ObservedGroups
+from millrace.sim.calibrate.observed_turns import ObservedTurns
 from millrace.sim.calibrate.replica_costs import decode_costs, handover_s, mean
 from millrace.sim.costs.interface import Costs
+from millrace.sim.costs.lengths import Empirical
 from millrace.sim.costs.workload import Workload
 from millrace.sim.simulation import Scale, Scenario
 from millrace.sim.virtual.faults import Faults, Latency
@@ -95,13 +97,30 @@ def learn(
     return Calibration(
         config=config,
         costs=_costs(events, config, fmean(prompts), call_s=2 * message_s),
-        workload=Workload(
-            prompt_tokens=_uniform_like(prompts),
-            completion=ObservedGroups.of(lengths, config.batch.group_size),
-        ),
+        workload=_workload(events, config, lengths, prompts),
         faults=replace(Faults(), spawn_s=(min(spawns), max(spawns))),
         latency=Latency(base_s=message_s / 2, jitter_s=message_s / 2),
         achieved=Achieved.of(events),
+    )
+
+
+def _workload(
+    events: Sequence[Event], config: Config, lengths: Sequence[int], prompts: Sequence[int]
+) -> Workload:
+    """With an environment, lengths are of single turns."""
+    workload = Workload(
+        prompt_tokens=_uniform_like(prompts),
+        completion=ObservedGroups.of(lengths, config.batch.group_size),
+    )
+    turns = ObservedTurns.of(events) if config.reward.kind == "environment" else None
+    if turns is None:
+        return workload
+    return replace(
+        workload,
+        completion=Empirical.of(turns.tokens),
+        turns=_uniform_like(turns.num_turns),
+        observation_tokens=round(fmean(turns.observations)),
+        tool_s=Empirical.of(turns.answers_s),
     )
 
 

@@ -137,6 +137,8 @@ class Invariants(Observer):
 
     def _on_finished(self, event: dict[str, Any]) -> None:
         tid, tokens = event["trajectory_id"], event["tokens"]
+        if self._config.reward.kind == "environment":
+            return
         due, _ = self._workload.completion_length(self._config.seed, tid, self._config.sampling.max_tokens)
         require(tokens == due, "a completion is whole", trajectory_id=tid, tokens=tokens, due=due)
 
@@ -213,7 +215,7 @@ class Invariants(Observer):
             count >= before, "tokens are lost only by a counted restart", trajectory_id=tid, before=before
         )
         columns = trajectory.columns
-        versions = [version for version, _ in columns.runs]
+        versions = [version for version, _ in columns.sampled_runs]
         require(
             count == len(columns.logprobs) == sum(num for _, num in columns.runs),
             "every token has its log-prob and its version",
@@ -226,7 +228,8 @@ class Invariants(Observer):
         )
         require(versions == sorted(versions), "versions never fall along a trajectory", trajectory_id=tid)
         if not self._mixes:
-            require(len(versions) <= 1, "one version per trajectory", trajectory_id=tid, versions=versions)
+            turn = columns[columns.turn_start :].sampled_runs
+            require(len(turn) <= 1, "one version per turn", trajectory_id=tid, versions=versions)
         self._num_tokens[tid] = count
 
     def _check_groups(self, state: RunState) -> None:
@@ -290,7 +293,7 @@ class Invariants(Observer):
             )
         if 0 <= replica.pulling < replica.version:
             if self._rescues.get(replica.name) != replica.pulling:
-                orphaned = any(t.columns.version_last == replica.pulling for t in state.queued.values())
+                orphaned = any(t.columns.version_open == replica.pulling for t in state.queued.values())
                 require(
                     orphaned, "an older version is fetched only for lost trajectories", replica=replica.name
                 )

@@ -8,9 +8,10 @@ from dataclasses import replace
 from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
+from millrace.config.tables.reward_limits import RewardLimits
 from millrace.config.tables.runtime import LocalHosts
 from millrace.config.tables.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
-from millrace.config.tables.task import GymRewardSection, GymTaskSection
+from millrace.config.tables.task import EnvironmentRewardSection, GymRewardSection, GymTaskSection
 from millrace.config.tables.training import BatchShape, Model
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import LogNormal
@@ -85,6 +86,8 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
     run, hosts = _random_config(rng, seed), random.Random(f"hosts {seed}").choice((1, 1, 2, 3))
     if random.Random(f"scorers {seed}").random() < 0.2:
         run = run.model_copy(update={"reward": run.reward.model_copy(update={"workers_max": 4})})
+    if random.Random(f"screen {seed}").random() < 0.2:
+        run = run.model_copy(update={"batch": run.batch.model_copy(update={"screen_samples": 2})})
     if config is not None:
         run = _hardened(config, seed)
         hosts = config.runtime.hosts if isinstance(config.runtime, LocalHosts) else hosts
@@ -111,6 +114,27 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
     if config is not None or fleet.random() > 0.25:
         return scenario
     return replace(spot(scenario, fleet), later_hosts=fleet.choice((0, 1, 2)))
+
+
+def with_turns(scenario: Scenario) -> Scenario:
+    """The world with an environment: up to four turns, whose answers take from moments to minutes."""
+    config, limits = (
+        scenario.config,
+        scenario.config.reward.model_dump(include=set(RewardLimits.model_fields)),
+    )
+    reward = EnvironmentRewardSection(path="simulated:Environment", **limits | {"timeout_s": 60.0})
+    sampling = config.sampling.model_copy(update={"max_tokens": 60})
+    return replace(
+        scenario,
+        config=config.model_copy(update={"reward": reward, "sampling": sampling}),
+        workload=replace(
+            scenario.workload,
+            completion=LogNormal(20.0, 0.8),
+            turns=(1, 4),
+            observation_tokens=8,
+            tool_s=LogNormal(0.5, 1.5),
+        ),
+    )
 
 
 def _random_config(rng: random.Random, seed: int) -> Config:

@@ -148,12 +148,13 @@ def devices_of(config: PlanConfig) -> dict[Device, int]:
 
 
 def demand_of(config: PlanConfig) -> Demand:
-    """Means over `LENGTH_DRAWS` completions, cut at `max_tokens`."""
+    """Means over `LENGTH_DRAWS` completions, cut at `max_tokens`, with what an environment answers."""
     lengths, most = lengths_of(config.lengths, config.batch.group_size), config.workload.max_tokens
     completion = fmean(min(most, max(1.0, lengths.draw(config.seed, i))) for i in range(LENGTH_DRAWS))
-    shortest, longest = config.workload.prompt_tokens
+    (shortest, longest), turns = config.workload.prompt_tokens, fmean(config.workload.turns)
+    completion = turns * completion + (turns - 1) * config.workload.observation_tokens
     samples = config.batch.prompts[0] * config.batch.group_size
-    return Demand(samples, (shortest + longest) / 2, completion, longest + most)
+    return Demand(samples, (shortest + longest) / 2, completion, longest + config.workload.longest)
 
 
 # ---------------------------------------------------------------- theory

@@ -10,6 +10,7 @@ from typing import Any
 
 from millrace.core.events import Event
 from millrace.core.fairness import LengthMoments, fairness, next_correlation
+from millrace.observe.environment_use import EnvironmentUse
 from millrace.sim.simulation import Observer, Scenario, simulate
 
 BATCHES_MIN = 8
@@ -67,6 +68,8 @@ class Result:
     virtual_s: float
     fairness: float | None = None
     next: float | None = None
+    episode_waits: float | None = None  # share of the time of episodes; None: no environment answers
+    answer_s: float | None = None
     staleness: dict[int, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,6 +97,7 @@ class Measure(Observer):
         self.timeline = Timeline()
         self._steps: list[Event] = []
         self._counts: Counter[str] = Counter()
+        self._environment = EnvironmentUse()
         self._load: dict[str, dict[str, float]] = {}
         self._from: dict[str, dict[str, float]] = {}
         self._until: dict[str, dict[str, float]] = {}
@@ -103,6 +107,8 @@ class Measure(Observer):
     def on_event(self, event: Event) -> None:
         fields = event.fields
         self._num_events += 1
+        if len(self._steps) < self._last:
+            self._environment(event)
         match event.kind:
             case "report":
                 self._report(event.time_s, fields)
@@ -137,6 +143,7 @@ class Measure(Observer):
             self._on_progress(version, event.time_s, self._num_events)
         if version == self._first:
             self._started_s, self._from = event.time_s, dict(self._load)
+            self._environment.take_scalars()
         if version <= self._last:
             self._ended_s, self._until = event.time_s, dict(self._load)
 
@@ -177,6 +184,8 @@ class Measure(Observer):
             virtual_s=virtual_s,
             fairness=fairness(lengths),
             next=next_correlation(lengths),
+            episode_waits=self._environment.waiting_share,
+            answer_s=self._environment.mean_answer_s,
             staleness={s: n / tokens for s, n in sorted(histogram.items())},
         )
 

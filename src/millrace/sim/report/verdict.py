@@ -28,6 +28,13 @@ def verdict(comparisons: Sequence[Comparison]) -> Iterator[str]:
         elif rate.mean - rate.half_width < other.mean + other.half_width:
             yield "Their 95 % intervals overlap: the two may as well be equal."
     yield _bottleneck(best)
+    waits, answer = best.known("episode_waits"), best.known("answer_s")
+    if waits is not None and answer is not None:
+        trainer, replicas = best.estimate("trainer_waits").mean, 1 - best.estimate("replica_busy").mean
+        yield (
+            f"An answer of the environment takes {answer.mean:,.2g} s. Waiting: episodes {waits.mean:.0%} of "
+            f"their time, the trainer {trainer:.0%}, replicas {replicas:.0%}."
+        )
 
 
 def _speed(comparison: Comparison) -> float:

@@ -138,7 +138,9 @@ class BatchingEngine:
                 continue
             self._leases[tid] = work.lease
             self._take_out(tid)
-            end, finish = self._workload.completion_length(work.seed, tid, work.sampling.max_tokens)
+            end, finish = self._workload.completion_length(
+                work.seed, tid, work.sampling.max_tokens, work.turn_start
+            )
             self._waiting[tid] = _Request(work, end, finish)
         self._refill(slowdown)
 

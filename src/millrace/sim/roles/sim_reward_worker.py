@@ -8,7 +8,17 @@ from collections.abc import AsyncIterator
 
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import OutOfMemory
-from millrace.core.types import Abstain, BadPrompt, Failed, Prompt, Score, Scored, ScoreRequest
+from millrace.core.types import (
+    Abstain,
+    BadPrompt,
+    Failed,
+    Finish,
+    Observed,
+    Prompt,
+    Score,
+    Scored,
+    ScoreRequest,
+)
 from millrace.sim.costs.interface import CostModel, Costs
 from millrace.sim.costs.workload import Workload
 from millrace.sim.virtual.faults import pace
@@ -38,20 +48,36 @@ class SimRewardWorker:
         return [self._prompt(group_id) for group_id in group_ids]
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:
-        return [f"row-{group_id}" for group_id in group_ids]
+        return [self._workload.row_id(group_id) for group_id in group_ids]
 
-    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         spent_s = 0.0
         for request in requests:
-            takes_s = -self._costs.score_s * math.log(
-                uniform(self._seed, "score latency", request.trajectory_id)
-            )
+            takes_s = self._takes_s(request)
             wait_s = max(0.0, takes_s - spent_s) if self._parallel else takes_s
             if wait_s:
                 await asyncio.sleep(wait_s * pace.get()())
             spent_s += wait_s
             await self._misbehave(request)
-            yield request.trajectory_id, self._score(request)
+            yield request.trajectory_id, self._observed(request) or self._score(request)
+
+    def _takes_s(self, request: ScoreRequest) -> float:
+        if request.finish is Finish.TURN or len(request.turns) > 1:
+            return self._workload.tool_s.draw(hash((self._seed, len(request.turns))), request.trajectory_id)
+        return -self._costs.score_s * math.log(uniform(self._seed, "score latency", request.trajectory_id))
+
+    def _observed(self, request: ScoreRequest) -> Observed | None:
+        """The answer to a turn; None: the episode ends."""
+        done = len(request.turns) // 2 + 1
+        length = max(1, round(self._workload.observation_tokens / self._workload.quantum))
+        if (
+            request.finish is not Finish.TURN
+            or done >= self._workload.num_turns(self._seed, request.trajectory_id)
+            or length >= request.room
+        ):
+            return None
+        start = len(request.tokens)
+        return Observed(token_array(range(start, start + length)))
 
     async def _misbehave(self, request: ScoreRequest) -> None:
         """Misbehave if the workload says so. Later requests wait, or another worker scores them."""
@@ -62,7 +88,7 @@ class SimRewardWorker:
             raise OutOfMemory("simulated: the reward raised MemoryError")
 
     def _prompt(self, group_id: int) -> Prompt | BadPrompt:
-        row_id = f"row-{group_id}"
+        row_id = self._workload.row_id(group_id)
         if uniform(self._seed, "bad prompt", group_id) < self._workload.bad_prompt_fraction:
             return BadPrompt(group_id, row_id, "simulated: the row is broken")
         length = self._workload.prompt_length(self._seed, group_id)
@@ -75,6 +101,7 @@ class SimRewardWorker:
             return Failed("simulated: the reward raised")
         if u < workload.failed_fraction + workload.abstained_fraction:
             return Abstain()
-        right = uniform(self._seed, "reward", request.trajectory_id) < workload.reward_mean
+        pass_rate = workload.pass_rate(self._seed, request.group_id)
+        right = uniform(self._seed, "reward", request.trajectory_id) < pass_rate
         value = 1.0 if right else 0.0
         return Scored(value, {"length": float(len(request.tokens))}, answer=f"{value:g}")

@@ -180,7 +180,7 @@ def _result(batch: Batch, step_s: float) -> StepResult:
     sequences = _sequences(batch)
     staleness = Counter[int]()
     for sequence in sequences:
-        for version, count in sequence.columns.runs:
+        for version, count in sequence.columns.sampled_runs:
             staleness[batch.version - version] += count
     reward = sum(s.reward for s in sequences) / len(sequences) if sequences else 0.0
     return StepResult(

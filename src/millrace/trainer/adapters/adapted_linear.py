@@ -7,7 +7,6 @@ gradient. The gradients of the thin matrices come from the layer's input and its
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -15,9 +14,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
-from xxhash import xxh3_64_intdigest
 
-from millrace.adapters.low_rank import BASE, DOWN, KINDS, adapted, lengths, row_lengths
+from millrace.adapters.low_rank import BASE, DOWN, KINDS, adapted, first_down, lengths, row_lengths
 from millrace.config.tables.training import Adapter
 from millrace.core.digest import XXH3, NamedBuffer, digest_buffers
 from millrace.trainer.model import named_weights
@@ -138,9 +136,7 @@ def begin(model: PreTrainedModel, published: torch.dtype, seed: int) -> None:
         parameter.requires_grad_(_end(name) in KINDS)
         block.copy_(block.to(published) if _end(name) not in KINDS else torch.zeros_like(block))
     for name, layer in adapted_layers(model).items():
-        bound = 1 / math.sqrt(layer.in_features)  # kaiming_uniform_ with a = sqrt(5)
-        generator = torch.Generator().manual_seed(xxh3_64_intdigest(f"{seed} {name}".encode()) >> 1)
-        drawn = torch.empty(layer.lora_A.shape).uniform_(-bound, bound, generator=generator)
+        drawn = torch.from_numpy(first_down(name, tuple(layer.lora_A.shape), seed))
         copy_into(owned_blocks({DOWN: layer.lora_A}, copies=True), {DOWN: drawn})
 
 

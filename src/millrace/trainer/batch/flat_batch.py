@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,8 @@ def flatten(
         algorithm = algorithm if algorithm.penalty is None else replace(algorithm, trained=None)
     if values_C is None:
         values_C = np.where(np.concatenate(masks), 0.0, np.nan)
-    values = np.split(values_C, np.cumsum([len(mask) for mask in masks])[:-1])
+    lengths = [len(mask) for mask in masks]
+    values = np.split(values_C, np.cumsum(lengths)[:-1])
     advantages, masks = _advantages(batch, algorithm, masks, penalties_S, values, max_tokens)
     trained_S = np.asarray([mask.sum() for mask in masks])
     slices = _minibatch_slices([len(group.sequences) for group in batch.groups], minibatches)
@@ -90,7 +92,6 @@ def flatten(
     ]
     trees = _trees(batch, masks)
     behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
-    lengths = [len(mask) for mask in masks]
     advantages_C = np.concatenate(advantages)
     return FlatBatch(
         minibatches=[trees[groups] for groups, members in slices if trained_S[members].any()],
@@ -191,16 +192,11 @@ def _by_token(algorithm: Algorithm, group: ComparedGroup, group_id: int) -> list
 
 
 def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
-    trees, first, remaining = [], 0, iter(masks)
-    routing = iter(routing_of([sequence for group in batch.groups for sequence in group.sequences]))
-    for group in batch.groups:
-        branches = []
-        for sequence in group.sequences:
-            tokens = np.asarray(sequence.columns.tokens)
-            branches.append(Branch(tokens, next(remaining), first, next(routing)))
-            first += len(tokens)
-        trees.append(Tree(np.asarray(group.prompt), branches))
-    return trees
+    sequences = [sequence for group in batch.groups for sequence in group.sequences]
+    tokens = [np.asarray(sequence.columns.tokens) for sequence in sequences]
+    firsts = accumulate(map(len, tokens[:-1]), initial=0)
+    branches = map(Branch, tokens, masks, firsts, routing_of(sequences))
+    return [Tree(np.asarray(g.prompt), list(islice(branches, len(g.sequences)))) for g in batch.groups]
 
 
 def _mask(sequence: TrainSequence) -> NDArray[np.bool_]:

@@ -184,13 +184,9 @@ def _num_common(a: Tokens, b: Tokens) -> int:
 
 
 def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
-    tokens: list[NDArray[np.int64]] = []
+    columns: list[tuple[NDArray[np.int64], ...]] = []  # of each sequence, in the order of `Row`'s
     num_tokens = 0
-    positions: list[NDArray[np.int64]] = []
     segments: list[RowSegment] = []
-    sources: list[NDArray[np.int64]] = []
-    targets: list[NDArray[np.int64]] = []
-    flat: list[NDArray[np.int64]] = []
     routing: list[NDArray[np.int32]] = []
     for subtree in subtrees:
         path_T = np.empty(0, np.int64)  # row positions of the sequence's tokens
@@ -198,25 +194,23 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
             completion = np.asarray(branch.tokens, dtype=np.int64)
             sequence = np.concatenate([subtree.prompt, completion[: branch.num_forwarded]]).astype(np.int64)
             start, num_tokens = num_tokens, num_tokens + len(sequence) - shared
-            tokens.append(sequence[shared:])
-            positions.append(np.arange(shared, len(sequence)))
             path_T = np.concatenate([path_T[:shared], np.arange(start, num_tokens)])
             if num_tokens > start:
                 segments.append(RowSegment(start, num_tokens - start, path_T[:shared]))
             trained = np.flatnonzero(branch.mask)
-            sources.append(path_T[len(subtree.prompt) + trained - 1])
-            targets.append(completion[trained])
-            flat.append(branch.first_index + trained)
+            columns.append(
+                (
+                    sequence[shared:],
+                    np.arange(shared, len(sequence)),
+                    path_T[len(subtree.prompt) + trained - 1],
+                    completion[trained],
+                    branch.first_index + trained,
+                )
+            )
             if branch.routing_CW is not None:
                 recorded = branch.routing_CW[: branch.num_forwarded + 1]
                 before = np.full((len(subtree.prompt) - 1, recorded.shape[1]), OWN, np.int32)
                 routing.append(np.concatenate([before, recorded])[shared:])
-    return Row(
-        tokens_T=np.concatenate(tokens),
-        positions_T=np.concatenate(positions),
-        segments=tuple(segments),
-        sources_N=np.concatenate(sources),
-        targets_N=np.concatenate(targets),
-        flat_N=np.concatenate(flat),
-        routing_TW=np.concatenate(routing) if routing else None,
-    )
+    tokens_T, positions_T, sources_N, targets_N, flat_N = map(np.concatenate, zip(*columns, strict=True))
+    routing_TW = np.concatenate(routing) if routing else None
+    return Row(tokens_T, positions_T, tuple(segments), sources_N, targets_N, flat_N, routing_TW=routing_TW)

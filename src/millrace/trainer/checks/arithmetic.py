@@ -29,7 +29,7 @@ def arithmetic(device: torch.device, config: Config) -> str:
         *(("products by oneDNN",) if by_onednn() else ()),
         f"batch.token_budget {config.batch.token_budget}",
         f"model.recompute {config.model.recompute}",
-        *(f"trainer.{key} {value}" for key, value in config.trainer if value > 1),
+        *(f"trainer.{key} {value}" for key, value in config.trainer if isinstance(value, int) and value > 1),
         *(f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _DECIDE),
     )
     return ", ".join(facts)

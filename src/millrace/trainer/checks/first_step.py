@@ -27,7 +27,8 @@ from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.errors import ConfigError, TrainingError, WeightsError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.attention import NAME
-from millrace.trainer.trainer import PolicyTrainer, StepSettings
+from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.trainer import PolicyTrainer
 
 VOCABULARY = 16
 GROUPS = 4
@@ -61,6 +62,7 @@ def try_algorithm(config: Config) -> list[str]:
         max_tokens=config.sampling.max_tokens,
         temperature=1.0,
         dtype=torch.float32,
+        published=torch.float32,
         minibatches=min(config.batch.minibatches, GROUPS),
         epochs=config.batch.epochs,
     )

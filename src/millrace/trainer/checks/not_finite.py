@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from millrace.core.errors import TrainingError
 from millrace.core.types import Batch, TrainGroup
-from millrace.trainer.trainer import PolicyTrainer
+from millrace.trainer.batch_step import BatchStep
 
 
-def not_finite_trajectories(trainer: PolicyTrainer, batch: Batch) -> list[int]:
+def not_finite_trajectories(trainer: BatchStep, batch: Batch) -> list[int]:
     """Ids of the trajectories that cannot be trained on alone, against the rest of their group. If every
     trajectory can, the ids of the whole batch.
 
@@ -35,7 +35,7 @@ def _alone(group: TrainGroup) -> Iterator[TrainGroup]:
         yield replace(group, sequences=sequences)
 
 
-def _trains(trainer: PolicyTrainer, batch: Batch, group: TrainGroup) -> bool:
+def _trains(trainer: BatchStep, batch: Batch, group: TrainGroup) -> bool:
     if not any(sequence.num_trained for sequence in group.sequences):
         return True
     try:

@@ -14,25 +14,34 @@ Files of more than 4 GB are divided in Hugging Face's way: model-00001-of-00002.
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import torch
-import xxhash
 
 from millrace.core.errors import DataError, boundary
-from millrace.core.progress import count
 from millrace.core.types import CheckpointInfo
 from millrace.devices.parallel import each
 from millrace.trainer.adapters.adapted_linear import trained_weights
 from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.manifest import (
+    EARLIER,
+    NAME,
+    TORCH,
+    CheckpointManifest,
+    describe,
+    directory_name,
+    file_names,
+    read_manifest,
+    refuse_another_format,
+    refuse_damaged,
+    write_manifest,
+)
 from millrace.trainer.files.snapshot import Snapshot
-from millrace.trainer.files.tensor_files import TensorFile, file_names, fill, lay_out, make, open_tensors
+from millrace.trainer.files.tensor_files import TensorFile, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights
 from millrace.trainer.optimizer.adamw import plain_tensors, rebuild_moments
 from millrace.trainer.publish.overlapped import Overlapped
@@ -41,25 +50,8 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.trainer import PolicyTrainer
 from millrace.trainer.value_head import PREFIX
 
-FORMAT = 1
 KINDS = ("model", "optimizer", "rng")
-READ_BYTES = 1 << 22
 SLACK_BYTES = 64 << 20  # for generators, a critic, and the alignment of blocks in a copy
-_EARLIER = (
-    "  Delete this directory, then `millrace train --resume`: the run goes back to the checkpoint before it "
-    "(or to the start) and does the steps since then again"
-)
-
-
-class _File(msgspec.Struct, frozen=True):
-    num_bytes: int
-    digest: str  # XXH3-128
-
-
-class _Manifest(msgspec.Struct, frozen=True):
-    format: int
-    version: int
-    files: dict[str, _File]
 
 
 class Saver:
@@ -73,7 +65,8 @@ class Saver:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
-        self._overlapped = Overlapped[CheckpointInfo](optimizer, ranks, "await_saved")
+        self._overlapped = Overlapped[CheckpointInfo]("await_saved", ranks)
+        optimizer.register_step_pre_hook(lambda *_: self._overlapped.wait_read())
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._snapshot = Snapshot(ranks)
         self._updated = False
@@ -93,7 +86,7 @@ class Saver:
         """
         began_s = began_s or time.perf_counter()
         self.wait()
-        target = Path(directory) / _name(trainer.version)
+        target = Path(directory) / directory_name(trainer.version)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the thread has a stream of its own
         files, blocks = _state(trainer, self._overlapped.ranks)
@@ -136,7 +129,7 @@ class Saver:
         if (copies := self._snapshot.of(blocks)) is not None:
             blocks = copies
             self._overlapped.release()
-        with atomic_directory(target, marker="manifest.json", ranks=ranks) as path:
+        with atomic_directory(target, marker=NAME, ranks=ranks) as path:
             with all_or_none(ranks):
                 if ranks.rank == 0:
                     make(path, files)
@@ -144,11 +137,10 @@ class Saver:
                 fill(path, files, blocks)
             stall_s = self._overlapped.release()
             of_rank = [path / file.name for file in files[ranks.rank :: ranks.world]]
-            of_ranks = agreed(ranks, lambda: dict(each(lambda file: (file.name, _describe(file)), of_rank)))
+            of_ranks = agreed(ranks, lambda: dict(each(lambda file: (file.name, describe(file)), of_rank)))
             described = {name: file for share in of_ranks for name, file in share.items()}
             if ranks.rank == 0:
-                manifest = _Manifest(FORMAT, version, dict(sorted(described.items())))
-                (path / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+                write_manifest(path, CheckpointManifest(TORCH, version, dict(sorted(described.items()))))
         return CheckpointInfo(version, str(target), time.perf_counter() - began_s, stall_s)
 
 
@@ -170,39 +162,8 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
         _restore_optimizer(trainer, saved["optimizer"])
         _restore_generators(saved["rng"], ranks)
     if broken := not_finite(trained_weights(trainer.model), ranks):
-        raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{_EARLIER}")
+        raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{EARLIER}")
     trainer.version = version
-
-
-def prune_checkpoints(
-    directory: str | Path, *, newest: int, keep: int, spared: Collection[int] = ()
-) -> list[Path]:
-    """Remove all but the last `keep` checkpoints up to version `newest`, and the checkpoints of versions
-    `spared`. Returns the removed directories.
-
-    At least two stay: the ledger may not have the newest yet, and then resumes from the checkpoint before.
-    """
-    there = (
-        path for path in Path(directory).glob(f"v{'[0-9]' * 8}") if path.is_dir() and not path.is_symlink()
-    )
-    saved = sorted(path for path in there if int(path.name[1:]) <= newest)
-    removed = [path for path in saved[: -max(keep, 2)] if int(path.name[1:]) not in spared]
-    for path in removed:
-        shutil.rmtree(path)
-    return removed
-
-
-def _name(version: int) -> str:
-    return f"v{version:08d}"
-
-
-def _describe(file: Path) -> _File:
-    digest = xxhash.xxh3_128()
-    with file.open("rb") as stream:
-        while chunk := stream.read(READ_BYTES):
-            digest.update(chunk)
-            count(len(chunk))
-    return _File(file.stat().st_size, digest.hexdigest())
 
 
 def verified(path: Path, ranks: Ranks = ALONE) -> tuple[int, dict[str, list[Path]]]:
@@ -210,34 +171,17 @@ def verified(path: Path, ranks: Ranks = ALONE) -> tuple[int, dict[str, list[Path
 
     Raises: DataError: the checkpoint is incomplete or damaged.
     """
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
+    refuse_another_format(path, manifest, TORCH)
     names = sorted(manifest.files)
-    with all_or_none(ranks):
-        for name in names[ranks.rank :: ranks.world]:
-            file, expected = path / name, manifest.files[name]
-            described = _describe(file) if file.is_file() else None
-            if described != expected:
-                raise DataError(f"{file} is damaged: expected {expected}, found {described}.\n{_EARLIER}")
-    return manifest.version, {kind: [path / n for n in names if n.startswith(kind)] for kind in KINDS}
-
-
-def _read_manifest(path: Path) -> _Manifest:
-    try:
-        manifest = msgspec.json.decode((path / "manifest.json").read_bytes(), type=_Manifest)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    expected = {name for kind in KINDS for name in file_names(kind, sum(n.startswith(kind) for n in names))}
+    if set(names) != expected:
         raise DataError(
-            f"{path} is not a complete checkpoint: its manifest.json: {error}\n{_EARLIER}"
-        ) from error
-    if manifest.format != FORMAT:
-        raise DataError(f"{path} has checkpoint format {manifest.format}, this trainer reads {FORMAT}")
-    named = set(manifest.files)
-    expected = {name for kind in KINDS for name in file_names(kind, sum(n.startswith(kind) for n in named))}
-    if path.name != _name(manifest.version) or named != expected:
-        raise DataError(
-            f"{path} is damaged: its manifest.json is of version {manifest.version} and of the files "
-            f"{sorted(named)}, not {sorted(expected)}.\n{_EARLIER}"
+            f"{path} is damaged: its {NAME} is of the files {names}, not {sorted(expected)}.\n{EARLIER}"
         )
-    return manifest
+    with all_or_none(ranks):
+        refuse_damaged(path, manifest, names[ranks.rank :: ranks.world])
+    return manifest.version, {kind: [path / n for n in names if n.startswith(kind)] for kind in KINDS}
 
 
 def refuse_another_model(

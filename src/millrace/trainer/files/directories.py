@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,24 +28,29 @@ def atomic_directory(target: Path, *, marker: str, ranks: Ranks = ALONE) -> Iter
         StorageError: the disk is full, read-only or failing, on this rank or another. After any error an
             older `target` is unchanged.
     """
-    building, first = target.with_name(f".{target.name}.building"), ranks.rank == 0
+    path, first = building(target), ranks.rank == 0
     try:
         with all_or_none(ranks), writing(target):
             if first:
                 _refuse_another_kind(target, marker)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.rmtree(building, ignore_errors=True)
-                building.mkdir()
+                shutil.rmtree(path, ignore_errors=True)
+                path.mkdir()
         with all_or_none(ranks), writing(target):
-            yield building
-            for file in building.iterdir():
+            yield path
+            for file in path.rglob("*"):
                 _sync(file)
         with all_or_none(ranks), writing(target):
             if first:
-                _put_in_place(building, target)
+                _put_in_place(path, target)
     finally:
         if first:
-            shutil.rmtree(building, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def building(target: Path) -> Path:
+    """The directory that becomes `target`."""
+    return target.with_name(f".{target.name}.building")
 
 
 def _refuse_another_kind(target: Path, marker: str) -> None:
@@ -53,13 +58,13 @@ def _refuse_another_kind(target: Path, marker: str) -> None:
         raise DataError(f"{target} will not be overwritten: it holds files but no {marker}. Choose another")
 
 
-def _put_in_place(building: Path, target: Path) -> None:
-    _sync(building)
+def _put_in_place(path: Path, target: Path) -> None:
+    _sync(path)
     replaced = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():
         target.rename(replaced)
-    building.rename(target)
+    path.rename(target)
     _sync(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
@@ -88,3 +93,21 @@ def sweep(directory: str | Path) -> list[Path]:
         else:
             shutil.rmtree(path)
     return leftovers
+
+
+def prune_checkpoints(
+    directory: str | Path, *, newest: int, keep: int, spared: Collection[int] = ()
+) -> list[Path]:
+    """Remove all but the last `keep` checkpoints up to version `newest`, and the checkpoints of versions
+    `spared`. Returns the removed directories.
+
+    At least two stay: the ledger may not have the newest yet, and then resumes from the checkpoint before.
+    """
+    there = (
+        path for path in Path(directory).glob(f"v{'[0-9]' * 8}") if path.is_dir() and not path.is_symlink()
+    )
+    saved = sorted(path for path in there if int(path.name[1:]) <= newest)
+    removed = [path for path in saved[: -max(keep, 2)] if int(path.name[1:]) not in spared]
+    for path in removed:
+        shutil.rmtree(path)
+    return removed

@@ -21,8 +21,9 @@ from millrace.trainer.adapters.adapted_linear import (
     merged_blocks,
     trained_weights,
 )
-from millrace.trainer.adapters.peft_format import CONFIG as ADAPTER_CONFIG
-from millrace.trainer.adapters.peft_format import peft_config, peft_tensors
+from millrace.trainer.adapters.peft_config import CONFIG as ADAPTER_CONFIG
+from millrace.trainer.adapters.peft_config import peft_config
+from millrace.trainer.adapters.peft_format import peft_tensors
 from millrace.trainer.files.checkpoint import refuse_another_model, verified
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.tensor_files import UnfusedTensors, fill, index, lay_out, make, open_tensors
@@ -74,7 +75,7 @@ def export_adapter(checkpoint: Path, out: Path, *, model_path: str, dtype: str, 
     model = _adapted(checkpoint, model_path=model_path, dtype=dtype, adapter=adapter)
     with atomic_directory(out, marker=ADAPTER_CONFIG) as directory:
         save_file(peft_tensors(model, getattr(torch, dtype)), directory / "adapter_model.safetensors")
-        config = peft_config(model, adapter, model_path)
+        config = peft_config(adapted_layers(model), adapter, model_path)
         (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

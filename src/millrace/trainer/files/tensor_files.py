@@ -24,9 +24,9 @@ import torch
 from safetensors import safe_open
 
 from millrace.core.progress import count
+from millrace.trainer.files import manifest
 from millrace.trainer.ranks.blocks import OwnedBlock
 
-FILE_BYTES_MAX = 4 * 10**9
 CHUNK_BYTES = 1 << 24  # bytes of a block that are converted, or copied from a device, at a time
 NAMES = {
     torch.float64: "F64",
@@ -67,23 +67,16 @@ def lay_out(
     of each fused tensor, the tensors that files have in its place.
     """
     shares: list[dict[str, torch.Tensor]] = [{}]
-    free = FILE_BYTES_MAX
+    free = manifest.FILE_BYTES_MAX
     for name, tensor in tensors.items():
         size = tensor.numel() * (dtype or tensor.dtype).itemsize
         if size > free and shares[-1]:
             shares.append({})
-            free = FILE_BYTES_MAX
+            free = manifest.FILE_BYTES_MAX
         shares[-1][name] = tensor
         free -= size
-    names = file_names(stem, len(shares))
+    names = manifest.file_names(stem, len(shares))
     return [_file(name, share, dtype, unfused) for name, share in zip(names, shares, strict=True)]
-
-
-def file_names(stem: str, count: int) -> list[str]:
-    """The names of `count` files, as Hugging Face names the files of a model."""
-    if count < 2:
-        return [f"{stem}.safetensors"]
-    return [f"{stem}-{index:05d}-of-{count:05d}.safetensors" for index in range(1, count + 1)]
 
 
 def _file(

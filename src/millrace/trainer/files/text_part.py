@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 
-from millrace.core.errors import DataError, boundary
+from millrace.core.errors import DataError
 from millrace.core.supported import TRAINER
-from millrace.placement.needs import indexed_files, read_model_config
-from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.tokens import read_tokenizer
+from millrace.placement.needs import read_model_config
+from millrace.trainer.files.rewritten import Tensors, rewrite
 
 NAMES = {
     "language_model.model.": "model.",
@@ -32,25 +28,7 @@ def write_text_part(model: Path, out: Path) -> None:
 
     Raises: DataError: `model` has no text part, or one of a family that the trainer does not run.
     """
-    config = _text_config(model)
-    files = indexed_files(model) or sorted(model.glob("*.safetensors"))
-    with atomic_directory(out, marker="config.json") as directory:
-        places: dict[str, str] = {}
-        for file in files:
-            with boundary("`model`", f"read {file}", DataError):
-                tensors = dict(_of_text(file))
-            if tensors:
-                save_file(tensors, directory / file.name, metadata={"format": "pt"})
-            places |= dict.fromkeys(tensors, file.name)
-        if not places:
-            raise DataError(f"{model}: no tensor has a name of a text part ({', '.join(NAMES)})")
-        if set(places.values()) != {"model.safetensors"}:
-            index = {"metadata": {}, "weight_map": places}
-            (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-        for name, content in read_tokenizer(model).items():
-            (directory / name).write_bytes(content)
-        config["tie_word_embeddings"] = "lm_head.weight" not in places  # the defaults of the two parts differ
-        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    rewrite(model, out, _text_config(model), _of_text)
 
 
 def _text_config(model: Path) -> dict[str, Any]:
@@ -66,7 +44,7 @@ def _text_config(model: Path) -> dict[str, Any]:
     return {key: config[key] for key in SHARED if key in config} | text
 
 
-def _of_text(path: Path) -> Iterator[tuple[str, Any]]:
+def _of_text(path: Path) -> Tensors:
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
             for begin, replaced in NAMES.items():

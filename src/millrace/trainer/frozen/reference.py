@@ -79,7 +79,7 @@ def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> 
     flat = flatten(
         batch,
         of_run(config),
-        max_tokens=config.sampling.max_tokens,
+        max_tokens=config.completion_tokens_max,
         minibatches=config.batch.minibatches,
     )
     dtype = computing_dtype(published_dtype(config), model.device)

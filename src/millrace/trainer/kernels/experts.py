@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 def install(model: torch.nn.Module) -> None:
-    """Where `model` has experts as Qwen3's mixtures do, they compute in groups."""
+    """Where `model` has experts as Qwen3's mixtures or gpt-oss do, they compute in groups."""
     for module in model.modules():
         if (
             hasattr(module, "gate_up_proj")
@@ -48,7 +48,12 @@ def grouped_experts(
     ends = group_ends(chosen_M, experts.num_experts)
     # `embedding`, because its backward sums repeats in a fixed order.
     rows_MH = embedding(order_M // experts_TK.shape[1], hidden_TH.to(dtype))
-    gate, up = grouped_linear(rows_MH, experts.gate_up_proj.to(dtype), ends).chunk(2, dim=-1)
-    outputs_MH = grouped_linear(experts.act_fn(gate) * up, experts.down_proj.to(dtype), ends)
+
+    def linear(x_MI: Tensor, name: str) -> Tensor:
+        weight, bias = getattr(experts, name).to(dtype), getattr(experts, f"{name}_bias", None)
+        out_MO = grouped_linear(x_MI, weight.mT if experts.is_transposed else weight, ends)
+        return out_MO if bias is None else out_MO + embedding(chosen_M, bias.to(dtype))
+
+    outputs_MH = linear(experts._apply_gate(linear(rows_MH, "gate_up_proj")), "down_proj")
     outputs_TKH = embedding(order_M.argsort(), outputs_MH).unflatten(0, experts_TK.shape)
     return (outputs_TKH * shares_TK[..., None]).sum(1).to(hidden_TH.dtype)

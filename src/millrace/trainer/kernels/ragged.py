@@ -19,6 +19,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding
 
+from millrace.core.supported import SINKS
 from millrace.devices.gpu import has_flash, on
 from millrace.trainer.batch.packing import RowSegment
 
@@ -40,9 +41,11 @@ class Ragged:
 
 def serves(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
     """Whether the kernel can compute the attention of `config`, a Hugging Face model's: without capped
-    scores."""
+    scores and sinks."""
+    if getattr(config, "attn_logit_softcapping", None) or config.model_type in SINKS:
+        return False
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return not getattr(config, "attn_logit_softcapping", None) and has_flash(device, dtype, head_dim)
+    return has_flash(device, dtype, head_dim)
 
 
 def arrange(segments: Sequence[RowSegment], device: torch.device) -> Ragged:

@@ -8,10 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import Generic, TypeVar
 
-import torch
-
 from millrace.core.progress import CallProgress, of, waiting_for
-from millrace.trainer.ranks.mesh import Ranks
+from millrace.trainer.ranks.mesh import ALONE, Ranks
 
 T = TypeVar("T")
 
@@ -19,11 +17,12 @@ T = TypeVar("T")
 class Overlapped(Generic[T]):
     """One work at a time, in a thread, with a group of `ranks` for this work alone.
 
-    Nothing changes the weights until the next update. So only an update that comes before `release` waits.
-    `call`: the method of the trainer that waits for the end of the work.
+    Nothing changes the weights until the next update. So only an update that comes before `release` waits:
+    the owner calls `wait_read` before each update. `call`: the method of the trainer that waits for the end
+    of the work.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, ranks: Ranks, call: str) -> None:
+    def __init__(self, call: str, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks.in_own_group()
         self._thread, self._progress = ThreadPoolExecutor(1, call), CallProgress(call)
         self._work: Future[T] | None = None
@@ -31,7 +30,6 @@ class Overlapped(Generic[T]):
         self._read.set()
         self._waits_since_s: float | None = None
         self._stall_s = 0.0
-        optimizer.register_step_pre_hook(lambda *_: self._await_read())
 
     def begin(self, work: Callable[[], T], began_s: float) -> None:
         """Begin `work` after the end of the work before. `began_s`: the time from which on the trainer waits,
@@ -67,7 +65,8 @@ class Overlapped(Generic[T]):
         finally:
             self.release()
 
-    def _await_read(self) -> None:
+    def wait_read(self) -> None:
+        """Wait until the work reads no more weights."""
         self._waits_since_s = time.perf_counter()
         with waiting_for(self._progress):
             self._read.wait()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import chain
 
 import torch
 
@@ -26,6 +25,7 @@ from millrace.core.types import Endpoint, Published
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.parallel import each
 from millrace.trainer.publish.device_buffers import DeviceBuffers
+from millrace.trainer.publish.fillings import begin_on_hosts, end_on_host
 from millrace.trainer.publish.overlapped import Overlapped
 from millrace.trainer.ranks.blocks import owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
@@ -121,11 +121,12 @@ class Publisher:
         ranks: Ranks = ALONE,
     ) -> None:
         self.buffers, self._ranks = buffers, ranks
-        self._overlapped = Overlapped[Published](optimizer, ranks, "await_published")
+        self._overlapped = Overlapped[Published]("await_published", ranks)
         self._begun: tuple[Endpoint, int] | None = None
         self._published_digest = ""  # of the blocks that this rank published last; empty: it has no block
         self._fresh = False  # no update since a version was begun
         self._updates, self._recheck_at, self._checked_s = 0, 1, time.perf_counter()
+        optimizer.register_step_pre_hook(lambda *_: self._overlapped.wait_read())
         optimizer.register_step_pre_hook(lambda *_: self._before_update())
 
     def begin(self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int) -> None:
@@ -158,11 +159,7 @@ class Publisher:
                 agreed(ranks, lambda: bool(opened()))
             return [first_alone(ranks, lambda: opened().begin(version, manifest))]
 
-        def begin() -> Filling | None:
-            writer = opened()
-            return writer.begin(version, manifest) if ranks.rank == ranks.leader and not stays else None
-
-        return agreed(ranks, begin)[:: ranks.world // ranks.hosts]
+        return begin_on_hosts(ranks, opened, version, manifest, stays=stays)
 
     def result(self) -> Published:
         """Wait until the version that was begun last is whole in its slot.
@@ -215,7 +212,8 @@ class Publisher:
             if fault is not None:
                 raise fault
         written = agreed(ranks, self._digest)
-        ended = agreed(ranks, lambda: self._ended(writer, filling, written))
+        manifest = self.buffers.manifest
+        ended = agreed(ranks, lambda: end_on_host(self._ranks, writer, filling, manifest, written))
         return Published(
             version=version,
             digest=next(filter(None, ended)),
@@ -223,17 +221,6 @@ class Publisher:
             stall_s=self._overlapped.release(),
             digest_s=time.perf_counter() - began_s,
         )
-
-    def _ended(
-        self, writer: WeightsWriter, filling: Filling | None, written: Sequence[Sequence[NamedBlock]]
-    ) -> str:
-        """The version's digest if this rank ends the version, else "". `written`: the blocks of each rank."""
-        ranks, every = self._ranks, chain.from_iterable
-        if filling is None or ranks.rank != ranks.leader:
-            return ""
-        here = slice(ranks.leader, ranks.leader + ranks.world // ranks.hosts)
-        elsewhere = [*written[: here.start], *written[here.stop :]]
-        return writer.end(filling, self.buffers.manifest, every(written[here]), every(elsewhere))
 
     def _digest(self) -> list[NamedBlock]:
         blocks = self.buffers.block_digests()

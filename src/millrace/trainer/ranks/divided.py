@@ -40,9 +40,18 @@ JOINED, SPLIT = (
     "colwise_gather_output",
     "rowwise_split_input",
 )  # fused matrices, whose outputs are whole on every rank
-EXPERTS = "moe_tp_experts"
+EXPERTS, SINKS = "moe_tp_experts", "sinks"
 OF_EXPERTS = {EXPERTS, "packed_colwise"}  # styles of one expert's matrices, which `divide` leaves whole
 VOCABULARY = "embedding_rowwise"  # `divide` divides the vocabulary whether a plan says so or not
+PLANS = {
+    "gpt_oss": {
+        **{f"layers.*.self_attn.{name}_proj": COLUMNS for name in "qkv"},
+        "layers.*.self_attn.o_proj": ROWS,
+        "layers.*.self_attn": SINKS,
+        "layers.*.mlp.experts": EXPERTS,
+    }
+}
+"""Plans of ours for families that have none in transformers."""
 
 Forward = Callable[..., tuple[torch.Tensor, ...]]
 Insert = Callable[[PreTrainedModel], None]
@@ -88,8 +97,8 @@ def _refuse(config: Any, ranks: Ranks) -> None:
                 f"`trainer.tensor` ({ranks.tensor}) times `trainer.sequence` ({ranks.sequence}) must divide "
                 f"the model's `{key}` ({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
             )
-    styles = set((config.base_model_tp_plan or {}).values())
-    strange = styles - {COLUMNS, ROWS, PARTIAL, JOINED, SPLIT, VOCABULARY} - OF_EXPERTS
+    styles = set(_plan(config).values())
+    strange = styles - {COLUMNS, ROWS, PARTIAL, JOINED, SPLIT, SINKS, VOCABULARY} - OF_EXPERTS
     if ranks.tensor > 1 and (strange or not styles):
         raise DataError(
             f"`trainer.tensor` ({ranks.tensor}): {config.model_type} models are not divided in that way "
@@ -101,6 +110,10 @@ def _refuse(config: Any, ranks: Ranks) -> None:
                 f"`trainer.tensor` ({ranks.tensor}) must divide the model's `{key}` "
                 f"({getattr(config, key)}).\n  Use `trainer.shard` for the other ranks"
             )
+
+
+def _plan(config: Any) -> dict[str, str]:
+    return PLANS.get(config.model_type) or config.base_model_tp_plan or {}
 
 
 def divide(
@@ -132,7 +145,7 @@ def divide(
 
 
 def _divide_matrices(model: PreTrainedModel, mesh: Any, group: ProcessGroup) -> None:
-    plan = {f"{model.base_model_prefix}.{name}": s for name, s in model.config.base_model_tp_plan.items()}
+    plan = {f"{model.base_model_prefix}.{name}": style for name, style in _plan(model.config).items()}
     placed: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # tied weights stay one
     vocabulary = model.get_input_embeddings(), model.get_output_embeddings()
     for name, module in model.named_modules():
@@ -146,12 +159,12 @@ def _divide_matrices(model: PreTrainedModel, mesh: Any, group: ProcessGroup) -> 
             module.forward = _looked_up(module, mesh, group)
         elif style == EXPERTS:
             module.forward = _chosen(module, mesh, group)
-        elif module is not vocabulary[1] and module._parameters:
+        elif module is not vocabulary[1] and module._parameters and style != SINKS:
             module.forward = _multiplied(module, style, group)
 
 
 def _placement(style: str, key: str) -> Placement:
-    if style in (COLUMNS, JOINED, EXPERTS):
+    if style in (COLUMNS, JOINED, EXPERTS, SINKS):
         return Shard(0)
     return Shard(1) if style in (ROWS, SPLIT) and key == "weight" else Replicate()
 

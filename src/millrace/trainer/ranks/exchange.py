@@ -31,6 +31,11 @@ def split_tokens(x: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
     return blocks_STHD.transpose(0, 1).reshape(1, -1, group.size() * heads, dim)
 
 
+def own_heads(x_H: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
+    """(H,) -> (h,): of the heads that `split_heads` gives this rank."""
+    return x_H.chunk(group.size())[group.rank()]
+
+
 class _Same(torch.autograd.Function):
     """`x`, which is the same on every rank. Each rank computes a summand of the result, so gradients are
     summed."""

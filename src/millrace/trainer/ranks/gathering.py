@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from millrace.devices.gpu import on
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.ranks.mesh import Ranks
+from millrace.trainer.recorded.device_token_masks import masks_on
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -81,5 +82,5 @@ def target_logprobs(
         temperature=temperature,
         softcap=softcap,
         group=group,
-        token_masks=None if masks_P is None else masks_P.there(device, first, len(weight)),
+        token_masks=None if masks_P is None else masks_on(device, masks_P, first, len(weight)),
     )

@@ -12,12 +12,11 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import torch
-
 from millrace.core.errors import MillraceError, StorageError, WorkerError, boundary
 from millrace.trainer.ranks.network_interface import interface_to
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -92,6 +91,7 @@ class Ranks:
         """
         if self.alone:
             return
+        import torch
         from torch import distributed
 
         cuda = device.type == "cuda"
@@ -148,6 +148,7 @@ class Ranks:
         """The first rank's small value. The first rank does not wait. A collective call."""
         if self.world == 1:
             return value
+        import torch
         from torch import distributed
 
         values = [value]

@@ -13,16 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
 from millrace.core.types import TrainSequence
-from millrace.devices.gpu import on
-
-CUT = -1e30
-"""The logit of a token that could not be sampled. Finite: a rank may hold no allowed token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +33,6 @@ class TokenMasks:
         begins = (np.cumsum(self.counts_N) - self.counts_N)[tokens]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return TokenMasks(counts, self.tokens_K[np.repeat(begins, counts) + within])
-
-    def there(self, device: torch.device, first: int, vocabulary: int) -> DeviceTokenMasks:
-        """The masks on a device that holds `vocabulary` tokens from `first` on."""
-        tokens = self.tokens_K - first
-        inside = (tokens >= 0) & (tokens < vocabulary)
-        rows = np.repeat(np.arange(len(self.counts_N)), self.counts_N)[inside]
-        begins = np.searchsorted(rows, np.arange(len(self.counts_N) + 1))
-        return DeviceTokenMasks(
-            begins.tolist(),
-            on(device, rows),
-            on(device, tokens[inside].astype(np.int64)),
-            on(device, self.counts_N > 0),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTokenMasks:
-    """`rows_K` and `tokens_K`: the logits that stay. The entries of token n start at `begins[n]`."""
-
-    begins: list[int]
-    rows_K: torch.Tensor
-    tokens_K: torch.Tensor
-    cut_N: torch.Tensor
-
-    def cut(self, logits: torch.Tensor, start: int) -> None:
-        """Mask the logits of tokens [start, start + len(logits)), in place, where they are not allowed."""
-        entries = slice(self.begins[start], self.begins[start + len(logits)])
-        outside = self.cut_N[start : start + len(logits), None].repeat(1, logits.shape[1])
-        outside[self.rows_K[entries] - start, self.tokens_K[entries]] = False
-        logits.masked_fill_(outside, CUT)
 
 
 def token_masks_of(sequences: Sequence[TrainSequence]) -> TokenMasks | None:

@@ -59,8 +59,7 @@ def exact_matmul(forward: ForwardPass, weights: Parameters, slots: int, rows: in
 
     def expert(matmul: RowMatmul, tokens: Tensor, positions: Tensor) -> Tensor:
         """All rows may go to one expert."""
-        forward.matmul = matmul
-        return forward.expert(routed[0], 0, weights.embedding[tokens])
+        return forward.mixture.expert(matmul, routed[0], 0, weights.embedding[tokens])
 
     routed = [layer for layer in few_layers.layers if layer.router is not None]
     many = max(rows, ROWS_MIN)
@@ -76,7 +75,9 @@ def exact_matmul(forward: ForwardPass, weights: Parameters, slots: int, rows: in
     raise _refusal("a row's result changes with the number of rows, however they are padded")
 
 
-def _query_as_output(layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+def _query_as_output(
+    layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor, sinks_H: Tensor | None
+) -> None:
     """In place of attention: an output that depends on each row alone."""
     out_MHD.copy_(q_MHD)
 
@@ -143,7 +144,8 @@ def _attended(kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, length: int, mask
     over = length + masked
     bias = torch.zeros((len(q), 1, over), dtype=q.dtype)
     bias[..., length:] = float("-inf")
-    return kernel(q, k[..., :over], v[:, :over], bias)
+    sinks = torch.linspace(-1.0, 1.0, q.shape[1])[None, :, None] if kernel.sinks else None
+    return kernel(q, k[..., :over], v[:, :over], bias, None, sinks)
 
 
 def _refusal(reason: str) -> ConfigError:

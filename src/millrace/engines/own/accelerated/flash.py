@@ -65,7 +65,10 @@ class FlashAttention:
     longest_query: int
     longest_key: int
 
-    def __call__(self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor) -> None:
+    def __call__(
+        self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor, sinks_H: Tensor | None
+    ) -> None:
+        """`sinks_H` is not read: a model with sinks is served without this kernel (`Kernel.plain`)."""
         count = len(self.rows_M)
         keys, values = self.cache.keys[layer].flatten(0, 1), self.cache.values[layer].flatten(0, 1)
         keys.index_copy_(0, self.rows_M, k_MKD[:count])
@@ -125,7 +128,7 @@ class RecordedSteps:
         self._logits = torch.zeros((cache.num_slots, architecture.vocab), device=device)
         self._recordings: dict[tuple[int, int], Callable[[], None]] = {}
         # Without grouped experts the host reads how many rows each gets; no recording can do that.
-        self.is_recorded = forward.grouped or not architecture.routed
+        self.is_recorded = forward.mixture.grouped or not architecture.routed
         self._pool = recording_pool(device) if self.is_recorded else None
 
     def place(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Tensor, int]:

@@ -7,7 +7,7 @@ import hashlib
 ROUNDS = 4
 
 
-def row_of(group_id: int, rows: int, seed: int) -> int:
+def row_of(group_id: int, rows: int, seed: int | str) -> int:
     """The row of a group: every row once per epoch of `rows` groups, each epoch in another order.
 
     A pure function of its arguments, so that a resumed run, and every worker, gets the same row.

@@ -1,0 +1,302 @@
+"""What an environment between turns costs: time that episodes wait, and CPU time of the controller.
+
+    python benchmarks/turns.py [--json] [--seeds 3] [--steps 6]
+
+The time of an answer is log-normal. Its 99th percentile is 20 times its median.
+
+The first figures are of the simulator. Both sides have the schedule `synchronous`, and the same lengths and
+answers: a 7B model whose turns take some seconds, and answers with a median of 4 s. With environment-level
+asynchrony each trajectory goes on as soon as its own answer is there. With whole-batch
+turns the next turn of a batch begins when all of its trajectories have ended theirs, and the slowest of their
+answers is there.
+
+The last figure is of the real controller and ledger. The roles compute nothing (`players.py`), in three other
+processes.
+
+asynchronous, whole_batches      trained tokens/s
+env_async_over_batch             the first over the second
+episodes_wait                    share of their time that episodes wait for answers, with asynchrony
+controller_cpu_s_per_1000_turns  CPU seconds of the controller's process
+
+Each figure is a median over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from common import medians, parser_of, report, say, sized, table
+from players import PlayedEnvironment, PlayedReplica, Troupe, _Completion
+
+import millrace.sim.roles
+from millrace.config.schema import Config
+from millrace.controller.controller import Controller
+from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.supervisor import WorkerSpec
+from millrace.core import clock
+from millrace.core.events import Event, Events
+from millrace.core.pulse import Pulse
+from millrace.core.types import Finish, Observed, Score, Scored, ScoreRequest, Work
+from millrace.ledger.sqlite import SqliteLedger
+from millrace.observe.sinks.open_sinks import open_sinks
+from millrace.schedule.presets import build
+from millrace.sim.config import SimulatedConfig
+from millrace.sim.report.measure import Result, measure
+from millrace.sim.roles.sim_reward_worker import SimRewardWorker
+from millrace.sim.setup import scenario
+from millrace.sim.simulation import Scenario
+
+TAIL = 20.0  # the 99th percentile of an answer's time over its median
+SIGMA = math.log(TAIL) / 2.326
+TURNS = (4, 8)
+PROMPTS, GROUP_SIZE = sized((8, 8), (4, 2))
+
+# ---------------------------------------------------------------- simulated
+
+
+class Gathered:
+    """The trajectories of one batch, which make their turns together."""
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.arrived, self.slowest_s, self.number = 0, 0.0, 0
+        self.answered = Pulse()
+
+
+class WholeBatchWorker(SimRewardWorker):
+    """Answers the turns of a whole batch at once, when the slowest answer is there."""
+
+    batches: ClassVar[dict[int, Gathered]] = {}
+    batch_groups = batch_members = 0
+
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
+        for request in requests:
+            number = request.group_id // self.batch_groups
+            batch = self.batches.setdefault(number, Gathered(self.batch_members))
+            await self._together(batch, self._takes_s(request))
+            observed = self._observed(request)
+            batch.members -= observed is None
+            yield request.trajectory_id, observed or self._score(request)
+
+    async def _together(self, batch: Gathered, takes_s: float) -> None:
+        """`batch.members` changes only between two turns: whoever ends does so when all have arrived."""
+        number = batch.number
+        batch.arrived, batch.slowest_s = batch.arrived + 1, max(batch.slowest_s, takes_s)
+        if batch.arrived == batch.members:
+            await asyncio.sleep(batch.slowest_s)
+            batch.arrived, batch.slowest_s, batch.number = 0, 0.0, number + 1
+            batch.answered.fire()
+        while batch.number == number:
+            await batch.answered.wait(timeout_s=3600.0)
+
+
+def simulated(seed: int, steps: int) -> Scenario:
+    tree = {
+        "steps": steps,
+        "batch": {"prompts": PROMPTS, "group_size": GROUP_SIZE},
+        "schedule": {"kind": "synchronous"},
+        "cluster": {"model": "Qwen2.5-7B", "trainer_devices": 8, "replicas": 2, "slots": 32},
+        "lengths": {"kind": "lognormal", "median": 150.0, "p99": 600.0},
+        "workload": {
+            "prompt_tokens": (256, 512),
+            "max_tokens": 1024,
+            "turns": TURNS,
+            "tool_s": (4.0, 4.0 * TAIL),
+        },
+    }
+    made = scenario(SimulatedConfig.model_validate(tree), seed=seed)
+    return replace(made, config=made.config.model_copy(update={"seed": seed}))
+
+
+def result_of(seed: int, steps: int, *, whole_batches: bool) -> Result:
+    WholeBatchWorker.batches = {}
+    WholeBatchWorker.batch_groups, WholeBatchWorker.batch_members = PROMPTS, PROMPTS * GROUP_SIZE
+    millrace.sim.roles.SimRewardWorker = WholeBatchWorker if whole_batches else SimRewardWorker
+    result, _ = measure(simulated(seed, steps))
+    return result
+
+
+def asynchrony(seeds: int, steps: int) -> dict[str, float]:
+    found = []
+    for seed in range(seeds):
+        ours, other = (result_of(seed, steps, whole_batches=whole) for whole in (False, True))
+        found.append(
+            {
+                "asynchronous": ours.trained_tokens_per_s,
+                "whole_batches": other.trained_tokens_per_s,
+                "env_async_over_batch": ours.trained_tokens_per_s / other.trained_tokens_per_s,
+                "episodes_wait": ours.episode_waits or 0.0,
+            }
+        )
+        say(f"seed {seed}: {found[-1]}")
+    table({f"seed {seed}": one for seed, one in enumerate(found)})
+    return medians(found)
+
+
+# ---------------------------------------------------------------- the real controller
+
+REPLICAS, SLOTS, WORKERS = sized((16, 32, 16), (2, 8, 2))
+TOOL_S = sized(0.5, 0.05)
+TURN_TOKENS, RATE = sized((100, 50.0), (10, 40.0))  # tokens of a turn, tokens a second of a trajectory
+MAX_TOKENS, OBSERVATION = 1024, 32
+CHECKED_EVERY = 10
+WARM_UP, MEASURED = sized((2000, 4000), (20, 40))  # turns
+
+
+class ActingReplica(PlayedReplica):
+    """Every turn has a length of its own."""
+
+    async def submit(self, works: list[Work]) -> None:
+        for work in works:
+            draw = np.random.default_rng((work.trajectory_id, work.turn_start)).standard_normal()
+            end = work.turn_start + max(1, int(self._median * np.exp(self._sigma * draw)))
+            end = min(work.sampling.max_tokens, max(end, len(work.tokens) + 1))
+            start = self._text.start(work.trajectory_id, work.sampling.max_tokens)
+            self._works[work.trajectory_id] = _Completion(work, end, start)
+
+
+class ActingEnvironment(PlayedEnvironment):
+    """Answers after a while; an episode has 4 to 8 turns."""
+
+    def __init__(self, prompt_tokens: int, seed: int) -> None:
+        super().__init__(prompt_tokens)
+        self._seed = seed
+
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:  # type: ignore[override]
+        for request in requests:
+            done = len(request.turns) // 2 + 1
+            rng = np.random.default_rng((self._seed, request.trajectory_id, done))
+            await asyncio.sleep(TOOL_S * math.exp(SIGMA * rng.standard_normal()))
+            due = TURNS[0] + request.trajectory_id % (TURNS[1] - TURNS[0] + 1)
+            if request.finish is Finish.TURN and done < due:
+                yield request.trajectory_id, Observed(self._text.columns.tokens[:OBSERVATION])
+            else:
+                yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
+
+
+def configuration(seed: int) -> Config:
+    return Config.model_validate(
+        {
+            "steps": 1_000_000,
+            "seed": seed,
+            "model": {"path": "none"},
+            "task": {"kind": "file", "path": "none", "answer": "none"},
+            "reward": {
+                "kind": "environment",
+                "path": "played:Environment",
+                "workers": WORKERS,
+                "timeout_s": 600.0,
+            },
+            "batch": {"prompts": sized(32, 2), "group_size": sized(8, 2)},
+            "sampling": {"max_tokens": MAX_TOKENS},
+            "rollout": {"replicas": REPLICAS, "slots": SLOTS, "max_sequence_tokens": 16_384},
+            "checkpoints": {"every": 1_000_000},
+        }
+    )
+
+
+def fleet(config: Config) -> Fleet:
+    replica = {"slots": SLOTS, "rate": RATE, "median": TURN_TOKENS, "sigma": 0.6}
+    environment = {"prompt_tokens": 256, "seed": config.seed}
+    return Fleet(
+        trainer=WorkerSpec("trainer", "trainer", "players:PlayedTrainer", {"step_s": 0.1}),
+        relays=(WorkerSpec("relay", "relay", "players:PlayedRelay", {"slots": config.relay_slots}),),
+        replicas=tuple(
+            WorkerSpec("replica", f"replica-{i}", "turns:ActingReplica", {"index": i / REPLICAS, **replica})
+            for i in range(REPLICAS)
+        ),
+        reward_workers=tuple(
+            WorkerSpec("reward worker", f"reward-worker-{i}", "turns:ActingEnvironment", environment)
+            for i in range(WORKERS)
+        ),
+    )
+
+
+async def controlled(directory: Path, seed: int) -> dict[str, float]:
+    """A run whose controller is this process."""
+    config, events, num_turns = configuration(seed), Events(clock.now, clock.wall), 0
+    counted = Pulse()
+
+    def count(event: Event) -> None:
+        nonlocal num_turns
+        if event.kind in ("observed", "scored"):
+            num_turns += 1
+            if num_turns % CHECKED_EVERY == 0:
+                counted.fire()
+
+    async def until(num: int) -> None:
+        async with asyncio.timeout(300.0):
+            while num_turns < num:
+                await counted.wait(timeout_s=1.0)
+
+    ledger, troupe = SqliteLedger(directory / "ledger.sqlite", run={}), Troupe(3, silence_s_max=60.0)
+    with open_sinks(events, config.observe, directory, {}):
+        events.subscribe(count)
+        controller = Controller(
+            config,
+            fleet=fleet(config),
+            runtime=troupe,
+            ledger=ledger,
+            schedule=build(config),
+            events=events,
+            checkpoints=str(directory),
+            export=None,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(controller.run())
+                await until(WARM_UP)
+                cpu_s, wall_s, before = time.process_time(), time.monotonic(), num_turns
+                await until(before + MEASURED)
+                cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
+                measured = num_turns - before
+                controller.stop()
+                await running
+        finally:
+            await troupe.close()
+            ledger.close()
+    return {
+        "controller_cpu_s_per_1000_turns": 1000 * cpu_s / measured,
+        "turns_per_s": measured / wall_s,
+    }
+
+
+def control(seeds: int) -> dict[str, float]:
+    """Each seed in a controller's process of its own."""
+    found = []
+    for seed in range(seeds):
+        command = [sys.executable, __file__, "--one", str(seed)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        say(done.stdout.splitlines()[-1])
+    return medians(found)
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(3, 1))
+    parser.add_argument("--steps", type=int, default=sized(6, 3), help="of each simulated run")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one is not None:
+        with tempfile.TemporaryDirectory() as directory:
+            print(json.dumps(asyncio.run(controlled(Path(directory), options.one))))
+        return
+    figures = asynchrony(options.seeds, options.steps) | control(options.seeds)
+    report(figures, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

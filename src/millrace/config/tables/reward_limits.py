@@ -1,0 +1,32 @@
+"""Keys that several kinds of reward share: the limits of reward workers, and what is read of a text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from millrace.config.tables.section import Seconds, Section
+
+
+class RewardLimits(Section):
+    timeout_s: Seconds = 10.0
+    """Deadline of one scoring call. After the deadline the worker is killed, and the trajectory fails."""
+    memory_mb: int = Field(default=2048, ge=64, le=2**24)
+    """Memory that a reward worker may use, beyond its memory after the start and the imports."""
+    workers: int = Field(default=1, ge=1, le=1024)
+    """Number of reward processes."""
+    workers_max: int | None = Field(default=None, ge=1, le=1024)
+    """Most reward processes: with a long queue there are more than `workers`. `"none"`: `workers`, always."""
+
+    @property
+    def most_workers(self) -> int:
+        return max(self.workers, self.workers_max or 0)
+
+
+_EXTRACT = """Regular expression with one group that finds the answer in the completion. `"none"`: the answer
+is the whole completion."""
+_EXTRACT_ANSWER = """Regular expression with one group that finds the reference in the answer column. GSM8K:
+`#### (.+)`. `"none"`: the reference is the whole column."""
+Extract = Annotated[str | None, Field(description=_EXTRACT)]
+ExtractAnswer = Annotated[str | None, Field(description=_EXTRACT_ANSWER)]

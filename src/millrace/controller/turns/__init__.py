@@ -1,0 +1,1 @@
+"""Turns: which worker answers which request, and what an answer does to a trajectory."""

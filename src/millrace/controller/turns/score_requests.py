@@ -1,0 +1,109 @@
+"""Requests that wait for a reward worker, and which worker may serve which. No I/O.
+
+With one *lane* a worker serves a batch of requests, one after the other. An environment may take minutes
+for an answer, so its worker has many lanes, each with one request.
+
+The worker that has an episode answers all its turns: another worker would have to repeat the episode. If a
+worker with several lanes dies, any of its requests may be the cause. They are *suspects*, and each is then
+served alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from millrace.core.protocols import Handle
+from millrace.core.types import Observed, Score, ScoreRequest
+
+BATCH = 16
+"""Requests per call with one lane: enough to hide the call, few enough to spread over workers."""
+
+DEATHS_MAX = 2
+"""A request that killed this many workers has failed."""
+
+
+class ScoreRequests:
+    """A request is in one place: it waits, or one worker has taken it. `lanes`: calls of a worker at once."""
+
+    def __init__(self, lanes: int) -> None:
+        self._several, self._most = lanes > 1, 1 if lanes > 1 else BATCH
+        self._waiting: deque[ScoreRequest] = deque()
+        self._calls = Counter[str]()  # of each worker
+        self._taken: dict[str, dict[int, ScoreRequest]] = {}  # by worker and trajectory
+        self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
+        self._suspects, self._deaths = set[int](), Counter[int]()
+        self._alone = set[str]()  # workers that serve a suspect
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_busy(self) -> int:
+        """Workers that score."""
+        return len(+self._calls)
+
+    def is_busy(self, worker: str) -> bool:
+        return self._calls[worker] > 0
+
+    def put(self, request: ScoreRequest) -> None:
+        self._waiting.append(request)
+
+    def take(self, handle: Handle) -> list[ScoreRequest]:
+        """What this worker is to serve in one call, the oldest first; empty: nothing now. `give_back` ends
+        the call."""
+        taken = self._for(handle)
+        self._calls[handle.name] += bool(taken)
+        self._taken.setdefault(handle.name, {}).update({one.trajectory_id: one for one in taken})
+        return taken
+
+    def _for(self, handle: Handle) -> list[ScoreRequest]:
+        worker = handle.name
+        if worker in self._alone or (self._several and handle.dead.done()):
+            return []
+        if suspect := next((one for one in self._waiting if one.trajectory_id in self._suspects), None):
+            if self.is_busy(worker):
+                return []
+            self._alone.add(worker)
+            self._waiting.remove(suspect)
+            return [suspect]
+        taken, others = list[ScoreRequest](), deque[ScoreRequest]()
+        for one in self._waiting:
+            is_mine = self._homes.get(one.trajectory_id, worker) == worker and len(taken) < self._most
+            (taken if is_mine else others).append(one)
+        self._waiting = others
+        return taken
+
+    def give_back(self, worker: str, unanswered: Sequence[ScoreRequest]) -> None:
+        """A call of `worker` has ended, and these requests wait again."""
+        self._calls[worker] -= 1
+        self._alone.discard(worker)
+        for one in unanswered:
+            self._taken[worker].pop(one.trajectory_id)
+        self._waiting.extendleft(reversed(unanswered))
+
+    def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
+        self._taken[worker].pop(trajectory_id)
+        self._deaths.pop(trajectory_id, None)
+        self._suspects.discard(trajectory_id)
+        if isinstance(answer, Observed):
+            self._homes[trajectory_id] = worker
+        else:
+            self._homes.pop(trajectory_id, None)
+
+    def died(self, worker: str, trajectory_id: int) -> bool:
+        """The request of a trajectory was served when `worker` died. Returns whether the request has failed:
+        one death may have another cause, two may not."""
+        if self._several and worker not in self._alone:
+            self._suspects.add(trajectory_id)
+            return False
+        self._deaths[trajectory_id] += 1
+        return self._deaths[trajectory_id] >= DEATHS_MAX
+
+    def left(self, worker: str) -> None:
+        """The worker is gone, with its episodes: other workers repeat them. A call that was cancelled before
+        it began has not given back its requests."""
+        self._waiting.extendleft(self._taken.pop(worker, {}).values())
+        self._calls.pop(worker, None)
+        self._alone.discard(worker)
+        self._homes = {tid: name for tid, name in self._homes.items() if name != worker}

@@ -1,0 +1,1 @@
+"""What the torch engine computes inside a forward pass."""

@@ -1,0 +1,177 @@
+"""Prompts as text: a filled template, or chat messages that the tokenizer's chat template renders.
+
+Messages are read as data sets write them: OpenAI's `role` and `content`, with parts of text and calls of
+tools; ShareGPT's `from` and `value`; nulls that Parquet adds where another row has a key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from millrace.config.tables import task as table
+from millrace.core.errors import DataError
+from millrace.environments.rows import Row, find_column
+
+ROLES = {"human": "user", "gpt": "assistant"}
+"""The names that ShareGPT has for roles."""
+READ = ("role", "content", "from", "value", "tool_calls")
+"""The keys of a message that are written anew."""
+Message = dict[str, Any]
+
+
+def render(
+    config: table.Task,
+    tokenizer: Any,
+    columns: Row,
+    prompt: Any,
+    row_id: str,
+    more: str = "",
+    own_tools: Sequence[Message] = (),
+) -> str:
+    """The text of a prompt, with `more` behind it. `own_tools` follow those of the row.
+
+    Raises: DataError: the row, or the tokenizer, has not what the prompt needs.
+    """
+    if isinstance(prompt, str):
+        text = _fill(config.template, {**columns, "prompt": prompt}, row_id) + more
+        messages = [{"role": "user", "content": text}]
+        if not config.chat:
+            if config.system is not None:
+                raise DataError(
+                    f"{row_id}: the prompt is text, and `task.system` needs chat: set `task.chat` to true"
+                )
+            return text
+    elif is_messages(prompt):
+        *before, last = _asked(prompt, row_id)
+        messages = [*before, {**last, "content": last["content"] + more}]
+    else:
+        kind = type(prompt).__name__
+        raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise DataError(
+            f"{row_id}: the prompt has chat messages, and the model's tokenizer has no chat template.\n"
+            "  Take a chat model, or give the prompt as text"
+        )
+    if config.system is not None and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": config.system}, *messages]
+    column = None if isinstance(config, table.GymTaskSection) else config.tools
+    tools = _tools(find_column(columns, column), f"{row_id}: `{column}`") if column is not None else None
+    if tools and "tools" not in str(template):
+        raise DataError(
+            f"{row_id}: the row has `{column}`, and the model's chat template knows no tools.\n"
+            '  Take a model for tools, or leave them out: task.tools = "none"'
+        )
+    try:
+        return tokenizer.apply_chat_template(
+            messages,
+            tools=[*(tools or ()), *own_tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **config.chat_arguments,
+        )
+    except Exception as error:
+        raise DataError(f"{row_id}: the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def find_reference(columns: Row, name: str) -> Any:
+    """The reference answer: the column, and of chat messages the text of the assistant's last. None: there is
+    none."""
+    value = find_column(columns, name)
+    if not is_messages(value) or not all(_role(one) for one in value):
+        return value
+    last = value[-1]
+    return _content(_content_of(last), name) if _role(last) == "assistant" else None
+
+
+def _asked(prompt: list[Message], row_id: str) -> list[Message]:
+    """The messages up to where the assistant is to answer: the assistant's turn at the end is left out."""
+    messages = [_message(one, f"{row_id}: message {n}") for n, one in enumerate(prompt, 1)]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise DataError(f"{row_id}: the prompt has no message before the assistant's")
+    return messages
+
+
+def _message(one: Message, where: str) -> Message:
+    role = _role(one)
+    if not role:
+        raise DataError(f"{where} has no `role`, only {sorted(one)}: a message is {{role, content}}")
+    calls = [_call(call) for call in one.get("tool_calls") or ()]
+    rest = {key: value for key, value in one.items() if key not in READ}
+    content = _content(_content_of(one), where)
+    return {
+        "role": role,
+        "content": content,
+        **without_nulls(rest),
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+def _role(one: Message) -> str | None:
+    role = one.get("role") or one.get("from")
+    return ROLES.get(role, role) if isinstance(role, str) else None
+
+
+def _content_of(one: Message) -> Any:
+    return one.get("content") if one.get("role") else one.get("value")
+
+
+def _content(content: Any, where: str) -> str:
+    """Raises: DataError: a part of the content is no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in parts]
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise DataError(f"{where} has a part of type {kind!r}: a message is text, or parts of text")
+    return "".join(texts)
+
+
+def _call(call: Message) -> Message:
+    """A call with its arguments as a table: chat templates write them as JSON, and text would be quoted."""
+    call = without_nulls(call)
+    function = call.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        with suppress(ValueError):  # a model may have called a tool with something else
+            call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    return call
+
+
+def _tools(value: Any, where: str) -> list[Message] | None:
+    """Raises: DataError: the tools are no list of tables."""
+    try:
+        value = json.loads(value) if isinstance(value, str) and value.strip() else value
+        tools = [json.loads(one) if isinstance(one, str) else one for one in value or ()]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} is no list of tools: {error}") from error
+    if not all(isinstance(one, dict) for one in tools):
+        raise DataError(f"{where} is no list of tools: each is a table, such as {{type, function}}")
+    return [without_nulls(one) for one in tools] or None
+
+
+def without_nulls(value: Any) -> Any:
+    """Without the keys of tables that have no value: a table of Parquet has the keys of every row."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _fill(template: str, columns: Row, row_id: str) -> str:
+    try:
+        return template.format(**columns)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{row_id}: `task.template` {template!r} cannot be filled ({type(error).__name__}: {error}); "
+            f"columns: {sorted(columns)}. A literal brace is written {{{{ or }}}}."
+        ) from error

@@ -1,0 +1,1 @@
+"""Where rows of data sets lie: files, one Arrow file that all workers map, data sets of a hub."""

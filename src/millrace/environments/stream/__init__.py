@@ -1,0 +1,1 @@
+"""The stream of prompts: which part and which row each group has."""

@@ -1,0 +1,182 @@
+"""From an observation to the tokens that follow the sampled ones.
+
+The next prompt is the earlier ids, unchanged, and the ids that a bridge appends. Sampled ids are never
+encoded again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from millrace.core.errors import ConfigError
+from millrace.environments.scores import encodable
+from millrace.environments.turns.encoding import Encoding
+from millrace.environments.turns.environment import Message
+
+_REPLY, _CONTENT = "xReplyx", "xContent{}x"
+_THINKING = re.compile(r"<think>\s*(</think>\s*)?$")
+CALL_ID = "call{:05}"
+"""The id of a call in its result: nine letters and digits, because some templates want these."""
+
+FRAMES_MAX = 256
+"""Kinds of observations whose frames are kept: roles and names, in order."""
+
+
+class Bridge(Protocol):
+    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+        """The ids between the ids of a turn and the next turn."""
+
+    def fits(self, characters: int, room: int) -> bool:
+        """Whether an observation of so many characters may fit into `room` tokens."""
+
+
+class PlainBridge:
+    """The ids of the observation's text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._encoding = Encoding(tokenizer)
+        self.fits = self._encoding.fits
+
+    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+        texts = observation if isinstance(observation, str) else "\n".join(m["content"] for m in observation)
+        return self._encoding.plain(encodable(texts))
+
+
+class _Frame(NamedTuple):
+    """What a template writes after the text of a turn, around the contents of messages. `ended`: the first of
+    `pieces` if the turn has its end token."""
+
+    pieces: list[str]
+    end: int | None
+    ended: str
+
+
+class ChatBridge:
+    """The end of the model's message, messages with the observation, and the begin of the next message, as
+    the chat template writes them.
+
+    The template renders a conversation of place holders once. Its text around them is encoded with special
+    tokens. A content is encoded without them, so it cannot end a message.
+
+    Args:
+        role: of an observation that is a text.
+        arguments: of the chat template.
+        tools: schemas of the tools in the prompt.
+    Raises: ConfigError: the template rewrites earlier messages, so no text follows them. An empty block
+        `<think>` at the begin of a reply is no rewriting: the model saw what its prompt had.
+    """
+
+    def __init__(
+        self, tokenizer: Any, role: str, arguments: Mapping[str, Any], tools: Sequence[Any] = ()
+    ) -> None:
+        self._tokenizer, self._role = tokenizer, role
+        self._arguments = {**arguments, **({"tools": list(tools)} if tools else {})}
+        self._encoding = Encoding(tokenizer)
+        self.fits = self._encoding.fits
+        self._frames: dict[tuple[tuple[str, str], ...], _Frame] = {}
+        self._frame([{"role": "tool" if tools else role, "content": ""}])
+
+    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+        """Raises: ConfigError: the template cannot append messages of these roles."""
+        messages = (
+            [{"role": self._role, "content": observation}] if isinstance(observation, str) else observation
+        )
+        messages = [_message(one) for one in messages]
+        frame = self._frame(messages)
+        ended = frame.end is not None and list(turn[-1:]) == [frame.end]
+        ids = self._encoding.template(frame.ended if ended else frame.pieces[0])
+        for index, piece in enumerate(frame.pieces[1:]):
+            ids += self._encoding.plain(self._written(frame, messages, index))
+            ids += self._encoding.template(piece)
+        return ids
+
+    def _written(self, frame: _Frame, messages: list[Message], index: int) -> str:
+        """The content of a message as the template writes it: some remove space, others write JSON."""
+        marked = _marked(messages)
+        given = [*marked[:index], messages[index], *marked[index + 1 :]]
+        tail = self._render([*_BEGUN, *given], True).partition(_REPLY)[2]
+        before = _joined(frame.pieces[: index + 1], 0)
+        behind = _joined(frame.pieces[index + 1 :], index + 1)
+        fits = tail.startswith(before) and tail.endswith(behind) and len(tail) >= len(before) + len(behind)
+        return tail[len(before) : len(tail) - len(behind)] if fits else messages[index]["content"]
+
+    def _frame(self, messages: list[Message]) -> _Frame:
+        shape = tuple((one["role"], one.get("name", "")) for one in messages)
+        if len(self._frames) > FRAMES_MAX:
+            self._frames.clear()
+        if shape not in self._frames:
+            self._frames[shape] = self._new_frame(_marked(messages))
+        return self._frames[shape]
+
+    def _new_frame(self, marked: list[Message]) -> _Frame:
+        seen = self._render(_BEGUN[:1], True)
+        before, *others = self._render([*_BEGUN, *marked], True).split(_REPLY)
+        longer = self._render([*_BEGUN, *marked, _BEGUN[1], *marked], True).split(_REPLY)
+        contents = [one["content"] for one in marked]
+        if (
+            len(others) != 1
+            or len(longer) != 3
+            or any(others[0].count(one) != 1 for one in contents)
+            or _bare(before) != _bare(seen)
+            or _bare(longer[0]) != _bare(seen)
+            or _bare(longer[1]) != _bare(others[0])
+            or longer[2] != others[0]
+        ):
+            raise ConfigError(
+                "the chat template rewrites earlier messages when a message of role "
+                f"{marked[0]['role']!r} follows: turns cannot be appended exactly\n"
+                "  Use another template or role (`reward.role`), or `task.chat = false`."
+            )
+        pieces = re.split("|".join(contents), others[0])
+        end, ended = self._encoding.behind_first_special(pieces[0])
+        return _Frame(pieces, end, ended)
+
+    def _render(self, messages: Sequence[Message], prompt: bool) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    _numbered(messages), tokenize=False, add_generation_prompt=prompt, **self._arguments
+                )
+            )
+        except Exception as error:  # a template is a program
+            roles = ", ".join(one["role"] for one in messages)
+            raise ConfigError(
+                f"the chat template cannot render messages of the roles {roles}: "
+                f"{type(error).__name__}: {error}\n  Use another template, or set `reward.role`."
+            ) from error
+
+
+_BEGUN: list[Message] = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": _REPLY}]
+
+
+def _message(one: Message) -> Message:
+    words = {key: text for key, text in one.items() if key in ("role", "name")}
+    return {**words, "content": encodable(one["content"])}
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    return [{**one, "content": _CONTENT.format(index)} for index, one in enumerate(messages)]
+
+
+def _numbered(messages: Sequence[Message]) -> list[Message]:
+    """Results of tools get the ids of their calls."""
+    numbered, calls = [], 0
+    for one in messages:
+        calls = calls + 1 if one["role"] == "tool" else 0
+        numbered.append({**one, "tool_call_id": CALL_ID.format(calls)} if calls else one)
+    return numbered
+
+
+def _joined(pieces: Sequence[str], first: int) -> str:
+    """Pieces with place holders between them; the first place holder has the number `first`."""
+    text = pieces[0]
+    for index, piece in enumerate(pieces[1:], first):
+        text += _CONTENT.format(index) + piece
+    return text
+
+
+def _bare(text: str) -> str:
+    """Without the begin of thinking at the end, and without space there."""
+    return _THINKING.sub("", text.rstrip()).rstrip()

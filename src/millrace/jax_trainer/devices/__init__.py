@@ -1,0 +1,1 @@
+"""The devices of a process: how arrays lie on them, and what is compiled for them."""

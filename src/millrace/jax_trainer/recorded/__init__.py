@@ -1,0 +1,1 @@
+"""What engines recorded beside tokens, as arrays."""

@@ -1,0 +1,1 @@
+"""What the trainer in JAX computes inside a forward pass."""

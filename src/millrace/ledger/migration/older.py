@@ -1,0 +1,28 @@
+"""From an older format of a ledger file to the present one. A look at an older file changes nothing.
+
+Format 5 has no trajectory that waits for an environment.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from millrace.core.types import State
+from millrace.ledger.schema import FORMAT, LIVE_INDEX
+
+CHANGES = {5: f"DROP INDEX trajectories_live; {LIVE_INDEX} INSERT INTO counts VALUES ('{State.WAITING}', 0);"}
+"""By format: what makes the next format of it."""
+
+DIFFERENT = {"trajectories_live"}
+"""Tables and indexes whose text differs in older formats."""
+
+
+def number(db: sqlite3.Connection) -> int:
+    """The format of a file."""
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Bring the file to the present format, each format in a transaction."""
+    while (old := number(db)) != FORMAT:
+        db.executescript(f"BEGIN; {CHANGES[old]} PRAGMA user_version = {old + 1}; COMMIT;")

@@ -1,0 +1,79 @@
+"""An episode as a conversation: the turns of the model, the answers between them, and their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.core.completion.columns import OBSERVED, TokenColumns
+
+MODEL, ENVIRONMENT = "model", "environment"
+ENDED_BY = "ended_by_"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tokens `start` to `stop` of a completion. An answer of the environment has the number of the turn that
+    it answers. `versions` sampled the tokens, in ascending order; empty: they are observed. `reward` is of
+    the model's turn."""
+
+    number: int
+    role: str
+    start: int
+    stop: int
+    versions: tuple[int, ...]
+    reward: float | None
+
+
+def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
+    """The turns of an episode in order. `metrics` are those of its reward. Empty: no environment answered, so
+    the completion is one text."""
+    if columns.sampled() is None and not any(name.startswith(ENDED_BY) for name in metrics):
+        return []
+    turns, number = list[Turn](), 0
+    for start, stop, sampled in columns.turns():
+        number += sampled
+        versions = sorted({version for version, _ in columns[start:stop].sampled_runs})
+        reward = metrics.get(f"turn_{number}") if sampled else None
+        role = MODEL if sampled else ENVIRONMENT
+        turns.append(Turn(number, role, start, stop, tuple(versions), reward))
+    return turns
+
+
+def conversation(
+    columns: TokenColumns, metrics: Mapping[str, float], decode: Callable[[Sequence[int]], str] | None
+) -> list[dict[str, Any]]:
+    """`turns_of` as plain JSON types, with the text of each turn. `decode` None: there are no texts."""
+    return [
+        {
+            "turn": turn.number,
+            "role": turn.role,
+            "tokens": turn.stop - turn.start,
+            "versions": list(turn.versions),
+            "reward": turn.reward,
+            "text": decode(columns.tokens[turn.start : turn.stop].tolist()) if decode else None,
+        }
+        for turn in turns_of(columns, metrics)
+    ]
+
+
+def ended_by(metrics: Mapping[str, float]) -> str:
+    """The budget that ended an episode, as `turns`; empty: none did."""
+    ended = (name for name, value in metrics.items() if name.startswith(ENDED_BY) and value == 1)
+    return next(ended, "").removeprefix(ENDED_BY)
+
+
+def sampled_tokens(columns: TokenColumns) -> list[int]:
+    """The ids that the model wrote, without the answers between its turns."""
+    if columns.sampled() is None:
+        return columns.tokens.tolist()
+    own = [columns.tokens[start:stop] for start, stop, sampled in columns.turns() if sampled]
+    return [token for tokens in own for token in tokens]
+
+
+def recorded(columns: TokenColumns) -> tuple[list[float | None], list[int | None]]:
+    """The log-prob and the version of every token; None: the token is observed."""
+    versions = [None if version == OBSERVED else version for version in columns.versions()]
+    pairs = zip(columns.logprobs, versions, strict=True)
+    return [None if version is None else logprob for logprob, version in pairs], versions

@@ -1,0 +1,1 @@
+"""The warm process, the warden of one program, and the program itself."""

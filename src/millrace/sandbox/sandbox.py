@@ -1,0 +1,269 @@
+"""The sandbox: a warm process at the strongest level that this machine has, and programs in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import millrace
+from millrace.core.errors import SandboxError
+from millrace.sandbox import code_asserts
+from millrace.sandbox.code_asserts import CodeAsserts
+from millrace.sandbox.execution import CallAnswer, Execution, ProgramOutcome
+from millrace.sandbox.inside.limits import Limits
+from millrace.sandbox.inside.warden import remove_tree
+from millrace.sandbox.program import EndOfProgram, Program
+
+LEVELS = ("namespaces", "landlock", "limits")
+"""The strongest first. "limits" is no isolation."""
+START_S = 60.0
+END_S = 10.0
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
+_START = (
+    "import sys, json; sys.path.insert(0, sys.argv[1]); "
+    "from millrace.sandbox.inside.zygote import main; del sys.path[0]; main(*json.loads(sys.argv[2]))"
+)
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/private", "PYTHONHASHSEED": "0"}
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Sandbox:
+    """Runs programs, one at a time and each in a confinement of its own.
+
+    Args:
+        weakest: the weakest level that will do. "limits" must be asked for by name.
+        strongest: the first level to be tried.
+    Raises:
+        SandboxError: this machine does not have that level; the message names each missing layer, and why.
+    """
+
+    def __init__(self, weakest: str = "landlock", strongest: str = LEVELS[0]) -> None:
+        self.missing: dict[str, str] = {}
+        self._warm: _WarmProcess | None = None
+        for level in LEVELS[LEVELS.index(strongest) : LEVELS.index(weakest) + 1]:
+            try:
+                self._warm = _WarmProcess(level)
+                self.level = level
+                self._check()
+                break
+            except SandboxError as error:
+                self.missing[level] = str(error)
+                self.close()
+        else:
+            reasons = "".join(f"\n  {level}: {why}" for level, why in self.missing.items())
+            raise SandboxError(
+                f"this machine has no sandbox of the level {weakest!r} or a stronger one:{reasons}\n"
+                "  docs/sandbox.md says what each level needs."
+            )
+        if self.missing:
+            _log.warning("%s", self.description)
+
+    @property
+    def description(self) -> str:
+        """The level, and why it is no stronger one."""
+        why = "".join(f"; not {level}: {reason}" for level, reason in self.missing.items())
+        return f"the sandbox has the level {self.level!r}{why}"
+
+    def call(
+        self, code: str, function: str, calls: Sequence[Sequence[Any]], limits: Limits | None = None
+    ) -> Execution:
+        """Load a program, and call a function of it with each list of arguments, in order.
+
+        An exception of a call is an answer, and the next call follows. A program that ends, hangs or forges
+        has no further answers.
+
+        Raises:
+            SandboxError: no answer of the sandbox, twice.
+        """
+        return self._twice(
+            limits or Limits(), False, lambda program, made: _converse(program, made, code, function, calls)
+        )
+
+    def examine(self, code: str, asserts: CodeAsserts, limits: Limits | None = None) -> Execution:
+        """Load a program, and in another process tests that call its function: an answer for each test.
+
+        Raises:
+            DataError: these tests cannot be run.
+            SandboxError: as `call` does.
+        """
+        limits = limits or Limits()
+
+        def work(program: Program, made: dict[str, Any]) -> None:
+            assert self._warm is not None
+            tester = Program(self._warm.control, limits, False)
+            try:
+                code_asserts.converse(program, tester, made, code, asserts)
+            finally:
+                tester.end()
+
+        return self._twice(limits, False, work)
+
+    def run(self, code: str, stdin: bytes = b"", limits: Limits | None = None) -> Execution:
+        """Run a program that reads `stdin` and prints. Raises SandboxError as `call` does."""
+
+        def work(program: Program, made: dict[str, Any]) -> None:
+            program.send({"code": code, "function": None}, stdin)
+            made["stdout"] = program.read_rest()
+
+        return self._twice(limits or Limits(), True, work)
+
+    def close(self) -> None:
+        """End the warm process, and with it every program."""
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _twice(
+        self, limits: Limits, as_script: bool, work: Callable[[Program, dict[str, Any]], None]
+    ) -> Execution:
+        """Execute; after a failure of the sandbox once more, with a new warm process."""
+        if limits.processes > 1 and self.level != "namespaces":
+            raise SandboxError(f"several processes need the level 'namespaces', here it is {self.level!r}")
+        try:
+            return self._execute(limits, as_script, work)
+        except SandboxError as error:
+            _log.warning("a program is run again, because the sandbox failed: %s", error)
+            self.close()
+            return self._execute(limits, as_script, work)
+
+    def _execute(
+        self, limits: Limits, as_script: bool, work: Callable[[Program, dict[str, Any]], None]
+    ) -> Execution:
+        if self._warm is None:
+            self._warm = _WarmProcess(self.level)
+        program = Program(self._warm.control, limits, as_script)
+        made: dict[str, Any] = {"answers": []}
+        fault, reason = None, ""
+        try:
+            work(program, made)
+        except EndOfProgram as end:
+            fault, reason = end.outcome, end.reason
+        except BaseException:
+            program.close()
+            raise
+        ended, why, cpu_s = program.end()
+        if ended is not None and (fault is None or fault is ProgramOutcome.KILLED):
+            fault, reason = ended, why
+        return Execution(
+            **made, output=program.tail, fault=fault, reason=reason, cpu_s=cpu_s, wall_s=program.wall_s
+        )
+
+    def _check(self) -> None:
+        """Run a program whose answer is known. Raises SandboxError."""
+        execution = self._execute(
+            Limits(),
+            False,
+            lambda program, made: _converse(program, made, "def f(x): return x + 1", "f", [[1]]),
+        )
+        if execution.answers != [CallAnswer(2)]:
+            raise SandboxError(f"a program that adds does not run: {execution}")
+
+
+def _converse(
+    program: Program, made: dict[str, Any], code: str, function: str, calls: Sequence[Sequence[Any]]
+) -> None:
+    loaded = _ask(program, {"code": code, "function": function})
+    if loaded.error is not None:
+        raise EndOfProgram(ProgramOutcome.FAILED, loaded.error)
+    for arguments in calls:
+        made["answers"].append(_ask(program, list(arguments)))
+    if program.read_rest():
+        raise EndOfProgram(ProgramOutcome.MALFORMED, "the program went on answering after its last call")
+
+
+def _ask(program: Program, message: Any) -> CallAnswer:
+    reply = program.ask(message)
+    if reply.get("memory"):
+        raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, reply["error"])
+    return CallAnswer(reply.get("value"), reply.get("error"))
+
+
+class _WarmProcess:
+    """A zygote (inside/zygote.py), the socket to it, and a directory for its private directories."""
+
+    def __init__(self, level: str) -> None:
+        self._base = "" if level == LEVELS[0] else tempfile.mkdtemp(prefix="millrace-sandbox-")
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [theirs.fileno(), level, readable_paths(), self._base]
+        python = getattr(sys, "_base_executable", sys.executable)
+        source = str(Path(millrace.__file__).parents[1])
+        try:
+            self._process = subprocess.Popen(
+                [python, "-S", "-s", "-P", "-c", _START, source, json.dumps(arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=_ENVIRONMENT,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+            )
+        except OSError as error:
+            self.control.close()
+            if self._base:
+                os.rmdir(self._base)
+            raise SandboxError(f"no Python can be started: {error}") from error
+        finally:
+            theirs.close()
+        try:
+            self._wait_until_ready()
+        except SandboxError:
+            self.close()
+            raise
+
+    def _wait_until_ready(self) -> None:
+        self.control.settimeout(START_S)
+        try:
+            said = json.loads(self.control.recv(4096) or b"{}")
+        except OSError as error:
+            raise SandboxError(f"the warm process did not start within {START_S:g} s: {error}") from error
+        if "missing" in said:
+            raise SandboxError(f"{said['missing']} cannot be had: {said['why']}")
+        if "ready" not in said:
+            self._process.kill()
+            assert self._process.stderr is not None
+            last = self._process.stderr.read()[-500:].decode(errors="replace").strip()
+            raise SandboxError(f"the warm process ended at its start: {last}")
+
+    def close(self) -> None:
+        self.control.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+        if self._base and os.path.exists(self._base):
+            with suppress(OSError):
+                remove_tree(self._base)
+
+
+def readable_paths() -> list[str]:
+    """What a program may read: the system's libraries, and the standard library of this Python."""
+    library = sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix, "base": sys.base_prefix})
+    own = [library, f"{sys.base_prefix}/lib", f"{sys.base_prefix}/bin"]
+    paths = [path for path in SYSTEM if os.path.exists(path)]
+    for path in own:
+        if os.path.isdir(path) and not any(
+            path.startswith(f"{known}/") for known in paths if os.path.isdir(known)
+        ):
+            paths.append(path)
+    return sorted(paths, key=len)

@@ -1,0 +1,72 @@
+"""An environment for whole runs, which also does harm. The file is copied beside the run's configuration.
+
+An episode ends after 3 or 4 turns. Its answers depend on the row and the actions. Answers are counted in the
+file `answers`, by all processes together. If the count is one of the file `points`, the answer does harm.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import time
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from millrace import Done, Observation
+
+HERE = Path(__file__).parent
+HELD_S = 60.0
+LETTERS = str.maketrans("0123456789abcdef", "ab>ab>ab>ab>ab>a")
+
+
+def rows() -> list[dict[str, Any]]:
+    return [{"prompt": "b" * length + ">", "number": length} for length in range(1, 9)]
+
+
+def digest(*parts: object) -> str:
+    return blake2b(repr(parts).encode()).hexdigest()
+
+
+class Acting:
+    def reset(self, row: dict[str, Any]) -> None:
+        self.number, self.said = row["number"], list[str]()
+
+    def step(self, action: str) -> Observation | Done:
+        self.said.append(action)
+        harm(digest(self.number, self.said[0]))
+        answer = digest(self.number, self.said)
+        last = len(self.said) == 3 + int(digest(self.number, self.said[:2])[0], 16) % 2
+        text = "" if last else answer[:3].translate(LETTERS)
+        with (HERE / "told").open("a") as file:
+            file.write(json.dumps([action, text]) + "\n")
+        reward = (int(answer[3], 16) % 4) / 4
+        return Done(reward) if last else Observation(text, reward=reward)
+
+
+class Lasting(Acting):
+    recovery = "failed"
+
+
+def harm(episode: str) -> None:
+    """The file `points`: {"what": "controller" is killed, or "held" until a file is there; "at": counts}. One
+    episode does harm once: an episode that kills two workers fails, and rightly."""
+    with (HERE / "answers").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        count = file.seek(0, os.SEEK_END) + 1
+        file.write(b".")
+    if not (points := HERE / "points").exists():
+        return
+    planned = json.loads(points.read_text())
+    if count not in planned["at"] or (HERE / f"harmed-{episode}").exists():
+        return
+    (HERE / f"harmed-{episode}").touch()
+    if planned["what"] == "controller":
+        os.kill(int((HERE / "controller").read_text()), signal.SIGKILL)
+    (HERE / f"held-{count}").write_text(str(os.getpid()))
+    deadline_s = time.monotonic() + HELD_S
+    while not (HERE / f"free-{count}").exists():  # whoever kills this process, or frees it
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)

@@ -1,0 +1,87 @@
+"""Compiled programs on disk: read when the process starts again, and left when they are damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.core.errors import ConfigError
+from millrace.jax_trainer.devices import programs
+from millrace.jax_trainer.devices.programs import Programs
+
+PROGRAM = """
+import json, sys
+from collections import Counter
+from pathlib import Path
+import jax, jax.numpy as jnp
+from millrace.jax_trainer.devices.programs import Programs
+heard = Counter()
+jax.monitoring.register_event_listener(lambda event, **_: heard.update([event.rpartition("/")[2]]))
+kept = Programs(Path(sys.argv[1]))
+value = jax.jit(lambda x: jnp.tanh(x @ x).sum())(jnp.arange(64.0).reshape(8, 8) / 64)
+kept.seal()
+print(json.dumps({"value": float(value), "hits": heard["cache_hits"], "misses": heard["cache_misses"]}))
+"""
+
+
+def compiled(directory: Path) -> Any:
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("kept") / "programs"
+    return directory, compiled(directory)
+
+
+def entries(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*/*-cache"))
+
+
+def test_a_process_that_starts_again_compiles_nothing(first: tuple[Path, Any]) -> None:
+    directory, due = first
+    assert due["hits"] == 0 < due["misses"] == len(entries(directory))
+    assert compiled(directory) == {"value": due["value"], "hits": due["misses"], "misses": 0}
+
+
+def flip(entry: Path) -> None:
+    data = bytearray(entry.read_bytes())
+    data[len(data) // 2] ^= 1
+    entry.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [
+    flip,
+    lambda entry: os.truncate(entry, entry.stat().st_size // 2),
+    lambda entry: entry.write_bytes(b""),
+    lambda entry: programs._place(entry).unlink(),
+], ids=["flipped", "truncated", "empty", "without digest"])  # fmt: skip
+def test_a_damaged_entry_is_compiled_anew(damage: Callable[[Path], Any], first: tuple[Path, Any]) -> None:
+    directory, due = first
+    for entry in entries(directory):
+        damage(entry)
+    assert compiled(directory) == due
+    assert compiled(directory)["misses"] == 0
+
+
+def test_another_processor_does_not_see_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = programs._key()
+    assert programs._key() == here
+    monkeypatch.setattr(programs, "cpu_flags", lambda: {"avx2"})
+    assert programs._key() != here
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"`trainer.programs` .* another user may write there"):
+        Programs(tmp_path)

@@ -1,0 +1,40 @@
+"""The page about an agent does what it says, in small sizes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.cli.app import run
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+FILES = ("calculator.py", "start.py", "agent.toml")
+BLOCK = re.compile(r"```(?:python|toml)\n(.*?)```", re.DOTALL)
+COMMAND = re.compile(r"^    ((?:millrace|python) .+)$", re.MULTILINE)
+SMALLER = {"train": "--set steps=2 --set batch.prompts=2 --set batch.group_size=2"}
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+def test_every_command_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in zip(FILES, BLOCK.findall(PAGE), strict=True):
+        Path(name).write_text(text.replace("STEPS = 300", "STEPS = 3").replace("10_000", "100"))
+    told = []
+    for line in COMMAND.findall(PAGE):
+        program, *words = shlex.split(line)
+        if program == "python":
+            subprocess.run([sys.executable, *words], check=True, timeout=300)
+            continue
+        code = run([*words, *shlex.split(SMALLER.get(words[0], ""))])
+        assert code == 0 or words[0] == "doctor", line  # it finds that a random model earns nothing
+        told.append(capsys.readouterr().out)
+    assert "Turn 1, the environment" in told[0] and "The episode ends with reward 0" in told[0]
+    assert "missing a required argument: 'b'" in told[1] and "The episode goes on" in told[1]

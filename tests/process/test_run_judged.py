@@ -1,0 +1,119 @@
+"""Runs whose judge is slow, fails, hangs up and talks nonsense end with their accounts closed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from tests.runs import events, summary, train
+
+import millrace
+from conformance import WAIT_S
+from judge_double import judging
+from millrace.environments.verifiers.judgements import FILE, key_of
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.run_directory.run_directory import RunDirectory
+
+FAULTS = (500, "close", 429, "I would say nine of ten.", {"message": {"content": None, "refusal": "No."}})
+
+
+def number(body):
+    return int(hashlib.sha256(json.dumps(body).encode()).hexdigest(), 16)
+
+
+def says(body, asked):
+    """A fault of each kind first for most questions, and for one in six of them always."""
+    time.sleep(0.01 * (number(body) % 5))
+    if number(body) % 6 == 0:
+        return FAULTS[(number(body) + asked) % len(FAULTS)]
+    return "Well.\nSCORE: 7" if asked or number(body) % 2 else FAULTS[number(body) % len(FAULTS)]
+
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+def reward(judge):
+    return (
+        f"{{kind='judge', url='{judge.url}', model='m', rubric='Good?', attempts=3, "
+        "backoff_s=0.01, request_timeout_s=10.0, asked_twice=0.2, workers=2}"
+    )
+
+
+def check(run):
+    """Its accounts are closed, each reward is what the judge gives, and each failure has its reason."""
+    accounting = summary(run)["accounting"]
+    ended = sum(accounting[name] for name in ("trained", "failed", "rejected", "stale", "abandoned"))
+    assert accounting["admitted"] == ended + accounting["in_flight"] and accounting["failed"] > 0
+    with LedgerReader(run.ledger) as reader:
+        members = [one for group in reader.groups() for one in group.members]
+        reasons = reader.reasons()
+    rewards = [one.reward for one in members if one.reward is not None]
+    assert rewards == pytest.approx([2 / 3] * len(rewards)) and rewards
+    failures = {reason: count for (state, reason), count in reasons.items() if state == "failed"}
+    assert sum(failures.values()) == accounting["failed"]
+    assert all("no judgement after 3 attempts" in reason for reason in failures)
+
+
+def test_a_run_with_a_flaky_judge_closes_its_accounts_and_no_failure_is_a_zero(start, tmp_path):
+    with judging(says) as judge:
+        run = train(start, tmp_path / "run", f"reward={reward(judge)}")
+    check(run)
+    assert (run.path / FILE).exists()
+
+
+def kept(run):
+    with closing(sqlite3.connect(run.path / FILE)) as database:
+        return {key for (key,) in database.execute("SELECT key FROM judgements")}
+
+
+@pytest.mark.parametrize("again", [[], ["--from-version", "2"]], ids=["resumed", "from an earlier version"])
+def test_a_run_that_is_killed_and_resumed_pays_for_no_judgement_twice(again, start, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    with judging(says) as judge:
+        sets = ["--set", f"reward={reward(judge).replace('0.2', '0.0')}"]
+        command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(run.path), *sets]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as controller:
+            while not (run.events.exists() and len(events(run, "step")) >= 3 and judge.at_once):
+                assert controller.poll() is None
+                time.sleep(0.005)
+            controller.kill()
+        before = kept(run)
+        first = len(judge.requests)
+        subprocess.run([*command, "--resume", *again], check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
+        later = {key_of(body, 0) for body in judge.requests[first:]}
+    check(run)
+    assert before and later and not before & later
+    if again:  # its steps were done again, with the same completions
+        used = [one for one in millrace.Run(run.path).trajectories() if one.get("reward/judge_requests") == 0]
+        assert used
+
+
+SUM = """reward={{kind='sum', timeout_s=30.0, members=[
+{{name='judged', weight=1.0, reward={judge}}},
+{{name='letters', weight=0.25, reward={{kind='pattern', pattern='[a-z]*'}}}},
+{{name='long', weight=-0.5, reward={{kind='pattern', pattern='.{{8,}}'}}}}]}}"""
+
+
+def test_each_part_of_a_sum_is_a_metric_of_each_step_and_in_the_report(start, tmp_path):
+    with judging(lambda body, _: f"SCORE: {1 + number(body) % 10}") as judge:
+        member = reward(judge).replace(", workers=2", "")
+        run = train(start, tmp_path / "run", SUM.format(judge=member).replace("\n", " "))
+    told = millrace.Run(run.path)
+    weights = {"judged": 1.0, "letters": 0.25, "long": -0.5}
+    for step in told.metrics():
+        parts = sum(weight * step[f"reward_metrics/{name}"] for name, weight in weights.items())
+        assert step["reward/mean"] == pytest.approx(parts)
+        assert step["reward_metrics/judged/judge_requests"] <= 1
+    for one in told.trajectories():
+        parts = sum(weight * one[f"reward/{name}"] for name, weight in weights.items())
+        assert one["reward"] == pytest.approx(parts)
+    out = tmp_path / "report.html"
+    write = [sys.executable, "-m", "millrace", "report", str(run.path), "--out", str(out)]
+    subprocess.run(write, check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
+    assert all(name in out.read_text() for name in weights)

@@ -1,0 +1,266 @@
+"""A model behind an OpenAI-compatible address: many clients, errors, and a run whose judge it is."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import string
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from tests.runs import summary, train
+
+from conformance import WAIT_S
+from millrace.environments.tokenizer import ASSISTANT, load_tokenizer, make_character_tokenizer
+from millrace.environments.verifiers.judgements import FILE
+from millrace.serve.completions import Completions
+from millrace.serve.endpoints import Endpoints
+from millrace.serve.shared_engine import SharedEngine
+
+pytestmark = pytest.mark.usefixtures("warm")
+SAID = "SCORE: 7"
+MAX_TOKENS = 1500
+
+
+def make_judge(directory):
+    """A model that says `SCORE: 7` after any chat: each token alone decides what follows it."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    make_character_tokenizer(directory, string.printable)
+    tokenizer = load_tokenizer(directory)
+    size = len(tokenizer) + len(tokenizer) % 2
+    config = Qwen3Config(
+        vocab_size=size,
+        hidden_size=size,
+        intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=MAX_TOKENS,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    ids = [*tokenizer.convert_tokens_to_ids([ASSISTANT, *SAID]), tokenizer.eos_token_id]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(size))
+        for now, then in itertools.pairwise(ids):
+            model.lm_head.weight[then, now] = 1.0
+    model.save_pretrained(directory)
+
+
+@contextmanager
+def serving(model, *options):
+    """The command, from its first line to its end by SIGTERM. Yields its port."""
+    command = [sys.executable, "-m", "millrace", "serve", str(model), "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield int(process.stdout.readline().strip().removesuffix("/v1").rpartition(":")[2])
+        finally:
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("serve") / "judge"
+    make_judge(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def port(warm, judge):
+    with serving(judge, "--slots", "4") as port:
+        yield port
+
+
+def ask(port, path, body=None, **headers):
+    """The status, the answer and its headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    method = "GET" if content is None else "POST"
+    connection.request(method, path, content, {"Content-Type": "application/json", **headers})
+    answer = connection.getresponse()
+    told = json.loads(answer.read())
+    connection.close()
+    return answer.status, told, answer.headers
+
+
+def chat(port, text="Well?", **more):
+    status, told, _ = ask(
+        port, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **more}
+    )
+    assert status == 200, told
+    return told
+
+
+def test_a_chat_is_rendered_by_the_template_and_its_answer_ends_with_the_end_token(port, judge):
+    told = chat(port, temperature=0, model=str(judge))
+    assert told["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": SAID},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    prompt = len("Well?") + 3  # who speaks, the end of the turn, who speaks next
+    assert told["usage"] == {"prompt_tokens": prompt, "completion_tokens": 9, "total_tokens": prompt + 9}
+    assert told["object"] == "chat.completion" and told["model"] == str(judge)
+
+
+def test_an_answer_ends_before_a_stop_string_or_at_its_most_tokens(port):
+    choice = chat(port, temperature=0, stop=[":", "x"])["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("SCORE", "stop")
+    choice = chat(port, temperature=0, max_completion_tokens=3)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("SCO", "length")
+
+
+def test_text_is_continued(port):
+    status, told, _ = ask(port, "/v1/completions", {"prompt": "SC", "temperature": 0.0, "stop": " "})
+    assert status == 200 and told["choices"][0]["text"] == "ORE:"
+
+
+def test_health_and_the_model_are_told(port, judge):
+    assert ask(port, "/health")[:2] == (200, {"status": "ok", "requests": 0})
+    assert ask(port, "/v1/models")[1]["data"][0]["id"] == str(judge)
+
+
+def test_clients_at_once_get_equal_texts_for_equal_seeds_and_others_for_others(port):
+    def say(seed):
+        return chat(port, temperature=2.0, max_tokens=40, seed=seed)["choices"][0]["message"]["content"]
+
+    seeds = [seed for seed in range(6) for _ in range(2)]
+    with ThreadPoolExecutor(len(seeds)) as clients:
+        texts = list(clients.map(say, seeds))
+    assert texts[::2] == texts[1::2] == [say(seed) for seed in range(6)]
+    assert len(set(texts)) > 3
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}], "stream": True}, 400, "stream"),
+        ({"messages": [{"role": "user", "content": "a"}], "tools": []}, 400, "tools"),
+        ({"messages": [{"role": "user", "content": "a"}], "n": 2}, 400, "n"),
+        ({"messages": [{"role": "user", "content": "a"}], "temperature": -1}, 400, "temperature"),
+        ({"messages": [{"role": "user", "content": "a"}], "model": "another"}, 404, "model"),
+        ({"messages": []}, 400, "messages"),
+        ({}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": "a" * MAX_TOKENS}]}, 400, None),
+        (b'{"messages": [', 400, None),
+        (b" " * (9 << 20), 413, None),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_the_name_of_its_field(port, body, status, field):
+    got, told, _ = ask(port, "/v1/chat/completions", body)
+    error = told["error"]
+    assert (got, error["code"], error["param"]) == (status, status, field), told
+    assert error["type"] == "invalid_request_error" and (field is None or f"{field}" in error["message"])
+
+
+def test_a_page_of_a_browser_and_a_wrong_path_are_refused(port):
+    assert ask(port, "/v1/models", Host="elsewhere.example")[0] == 403
+    assert ask(port, "/v1/completions", {"prompt": "S"}, **{"Content-Type": "text/plain"})[0] == 415
+    assert ask(port, "/v1/embeddings", {})[0] == 404
+
+
+@contextmanager
+def endpoints(judge, tokenizer=None, **limits):
+    """In this process: the engine, which decodes nothing until a test says so, and the port."""
+    from millrace.engines.own.load import load_engine
+
+    engine = SharedEngine(load_engine(str(judge), slots=1, max_sequence_tokens=64), **limits)
+    completions = Completions(
+        engine, tokenizer or load_tokenizer(judge), model="judge", max_sequence_tokens=64
+    )
+    server = Endpoints("127.0.0.1", 0, completions, connections_max=8)
+    with ThreadPoolExecutor(4) as threads:
+        threads.submit(server.serve_forever)
+        try:
+            yield engine, server.server_address[1], threads
+        finally:
+            engine.stop()
+            server.close()
+
+
+def wait_for(engine, num_requests):
+    until_s = time.monotonic() + WAIT_S
+    while engine.num_requests < num_requests:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
+def test_who_finds_the_queue_full_is_told_when_to_ask_again_and_the_end_answers_who_waits(judge):
+    with endpoints(judge, requests_max=2, answer_s=WAIT_S) as (engine, port, threads):
+        waiting = [threads.submit(ask, port, "/v1/completions", {"prompt": one}) for one in "ab"]
+        wait_for(engine, 2)
+        status, told, headers = ask(port, "/v1/completions", {"prompt": "c"})
+        assert (status, headers["Retry-After"], told["error"]["type"]) == (503, "1", "server_error")
+        engine.stop()
+        engine.run()
+        for one in waiting:
+            status, told, _ = one.result()
+            assert status == 503 and "the server ends" in told["error"]["message"]
+
+
+def test_a_request_that_is_not_done_in_time_is_given_up(judge):
+    with endpoints(judge, requests_max=2, answer_s=0.0) as (engine, port, threads):
+        running = threads.submit(engine.run)
+        assert ask(port, "/v1/completions", {"prompt": "S", "temperature": 0})[0] == 504
+        assert engine.num_requests == 0
+        engine.stop()
+        running.result(WAIT_S)
+
+
+def test_equal_requests_at_the_same_time_are_computed_once(judge):
+    with endpoints(judge, requests_max=1, answer_s=WAIT_S) as (engine, port, threads):
+        body = {"prompt": "S", "temperature": 1.0, "seed": 5}
+        waiting = [threads.submit(ask, port, "/v1/completions", body) for _ in range(2)]
+        running = threads.submit(engine.run)
+        first, second = (one.result()[1]["choices"] for one in waiting)
+        assert first == second
+        engine.stop()
+        running.result(WAIT_S)
+
+
+def test_without_a_chat_template_messages_follow_each_other(judge):
+    tokenizer = load_tokenizer(judge)
+    tokenizer.chat_template = None
+    with endpoints(judge, tokenizer, requests_max=1, answer_s=WAIT_S) as (engine, port, threads):
+        running = threads.submit(engine.run)
+        messages = [{"role": role, "content": role[0]} for role in ("system", "user")]
+        _, told, _ = ask(port, "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+        assert told["usage"]["prompt_tokens"] == len("s\n\nu\n\n")
+        engine.stop()
+        running.result(WAIT_S)
+
+
+def test_a_run_whose_judge_is_a_served_model_closes_its_accounts(port, judge, start, tmp_path):
+    reward = (
+        f"{{kind='judge', url='http://127.0.0.1:{port}/v1', model='{judge}', rubric='Good?', workers=2, "
+        "max_tokens=32}"
+    )
+    run = train(start, tmp_path / "run", f"reward={reward}")
+    accounting = summary(run)["accounting"]
+    ended = sum(accounting[name] for name in ("trained", "failed", "rejected", "stale", "abandoned"))
+    assert accounting["admitted"] == ended + accounting["in_flight"]
+    assert accounting["trained"] > 0 == accounting["failed"] and (run.path / FILE).exists()
+
+
+def test_a_model_with_fewer_positions_is_refused(judge):
+    command = [sys.executable, "-m", "millrace", "serve", str(judge), "--max-sequence-tokens", "9999"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 2 and f"{MAX_TOKENS} positions" in done.stderr

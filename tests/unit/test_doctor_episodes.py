@@ -1,0 +1,143 @@
+"""Faults of episodes, planted and absent, as the doctor sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from millrace.config.tables.schedules import Synchronous
+from millrace.core.fairness import LengthMoments
+from millrace.observe.doctor.evidence import BatchFigures, Evidence, ScoredText, Step
+from millrace.observe.doctor.finding import Finding
+from millrace.observe.doctor.rules import diagnose
+from millrace.sim.costs.lengths import LogNormal
+from millrace.sim.explore.worlds import small_config, with_turns
+from millrace.sim.simulation import Observer, Scenario, simulate
+
+
+def steps(num: int = 10, **metrics: float) -> dict[int, Step]:
+    """Steps with a healthy gap; the reward rises."""
+    batch = BatchFigures(LengthMoments(8, 20.0, 0.0), 0.0, 0, 1.0, 1.0, False)
+    return {
+        version: Step(version, version / num, {0: (1e-6, 1e-6, 10)}, {"entropy": 1.0}, batch, metrics)
+        for version in range(1, num + 1)
+    }
+
+
+def budgets(turns: float = 0.0, tokens: float = 0.0, context: float = 0.0) -> dict[str, float]:
+    return {"ended_by_turns": turns, "ended_by_tokens": tokens, "ended_by_context": context}
+
+
+def texts(num: int, reward: float, **metrics: float) -> list[ScoredText]:
+    return [ScoredText(f"row-{i}", reward, "say", f"text {i}", {"turns": 4.0, **metrics}) for i in range(num)]
+
+
+def found(evidence: Evidence) -> dict[str, Finding]:
+    return {finding.fault: finding for finding in diagnose(evidence)}
+
+
+# ---------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize(
+    ("shares", "key"),
+    [
+        (budgets(turns=0.9, tokens=0.1), "`reward.turns`"),
+        (budgets(tokens=1.0), "`sampling.max_tokens`"),
+        (budgets(context=0.96), "`rollout.max_sequence_tokens`"),
+    ],
+)
+def test_episodes_that_only_budgets_end_name_the_budget(shares: dict[str, float], key: str) -> None:
+    finding = found(Evidence(by_version=steps(**shares)))["episodes-cut"]
+    assert key in finding.advice[0]
+    assert "of the episodes of the last 5 steps were ended by a budget" in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        Evidence(by_version=steps(**budgets(turns=0.8))),
+        Evidence(by_version=steps(turns=4.0)),  # a reward of another kind
+        Evidence(by_version=steps(3, **budgets(turns=1.0))),
+    ],
+)
+def test_episodes_that_end_in_other_ways_are_no_fault(evidence: Evidence) -> None:
+    assert not found(evidence)
+
+
+# ---------------------------------------------------------------- rewards
+
+
+def test_a_reward_that_only_cut_episodes_get_is_a_fault() -> None:
+    seen = Evidence(by_version=steps(**budgets(turns=0.5)))
+    seen.late_texts = texts(20, 1.0, **budgets(turns=1.0))
+    seen.unpaid_texts = texts(5, 0.0, **budgets())
+    finding = found(seen)["rewarded-cut"]
+    assert finding.evidence[0].startswith("each of 20 rewarded episodes was ended by a budget, and 5 that")
+    seen.late_texts += texts(1, 1.0, **budgets())
+    assert not found(seen)
+
+
+def test_where_budgets_end_every_episode_that_alone_is_the_answer() -> None:
+    seen = Evidence(by_version=steps(**budgets(turns=1.0)))
+    seen.late_texts = texts(20, 1.0, **budgets(turns=1.0))
+    seen.unpaid_texts = texts(5, 0.0, **budgets())
+    assert list(found(seen)) == ["episodes-cut"]
+
+
+# ---------------------------------------------------------------- turns of no use
+
+
+@pytest.mark.parametrize("name", ["malformed", "tool_errors"])
+def test_turns_that_the_environment_cannot_use_are_a_fault_and_explain_equal_rewards(name: str) -> None:
+    seen = Evidence(by_version=steps(**budgets(turns=0.1)))
+    for step in seen.by_version.values():
+        step.metrics["groups_without_signal"] = 1.0
+    seen.unpaid_texts = texts(20, 0.0, **{name: 3.0})
+    assert list(found(seen)) == ["broken-turns"]
+    assert found(seen)["broken-turns"].evidence == (f"`{name}` counts 75% of the turns of 20 episodes",)
+
+
+def test_some_broken_turns_are_no_fault() -> None:
+    seen = Evidence(by_version=steps(**budgets(turns=0.1)))
+    seen.late_texts = texts(20, 1.0, malformed=1.0)
+    seen.unpaid_texts = texts(10, 0.0, malformed=4.0)
+    assert not found(seen)
+
+
+# ---------------------------------------------------------------- time
+
+
+class Watched(Observer):
+    def __init__(self) -> None:
+        self.evidence = Evidence(schedule="synchronous")
+        self.on_event = self.evidence
+
+
+def simulated(tool_s: float) -> Evidence:
+    """A synchronous run whose turns take some seconds to write, and `tool_s` to answer."""
+    scenario = with_turns(Scenario(small_config(Synchronous(), steps=12)))
+    workload = replace(scenario.workload, turns=(3, 4), tool_s=LogNormal(tool_s, 0.1))
+    watched = Watched()
+    simulate(replace(scenario, workload=workload), watched)
+    return watched.evidence
+
+
+def test_a_run_that_waits_for_its_environment_is_told_so() -> None:
+    finding = found(simulated(30.0))["slow-environment"]
+    assert "turns waited 30 s each for an answer" in finding.evidence[0]
+    assert "`batch.prompts`" in finding.advice[0] and "schedule." not in finding.advice[0]
+
+
+def test_answers_that_take_as_long_as_turns_are_no_fault() -> None:
+    assert "slow-environment" not in found(simulated(0.01))
+
+
+def test_answers_that_nobody_waits_for_are_no_fault() -> None:
+    seen = simulated(30.0)
+    for version, step in seen.by_version.items():
+        assert step.batch is not None
+        busy = replace(step.batch, step_s=1.0, wait_s=0.1)
+        seen.by_version[version] = replace(step, batch=busy)
+    assert "slow-environment" not in found(seen)

@@ -1,0 +1,154 @@
+"""Chat rows as data sets write them: verl, TRL, verifiers, OpenAI and ShareGPT, each by a small file."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from millrace.config.tables import task as table
+from millrace.core.errors import DataError
+from millrace.environments.chat import find_reference
+from millrace.environments.tasks import make_task
+
+ASK = {"role": "user", "content": "1 + 1 ="}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
+class Written:
+    """A tokenizer whose chat template writes what it is given."""
+
+    def __init__(self, template="{{ messages }} {{ tools }}"):
+        self.chat_template = template
+
+    def apply_chat_template(self, messages, **given):
+        assert given.pop("add_generation_prompt") and not given.pop("tokenize")
+        return json.dumps([messages, given.pop("tools"), given])
+
+
+def made(tmp_path, rows, tokenizer=None, *, parquet=False, **keys):
+    path = tmp_path / ("rows.parquet" if parquet else "rows.jsonl")
+    if parquet:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return make_task(table.FileTaskSection(path=str(path), **keys), tokenizer or Written())
+
+
+def prompt(task, row=0):
+    messages, tools, _ = json.loads(task.prompt_text(row))
+    return messages, tools
+
+
+def reference(task, row=0):
+    return find_reference(task.columns(row), task.answer)
+
+
+def test_verl_parquet(tmp_path):
+    row = {
+        "data_source": "sums",
+        "prompt": [{"role": "system", "content": "Add."}, ASK],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 0},
+    }
+    task = made(tmp_path, [row], parquet=True, answer="reward_model.ground_truth")
+    assert prompt(task) == (row["prompt"], None) and reference(task) == "2"
+
+
+def test_trl_text_and_messages(tmp_path):
+    rows = [{"prompt": "1 + 1 =", "solution": "2"}, {"prompt": [ASK], "solution": "2"}]
+    task = made(tmp_path, rows, answer="solution")
+    assert task.prompt_text(0) == "1 + 1 =" and prompt(task, 1)[0] == [ASK]
+    pairs = [{"prompt": [ASK], "completion": [{"role": "assistant", "content": "2"}]}]
+    assert reference(made(tmp_path, pairs, answer="completion")) == "2"
+
+
+def test_verifiers_question_with_the_environment_s_system_prompt(tmp_path):
+    row = {"question": "1 + 1 =", "answer": "2", "info": {"level": 1}}
+    task = made(tmp_path, [row], prompt="question", chat=True, system="Add.")
+    assert prompt(task)[0] == [{"role": "system", "content": "Add."}, ASK]
+    assert task.columns(0)["info"] == {"level": 1}
+
+
+def test_openai_messages_end_before_the_assistant_s_turn_which_is_the_reference(tmp_path):
+    row = {"messages": [ASK, {"role": "assistant", "content": "2"}], "tools": [TOOL]}
+    task = made(tmp_path, [row], prompt="messages", answer="messages")
+    assert prompt(task) == ([ASK], [TOOL]) and reference(task) == "2"
+    with pytest.raises(DataError, match="no assistant's message at the end of `messages`"):
+        made(tmp_path, [{"messages": [ASK]}], prompt="messages", answer="messages")
+
+
+def test_sharegpt_conversations(tmp_path):
+    turns = [{"from": "human", "value": "1 + 1 ="}, {"from": "gpt", "value": "2"}]
+    task = made(tmp_path, [{"conversations": turns}], prompt="conversations", answer="conversations")
+    assert prompt(task)[0] == [ASK] and reference(task) == "2"
+
+
+def test_the_row_s_own_system_message_stays(tmp_path):
+    own = {"role": "system", "content": "Own."}
+    task = made(tmp_path, [{"prompt": [own, ASK], "answer": "2"}], system="Other.")
+    assert prompt(task)[0] == [own, ASK]
+
+
+def test_tools_as_a_list_as_text_and_as_a_list_of_texts_are_equal(tmp_path):
+    forms = [TOOL], json.dumps([TOOL]), [json.dumps(TOOL)]
+    for form in forms:
+        assert prompt(made(tmp_path, [{"prompt": [ASK], "answer": "2", "tools": form}]))[1] == [TOOL]
+    for none in (None, [], ""):
+        assert prompt(made(tmp_path, [{"prompt": [ASK], "answer": "2", "tools": none}]))[1] is None
+    row = {"prompt": [ASK], "answer": "2", "tools": [TOOL]}
+    assert prompt(made(tmp_path, [row], tools=None))[1] is None
+    with pytest.raises(DataError, match=r"the row has `tools`.*knows no tools.*\n.*task.tools"):
+        made(tmp_path, [row], Written("{{ messages }}"))
+    with pytest.raises(DataError, match="`tools` is no list of tools"):
+        made(tmp_path, [row | {"tools": "add"}])
+
+
+def test_nulls_that_parquet_adds_are_left_out(tmp_path):
+    other = {
+        "type": "function",
+        "function": {"name": "sub", "parameters": {"properties": {"b": {"type": "x"}}}},
+    }
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}],
+    }
+    rows = [
+        {"prompt": [ASK, call, {"role": "tool", "content": "2"}], "answer": "2", "tools": [TOOL]},
+        {"prompt": [ASK], "answer": "2", "tools": [other]},
+    ]
+    lines, parquet = made(tmp_path, rows), made(tmp_path, rows, parquet=True)
+    for row in range(2):
+        assert prompt(lines, row) == prompt(parquet, row)
+    (_, answer, _), tools = prompt(parquet)
+    assert tools == [TOOL]
+    assert answer["content"] == "" and answer["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_parts_of_text_are_joined_and_other_parts_refused(tmp_path):
+    parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1 ="}]
+    assert prompt(made(tmp_path, [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]))[0] == [
+        ASK
+    ]
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    with pytest.raises(DataError, match="message 1 has a part of type 'image_url'"):
+        made(tmp_path, [{"prompt": image, "answer": "2"}])
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "said"),
+    [
+        ({"prompt": "x", "answer": "2"}, {"system": "Add."}, "`task.system` needs chat"),
+        ({"prompt": [{"text": "x"}], "answer": "2"}, {}, r"message 1 has no `role`, only \['text'\]"),
+        ({"prompt": [{"role": "assistant", "content": "2"}], "answer": "2"}, {}, "no message before"),
+    ],
+)
+def test_what_is_wrong_with_a_chat_row_is_named(tmp_path, row, keys, said):
+    with pytest.raises(DataError, match=said):
+        made(tmp_path, [row], **keys)

@@ -1,0 +1,120 @@
+"""How long turns wait for answers, in every place that tells it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from observe_events import event, run_started, step
+
+from millrace.core.events import Event
+from millrace.observe.environment_use import EnvironmentUse
+from millrace.observe.live.live_view import plain_line
+from millrace.observe.live.status import Status
+from millrace.observe.sinks.exported import Exported
+from millrace.observe.sinks.jsonl import MetricsLog
+from millrace.observe.sinks.log_files import condense
+from millrace.observe.sinks.scalars import Service
+
+EPISODES = [
+    run_started(),
+    event("leased", 0.0, trajectory_ids=[1, 2], replica="r", version=0, resumed_tokens=0),
+    event("finished", 2.0, trajectory_id=1, tokens=10),
+    event("finished", 3.0, trajectory_id=2, tokens=6),
+    event("observed", 5.0, trajectory_id=1, tokens=4),
+    event("leased", 6.0, trajectory_ids=[1], replica="r", version=0, resumed_tokens=14),
+    event("finished", 7.0, trajectory_id=1, tokens=18),
+    event("scored", 8.0, trajectory_id=2, outcome="scored", value=1.0, reason=""),
+]
+"""Trajectory 1 wrote 10 tokens, waited 3 s for 4 more, wrote 4 tokens, and waits again. 2 has its reward."""
+
+
+def of(*events: Event) -> EnvironmentUse:
+    use = EnvironmentUse()
+    for one in events:
+        use(one)
+    return use
+
+
+def test_answers_are_timed_and_counted() -> None:
+    use = of(*EPISODES)
+    assert (use.num_answers, use.answer_s, use.turn_s) == (1, 3.0, 2.0 + 3.0 + 1.0)
+    assert (use.observed_tokens, use.sampled_tokens, use.num_waiting) == (4, 20, 1)
+
+
+def test_a_trajectory_that_begins_again_has_written_its_new_tokens() -> None:
+    again = event("restarted", 8.0, trajectory_id=1, discarded_tokens=18, reason="")
+    use = of(*EPISODES, again, event("finished", 9.0, trajectory_id=1, tokens=5))
+    assert use.sampled_tokens == 25
+
+
+def test_without_an_environment_nothing_is_told() -> None:
+    one_turn = [one for one in EPISODES if one.kind != "observed"]
+    status = Status()
+    for one in (*one_turn, step(9.0, 1)):
+        status(one)
+    assert of(*one_turn).take_scalars() == {}
+    assert "answers" not in plain_line(status)
+
+
+SCALARS = {
+    "environment/answers": 1.0,
+    "environment/answer_s": 3.0,
+    "environment/observed_share": pytest.approx(4 / 24),
+    "environment/waiting": 1.0,
+}
+
+
+def test_a_step_has_the_answers_since_the_last_one(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for one in (*EPISODES, step(9.0, 1), step(10.0, 2)):
+        log(one)
+    log.close()
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert {name: value for name, value in first.items() if name in SCALARS} == SCALARS
+    assert not SCALARS.keys() & second.keys()
+
+
+def test_services_get_the_same_scalars() -> None:
+    class Told(Service):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scalars: dict[str, float] = {}
+
+        def log_sample(self, event: Event) -> None: ...
+
+        def log_scalars(self, event: Event, scalars) -> None:
+            self.scalars |= scalars
+
+    told = Told()
+    for one in (*EPISODES, step(9.0, 1)):
+        told(one)
+    assert {name: told.scalars[name] for name in SCALARS} == SCALARS
+
+
+def test_the_live_line_tells_answers_and_who_waits() -> None:
+    status = Status()
+    for one in (*EPISODES, step(9.0, 1)):
+        status(one)
+    assert "answers 1, 3 s each, 17% observed" in plain_line(status)
+    assert status.scoring == 1
+
+
+def test_a_monitoring_system_gets_sums() -> None:
+    sums: dict[str, float] = {}
+    exported = Exported(
+        lambda name, value, *labels: sums.update({name: value}),
+        lambda name, value, *labels: sums.update({name: sums.get(name, 0.0) + value}),
+    )
+    for one in EPISODES:
+        exported(one)
+    assert sums["millrace_answers_total"] == 1 and sums["millrace_observed_tokens_total"] == 4
+    assert sums["millrace_answer_seconds_total"] == 3.0 and sums["millrace_scores_waiting"] == 1
+
+
+def test_an_old_log_leaves_out_observations_which_the_ledger_has(tmp_path: Path) -> None:
+    part = tmp_path / "events.000001.jsonl"
+    part.write_text('{"kind":"observed","tokens":4}\n{"kind":"step"}\n')
+    condense(part)
+    assert part.read_text() == '{"kind":"step"}\n'

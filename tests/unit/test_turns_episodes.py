@@ -1,0 +1,207 @@
+"""Environments answer turns, and a lost episode is repeated exactly or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.core.completion.columns import token_array
+from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError
+from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, ScoreRequest
+from millrace.environments.tokenizer import END, load_tokenizer, make_character_tokenizer
+from millrace.environments.turns import episodes as of_worker
+from millrace.environments.turns.bridge import ChatBridge, PlainBridge
+from millrace.environments.turns.environment import Done, Observation
+from millrace.environments.turns.episodes import Episodes
+from millrace.environments.turns.forms import load_environment
+
+
+class Counter:
+    """Ends after "stop". Observes how often it was asked."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.asked = 0
+
+    def reset(self, row: dict[str, Any]) -> str | None:
+        self.row = row
+        return row.get("more")
+
+    def step(self, action: str) -> Observation | Done | str:
+        self.asked += 1
+        if "stop" in action:
+            return Done(1.0, {"asked": float(self.asked)})
+        if "raise" in action:
+            raise ValueError("no such action")
+        if "none" in action:
+            return Done(None)
+        if "number" in action:
+            return 7  # type: ignore[return-value]
+        return Observation(f"<{self.asked}>", reward=0.25)
+
+
+class Fickle(Counter):
+    def step(self, action: str) -> Observation | Done | str:
+        return Observation(f"<{type(self).made}>")
+
+
+class Lasting(Counter):
+    recovery = "failed"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    make_character_tokenizer(directory, string.ascii_letters + string.digits + " <|>\n")
+    return load_tokenizer(directory)
+
+
+def episodes(tokenizer: Any, kind: Any = Counter, turns: int = 8, timeout_s: float = 5.0) -> Episodes:
+    return Episodes(
+        kind,
+        name="env",
+        file=None,
+        bridge=PlainBridge(tokenizer),
+        decode=lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True),
+        turns_max=turns,
+        timeout_s=timeout_s,
+    )
+
+
+def request(tokenizer: Any, *texts: str, room: int = 100, finish: Finish = Finish.TURN) -> ScoreRequest:
+    """`texts`: actions and observations in turns."""
+    tokens: list[int] = []
+    turns = []
+    for index, text in enumerate(texts):
+        start = len(tokens)
+        tokens += tokenizer.encode(text, add_special_tokens=False)
+        turns.append((start, len(tokens), index % 2 == 0))
+    return ScoreRequest(4, 1, token_array(tokens), finish, turns, room)
+
+
+def ids(tokenizer: Any, text: str) -> Any:
+    return token_array(tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_an_episode_of_three_turns(tokenizer: Any) -> None:
+    some = episodes(tokenizer)
+    made = Counter.made
+    assert some.answer(request(tokenizer, "go"), {}) == Observed(ids(tokenizer, "<1>"), {"turn_1": 0.25})
+    assert some.answer(request(tokenizer, "go", "<1>", "go"), {}) == Observed(
+        ids(tokenizer, "<2>"), {"turn_2": 0.25}
+    )
+    end = some.answer(request(tokenizer, "go", "<1>", "go", "<2>", "stop"), {})
+    assert isinstance(end, Scored) and end.value == 1.5 and not end.truncated
+    assert end.metrics["turn_3"] == 1.0 and end.metrics["turns"] == 3 and end.metrics["asked"] == 3
+    assert Counter.made == made + 1  # nothing was repeated
+
+
+def test_another_worker_repeats_a_lost_episode(tokenizer: Any) -> None:
+    asked = request(tokenizer, "go", "<1>", "go", "<2>", "stop")
+    first, second = (episodes(tokenizer).answer(asked, {}) for _ in range(2))
+    assert first == second and isinstance(first, Scored) and first.value == 1.5
+
+
+def test_a_repeated_episode_that_differs_fails(tokenizer: Any) -> None:
+    answer = episodes(tokenizer, Fickle).answer(request(tokenizer, "go", "<0>", "go"), {})
+    assert isinstance(answer, Failed) and "after turn 1" in answer.reason and "recovery" in answer.reason
+
+
+def test_an_episode_that_cannot_be_repeated_fails(tokenizer: Any) -> None:
+    answer = episodes(tokenizer, Lasting).answer(request(tokenizer, "go", "<1>", "go"), {})
+    assert isinstance(answer, Failed) and "cannot be repeated" in answer.reason
+    assert isinstance(episodes(tokenizer, Lasting).answer(request(tokenizer, "go"), {}), Observed)
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"), [("raise", "ValueError: no such action"), ("number", "returned a int")]
+)
+def test_a_broken_environment_fails_with_the_reason(tokenizer: Any, action: str, reason: str) -> None:
+    answer = episodes(tokenizer).answer(request(tokenizer, action), {})
+    assert isinstance(answer, Failed) and reason in answer.reason
+
+
+def test_no_opinion_abstains(tokenizer: Any) -> None:
+    assert isinstance(episodes(tokenizer).answer(request(tokenizer, "none"), {}), Abstain)
+
+
+@pytest.mark.parametrize(
+    ("budget", "changed"),
+    [("turns", {"turns": 1}), ("context", {"room": 3}), ("tokens", {"finish": Finish.LENGTH})],
+)
+def test_each_budget_ends_an_episode_by_name(tokenizer: Any, budget: str, changed: dict[str, Any]) -> None:
+    turns = changed.pop("turns", 8)
+    score = episodes(tokenizer, turns=turns).answer(request(tokenizer, "go", **changed), {})
+    assert isinstance(score, Scored) and score.truncated and score.value == 0.25
+    assert [name for name, value in score.metrics.items() if name.startswith("ended_by") and value] == [
+        f"ended_by_{budget}"
+    ]
+
+
+def test_a_chat_bridge_ends_the_message_and_begins_the_next_one(tokenizer: Any) -> None:
+    bridge = ChatBridge(tokenizer, "user", {})
+    end = tokenizer.eos_token_id
+    appended = bridge.after([7, end], f"a {END} b")
+    whole = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"},
+         {"role": "user", "content": "a  b"}], add_generation_prompt=True, return_dict=False)  # fmt: skip
+    head = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], return_dict=False
+    )
+    assert [appended[0], *appended[-2:]] == [whole[len(head)], *whole[-2:]]
+    assert appended.count(end) == 1  # the observation's text cannot end the message
+    assert bridge.after([5], "a")[0] == end  # a turn that a budget ended gets its end
+
+
+def test_a_template_that_rewrites_history_is_refused(tokenizer: Any) -> None:
+    class Rewriting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+            return f"{len(messages)} messages: " + "".join(one["content"] for one in messages)
+
+    with pytest.raises(ConfigError, match="rewrites earlier messages"):
+        ChatBridge(Rewriting(), "user", {})
+
+
+def test_environments_that_hang_take_no_thread_from_the_others(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_worker, "THREADS", 3)
+    monkeypatch.setattr(of_worker, "LOST_MAX", 3)
+    free, together = threading.Event(), threading.Barrier(3)
+
+    class Hanging(Counter):
+        def step(self, action: str) -> str:
+            free.wait(60) if action == "hang" else together.wait(60)
+            return "a"
+
+    async def play() -> None:
+        some = episodes(tokenizer, Hanging, timeout_s=0.1)
+        hung = [some.answered(request(tokenizer, "hang"), {}) for _ in range(2)]
+        assert all("took longer" in one.reason for one in await asyncio.gather(*hung))
+        some._timeout_s = 60
+        others = [some.answered(request(tokenizer, "go"), {}) for _ in range(3)]
+        assert {type(one) for one in await asyncio.gather(*others)} == {Observed}
+        some._timeout_s = 0.1
+        with pytest.raises(DeadlineExceeded):
+            await some.answered(request(tokenizer, "hang"), {})
+        free.set()
+
+    asyncio.run(play())
+
+
+def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text("class Half:\n    def reset(self, row): ...\n\ndef f(): ...\n")
+    with pytest.raises(RewardError, match="has the public methods reset: an environment is a class with"):
+        load_environment(f"{tmp_path}/env.py:Half")
+    with pytest.raises(RewardError, match="is a function: an environment is a class"):
+        load_environment(f"{tmp_path}/env.py:f")

@@ -1,0 +1,135 @@
+"""What a bridge appends is what the chat template writes, for templates in the style of many families."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.chat_templates import ADDED, REFUSED, SPECIAL, STYLES, Style, make_tokenizer
+
+from millrace.core.errors import ConfigError
+from millrace.environments.turns.bridge import ChatBridge, PlainBridge
+
+CONVERSATIONS = 6
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+PARTS = [
+    "the end", " ", "\n", "\n\n", "true", "false", '{"found": true, "none": null}', "<b>", "é→", "\ud800",
+    "x" * 40, "<think>no</think>", '<tool_call>{"name": "look", "arguments": {"far": false}}</tool_call>', 
+    "xReplyx", *SPECIAL, *ADDED,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def text(rng: random.Random) -> str:
+    return "".join(rng.choice(PARTS) for _ in range(rng.randrange(1, 6)))
+
+
+def observation(rng: random.Random, style: Style) -> list[dict[str, str]]:
+    role = rng.choice(style.roles)
+    return [{"role": role, "content": text(rng)} for _ in range(rng.randrange(1, 4) if role == "tool" else 1)]
+
+
+def numbered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Results with the ids of their calls, as some templates want them."""
+    calls, result = 0, []
+    for one in messages:
+        calls = calls + 1 if one["role"] == "tool" else 0
+        content = one["content"].encode(errors="backslashreplace").decode()
+        result.append({**one, "content": content, **({"tool_call_id": f"call{calls:05}"} if calls else {})})
+    return result
+
+
+def written(tokenizer: Any, messages: list[dict[str, str]], tools: Any, prompt: bool = True) -> str:
+    given = numbered(messages)
+    return tokenizer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=prompt)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_conversation_is_the_earlier_ids_and_what_the_template_writes(tokenizer: Any, name: str) -> None:
+    style = STYLES[name]
+    tokenizer.chat_template = style.template
+    for seed in range(CONVERSATIONS):
+        rng = random.Random(f"{name}/{seed}")
+        tools = TOOLS if "tools" in style.template and seed % 2 else None
+        bridge = ChatBridge(tokenizer, style.roles[0], {}, tools or ())
+        messages = [{"role": "user", "content": "begin"}]
+        ids = tokenizer.encode(written(tokenizer, messages, tools), add_special_tokens=False)
+        plain = True
+        for _ in range(rng.randrange(1, 5)):
+            reply = rng.choice(["yes", "True and false", text(rng)])
+            ended = rng.random() < 0.8
+            sampled = tokenizer.encode(reply.encode(errors="replace").decode(), add_special_tokens=False)
+            sampled += [tokenizer.convert_tokens_to_ids(style.end)] if ended else []
+            plain = plain and reply in ("yes", "True and false")
+            answer = observation(rng, style)
+            appended = bridge.after(sampled, answer)
+            check_tail(tokenizer, style, [messages[0], answer], tools, appended, ended)
+            messages += [{"role": "assistant", "content": reply}, *answer]
+            before = [*ids, *sampled]
+            ids = [*before, *appended]
+            assert ids[: len(before)] == before
+        if plain and style.exact:
+            assert tokenizer.decode(ids) == written(tokenizer, messages, tools)
+
+
+def check_tail(
+    tokenizer: Any, style: Style, parts: Any, tools: Any, appended: list[int], ended: bool
+) -> None:
+    """The appended ids decode to the template's text behind a reply. Only its own special tokens are such."""
+    begin, answer = parts
+    reply = {"role": "assistant", "content": "A reply"}
+    tail = written(tokenizer, [begin, reply, *answer], tools).partition("A reply")[2]
+    quiet = [{**one, "content": "quiet"} for one in answer]
+    frame = written(tokenizer, [begin, reply, *quiet], tools).partition("A reply")[2]
+    special = tokenizer.encode(frame, add_special_tokens=False)
+    if ended and special and style.end in frame and frame.lstrip().startswith(style.end):
+        tail, special = (
+            tail.partition(style.end)[2],
+            special[special.index(tokenizer.convert_tokens_to_ids(style.end)) + 1 :],
+        )
+    assert tokenizer.decode(appended) == tail
+    added = set(tokenizer.added_tokens_encoder.values())
+    assert [one for one in appended if one in added] == [one for one in special if one in added]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_rewrites_what_the_model_saw_is_refused(tokenizer: Any, name: str) -> None:
+    tokenizer.chat_template = REFUSED[name]
+    with pytest.raises(ConfigError, match=r"rewrites earlier messages|cannot render messages"):
+        ChatBridge(tokenizer, "user", {})
+
+
+def test_tools_that_a_template_moves_to_the_last_question_are_refused_for_questions_alone(
+    tokenizer: Any,
+) -> None:
+    tokenizer.chat_template = (
+        "{% set last = (messages | selectattr('role', 'equalto', 'user') | list) | last %}"
+        "{% for m in messages %}{% if m.role == 'user' and m.content == last.content and tools %}"
+        "{{ tools | tojson }}{% endif %}{{ m.role + ':' + m.content + '</s>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    bridge = ChatBridge(tokenizer, "user", {}, TOOLS)
+    assert (
+        tokenizer.decode(bridge.after([], [{"role": "tool", "content": "7"}])) == "</s>tool:7</s>assistant:"
+    )
+    with pytest.raises(ConfigError, match="when a message of role 'user' follows"):
+        bridge.after([], "What is next?")
+
+
+def test_a_plain_bridge_appends_the_text_alone(tokenizer: Any) -> None:
+    bridge = PlainBridge(tokenizer)
+    for seed in range(20):
+        given = text(random.Random(seed))
+        appended = bridge.after([1, 2], given)
+        assert tokenizer.decode(appended) == given.encode(errors="backslashreplace").decode()
+        assert not set(appended) & set(tokenizer.added_tokens_encoder.values())
+
+
+def test_the_templates_are_many(tmp_path: Path) -> None:
+    assert len(STYLES) >= 20
