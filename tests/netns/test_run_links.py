@@ -13,8 +13,8 @@ from tests.runs import events, summary, train, weights
 from millrace.compose import run_hosts
 from millrace.core.placement import Host
 
-STEPS, GB = 40, 1_000_000_000
-STEP_S = 0.5  # with 20 of them or more while the link is cut
+STEPS, GB = 60, 1_000_000_000
+STEP_S = 0.5  # of a step while the last host is behind
 SETS = (f"steps={STEPS}", "rollout.replicas=3", "batch.prompts=6", "checkpoints.every=100")
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 class Faults:
     """A sink. First the middle relay of the chain is killed, then the last host is cut off until its relay
-    has given up once."""
+    has given up once. Steps are slow from the cut until that relay follows again: nobody waits for it."""
 
     def __init__(self, middle, last):
         self._middle, self._last, self._pids = middle.name, last, {}
-        self._next = iter((self._kill, self._cut, self._mend))
+        self._next = iter((self._kill, self._cut, self._mend, self._follow))
         self._due = next(self._next)
 
     def __call__(self, event):
@@ -52,13 +52,21 @@ class Faults:
         return due
 
     def _mend(self, event):
-        """Once its relay has given up. The others do not wait for it, so steps are made slow meanwhile."""
-        if event.kind == "step":
-            time.sleep(STEP_S)
+        """Once its relay has given up."""
+        self._slow(event)
         due = event.kind == "fetch_missed" and event.fields["host"] == self._last.name
         if due:
             self._last.link(up=True)
         return due
+
+    def _follow(self, event):
+        """Until its relay has got a version over the mended link."""
+        self._slow(event)
+        return event.kind == "fetched" and event.fields["host"] == self._last.name
+
+    def _slow(self, event):
+        if event.kind == "step":
+            time.sleep(STEP_S)
 
 
 def test_a_run_survives_a_killed_relay_in_the_chain_and_a_link_that_is_cut(start, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -173,7 +174,7 @@ def test_steps_done_again_are_held_to_the_weights_that_they_made(start, copy, ar
 
 def test_a_healthy_run_gets_a_clean_bill_from_the_doctor_until_a_replica_served_something_else(copy, capsys):
     assert run(["doctor", str(copy.path)]) == 0
-    assert "None of 19 known faults." in capsys.readouterr().out
+    assert re.search(r"None of \d+ known faults\.", capsys.readouterr().out)
     assert run(["doctor", str(copy.path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["healthy"], told["steps"], told["findings"]) == (True, 4, [])
