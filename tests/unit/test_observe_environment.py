@@ -63,6 +63,8 @@ SCALARS = {
     "environment/answer_s": 3.0,
     "environment/observed_share": pytest.approx(4 / 24),
     "environment/waiting": 1.0,
+    "environment/reused_tokens": 0.0,
+    "environment/evicted_tokens": 0.0,
 }
 
 
@@ -118,3 +120,14 @@ def test_an_old_log_leaves_out_observations_which_the_ledger_has(tmp_path: Path)
     part.write_text('{"kind":"observed","tokens":4}\n{"kind":"step"}\n')
     condense(part)
     assert part.read_text() == '{"kind":"step"}\n'
+
+
+def test_tokens_that_were_reused_or_evicted_are_counted_over_replicas_that_begin_again() -> None:
+    def report(replica: str, reused: int, evicted: int) -> Event:
+        return event("report", 4.0, replica=replica, reused_tokens=reused, evicted_tokens=evicted)
+
+    use = of(*EPISODES, report("a", 5, 0), report("b", 7, 2), report("a", 9, 1), report("a", 4, 0))
+    scalars = use.take_scalars()
+    assert (scalars["environment/reused_tokens"], scalars["environment/evicted_tokens"]) == (9 + 7 + 4, 1 + 2)
+    use(event("report", 5.0, replica="b", reused_tokens=10, evicted_tokens=2))
+    assert (use.reused_tokens, use.evicted_tokens) == (3, 0)

@@ -11,6 +11,7 @@ from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Failed, Finish, Observed, Progress, Prompt, Scored, State, Work
 from millrace.rollout.continuation import Continuation
+from millrace.schedule.view import QueuedView
 
 
 def started() -> tuple[RunState, Work]:
@@ -119,3 +120,23 @@ def test_what_stood_before_the_turn_ends_nothing() -> None:
     assert more.finish is None
     more.append(3, -1.0, 0)
     assert more.finish is Finish.STOP
+
+
+def test_the_home_of_a_turn_is_the_process_that_sampled_the_one_before() -> None:
+    state, work = started()
+    trajectory = state.trajectories[0]
+    assert state.queued_view(state.trajectories[1]) == QueuedView(None, 0)  # it has had no turn
+    turn(state, work, [5, 3])
+    state.score(0, Observed(token_array([7]), {}))
+    assert state.queued_view(trajectory) == QueuedView(None, 0, "a")
+    state.replica_down("a")
+    assert state.queued_view(trajectory) == QueuedView(None, 0)
+    state.replicas.up("a", 2)  # another process of that name has none of its keys and values
+    assert state.queued_view(trajectory) == QueuedView(None, 0)
+
+
+def test_a_turn_that_was_lost_in_its_middle_has_no_home() -> None:
+    state, work = started()
+    state.progress("a", [Progress(0, work.lease, 0, TokenColumns.of([5], [-1.0], 0), None)])
+    state.give_back("a")
+    assert state.queued_view(state.trajectories[0]) == QueuedView(0, 0)

@@ -150,6 +150,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     steps_since_swap: int = 0  # decode steps under the current version
     generated_tokens: int = 0
     prefilled_tokens: int = 0
+    reused_tokens: int = 0  # of earlier turns, whose keys and values were still there
+    evicted_tokens: int = 0  # of trajectories between turns, whose keys and values made room
     busy_s: float = 0.0
     idle_s: float = 0.0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from millrace.core.events import Event
 
@@ -17,9 +19,12 @@ class EnvironmentUse:
     turn_s: float = 0.0  # from the lease to the end, of all complete turns
     observed_tokens: int = 0
     sampled_tokens: int = 0  # of complete turns
+    reused_tokens: int = 0  # of earlier turns, whose keys and values were still there
+    evicted_tokens: int = 0  # of turns whose keys and values made room
     _leased: dict[int, float] = field(default_factory=dict)
     _ended: dict[int, tuple[float, int]] = field(default_factory=dict)  # turns: when, tokens so far
     _begun: dict[int, int] = field(default_factory=dict)  # turns: tokens before them
+    _loads: dict[str, tuple[int, int]] = field(default_factory=dict)  # of replicas: reused, evicted
 
     def __call__(self, event: Event) -> None:
         match event.kind:
@@ -34,12 +39,23 @@ class EnvironmentUse:
                 self.sampled_tokens += tokens - self._begun.pop(tid, 0)
                 self.turn_s += event.time_s - self._leased.pop(tid, event.time_s)
                 self._ended[tid] = event.time_s, tokens
+            case "report":
+                self._reported(event.fields)
             case "observed":
                 self._answered(event.fields["trajectory_id"], event.fields["tokens"], event.time_s)
             case "scored" | "ended" | "restarted":
                 tid = event.fields["trajectory_id"]
                 for turns in self._leased, self._ended, self._begun:
                     turns.pop(tid, None)
+
+    def _reported(self, load: Mapping[str, Any]) -> None:
+        """Counts of a replica begin again when it does."""
+        before = self._loads.get(load["replica"], (0, 0))
+        now = load.get("reused_tokens", 0), load.get("evicted_tokens", 0)
+        self._loads[load["replica"]] = now
+        began = (0, 0) if now < before or now[1] < before[1] else before
+        self.reused_tokens += now[0] - began[0]
+        self.evicted_tokens += now[1] - began[1]
 
     def _answered(self, trajectory_id: int, tokens: int, time_s: float) -> None:
         ended_s, before = self._ended.pop(trajectory_id, (time_s, 0))
@@ -77,7 +93,10 @@ class EnvironmentUse:
             "environment/answer_s": self.answer_s / self.num_answers,
             "environment/observed_share": self.observed_share,
             "environment/waiting": float(self.num_waiting),
+            "environment/reused_tokens": float(self.reused_tokens),
+            "environment/evicted_tokens": float(self.evicted_tokens),
         }
         self.num_answers = self.observed_tokens = self.sampled_tokens = 0
+        self.reused_tokens = self.evicted_tokens = 0
         self.answer_s = self.turn_s = 0.0
         return scalars

@@ -32,7 +32,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     `device_share` of its memory. `server` is the URL of a running server, which may take `server_wait_s` to
     answer. For the replica is `adapter_scale`: versions are adapters, added with this factor. With `probe`
     it asks the engine whether it samples as it says, before the first trajectory. With
-    `native_adapter` the engine itself gets the adapters. Every other option is a key of `model` or
+    `native_adapter` the engine itself gets the adapters. `keep_kv`: a trajectory that ends may come back with
+    another turn. Every other option is a key of `model` or
     `rollout`."""
 
     model_path: str
@@ -47,6 +48,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 512
     exact: bool = False
     recompute: bool = True
+    keep_kv: bool = False
     quantization: str | None = None
     stepwise: bool = False
     seeded: bool = True

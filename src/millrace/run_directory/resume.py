@@ -44,6 +44,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "rollout.native_adapters": "the same adapter beside the weights or in them: decides rounding only",
     "rollout.slots": "what is batched together decides rounding only, and nothing with `rollout.exact`",
     "rollout.prefill_chunk": "speed only",
+    "rollout.keep_kv": "speed only",
     "rollout.exact": "decides rounding only. Without it, tokens sampled from now on may differ in a "
     "repeat of this run",
     "rollout.report_interval_s": "speed only",

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
+from millrace.schedule.turns.home import at_home
 from millrace.schedule.view import QueuedView, ReplicaView, View
 
 _Entry = tuple[bool, int, float, int, int]
 """No free slot, minus the version, load per slot, place in the order of the replicas, load: least first."""
 
 
-def placements(view: View, queued: Iterable[QueuedView], *, mixes_versions: bool) -> list[str | None]:
+def placements(view: View, queued: Sequence[QueuedView], *, mixes_versions: bool) -> list[str | None]:
     """A replica for each of `queued`, in their order; None: wait. Each placed trajectory counts as load.
 
     Partial tokens go on under their own version, or under that or a later one if the schedule mixes versions.
     A trajectory without tokens may take any version from the birth of its group on, so that the group's
-    deadline stays. Free slots are preferred, then the newest version, then the lowest load.
+    deadline stays. A turn that stays `at_home` is placed first. Otherwise free slots are preferred, then the
+    newest version, then the lowest load.
 
     Cost: for n trajectories, R replicas and V versions served, O(R + n (V + log R)).
     """
+    view, homes = at_home(view, queued)
     heaps: dict[int, list[_Entry]] = defaultdict(list)
     for index, replica in enumerate(view.replicas):
         if replica.serving:
@@ -28,14 +31,14 @@ def placements(view: View, queued: Iterable[QueuedView], *, mixes_versions: bool
     for heap in heaps.values():
         heapify(heap)
     placed: list[str | None] = []
-    for trajectory in queued:
+    for trajectory, home in zip(queued, homes, strict=True):
         oldest = trajectory.birth if trajectory.version is None else trajectory.version
         exact = trajectory.version is not None and not mixes_versions
         fit = [
             heap for version, heap in heaps.items() if version == oldest or (version > oldest and not exact)
         ]
-        if not fit:
-            placed.append(None)
+        if home is not None or not fit:
+            placed.append(home)
             continue
         heap = min(fit, key=lambda heap: heap[0])
         *_, index, load = heappop(heap)

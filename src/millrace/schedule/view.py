@@ -57,10 +57,12 @@ class ReplicaView(msgspec.Struct, frozen=True):
 
 class QueuedView(msgspec.Struct, frozen=True):
     """A trajectory that no replica works on. `version` is that of its newest token (None: it has none),
-    `birth` that of its group."""
+    `birth` that of its group. Between two turns `version` is None, and `birth` that of the last turn, which
+    the replica `home` sampled; empty: that replica is gone."""
 
     version: int | None
     birth: int
+    home: str = ""
 
 
 class View(msgspec.Struct, frozen=True):

@@ -34,6 +34,8 @@ class ClusterSection(Section):
     """Number format of generation."""
     slots: int = Field(default=64, ge=1)
     """Trajectories that one replica decodes at the same time."""
+    keep_kv: bool = True
+    """As `rollout.keep_kv`: keys and values of a trajectory stay between its turns, while there is room."""
     transport: Transport = "relay"
     """How weights reach the replicas."""
     hosts: int = Field(default=1, ge=1, le=1024)

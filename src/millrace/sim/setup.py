@@ -176,6 +176,7 @@ def run_config(config: SimulatedConfig, quantum: int) -> Config:
             slots=config.cluster.slots,
             max_sequence_tokens=max(16, prompt_units + longest),
             colocated=config.cluster.colocated,
+            keep_kv=config.cluster.keep_kv,
         ),
         checkpoints=Checkpoints(every=config.steps + 1),
         supervision=Supervision(

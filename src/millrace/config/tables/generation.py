@@ -93,6 +93,9 @@ class Rollout(Section):
     recompute: bool = True
     """After new weights, keys and values of trajectories in flight are computed again. False: a trajectory
     goes on with its old keys and values. This is faster, but its log-probs belong to no single version."""
+    keep_kv: bool = True
+    """Keys and values of a trajectory stay in its replica between two turns, while there is room. The next
+    turn computes those of new tokens alone. False: Millrace's own engine computes all of them again."""
     quantization: Literal["fp8"] | None = None
     """vLLM rounds the matrices of every layer to 8 bits at each load: half of their memory. The trainer
     computes and publishes in bfloat16 as ever, which `model.dtype` must be. See docs/placement.md."""

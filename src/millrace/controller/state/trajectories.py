@@ -129,7 +129,7 @@ class Trajectories:
 
     def queued_view(self, trajectory: Trajectory) -> QueuedView:
         """A queued trajectory as the schedule sees it."""
-        return episode.queued_view(trajectory, self.groups[trajectory.group_id].birth)
+        return episode.queued_view(trajectory, self.groups[trajectory.group_id].birth, self.replicas)
 
     def unlease(self, trajectory: Trajectory) -> None:
         """Take a trajectory back from its replica, with its partial tokens."""

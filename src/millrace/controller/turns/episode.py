@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from millrace.controller.state.replicas import ReplicaRecord
 from millrace.core.types import Finish, Observed, Sampling, Scored, ScoreRequest, State, Trajectory, Work
 from millrace.schedule.view import QueuedView
 
@@ -26,11 +27,14 @@ def work(trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: i
     return Work(*ids, prompt, columns.tokens[:], sampling, seed, start)
 
 
-def queued_view(trajectory: Trajectory, birth: int) -> QueuedView:
-    """A turn that has no token may begin under any version that is not older than the turn before."""
+def queued_view(trajectory: Trajectory, birth: int, replicas: Mapping[str, ReplicaRecord]) -> QueuedView:
+    """A turn that has no token may begin under any version that is not older than the turn before. Its home
+    is the replica of its last lease, if that process is still there."""
     columns = trajectory.columns
     oldest = birth if columns.version_last is None else columns.version_last
-    return QueuedView(columns.version_open, oldest)
+    last = replicas.get(trajectory.replica) if columns.runs and columns.version_open is None else None
+    is_there = last is not None and last.alive and last.epoch == trajectory.epoch
+    return QueuedView(columns.version_open, oldest, trajectory.replica if is_there else "")
 
 
 def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:

@@ -30,6 +30,7 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.num_slots = shape[1]
         self.lengths: list[int] = []
+        self.kept: dict[int, int] = {}  # slots behind the used ones: positions that stay valid
 
     @property
     def used(self) -> int:
@@ -38,10 +39,6 @@ class KVCache:
     @property
     def can_allocate(self) -> bool:
         return self.used < self.num_slots
-
-    @property
-    def used_tokens(self) -> int:
-        return sum(self.lengths)
 
     def allocate(self) -> int:
         assert self.can_allocate, (self.used, self.num_slots)
@@ -61,12 +58,13 @@ class KVCache:
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of `source` to `target`."""
         assert self.lengths[target] == 0 and length <= self.lengths[source], (source, target, length)
-        self._copy_numbers(source, target, length)
+        for there, here in zip(self.numbers(target, length), self.numbers(source, length), strict=True):
+            there.copy_(here)
         self.lengths[target] = length
 
-    def _copy_numbers(self, source: int, target: int, length: int) -> None:
-        self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+    def numbers(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `length` positions of `slot`, not copied."""
+        return self.keys[:, slot, ..., :length], self.values[:, slot, :, :length]
 
     def extend(self, slot: int, count: int) -> None:
         """Declare `count` more positions of `slot` valid."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 
 from millrace.core.completion.routing import Routing
 from millrace.core.completion.top_logprobs import Row
@@ -36,6 +37,7 @@ from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAtten
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.decode import DecodeBatch
 from millrace.engines.own.forward import Attention, ForwardPass
+from millrace.engines.own.kept.kept_sequences import KeptSequences
 from millrace.engines.own.options.experts import recorded_routing, routing_memory
 from millrace.engines.own.parameters import Parameters
 from millrace.rollout.continuation import Continuation
@@ -93,6 +95,7 @@ class TorchEngine(Sleeping, Queues):
         )
         flash = has_flash(device, computing, architecture.head_dim) and self._kernel.plain
         self._cache = (FlashCache if flash else KVCache)(shape, computing, device)
+        self._kept = KeptSequences(self._cache, keeps=options.keep_kv)
         self._recorded: RecordedSteps | None = None
         if isinstance(self._cache, FlashCache):
             self._forward.matmul = PADDED
@@ -120,16 +123,8 @@ class TorchEngine(Sleeping, Queues):
     # ------------------------------------------------------------ work
 
     def load(self) -> ReplicaLoad:
-        return ReplicaLoad(
-            version=self.version,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            kv_used_tokens=self._cache.used_tokens,
-            kv_capacity_tokens=self._cache.num_slots * self._options.max_sequence_tokens,
-            steps_since_swap=self._steps_since_swap,
-            generated_tokens=self._generated,
-            prefilled_tokens=self._prefilled,
-        )
+        load = self._counted_load(self._cache.num_slots * self._options.max_sequence_tokens)
+        return replace(load, kv_used_tokens=sum(self._cache.lengths), **self._kept.counts())
 
     # ------------------------------------------------------------ weights
 
@@ -192,6 +187,7 @@ class TorchEngine(Sleeping, Queues):
         self._kinds = self._kinds[::-1]
         self.version, self._steps_since_swap = version, 0
         self._batch = None
+        self._kept.forget()
         for slot, continuation in enumerate(self._running):
             if self._options.recompute or not self._ready(slot):
                 self._cache.forget(slot)
@@ -203,6 +199,7 @@ class TorchEngine(Sleeping, Queues):
         self._running.clear()
         self._batch, self.version = None, -1
         self._forward.matmul.forget()
+        self._kept.forget()
         self._release((self._active, self._standby, self._landing), self._cache, self._recorded)
 
     # ------------------------------------------------------------ steps
@@ -216,7 +213,7 @@ class TorchEngine(Sleeping, Queues):
 
     def _step(self) -> None:
         while self._waiting and self._cache.can_allocate:
-            slot = self._cache.allocate()
+            slot = self._kept.allocate(self._waiting)
             assert slot == len(self._running), (slot, len(self._running))
             self._running.append(self._waiting.popleft())
             self._batch = None
@@ -373,7 +370,7 @@ class TorchEngine(Sleeping, Queues):
     def _vacate(self, slot: int) -> Continuation:
         """Take the continuation out of `slot`; the last continuation moves in."""
         continuation = self._running[slot]
-        moved = self._cache.release(slot)
+        moved = self._kept.release(slot, continuation)
         self._running[slot] = self._running[moved]
         self._running.pop()
         self._batch = None

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from millrace.core.completion.columns import TokenColumns
+from millrace.core.gaps import Gaps
 from millrace.core.types import Finish, Progress, ReplicaLoad, Work
 from millrace.sim.costs.interface import CostModel
 from millrace.sim.costs.workload import Workload
@@ -84,7 +85,8 @@ class BatchingEngine:
     A sequence enters a slot when its largest possible KV fits. Its prompt is prefilled once for all
     members of its group that run together. `paged`: a sequence enters when its present KV fits. When
     memory runs out, the sequence that entered last waits again, and its KV is computed again (vLLM,
-    arXiv:2309.06180).
+    arXiv:2309.06180). `keep_kv`: the KV of a turn that has ended stays while there is room, and its next turn
+    computes the rest.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class BatchingEngine:
         costs: CostModel,
         workload: Workload,
         paged: bool = False,
+        keep_kv: bool = False,
     ) -> None:
         self.version = -1
         self._slots, self._kv_capacity, self._paged = slots, kv_capacity_tokens, paged
@@ -111,6 +114,9 @@ class BatchingEngine:
         self._clock_s = 0.0
         self._steps = self._steps_at_swap = 0
         self._generated = self._prefilled = 0
+        self._keep_kv, self._gaps = keep_kv, Gaps()
+        self._kept: dict[int, int] = {}  # by trajectory, tokens between two turns
+        self._kept_tokens = self._reused = self._evicted = 0
         self._busy_s = self._idle_s = 0.0
 
     @property
@@ -162,6 +168,7 @@ class BatchingEngine:
         for sequence in [*running, *self._waiting.values()]:
             sequence.close_span(self.version)
         self.version, self._steps_at_swap = version, self._steps
+        self._forget_turns()
         for sequence in running:
             self._enter(sequence, slowdown)
         return done
@@ -175,6 +182,7 @@ class BatchingEngine:
             sequence.close_span(self.version)
         self._waiting = {sequence.work.trajectory_id: sequence for sequence in running} | self._waiting
         self.version, self._steps_at_swap = -1, self._steps
+        self._forget_turns()
 
     def collect(self, now_s: float, slowdown: float, *, unfinished: bool = True) -> list[Progress]:
         """Progress since the last collection, of completed sequences only unless `unfinished`."""
@@ -204,6 +212,8 @@ class BatchingEngine:
             steps_since_swap=self._steps - self._steps_at_swap,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
+            reused_tokens=self._reused,
+            evicted_tokens=self._evicted,
             busy_s=self._busy_s,
             idle_s=self._idle_s,
         )
@@ -256,6 +266,7 @@ class BatchingEngine:
         self._generated += steps * len(self._running)
         self._kv_tokens += steps * len(self._running)
         self._retire()
+        self._make_room()
 
     def _ends_first(self) -> int:
         """Steps until the next running sequence ends."""
@@ -269,6 +280,7 @@ class BatchingEngine:
             if sequence.ends_at(step):
                 self._leave(sequence.work.trajectory_id).close_span(self.version)
                 self._finished.append(sequence)
+                self._keep(sequence)
 
     # -------------------------------------------------------- slots
 
@@ -302,6 +314,7 @@ class BatchingEngine:
         """Put a sequence into a slot and compute its KV, without the prompt if a running member has it."""
         work = sequence.work
         shared = len(work.prompt) if self._groups[work.group_id] else 0
+        shared = max(shared, self._come_back(work.trajectory_id))
         count = len(work.prompt) + sequence.num_tokens - shared
         seconds = self._costs.prefill_s(count, shared) * slowdown
         self._clock_s += seconds
@@ -311,6 +324,7 @@ class BatchingEngine:
         self._kv_tokens += len(work.prompt) + sequence.num_tokens
         self._kv_reserved += sequence.kv_tokens_max
         self._running[work.trajectory_id] = sequence
+        self._make_room()
         sequence.running, sequence.origin = True, sequence.num_tokens - self._steps
         self._entered += 1
         heappush(self._ends, (sequence.end - sequence.origin, self._entered, sequence))
@@ -337,6 +351,39 @@ class BatchingEngine:
                 self._finished.remove(sequence)
                 return sequence
         return None
+
+    # -------------------------------------------------------- between turns
+
+    def _keep(self, sequence: _Request) -> None:
+        tid = sequence.work.trajectory_id
+        if self._keep_kv and sequence.finish is Finish.STOP:
+            self._kept[tid] = len(sequence.work.prompt) + sequence.num_tokens
+            self._kept_tokens += self._kept[tid]
+            self._gaps.leave(tid, self._clock_s)
+
+    def _come_back(self, trajectory_id: int) -> int:
+        """How many tokens were kept."""
+        self._gaps.come_back(trajectory_id, self._clock_s)
+        kept = self._kept.pop(trajectory_id, 0)
+        self._kept_tokens, self._reused = self._kept_tokens - kept, self._reused + kept
+        return kept
+
+    def _make_room(self) -> None:
+        """The sequence that is expected back latest loses its KV, until running sequences have theirs."""
+        while self._kept and not self._has_room_for_turns():
+            last = max(self._kept, key=lambda tid: self._gaps.left_s(tid, self._clock_s))
+            kept = self._kept.pop(last)
+            self._kept_tokens, self._evicted = self._kept_tokens - kept, self._evicted + kept
+
+    def _has_room_for_turns(self) -> bool:
+        if self._paged:
+            return self._kv_tokens + self._kept_tokens <= self._kv_capacity
+        fit = self._kv_reserved + self._kept_tokens <= self._kv_capacity
+        return fit and len(self._running) + len(self._kept) <= self._slots
+
+    def _forget_turns(self) -> None:
+        self._kept.clear()
+        self._kept_tokens = 0
 
 
 def _steps_s(steps: int, step_s: float, growth_s: float) -> float:

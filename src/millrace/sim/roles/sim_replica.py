@@ -41,6 +41,7 @@ class SimReplica:
         progress_interval_s: float | None = None,
         slice_s: float = 0.0,
         paged: bool = False,
+        keep_kv: bool = False,
         costs: CostModel = Costs(),
         workload: Workload = Workload(),
         asleep: bool = False,
@@ -52,7 +53,12 @@ class SimReplica:
         self._between_slices.set()
         self._progress_interval_s, self._progress_s = progress_interval_s or 0.0, 0.0
         self._engine = BatchingEngine(
-            slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=costs, workload=workload, paged=paged
+            slots=slots,
+            kv_capacity_tokens=kv_capacity_tokens,
+            costs=costs,
+            workload=workload,
+            paged=paged,
+            keep_kv=keep_kv,
         )
         self._digest = ""
         self._pulling = asyncio.Lock()

@@ -38,11 +38,10 @@ class FlashCache(KVCache):
         layers, self.num_slots, kv_heads, self.num_positions, head_dim = shape
         flat = (layers, self.num_slots, self.num_positions, kv_heads, head_dim)
         self.keys, self.values = (torch.zeros(flat, dtype=dtype, device=device) for _ in range(2))
-        self.lengths = []
+        self.lengths, self.kept = [], {}
 
-    def _copy_numbers(self, source: int, target: int, length: int) -> None:
-        for numbers in (self.keys, self.values):
-            numbers[:, target, :length] = numbers[:, source, :length]
+    def numbers(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        return self.keys[:, slot, :length], self.values[:, slot, :length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +133,10 @@ class RecordedSteps:
     def place(self, tokens: Sequence[int], positions: Sequence[int]) -> tuple[Tensor, Tensor, int]:
         """Put `tokens` and `positions` of the first slots into the memory that a step reads. Return that
         memory, padded to the rows of a recording, and how many tokens a batch may decode. A step writes into
-        a padded slot that is in use, behind its last valid position."""
+        a padded slot behind its last valid position."""
         rows = min(PADDED.rows(len(tokens)), self._cache.num_slots)
-        lengths = [*self._cache.lengths, *[0] * rows]
+        used, kept = self._cache.used, self._cache.kept
+        lengths = [*self._cache.lengths, *(kept.get(slot, 0) for slot in range(used, rows))]
         self._tokens[:rows] = torch.tensor([*tokens, *[0] * (rows - len(tokens))])
         self._positions[:rows] = torch.tensor([*positions, *lengths[len(positions) : rows]])
         steps = min(BUCKET, self._cache.num_positions - max(positions))
