@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from bench import ALPHABET, END, Bench, OpenBench, Played, prompt_of
 
+from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Sampling, Work
 
 BEFORE = [*prompt_of(3, 6), END, *prompt_of(4, 3)]
@@ -89,3 +90,31 @@ def joined(released: Played, rest: Played) -> object:
     columns = released.columns[:]
     columns.extend(rest.columns)
     return columns
+
+
+@pytest.mark.computed
+def test_turns_that_come_back_to_their_engine_have_the_log_probs_of_a_fresh_one(
+    bench_of: OpenBench, kind: str
+) -> None:
+    """Some of their keys and values are there already, except after new weights."""
+    bench = bench_of(keep_kv=True)
+    for version in range(2):
+        bench.serve(version)
+        works = [
+            bench.work(prompt_of(i // 2, 30), Sampling(max_tokens=20), group_id=i // 2) for i in range(12)
+        ]
+        for number in range(3):
+            played = bench.play(works)
+            bench.check(played)
+            more = [[*one.work.tokens, *one.tokens, *prompt_of(number, 5)] for one in played]
+            works = [
+                changed(
+                    one.work,
+                    lease=one.work.lease + 1,
+                    tokens=token_array(tokens),
+                    turn_start=len(tokens),
+                    sampling=Sampling(max_tokens=len(tokens) + 20),
+                )
+                for one, tokens in zip(played, more, strict=True)
+            ]
+    assert bench.engine.load().reused_tokens > 0 or kind != "own"

@@ -164,7 +164,8 @@ def test_a_turn_that_a_budget_cut_is_not_kept() -> None:
 def test_running_trajectories_take_every_slot_that_they_need() -> None:
     engine = make_engine(make_model(), keep_kv=True, slots=3)
     works = [answered(engine, turn(tid)) for tid in range(3)]
-    engine.submit([turn(tid) for tid in (10, 11, 12)])
+    endless = Sampling(max_tokens=12, ignore_eos=True)
+    engine.submit([make_work(tid, prompt_of(tid, 40), endless) for tid in (10, 11, 12)])
     engine.step()
     assert engine.load().running == 3
     drain(engine)
