@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from millrace.core.gaps import Gaps
+from millrace.core.turns.gaps import Gaps
 
 
 def learned(mean: float, spread: float, count: int = 4000) -> Gaps:

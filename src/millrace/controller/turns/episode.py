@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
-from millrace.controller.state.replicas import ReplicaRecord
 from millrace.core.types import Finish, Observed, Sampling, Scored, ScoreRequest, State, Trajectory, Work
 from millrace.schedule.view import QueuedView
 
@@ -16,6 +16,13 @@ LANES = 64
 
 UNANSWERED = (State.GENERATED, State.WAITING)
 """A reward worker has to score or to answer."""
+
+
+class Incarnation(Protocol):
+    """A process of a replica, as its record has it."""
+
+    alive: bool
+    epoch: int
 
 
 def work(trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: int) -> Work:
@@ -27,7 +34,7 @@ def work(trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: i
     return Work(*ids, prompt, columns.tokens[:], sampling, seed, start)
 
 
-def queued_view(trajectory: Trajectory, birth: int, replicas: Mapping[str, ReplicaRecord]) -> QueuedView:
+def queued_view(trajectory: Trajectory, birth: int, replicas: Mapping[str, Incarnation]) -> QueuedView:
     """A turn that has no token may begin under any version that is not older than the turn before. Its home
     is the replica of its last lease, if that process is still there."""
     columns = trajectory.columns

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from millrace.core.completion.columns import TokenColumns
-from millrace.core.gaps import Gaps
+from millrace.core.turns.gaps import Gaps
 from millrace.core.types import Finish, Progress, ReplicaLoad, Work
 from millrace.sim.costs.interface import CostModel
 from millrace.sim.costs.workload import Workload

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from millrace.core.gaps import Gaps
+from millrace.core.turns.gaps import Gaps
 from millrace.core.types import Finish
 from millrace.engines.own.cache import KVCache
 from millrace.rollout.continuation import Continuation
