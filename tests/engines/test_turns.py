@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from bench import ALPHABET, END, Bench, OpenBench, Played, prompt_of
+from bench import ALPHABET, END, VOCAB, Bench, OpenBench, Played, prompt_of
 
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Sampling, Work
@@ -92,6 +92,10 @@ def joined(released: Played, rest: Played) -> object:
     return columns
 
 
+def often_ending(most: int) -> Sampling:
+    return Sampling(max_tokens=most, stop_token_ids=tuple(range(100, VOCAB)))
+
+
 @pytest.mark.computed
 def test_turns_that_come_back_to_their_engine_have_the_log_probs_of_a_fresh_one(
     bench_of: OpenBench, kind: str
@@ -100,9 +104,7 @@ def test_turns_that_come_back_to_their_engine_have_the_log_probs_of_a_fresh_one(
     bench = bench_of(keep_kv=True)
     for version in range(2):
         bench.serve(version)
-        works = [
-            bench.work(prompt_of(i // 2, 30), Sampling(max_tokens=20), group_id=i // 2) for i in range(12)
-        ]
+        works = [bench.work(prompt_of(i // 2, 30), often_ending(20), group_id=i // 2) for i in range(12)]
         for number in range(3):
             played = bench.play(works)
             bench.check(played)
@@ -113,7 +115,7 @@ def test_turns_that_come_back_to_their_engine_have_the_log_probs_of_a_fresh_one(
                     lease=one.work.lease + 1,
                     tokens=token_array(tokens),
                     turn_start=len(tokens),
-                    sampling=Sampling(max_tokens=len(tokens) + 20),
+                    sampling=often_ending(len(tokens) + 20),
                 )
                 for one, tokens in zip(played, more, strict=True)
             ]
