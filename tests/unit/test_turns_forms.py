@@ -41,7 +41,7 @@ class Play:
         (directory / "own.py").write_text("from millrace import Done, Observation\n\n" + dedent(code))
         row = {"prompt": chat or "2*3=", "answer": "6"}
         (directory / "rows.jsonl").write_text(json.dumps(row))
-        reward = {"kind": "environment", "path": f"{directory / 'own.py'}:Own", "timeout_s": 0.5}
+        reward = {"kind": "environment", "path": f"{directory / 'own.py'}:Own", "timeout_s": 60}
         config = {
             "model": {"path": str(model)},
             "task": {
@@ -245,6 +245,21 @@ def test_the_reward_of_tools_counts_when_a_budget_ends_the_episode(model: Path, 
     assert score.truncated and score.value == 1.5 and score.metrics["ended_by_turns"] == 1
 
 
+def test_the_call_after_the_last_of_a_budget_ends_the_episode(model: Path, tmp_path: Path) -> None:
+    play = Play(model, tmp_path, TOOLS, tool_calls=3)
+    assert isinstance(play.act("multiply(2)"), Observed)
+    assert isinstance(play.act("multiply()"), Observed)  # a wrong one counts
+    score = play.act("multiply(4)\nmultiply(5)")
+    assert score.truncated and score.metrics["ended_by_tool_calls"] == 1
+    assert score.metrics["calls_multiply"] == 3 and score.value == 2.0  # without the last call
+    assert play.tokens and Play(model, tmp_path, TOOLS, tool_calls=1).act("6").value == 1.0
+
+
+def test_a_budget_of_calls_needs_tools(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="is no class of tools, so nothing counts calls"):
+        Play(model, tmp_path, SKYRL, tool_calls=3)
+
+
 def test_the_reward_of_tools_may_be_an_attribute(model: Path, tmp_path: Path) -> None:
     code = TOOLS.replace("def get_reward", "def _get_reward")
     assert Play(model, tmp_path, code).act("multiply(2)", "4").value == 0.5
@@ -334,7 +349,7 @@ def own(step: str = "return 'more'", reset: str = "pass") -> str:
     ],
 )
 def test_a_bad_answer_fails_the_trajectory_alone(model: Path, tmp_path: Path, step: str, reason: str) -> None:
-    play = Play(model, tmp_path, own(step))
+    play = Play(model, tmp_path, own(step), timeout_s=0.5 if "sleep" in step else 60)
     failed = play.act("go")
     assert isinstance(failed, Failed) and reason in failed.reason
     assert isinstance(play.prompt(), Prompt)  # the worker goes on
@@ -360,7 +375,7 @@ def test_an_observation_longer_than_the_context_ends_the_episode(
     ],
 )
 def test_a_bad_begin_makes_the_row_unusable(model: Path, tmp_path: Path, reset: str, reason: str) -> None:
-    prompt = Play(model, tmp_path, own(reset=reset)).prompt()
+    prompt = Play(model, tmp_path, own(reset=reset), timeout_s=0.5 if "sleep" in reset else 60).prompt()
     assert isinstance(prompt, BadPrompt) and reason in prompt.reason
 
 

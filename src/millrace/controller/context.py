@@ -87,7 +87,7 @@ class RunContext:
             prefetch=2 * config.batch.prompts,
             timeout_s=config.reward.timeout_s,
             look_s=pace.look_s,
-            lanes=LANES if self.state.numbers.turns else 1,
+            lanes=LANES if self.state.numbers.episode_tokens else 1,
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
@@ -232,6 +232,6 @@ def _numbers(config: Config) -> RunNumbers:
         sampling=Sampling(**dict(config.sampling)),
         seed=config.seed,
         attempts=config.supervision.attempts,
-        turns=config.reward.kind == "environment",
+        episode_tokens=config.completion_tokens_max if config.reward.kind == "environment" else 0,
         resampled_max=getattr(config.algorithm, "resample", 0) * config.batch.prompts,
     )

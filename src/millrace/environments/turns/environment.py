@@ -35,6 +35,18 @@ class Done(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}
 
 
+class OverBudget(msgspec.Struct, frozen=True):
+    """The answer of a form that counts what a budget bounds: the turn wants more of it. `budget`: its name in
+    `ended_by_NAME`."""
+
+    budget: str
+    metrics: dict[str, float] = {}
+    reward: None = None
+
+
+Answer = Observation | Done | OverBudget
+
+
 class Environment(Protocol):
     """One episode. A method has `reward.timeout_s`.
 
@@ -48,14 +60,16 @@ class Environment(Protocol):
         """Begin. A text follows the prompt of the row. The members of a group share their prompt, so the text
         depends on the row alone."""
 
-    def step(self, action: str) -> Observation | Done | str:
+    def step(self, action: str) -> Observation | Done | OverBudget | str:
         """Answer the text of one turn. A plain text is an `Observation`."""
 
 
-def to_answer(name: str, returned: Any) -> Observation | Done:
+def to_answer(name: str, returned: Any) -> Answer:
     """Judge what `step` returned. Raises: ValueError: neither an observation nor an end."""
     if isinstance(returned, str):
         return Observation(returned)
+    if isinstance(returned, OverBudget):
+        return returned
     if not isinstance(returned, Observation | Done):
         raise ValueError(
             f"{name} returned a {type(returned).__name__}: `step` returns a text, an Observation or a Done"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,17 +15,28 @@ from typing import Any, TypeVar
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DeadlineExceeded
-from millrace.core.types import Abstain, Failed, Finish, Observed, Score, Scored, ScoreRequest
+from millrace.core.types import (
+    ENVIRONMENT_S,
+    Abstain,
+    Failed,
+    Observed,
+    Score,
+    Scored,
+    ScoreRequest,
+)
 from millrace.environments.chat import is_messages
 from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import encodable, finite, raised, to_score
 from millrace.environments.tasks import Task as Rows
 from millrace.environments.tasks import first_usable
 from millrace.environments.turns.bridge import Bridge, ChatBridge, PlainBridge
+from millrace.environments.turns.budgets import CONTEXT, Budgets
 from millrace.environments.turns.environment import (
+    Answer,
     Done,
     Environment,
     Observation,
+    OverBudget,
     length,
     to_answer,
     to_text,
@@ -39,9 +51,6 @@ THREADS = 64
 LOST_MAX = THREADS // 2
 """Calls over their deadline that a worker survives."""
 
-BUDGETS = "tokens", "turns", "context"
-"""What can end an episode before its environment does: the tokens of one turn, turns, all tokens."""
-
 LIVE_MAX = 4096
 """Episodes that a worker keeps between their turns. The one that waited longest is dropped, and repeated."""
 
@@ -55,6 +64,7 @@ class _Episode:
         self.environment = environment
         self.turns = 0
         self.reward = 0.0
+        self.seconds = 0.0  # of its answers
 
     def close(self) -> None:
         with suppress(Exception):
@@ -62,7 +72,7 @@ class _Episode:
 
 
 class Episodes:
-    """`turns_max`: turns of an episode. Each call of an environment has a thread. A call that is over
+    """Each call of an environment has a thread. A call that is over
     `timeout_s` fails, and its thread is lost. `LOST_MAX` lost threads end the worker, and before there are
     still `THREADS` others."""
 
@@ -74,11 +84,11 @@ class Episodes:
         file: str | None,
         bridge: Bridge,
         decode: Callable[[list[int]], str],
-        turns_max: int,
+        budgets: Budgets,
         timeout_s: float,
     ) -> None:
         self._kind, self._name, self._file, self._bridge, self._decode = kind, name, file, bridge, decode
-        self._turns_max, self._timeout_s = turns_max, timeout_s
+        self._budgets, self._timeout_s = budgets, timeout_s
         self._threads = ThreadPoolExecutor(THREADS + LOST_MAX, "environment")
         self._lost = 0
         self._recovery = getattr(kind, "recovery", "replayed")
@@ -127,6 +137,7 @@ class Episodes:
         try:
             if episode is None or episode.turns != len(actions) - 1:
                 episode = self._repeated(row, actions[:-1], observed)
+            episode.seconds = request.spent_s
             answer = self._step(episode, actions[-1])
             return self._judge(request, episode, actions, answer)
         except ReplayError as error:
@@ -146,7 +157,7 @@ class Episodes:
         to_text(self._name, episode.environment.reset(row))
         for number, (action, recorded) in enumerate(zip(actions, observed, strict=True)):
             answer = self._step(episode, action)
-            if isinstance(answer, Done) or self._bridge.after(action, answer.text) != recorded:
+            if not isinstance(answer, Observation) or self._bridge.after(action, answer.text) != recorded:
                 raise ReplayError(
                     f"{self._name}: the repeated episode differs from the recorded one after turn "
                     f"{number + 1}: its answers depend on more than the row and the actions\n"
@@ -154,8 +165,10 @@ class Episodes:
                 )
         return episode
 
-    def _step(self, episode: _Episode, action: list[int]) -> Observation | Done:
+    def _step(self, episode: _Episode, action: list[int]) -> Answer:
+        began_s = time.monotonic()
         answer = to_answer(self._name, episode.environment.step(self._decode(action)))
+        episode.seconds += time.monotonic() - began_s
         episode.turns += 1
         episode.reward += float(answer.reward or 0.0)
         return answer
@@ -165,25 +178,26 @@ class Episodes:
         request: ScoreRequest,
         episode: _Episode,
         actions: list[list[int]],
-        answer: Observation | Done,
+        answer: Answer,
     ) -> Score | Observed:
         numbers = ((encodable(str(key)), finite(value)) for key, value in answer.metrics.items())
         metrics = {key: value for key, value in numbers if value is not None}
         if answer.reward is not None:
             metrics[f"turn_{episode.turns}"] = float(answer.reward)
+        if self._budgets.episode_s is not None:
+            metrics[ENVIRONMENT_S] = episode.seconds
         if isinstance(answer, Done):
             if answer.reward is None:
                 return Abstain(f"{self._name} ended with a reward of None")
             return self._end(episode, metrics, "")
-        if request.finish is Finish.LENGTH:
-            return self._end(episode, metrics, "tokens")
-        if episode.turns >= self._turns_max:
-            return self._end(episode, metrics, "turns")
-        if not self._bridge.fits(length(answer.text), request.room):
-            return self._end(episode, metrics, "context")
+        budget = self._budgets.used_up(request, episode.turns, episode.seconds)
+        if isinstance(answer, OverBudget):
+            return self._end(episode, metrics, budget or answer.budget)
+        if budget or not self._bridge.fits(length(answer.text), request.room):
+            return self._end(episode, metrics, budget or CONTEXT)
         tokens = self._bridge.after(actions[-1], answer.text)
         if len(tokens) >= request.room:
-            return self._end(episode, metrics, "context")
+            return self._end(episode, metrics, CONTEXT)
         self._live[request.trajectory_id] = episode
         while len(self._live) > LIVE_MAX:
             self._live.popitem(last=False)[1].close()
@@ -193,7 +207,7 @@ class Episodes:
         """`budget`: what was used up; empty: the environment ended the episode."""
         if budget:
             episode.reward += getattr(episode.environment, "cut_off", float)()
-        ended = {f"ended_by_{name}": float(name == budget) for name in BUDGETS}
+        ended = {f"ended_by_{name}": float(name == budget) for name in self._budgets.names}
         everything: dict[str, Any] = {
             "reward": episode.reward,
             "turns": float(episode.turns),
@@ -234,6 +248,6 @@ def make_episodes(config: EnvironmentRewardSection, task: Task, rows: Rows, toke
         file=file,
         bridge=bridge,
         decode=partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-        turns_max=config.turns,
+        budgets=Budgets.of(config),
         timeout_s=config.timeout_s,
     )

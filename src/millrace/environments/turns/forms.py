@@ -40,10 +40,10 @@ class Form:
         self._make: Callable[[], Environment]
         if _of_tools(kind):
             tools = find_tools(kind, path)
-            self._make = partial(
-                ToolEnvironment, kind, path, tools, shown=shown, characters_max=config.result_characters
-            )
+            self._make = partial(ToolEnvironment, kind, path, tools, config=config, shown=shown)
             self.schemas = [tool.schema for tool in tools.values()] if shown else ()
+        elif config.tool_calls is not None:
+            raise RewardError(f"`reward.tool_calls`: `{path}` is no class of tools, so nothing counts calls")
         elif hasattr(kind, "reset"):
             self._make = partial(OwnEnvironment, kind)
         else:

@@ -6,12 +6,15 @@ Source: TRL 1.16, `GRPOTrainer(environment_factory=...)`. A turn without a call 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from typing import Any
 
+from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite, shortened
-from millrace.environments.turns.environment import Done, Message, Observation
+from millrace.environments.turns.budgets import TOOL_CALLS
+from millrace.environments.turns.environment import Done, Message, Observation, OverBudget
 from millrace.environments.turns.own_form import EpisodeLoop
 from millrace.environments.turns.tool_calls import Malformed, ToolCall, find_calls
 from millrace.environments.turns.tools import Tool, ToolError, to_result
@@ -22,13 +25,15 @@ class ToolEnvironment:
     a line `name(...)`, and the results are one text.
 
     The reward is `get_reward()` at the end of the episode, or without that method the attribute `reward`. A
-    method with a parameter gets the text of the last turn.
+    method with a parameter gets the text of the last turn. A turn that has the call after `calls_max` calls
+    ends the episode; its calls before that one are answered.
     """
 
     def __init__(
-        self, kind: type, path: str, tools: dict[str, Tool], *, shown: bool, characters_max: int
+        self, kind: type, path: str, tools: dict[str, Tool], *, config: EnvironmentRewardSection, shown: bool
     ) -> None:
-        self._path, self._tools, self._shown, self._characters_max = path, tools, shown, characters_max
+        self._path, self._tools, self._shown = path, tools, shown
+        self._characters_max, self._calls_left = config.result_characters, config.tool_calls or sys.maxsize
         self._own, self._loop = kind(), EpisodeLoop()
         self._text = ""
         self._counts: Counter[str] = Counter({"tool_errors": 0})
@@ -40,13 +45,15 @@ class ToolEnvironment:
         arguments = {name: value for name, value in row.items() if any_name or name in names}
         return self._loop.result(self._own.reset(**arguments))
 
-    def step(self, action: str) -> Observation | Done:
+    def step(self, action: str) -> Observation | Done | OverBudget:
         self._text = action
         calls = find_calls(action, self._tools, plain=not self._shown)
         if not calls:
             return Done(self.cut_off(), self._metrics())
-        results = [(call, self._answered(call)) for call in calls]
-        metrics = self._metrics()
+        results = [(call, self._answered(call)) for call in calls[: self._calls_left]]
+        metrics, self._calls_left = self._metrics(), self._calls_left - len(calls)
+        if self._calls_left < 0:
+            return OverBudget(TOOL_CALLS, metrics)
         if not self._shown:
             return Observation("".join(f"{text}\n" for _, text in results), metrics=metrics)
         return Observation([self._message(call, text) for call, text in results], metrics=metrics)
