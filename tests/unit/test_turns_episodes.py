@@ -20,6 +20,7 @@ from millrace.environments.turns.budgets import Budgets
 from millrace.environments.turns.environment import Done, Observation
 from millrace.environments.turns.episodes import Episodes
 from millrace.environments.turns.forms import load_environment
+from millrace.environments.turns.snapshots import Snapshots
 
 
 class Counter:
@@ -74,6 +75,7 @@ def episodes(
         bridge=PlainBridge(tokenizer),
         decode=lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True),
         budgets=Budgets(turns=turns, **budgets),
+        snapshots=Snapshots(None, 0),
         timeout_s=timeout_s,
     )
 

@@ -70,7 +70,9 @@ class TaskRewardWorker:
         self._episodes, self._calls = None, {}
         if isinstance(reward := self._config.reward, EnvironmentRewardSection):
             part = self._parts.all[0]
-            self._episodes = make_episodes(reward, part.config.one_task, part.task, self._tokenizer)
+            self._episodes = make_episodes(
+                reward, part.config.one_task, part.task, self._tokenizer, directory
+            )
         else:
             self._calls = made(parts, lambda part: make_calls(part.config.reward, part.task, directory))
         if wrong_gold:
@@ -93,6 +95,11 @@ class TaskRewardWorker:
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         located = (self._parts.locate(group_id) for group_id in group_ids)
         return [part.row_id(row) for part, row in located]
+
+    async def forget(self, trajectory_ids: list[int]) -> None:
+        """These trajectories have ended, and their ends are recorded."""
+        if self._episodes is not None:
+            self._episodes.forget(trajectory_ids)
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.

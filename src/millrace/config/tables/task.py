@@ -155,6 +155,8 @@ class EnvironmentRewardSection(RewardLimits):
     episode_s: Seconds | None = None
     """Most seconds of an episode that its environment takes for answers. No answer is cut: the episode ends
     after the answer that reaches them. `"none"`: no limit."""
+    snapshot_bytes: Count = 2**20
+    """Most bytes of a snapshot of an environment that is restored after a crash."""
     role: str = "user"
     """The role of an observation that is a text, in a chat template."""
     result_characters: Count = 16_384

@@ -27,6 +27,8 @@ LANES = 64
 UNANSWERED = (State.GENERATED, State.WAITING)
 """A reward worker has to score or to answer."""
 
+GOING_ON = (State.QUEUED, State.LEASED)
+
 
 class LeaseNumbers(Protocol):
     """What a lease needs of the numbers of a run. `episode_tokens` 0: no environment answers."""
@@ -37,6 +39,11 @@ class LeaseNumbers(Protocol):
     def seed(self) -> int: ...
     @property
     def episode_tokens(self) -> int: ...
+
+
+def answered(changed: Sequence[Trajectory]) -> list[int]:
+    """Which of the trajectories need no reward worker any more: they have a reward, or have ended."""
+    return [one.trajectory_id for one in changed if one.state not in (*UNANSWERED, *GOING_ON)]
 
 
 def work(trajectory: Trajectory, prompt: array[int], numbers: LeaseNumbers) -> Work:

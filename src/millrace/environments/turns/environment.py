@@ -51,9 +51,9 @@ class Environment(Protocol):
     """One episode. A method has `reward.timeout_s`.
 
     What makes environments may have `recovery`, which says what follows if the process of an episode is lost.
-    "replayed": another process repeats the episode, and every observation must be equal. "failed": the
-    trajectory fails. An environment may also have `close()`, and `cut_off()`: the reward that is added if a
-    budget ends the episode.
+    "replayed": another process repeats the episode, and every observation must be equal. "restored": another
+    process goes on from the last `snapshot`. "failed": the trajectory fails. An environment may also have
+    `close()`, and `cut_off()`: the reward that is added if a budget ends the episode.
     """
 
     def reset(self, row: Row) -> str | None:
@@ -62,6 +62,12 @@ class Environment(Protocol):
 
     def step(self, action: str) -> Observation | Done | OverBudget | str:
         """Answer the text of one turn. A plain text is an `Observation`."""
+
+    def snapshot(self) -> bytes:
+        """What `restore` needs, after an answer. Needed if the episode can be restored."""
+
+    def restore(self, row: Row, snapshot: bytes) -> None:
+        """Begin in place of `reset`, as it was at the snapshot."""
 
 
 def to_answer(name: str, returned: Any) -> Answer:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.config.tables.task import EnvironmentRewardSection, Task
@@ -42,6 +43,7 @@ from millrace.environments.turns.environment import (
     to_text,
 )
 from millrace.environments.turns.forms import Form, load_environment
+from millrace.environments.turns.snapshots import RecoveryError, Snapshot, Snapshots
 
 T = TypeVar("T")
 
@@ -53,10 +55,6 @@ LOST_MAX = THREADS // 2
 
 LIVE_MAX = 4096
 """Episodes that a worker keeps between their turns. The one that waited longest is dropped, and repeated."""
-
-
-class ReplayError(Exception):
-    """A repeated episode differs from the recorded one."""
 
 
 class _Episode:
@@ -72,9 +70,9 @@ class _Episode:
 
 
 class Episodes:
-    """Each call of an environment has a thread. A call that is over
-    `timeout_s` fails, and its thread is lost. `LOST_MAX` lost threads end the worker, and before there are
-    still `THREADS` others."""
+    """Each call of an environment has a thread. A call that is over `timeout_s` fails, and its thread is
+    lost. `LOST_MAX` lost threads end the worker, and before there are still `THREADS` others. In a `trial`
+    every turn of an environment that can be restored begins with a restored one."""
 
     def __init__(
         self,
@@ -85,10 +83,13 @@ class Episodes:
         bridge: Bridge,
         decode: Callable[[list[int]], str],
         budgets: Budgets,
+        snapshots: Snapshots,
         timeout_s: float,
+        trial: bool = False,
     ) -> None:
         self._kind, self._name, self._file, self._bridge, self._decode = kind, name, file, bridge, decode
-        self._budgets, self._timeout_s = budgets, timeout_s
+        self._budgets, self._snapshots, self._timeout_s = budgets, snapshots, timeout_s
+        self._trial = trial
         self._threads = ThreadPoolExecutor(THREADS + LOST_MAX, "environment")
         self._lost = 0
         self._recovery = getattr(kind, "recovery", "replayed")
@@ -102,6 +103,14 @@ class Episodes:
     async def begun(self, row: Row) -> str | Failed:
         """The text that follows the prompt of a row. Raises: as `answered`."""
         return await self._in_time(partial(self._first, row))
+
+    def forget(self, trajectory_ids: list[int]) -> None:
+        """These trajectories have ended. A `close` that hangs takes a thread."""
+        episodes = [self._live.pop(trajectory_id, None) for trajectory_id in trajectory_ids]
+        for episode in filter(None, episodes):
+            self._threads.submit(episode.close)
+        if self._recovery == "restored":
+            self._threads.submit(self._snapshots.forget, trajectory_ids)
 
     async def _in_time(self, call: Callable[[], T]) -> T | Failed:
         loop = asyncio.get_running_loop()
@@ -136,12 +145,13 @@ class Episodes:
         episode = self._live.pop(request.trajectory_id, None)
         try:
             if episode is None or episode.turns != len(actions) - 1:
-                episode = self._repeated(row, actions[:-1], observed)
+                again = self._restored if self._recovery == "restored" and observed else self._repeated
+                episode = again(request, row, actions[:-1], observed)
             episode.seconds = request.spent_s
             answer = self._step(episode, actions[-1])
             return self._judge(request, episode, actions, answer)
-        except ReplayError as error:
-            return Failed(str(error))
+        except RecoveryError as error:
+            return Failed(f"{self._name}: {error}")
         except BaseException as error:  # not even SystemExit may leave the thread
             if isinstance(error, MemoryError):
                 raise
@@ -150,18 +160,31 @@ class Episodes:
             if episode is not None and request.trajectory_id not in self._live:
                 episode.close()
 
-    def _repeated(self, row: Row, actions: list[list[int]], observed: list[list[int]]) -> _Episode:
+    def _restored(
+        self, request: ScoreRequest, row: Row, actions: list[list[int]], observed: list[list[int]]
+    ) -> _Episode:
+        seen = request.tokens[: request.turns[-1][0]]
+        snapshot = self._snapshots.find(request.trajectory_id, seen, len(actions))
+        episode = _Episode(self._kind())
+        episode.environment.restore(row, snapshot.data)
+        episode.turns, episode.reward = snapshot.turns, snapshot.reward
+        return episode
+
+    def _repeated(
+        self, request: ScoreRequest, row: Row, actions: list[list[int]], observed: list[list[int]]
+    ) -> _Episode:
         if actions and self._recovery == "failed":
-            raise ReplayError(f"{self._name}: the process of the episode is gone, and it cannot be repeated")
+            raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         episode = _Episode(self._kind())
         to_text(self._name, episode.environment.reset(row))
         for number, (action, recorded) in enumerate(zip(actions, observed, strict=True)):
             answer = self._step(episode, action)
             if not isinstance(answer, Observation) or self._bridge.after(action, answer.text) != recorded:
-                raise ReplayError(
-                    f"{self._name}: the repeated episode differs from the recorded one after turn "
-                    f"{number + 1}: its answers depend on more than the row and the actions\n"
-                    '  Make them depend on these alone, or set `recovery = "failed"` in the class.'
+                raise RecoveryError(
+                    f"the repeated episode differs from the recorded one after turn {number + 1}: its "
+                    "answers depend on more than the row and the actions\n"
+                    '  Make them depend on these alone, or set `recovery` in the class to "restored" or '
+                    '"failed".'
                 )
         return episode
 
@@ -198,7 +221,11 @@ class Episodes:
         tokens = self._bridge.after(actions[-1], answer.text)
         if len(tokens) >= request.room:
             return self._end(episode, metrics, CONTEXT)
-        self._live[request.trajectory_id] = episode
+        if self._recovery == "restored":
+            snapshot = Snapshot(episode.turns, episode.reward, episode.environment.snapshot())
+            self._snapshots.keep(request.trajectory_id, [*request.tokens, *tokens], snapshot)
+        if self._recovery != "restored" or not self._trial:
+            self._live[request.trajectory_id] = episode
         while len(self._live) > LIVE_MAX:
             self._live.popitem(last=False)[1].close()
         return Observed(token_array(tokens), metrics)
@@ -230,8 +257,10 @@ def _of_one_process(call: Callable[[], T]) -> T:
             os._exit(1)
 
 
-def make_episodes(config: EnvironmentRewardSection, task: Task, rows: Rows, tokenizer: Any) -> Episodes:
-    """The bridge is of chat if the first row is.
+def make_episodes(
+    config: EnvironmentRewardSection, task: Task, rows: Rows, tokenizer: Any, run_dir: Path | None
+) -> Episodes:
+    """The bridge is of chat if the first row is. `run_dir` None: a trial.
 
     Raises: ConfigError, RewardError: the environment cannot be loaded, or the chat template is none that
         turns can be appended to."""
@@ -249,5 +278,7 @@ def make_episodes(config: EnvironmentRewardSection, task: Task, rows: Rows, toke
         bridge=bridge,
         decode=partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         budgets=Budgets.of(config),
+        snapshots=Snapshots(run_dir, config.snapshot_bytes),
         timeout_s=config.timeout_s,
+        trial=run_dir is None,
     )

@@ -19,7 +19,7 @@ from millrace.environments.turns.environment import Environment
 from millrace.environments.turns.own_form import OwnEnvironment
 from millrace.environments.turns.skyrl_form import SkyRlEnvironment
 from millrace.environments.turns.tool_form import ToolEnvironment
-from millrace.environments.turns.tools import NO_TOOLS, find_tools
+from millrace.environments.turns.tools import NO_TOOLS, RESTORING, find_tools
 
 
 class Form:
@@ -83,6 +83,10 @@ def load_environment(path: str) -> tuple[type, str | None]:
             "with `init(prompt)` and `step(action)` (SkyRL-Gym)\n  See docs/turns.md."
         )
     recovery = getattr(kind, "recovery", "replayed")
-    if recovery not in ("replayed", "failed"):
-        raise RewardError(f"`{path}`: `recovery` is {recovery!r}: use 'replayed' or 'failed'")
+    if recovery not in ("replayed", "restored", "failed"):
+        raise RewardError(f"`{path}`: `recovery` is {recovery!r}: use 'replayed', 'restored' or 'failed'")
+    if recovery == "restored" and not public.issuperset(RESTORING):
+        raise RewardError(
+            f"`{path}`: `recovery` is 'restored': add methods `snapshot()` and `restore(row, snapshot)`"
+        )
     return kind, file

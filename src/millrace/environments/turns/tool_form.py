@@ -10,6 +10,8 @@ import sys
 from collections import Counter
 from typing import Any
 
+import msgspec
+
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite, shortened
@@ -72,6 +74,15 @@ class ToolEnvironment:
         if (value := finite(reward)) is None:
             raise ValueError(f"{self._path}: the reward is a {type(reward).__name__}: a finite number")
         return value
+
+    def snapshot(self) -> Any:
+        data = self._loop.result(self._own.snapshot())
+        return msgspec.msgpack.encode((data, self._text, self._calls_left, self._counts))
+
+    def restore(self, row: Row, snapshot: bytes) -> None:
+        data, self._text, self._calls_left, counts = msgspec.msgpack.decode(snapshot)
+        self._counts = Counter(counts)
+        self._loop.result(self._own.restore(row, data))
 
     def close(self) -> None:
         self._loop.close(self._own)

@@ -15,6 +15,8 @@ from millrace.environments.scores import shortened
 from millrace.environments.turns.tool_calls import ToolCall
 
 NO_TOOLS = "reset", "get_reward", "close"
+RESTORING = "snapshot", "restore"
+"""Methods of an environment with `recovery = "restored"`."""
 
 
 class ToolError(Exception):
@@ -54,10 +56,11 @@ def find_tools(kind: type, path: str) -> dict[str, Tool]:
         description.
     """
     methods = inspect.getmembers(kind, inspect.isfunction)
+    none = {*NO_TOOLS, *(RESTORING if getattr(kind, "recovery", "") == "restored" else ())}
     return {
         name: _tool(name, method, path)
         for name, method in methods
-        if not name.startswith("_") and name not in NO_TOOLS
+        if not name.startswith("_") and name not in none
         if not isinstance(inspect.getattr_static(kind, name), staticmethod)
     }
 
