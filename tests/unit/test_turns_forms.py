@@ -231,6 +231,8 @@ def test_a_call_without_a_template_is_a_line_and_a_wrong_one_is_told(
     assert play.text(observed).startswith(says)
     assert observed.metrics["tool_errors"] == says.count("Error: ") - says.count("KeyError")
     assert observed.metrics.get("tool_results_cut", 0) == float("above]" in says)
+    of_the_tool = call in ('look(["error"])', 'look(["bytes"])')
+    assert observed.metrics["malformed"] == (0 if of_the_tool else observed.metrics["tool_errors"])
 
 
 def test_thinking_about_a_call_is_no_call_and_other_text_ends_the_episode(
@@ -341,6 +343,13 @@ def own(step: str = "return 'more'", reset: str = "pass") -> str:
         ("return Observation([{'role': '<|end|>', 'content': ''}])", "an observation of type list"),
         ("return Done('1')", "a reward of type str"),
         ("return Done(float('nan'))", "a reward of type float"),
+        ("return Done({'right': '1'})", "a reward right of type str"),
+        ("return Done({})", "a dict of rewards with the names []"),
+        ("return Done({'turn_1': 1.0})", "a dict of rewards with the names ['turn_1']"),
+        (
+            "import collections; return collections.namedtuple('Observation', 'text')('a')",
+            "a Observation: `step`",
+        ),
         ("return Done(1.0, metrics=[1])", "metrics of type list"),
         ("raise RuntimeError(action)", "raised RuntimeError: go"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
@@ -393,6 +402,25 @@ def test_a_turn_after_the_end_is_the_same_end(model: Path, tmp_path: Path) -> No
     first = play.act("go")
     play.tokens, play.turns = [], []
     assert play.act("go") == first and first.value == 1.0
+
+
+def test_rewards_by_name_add_up_over_the_turns(model: Path, tmp_path: Path) -> None:
+    step = (
+        "return Done({'right': 1, 'short': 0.5}) if action == 'end' else Observation('a', {'short': -0.25})"
+    )
+    play = Play(model, tmp_path, own(step))
+    assert play.act("go").metrics == {"turn_1": -0.25, "short": -0.25}
+    end = play.act("end")
+    assert end.value == 1.25 and end.metrics["turn_2"] == 1.5
+    assert (end.metrics["right"], end.metrics["short"]) == (1.0, 0.25)
+
+
+def test_an_observation_that_episodes_share_is_not_changed(model: Path, tmp_path: Path) -> None:
+    step = "return shared"
+    code = own(step) + "\n    shared = Observation([{'role': 'user', 'content': 'a <|end|>'}], 0.5)\n"
+    play, other = (Play(model, tmp_path, code) for _ in range(2))
+    first = play.act("go")
+    assert play.act("go").tokens == first.tokens == other.act("go").tokens
 
 
 def test_a_forked_process_answers_nothing(model: Path, tmp_path: Path) -> None:

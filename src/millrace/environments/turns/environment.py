@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from millrace.config.tables.task import OF_THE_SUM
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite
 
@@ -20,18 +21,20 @@ _WORD = re.compile(r"[\w.-]{1,64}")
 class Observation(msgspec.Struct, frozen=True):
     """The answer to one turn; the model has another turn. `text`: a text, or chat messages with `role` and
     `content`. `reward`: of the turn that is answered; None: the turn has none. Finite numbers in `metrics`
-    become metrics of the trajectory."""
+    become metrics of the trajectory. Several rewards by name: the turn has their sum, and each sum over the
+    turns is a metric of that name."""
 
     text: str | list[Message]
-    reward: float | None = None
+    reward: float | dict[str, float] | None = None
     metrics: dict[str, float] = {}
 
 
 class Done(msgspec.Struct, frozen=True):
     """The end of the episode. `reward`: of the last turn. The reward of a trajectory is the sum over its
-    turns. None: the environment has no opinion, and the trajectory is rejected."""
+    turns. None: the environment has no opinion, and the trajectory is rejected. Names: as in
+    `Observation`."""
 
-    reward: float | None
+    reward: float | dict[str, float] | None
     metrics: dict[str, float] = {}
 
 
@@ -87,11 +90,27 @@ def to_answer(name: str, returned: Any) -> Answer:
         )
     if not isinstance(returned.metrics, Mapping):
         raise ValueError(f"{name} returned metrics of type {type(returned.metrics).__name__}: a dict")
-    if returned.reward is not None and finite(returned.reward) is None:
-        raise ValueError(
-            f"{name} returned a reward of type {type(returned.reward).__name__}: a finite number"
-        )
+    _refuse_reward(name, returned.reward)
     return returned
+
+
+def by_name(reward: float | dict[str, float] | None) -> dict[str, float]:
+    """The rewards of an answer; a single one has no name."""
+    rewards = reward if isinstance(reward, Mapping) else {"": reward or 0.0}
+    return {name: float(value) for name, value in rewards.items()}
+
+
+def _refuse_reward(name: str, reward: Any) -> None:
+    rewards = reward if isinstance(reward, Mapping) else {"": 0.0 if reward is None else reward}
+    for key, value in rewards.items():
+        if finite(value) is None:
+            which = f"{key} " if key else ""
+            raise ValueError(
+                f"{name} returned a reward {which}of type {type(value).__name__}: a finite number"
+            )
+    taken = [key for key in rewards if not isinstance(key, str) or key.startswith((*OF_THE_SUM, "ended_by_"))]
+    if taken or not rewards:
+        raise ValueError(f"{name} returned a dict of rewards with the names {list(rewards)}: use other ones")
 
 
 def to_text(name: str, returned: Any) -> str:

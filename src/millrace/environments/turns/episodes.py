@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -38,6 +38,7 @@ from millrace.environments.turns.environment import (
     Environment,
     Observation,
     OverBudget,
+    by_name,
     length,
     to_answer,
     to_text,
@@ -62,6 +63,7 @@ class _Episode:
         self.environment = environment
         self.turns = 0
         self.reward = 0.0
+        self.rewards = Counter[str]()  # by name, over the turns
         self.seconds = 0.0  # of its answers
 
     def close(self) -> None:
@@ -168,6 +170,7 @@ class Episodes:
         episode = _Episode(self._kind())
         episode.environment.restore(row, snapshot.data)
         episode.turns, episode.reward = snapshot.turns, snapshot.reward
+        episode.rewards.update(snapshot.rewards)
         return episode
 
     def _repeated(
@@ -193,7 +196,9 @@ class Episodes:
         answer = to_answer(self._name, episode.environment.step(self._decode(action)))
         episode.seconds += time.monotonic() - began_s
         episode.turns += 1
-        episode.reward += float(answer.reward or 0.0)
+        rewards = by_name(answer.reward)
+        episode.reward += sum(rewards.values())
+        episode.rewards.update({name: value for name, value in rewards.items() if name})
         return answer
 
     def _judge(
@@ -206,7 +211,8 @@ class Episodes:
         numbers = ((encodable(str(key)), finite(value)) for key, value in answer.metrics.items())
         metrics = {key: value for key, value in numbers if value is not None}
         if answer.reward is not None:
-            metrics[f"turn_{episode.turns}"] = float(answer.reward)
+            metrics[f"turn_{episode.turns}"] = sum(by_name(answer.reward).values())
+        metrics |= episode.rewards
         if self._budgets.episode_s is not None:
             metrics[ENVIRONMENT_S] = episode.seconds
         if isinstance(answer, Done):
@@ -222,7 +228,9 @@ class Episodes:
         if len(tokens) >= request.room:
             return self._end(episode, metrics, CONTEXT)
         if self._recovery == "restored":
-            snapshot = Snapshot(episode.turns, episode.reward, episode.environment.snapshot())
+            snapshot = Snapshot(
+                episode.turns, episode.reward, dict(episode.rewards), episode.environment.snapshot()
+            )
             self._snapshots.keep(request.trajectory_id, [*request.tokens, *tokens], snapshot)
         if self._recovery != "restored" or not self._trial:
             self._live[request.trajectory_id] = episode

@@ -28,10 +28,12 @@ class RecoveryError(Exception):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """An episode after an answer. `data`: what `snapshot()` of the environment returned."""
+    """An episode after an answer: its reward until then, also by name. `data`: what `snapshot()` of the
+    environment returned."""
 
     turns: int
     reward: float
+    rewards: dict[str, float]
     data: bytes
 
 

@@ -19,7 +19,7 @@ from millrace.environments.turns.budgets import TOOL_CALLS
 from millrace.environments.turns.environment import Done, Message, Observation, OverBudget
 from millrace.environments.turns.own_form import EpisodeLoop
 from millrace.environments.turns.tool_calls import Malformed, ToolCall, find_calls
-from millrace.environments.turns.tools import Tool, ToolError, to_result
+from millrace.environments.turns.tools import Tool, ToolError, WrongCall, to_result
 
 
 class ToolEnvironment:
@@ -38,7 +38,7 @@ class ToolEnvironment:
         self._characters_max, self._calls_left = config.result_characters, config.tool_calls or sys.maxsize
         self._own, self._loop = kind(), EpisodeLoop()
         self._text = ""
-        self._counts: Counter[str] = Counter({"tool_errors": 0})
+        self._counts: Counter[str] = Counter({"tool_errors": 0, "malformed": 0})
 
     def reset(self, row: Row) -> Any:
         parameters = inspect.signature(self._own.reset).parameters.values()
@@ -91,9 +91,9 @@ class ToolEnvironment:
         """The result of a call, or what is wrong with it: the model may correct its call."""
         try:
             if isinstance(call, Malformed):
-                raise ToolError(call.reason)
+                raise WrongCall(call.reason)
             if call.name not in self._tools:
-                raise ToolError(f"there is no tool {call.name[:100]}: {', '.join(self._tools)}")
+                raise WrongCall(f"there is no tool {call.name[:100]}: {', '.join(self._tools)}")
             self._counts[f"calls_{call.name}"] += 1
             returned = self._loop.result(self._tools[call.name].call(self._own, call))
             text, cut = to_result(returned, self._characters_max)
@@ -101,6 +101,7 @@ class ToolEnvironment:
             return text
         except ToolError as error:
             reason = str(error)
+            self._counts["malformed"] += isinstance(error, WrongCall)
         except MemoryError:
             raise
         except Exception as error:  # of the user's tool

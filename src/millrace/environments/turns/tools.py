@@ -23,6 +23,10 @@ class ToolError(Exception):
     """A call that a tool cannot answer; the model reads why."""
 
 
+class WrongCall(ToolError):
+    """The model's own error."""
+
+
 @dataclass(frozen=True)
 class Tool:
     """`schema`: as chat templates take it. `hints`: the types of the parameters."""
@@ -37,7 +41,7 @@ class Tool:
         try:
             bound = self.signature.bind(None, *call.positional, **call.arguments)
         except TypeError as error:
-            raise ToolError(f"{self.name}: {error}") from error
+            raise WrongCall(f"{self.name}: {error}") from error
         del bound.arguments[next(iter(bound.arguments))]
         arguments = {name: self._converted(name, value) for name, value in bound.arguments.items()}
         return getattr(environment, self.name)(**arguments)
@@ -46,7 +50,7 @@ class Tool:
         try:
             return msgspec.convert(value, self.hints[name])
         except msgspec.ValidationError as error:
-            raise ToolError(f"{self.name}: argument {name}: {error}") from error
+            raise WrongCall(f"{self.name}: argument {name}: {error}") from error
 
 
 def find_tools(kind: type, path: str) -> dict[str, Tool]:
