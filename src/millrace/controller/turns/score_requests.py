@@ -123,7 +123,7 @@ class ScoreRequests:
         if self._failures >= FAILURES_MAX and isinstance(answer, Failed):
             raise RewardError(
                 f"{self._failures} rewards in a row failed, the last: {answer.reason}\n"
-                "  Try it alone with `millrace try-reward CONFIG`."
+                "  Try it alone with `millrace try-task CONFIG`."
             )
 
     def died(self, worker: str, trajectory_id: int) -> bool:
