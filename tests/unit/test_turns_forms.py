@@ -379,6 +379,7 @@ def test_an_observation_longer_than_the_context_ends_the_episode(
         ("time.sleep(1.2)", "took longer than"),
         ("sys.exit()", "raised SystemExit"),
         ("return 7", "`reset` returned a int"),
+        ("return [{'role': 'user'}]", "`reset` returned a list"),
         ("return 'x' * 100_000_000", "characters, more than"),
         ("return '\\ud800'", "half a character"),
     ],
@@ -402,6 +403,15 @@ def test_a_turn_after_the_end_is_the_same_end(model: Path, tmp_path: Path) -> No
     first = play.act("go")
     play.tokens, play.turns = [], []
     assert play.act("go") == first and first.value == 1.0
+
+
+def test_an_environment_may_begin_with_messages(model: Path, tmp_path: Path) -> None:
+    reset = "return [{'role': 'assistant', 'content': 'Ready.'}, {'role': 'user', 'content': row['answer']}]"
+    prompt = Play(model, tmp_path, own(reset=reset)).prompt()
+    assert isinstance(prompt, Prompt) and prompt.text == "2*3=Ready.\n6"
+    prompt = Play(model, tmp_path, own(reset=reset), template=TOOL_TEMPLATE).prompt()
+    assert isinstance(prompt, Prompt)
+    assert prompt.text == "user:2*3=<|end|><|assistant|>Ready.<|end|>user:6<|end|><|assistant|>"
 
 
 def test_rewards_by_name_add_up_over_the_turns(model: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from millrace.environments.limits import limit_process_memory
 from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
 from millrace.environments.stream.parts import Part, Parts, made
-from millrace.environments.tasks import Task
+from millrace.environments.tasks import More, Task
 from millrace.environments.tokenizer import encode_prompt, load_tokenizer
 from millrace.environments.turns.episodes import Episodes, make_episodes
 from millrace.environments.verifiers.sum_calls import make_calls
@@ -196,7 +196,7 @@ class TaskRewardWorker:
         return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
 
     def _prompt(
-        self, group_id: int, more: str = "", tools: Sequence[dict[str, Any]] = ()
+        self, group_id: int, more: More = "", tools: Sequence[dict[str, Any]] = ()
     ) -> Prompt | BadPrompt:
         part, row = self._parts.locate(group_id)
         row_id = part.row_id(row)

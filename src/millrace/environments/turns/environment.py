@@ -59,9 +59,9 @@ class Environment(Protocol):
     `close()`, and `cut_off()`: the reward that is added if a budget ends the episode.
     """
 
-    def reset(self, row: Row) -> str | None:
-        """Begin. A text follows the prompt of the row. The members of a group share their prompt, so the text
-        depends on the row alone."""
+    def reset(self, row: Row) -> str | list[Message] | None:
+        """Begin. A text, or messages, follow the prompt of the row. The members of a group share their
+        prompt, so these depend on the row alone."""
 
     def step(self, action: str) -> Observation | Done | OverBudget | str:
         """Answer the text of one turn. A plain text is an `Observation`."""
@@ -113,12 +113,18 @@ def _refuse_reward(name: str, reward: Any) -> None:
         raise ValueError(f"{name} returned a dict of rewards with the names {list(rewards)}: use other ones")
 
 
-def to_text(name: str, returned: Any) -> str:
-    """Judge what `reset` returned. Raises: ValueError: neither a text nor None."""
-    if returned is None or isinstance(returned, str):
-        return returned or ""
-    raise ValueError(
-        f"{name}: `reset` returned a {type(returned).__name__}: a text that follows the prompt, or None"
+def to_begin(name: str, returned: Any) -> str | list[Message]:
+    """Judge what `reset` returned. Raises: ValueError: neither text nor messages nor None."""
+    if returned is None or returned == []:
+        return ""
+    if not _can_be_seen(returned):
+        raise ValueError(
+            f"{name}: `reset` returned a {type(returned).__name__}: a text or messages that follow the "
+            "prompt, or None"
+        )
+    keys = ("role", "name", "content")
+    return (
+        returned if isinstance(returned, str) else [{k: one[k] for k in keys if k in one} for one in returned]
     )
 
 

@@ -28,8 +28,8 @@ from millrace.core.types import (
 from millrace.environments.chat import is_messages
 from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import encodable, finite, raised, to_score
+from millrace.environments.tasks import More, first_usable
 from millrace.environments.tasks import Task as Rows
-from millrace.environments.tasks import first_usable
 from millrace.environments.turns.bridge import Bridge, ChatBridge, PlainBridge
 from millrace.environments.turns.budgets import CONTEXT, Budgets
 from millrace.environments.turns.environment import (
@@ -41,7 +41,7 @@ from millrace.environments.turns.environment import (
     by_name,
     length,
     to_answer,
-    to_text,
+    to_begin,
 )
 from millrace.environments.turns.forms import Form, load_environment
 from millrace.environments.turns.snapshots import RecoveryError, Snapshot, Snapshots
@@ -102,8 +102,8 @@ class Episodes:
         """As `answer`. Raises: DeadlineExceeded: too many environments are over their deadline."""
         return await self._in_time(partial(self.answer, request, row))
 
-    async def begun(self, row: Row) -> str | Failed:
-        """The text that follows the prompt of a row. Raises: as `answered`."""
+    async def begun(self, row: Row) -> More | Failed:
+        """What follows the prompt of a row. Raises: as `answered`."""
         return await self._in_time(partial(self._first, row))
 
     def forget(self, trajectory_ids: list[int]) -> None:
@@ -126,11 +126,11 @@ class Episodes:
             raise DeadlineExceeded(reason)
         return Failed(reason)
 
-    def _first(self, row: Row) -> str | Failed:
+    def _first(self, row: Row) -> More | Failed:
         episode = None
         try:
             episode = _Episode(self._kind())
-            return to_text(self._name, episode.environment.reset(row))
+            return to_begin(self._name, episode.environment.reset(row))
         except BaseException as error:
             if isinstance(error, MemoryError):
                 raise
@@ -179,7 +179,7 @@ class Episodes:
         if actions and self._recovery == "failed":
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         episode = _Episode(self._kind())
-        to_text(self._name, episode.environment.reset(row))
+        to_begin(self._name, episode.environment.reset(row))
         for number, (action, recorded) in enumerate(zip(actions, observed, strict=True)):
             answer = self._step(episode, action)
             if not isinstance(answer, Observation) or self._bridge.after(action, answer.text) != recorded:
