@@ -257,6 +257,24 @@ def test_the_call_after_the_last_of_a_budget_ends_the_episode(model: Path, tmp_p
     assert play.tokens and Play(model, tmp_path, TOOLS, tool_calls=1).act("6").value == 1.0
 
 
+def test_tools_are_restored_with_their_counts(model: Path, tmp_path: Path) -> None:
+    restoring = """
+        recovery = "restored"
+
+        def snapshot(self):
+            return str(self.reward).encode()
+
+        def restore(self, row, snapshot):
+            self.row, self.reward = row, float(snapshot)
+    """
+    play = Play(model, tmp_path, dedent(TOOLS) + dedent(restoring).replace("\n", "\n    "), tool_calls=3)
+    observed = play.act("multiply(2)", "multiply()", "snapshot()")
+    assert play.text(observed) == "Error: there is no tool snapshot: load, look, multiply\n"
+    score = play.act("multiply(4)")
+    assert score.metrics["ended_by_tool_calls"] == 1 and score.metrics["calls_multiply"] == 2
+    assert score.value == 1.5 and score.metrics["malformed"] == score.metrics["tool_errors"] == 2
+
+
 def test_a_budget_of_calls_needs_tools(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="is no class of tools, so nothing counts calls"):
         Play(model, tmp_path, SKYRL, tool_calls=3)

@@ -133,8 +133,7 @@ async def train(
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)
-        with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
-            sweep(run.path, lambda trajectory_id: bool(answered([reader.trajectory(trajectory_id)])))
+        _sweep_snapshots(run)
         owner = ledger.run.get("id", "")
         if config.weights.directory is not None:
             Directory(config.weights.directory, owner).refuse_other()
@@ -168,6 +167,17 @@ async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, No
                 task.cancel()
     except BaseExceptionGroup as failures:
         raise alone(failures) from None
+
+
+def _sweep_snapshots(run: RunDirectory) -> None:
+    """Remove the snapshots of trajectories that ended just before the run was killed."""
+
+    def has_ended(trajectory_id: int) -> bool:
+        with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
+            return bool(answered([reader.trajectory(trajectory_id)]))
+        return False
+
+    sweep(run.path, has_ended)
 
 
 def _samplers(config: Config, ledger: SqliteLedger, events: Events, path: Path) -> Iterator[Sink]:

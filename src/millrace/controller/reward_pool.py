@@ -99,7 +99,7 @@ class RewardPool:
                     if self._prompts.wanted and not self._requests.is_alone(handle.name):
                         await self._fetch(handle)
                     elif ended := self._requests.ended(handle.name):
-                        await handle.call("forget", ended, timeout_s=TICK_S)
+                        await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
                     elif len(calls) < self._lanes and (requests := self._requests.take(handle)):
                         if self._lanes == 1:
                             await self._score(handle, requests)
