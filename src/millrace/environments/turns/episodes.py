@@ -44,7 +44,7 @@ from millrace.environments.turns.environment import (
     to_begin,
 )
 from millrace.environments.turns.forms import Form, load_environment
-from millrace.environments.turns.snapshots import RecoveryError, Snapshot, Snapshots
+from millrace.environments.turns.snapshots import EpisodeSnapshot, RecoveryError, Snapshots
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ class Episodes:
         if len(tokens) >= request.room:
             return self._end(episode, metrics, CONTEXT)
         if self._recovery == "restored":
-            snapshot = Snapshot(
+            snapshot = EpisodeSnapshot(
                 episode.turns, episode.reward, dict(episode.rewards), episode.environment.snapshot()
             )
             self._snapshots.keep(request.trajectory_id, [*request.tokens, *tokens], snapshot)

@@ -27,7 +27,7 @@ class RecoveryError(Exception):
     """An episode whose process is lost cannot go on."""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class EpisodeSnapshot(msgspec.Struct, frozen=True):
     """An episode after an answer: its reward until then, also by name. `data`: what `snapshot()` of the
     environment returned."""
 
@@ -45,7 +45,7 @@ class Snapshots:
         self._directory = None if run_dir is None or not run_dir.is_dir() else run_dir / DIRECTORY
         self._here: dict[str, bytes] = {}
 
-    def keep(self, trajectory_id: int, tokens: Sequence[int], snapshot: Snapshot) -> None:
+    def keep(self, trajectory_id: int, tokens: Sequence[int], snapshot: EpisodeSnapshot) -> None:
         """`tokens`: of the trajectory, with the last observation. Raises: RecoveryError: it is too large.
         StorageError: it cannot be written."""
         if not isinstance(snapshot.data, bytes):
@@ -68,7 +68,7 @@ class Snapshots:
                 os.fsync(file.fileno())
             part.replace(path)
 
-    def find(self, trajectory_id: int, tokens: Sequence[int], turns: int) -> Snapshot:
+    def find(self, trajectory_id: int, tokens: Sequence[int], turns: int) -> EpisodeSnapshot:
         """The snapshot after so many turns. Raises: RecoveryError: it is lost or broken."""
         name = _name(trajectory_id, turns)
         try:
@@ -78,7 +78,7 @@ class Snapshots:
         packed = data[DIGEST_BYTES:]
         if data[:DIGEST_BYTES] != _digest(tokens, packed):
             raise RecoveryError(f"the snapshot after turn {turns} is broken, or of another episode")
-        return msgspec.msgpack.decode(packed, type=Snapshot)
+        return msgspec.msgpack.decode(packed, type=EpisodeSnapshot)
 
     def forget(self, trajectory_ids: Iterable[int]) -> None:
         """These trajectories have ended."""
