@@ -1,6 +1,6 @@
 """An own environment: where prompts come from, and what a completion is worth. Used by environment.toml.
 
-    millrace try-reward examples/environment.toml --set model.path=MODEL --completion "400 + 7"
+    millrace try-task examples/environment.toml --set model.path=MODEL --completion "400 + 7"
     millrace train      examples/environment.toml --set model.path=MODEL
 
 Here: write an equation that gives a number. There is no one right answer, so the reward looks at the row

@@ -2,7 +2,7 @@
 
 Try it on a few answers, then train with it (docs/rewards.md has more):
 
-    millrace try-reward examples/reward.toml --set model.path=MODEL
+    millrace try-task examples/reward.toml --set model.path=MODEL
     millrace train      examples/reward.toml --set model.path=MODEL
 """
 

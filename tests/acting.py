@@ -50,6 +50,18 @@ class Lasting(Acting):
     recovery = "failed"
 
 
+class Restoring(Acting):
+    recovery = "restored"
+
+    def snapshot(self) -> bytes:
+        return json.dumps([self.number, self.said]).encode()
+
+    def restore(self, row: dict[str, Any], snapshot: bytes) -> None:
+        self.number, self.said = json.loads(snapshot)
+        assert self.number == row["number"] and self.said
+        (HERE / "restored").touch()
+
+
 def harm(episode: str) -> None:
     """The file `points`: {"what": "controller" is killed, or "held" until a file is there; "at": counts}. One
     episode does harm once: an episode that kills two workers fails, and rightly."""

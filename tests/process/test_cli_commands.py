@@ -82,7 +82,7 @@ def test_a_reward_is_tried_and_its_failures_are_told(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["-n", "2", "--completion", "hang", "--completion", "99", "--completion", "9€"]
-    assert run(["try-reward", str(project / "run.toml"), *arguments, "--json"]) == 1
+    assert run(["try-task", str(project / "run.toml"), *arguments, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     outcomes = {(trial["kind"], trial["completion"]): trial for trial in told["trials"]}
     assert len(told["trials"]) == 12

@@ -163,30 +163,30 @@ def test_a_model_that_cannot_be_trained_is_told_when_it_is_loaded(case, project,
 
 DATA = [
     Case("data-missing", f"train run.toml {FILE_TASK}", spoil=remove("rows.jsonl")),
-    Case("data-empty", f"try-reward run.toml {FILE_TASK}", 1, write("rows.jsonl", "\n")),
-    Case("data-all-broken", f"try-reward run.toml {FILE_TASK}", 1, write("rows.jsonl", "{\n[]\n")),
-    Case("data-wrong-column", f"try-reward run.toml {FILE_TASK} --set task.prompt=text", 1),
+    Case("data-empty", f"try-task run.toml {FILE_TASK}", 1, write("rows.jsonl", "\n")),
+    Case("data-all-broken", f"try-task run.toml {FILE_TASK}", 1, write("rows.jsonl", "{\n[]\n")),
+    Case("data-wrong-column", f"try-task run.toml {FILE_TASK} --set task.prompt=text", 1),
     Case(
         "data-unknown-format",
-        f"try-reward run.toml {FILE_TASK.replace('rows.jsonl', 'rows.xml')}",
+        f"try-task run.toml {FILE_TASK.replace('rows.jsonl', 'rows.xml')}",
         1,
         write("rows.xml", "<rows/>"),
     ),
-    Case("data-unknown-gym", "try-reward run.toml --set task.name=chain_sums"),
+    Case("data-unknown-gym", "try-task run.toml --set task.name=chain_sums"),
 ]
 FUNCTION = "--set reward.kind=function --set reward.path=score.py:reward"
 REWARDS = [
     Case("reward-missing-file", f"train run.toml {FUNCTION}"),
     Case(
         "reward-broken-import",
-        f"try-reward run.toml {FUNCTION}",
+        f"try-task run.toml {FUNCTION}",
         1,
         write("score.py", "import nowhere_at_all"),
     ),
-    Case("reward-no-function", f"try-reward run.toml {FUNCTION}", 1, write("score.py", "def score(): pass")),
+    Case("reward-no-function", f"try-task run.toml {FUNCTION}", 1, write("score.py", "def score(): pass")),
     Case(
         "reward-unknown-column",
-        f"try-reward run.toml {FUNCTION}",
+        f"try-task run.toml {FUNCTION}",
         1,
         write("score.py", "def reward(completion, colour): return 0.0"),
     ),

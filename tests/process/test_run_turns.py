@@ -171,19 +171,38 @@ def test_replicas_killed_in_a_turn_change_nothing(seed, turns, calm, tmp_path):
     check(run, calm)
 
 
-def test_a_controller_killed_in_a_turn_resumes_the_same(turns, calm, tmp_path):
-    at, run, kills = plan(turns, "controller", 5, 3), RunDirectory(tmp_path / "run"), 0
-    train_it = [sys.executable, "-m", "millrace", "train", str(turns), "--run-dir", str(run.path)]
+def resumed_to_the_end(turns: Path, directory: Path, *changes: str) -> tuple[RunDirectory, int]:
+    """A run in processes, resumed whenever its controller is killed, and how often it was."""
+    run, kills = RunDirectory(directory / "run"), 0
+    changed = [word for change in changes for word in ("--set", change)]
+    train_it = [sys.executable, "-m", "millrace", "train", str(turns), "--run-dir", str(run.path), *changed]
     while True:
         resume = ["--resume"] if run.path.exists() else []
         with subprocess.Popen([*train_it, *resume], stdout=subprocess.DEVNULL) as controller:
-            (tmp_path / "controller").write_text(str(controller.pid))
+            (directory / "controller").write_text(str(controller.pid))
             code = controller.wait(WAIT_S)
         if code != -signal.SIGKILL:
-            break
+            assert code == 0
+            return run, kills
         kills += 1
-    assert code == 0 and 1 <= kills <= len(at)
+
+
+def test_a_controller_killed_in_a_turn_resumes_the_same(turns, calm, tmp_path):
+    at = plan(turns, "controller", 5, 3)
+    run, kills = resumed_to_the_end(turns, tmp_path)
+    assert 1 <= kills <= len(at)
     check(run, calm)
+
+
+def test_episodes_restored_from_snapshots_end_as_if_nothing_was_killed(turns, calm, tmp_path):
+    at = plan(turns, "controller", 8, 3)
+    run, kills = resumed_to_the_end(turns, tmp_path, f"reward.path={tmp_path}/acting.py:Restoring")
+    assert 1 <= kills <= len(at) and (tmp_path / "restored").exists()
+    check(run, calm)
+    with LedgerReader(run.ledger) as reader:
+        first = reader.steps()[0].trajectory_ids
+    left = {int(path.name.partition(".")[0]) for path in (run.path / "snapshots").iterdir()}
+    assert not left & set(first)
 
 
 def test_an_episode_that_cannot_be_repeated_fails_and_the_run_goes_on(turns, tmp_path):

@@ -105,7 +105,7 @@ def test_the_second_tutorial_runs_on_a_small_model_but_for_its_fetches(
     for line in COMMAND.findall(SECOND):
         words = shlex.split(line)[1:]
         if words[0] != "fetch":
-            sizes = {"try-reward": [], "show": [], "eval": [*smaller[2:], "--prompts", "4"]}
+            sizes = {"try-task": [], "show": [], "eval": [*smaller[2:], "--prompts", "4"]}
             assert run([*words, *sizes.get(words[0], smaller)]) == 0, line
             told.append(capsys.readouterr().out)
     dry, tried = told[:2]

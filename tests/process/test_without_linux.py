@@ -34,7 +34,7 @@ WITH_WORKERS = (
     "train CONFIG",
     "train CONFIG --dry-run",
     "eval CONFIG",
-    "try-reward CONFIG",
+    "try-task CONFIG",
     "curate CONFIG --out curated",
     "chaos CONFIG",
     "quickstart",

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console, RenderableType
 
-from millrace.cli import compare, show, simulate, try_reward
+from millrace.cli import compare, show, simulate, try_task
 
 
 def lines(*shown: RenderableType) -> list[str]:
@@ -37,8 +37,8 @@ def test_a_reason_of_a_failed_reward_is_said_once_and_not_in_a_column() -> None:
     one = {"row": "a-file-of-rows.jsonl:117", "kind": "garbage", "completion": "lorem ipsum " * 9}
     failed = one | {"outcome": "failed", "value": None, "reason": reason, "seconds": 0.001}
     scored = one | {"outcome": "scored", "value": 0.25, "reason": "", "seconds": 0.002}
-    assert len(lines(try_reward._table([failed, scored, failed]))) == 4
-    assert list(try_reward._reasons([failed, scored, failed])) == [f"2 of 3 calls: {reason}"]
+    assert len(lines(try_task._table([failed, scored, failed]))) == 4
+    assert list(try_task._reasons([failed, scored, failed])) == [f"2 of 3 calls: {reason}"]
 
 
 def test_evaluations_have_few_columns_and_a_skipped_one_a_line() -> None:

@@ -46,6 +46,9 @@ def found(evidence: Evidence) -> dict[str, Finding]:
         (budgets(turns=0.9, tokens=0.1), "`reward.turns`"),
         (budgets(tokens=1.0), "`sampling.max_tokens`"),
         (budgets(context=0.96), "`rollout.max_sequence_tokens`"),
+        (budgets() | {"ended_by_tool_calls": 1.0}, "`reward.tool_calls`"),
+        (budgets() | {"ended_by_sampled": 1.0}, "`reward.episode_tokens`"),
+        (budgets() | {"ended_by_seconds": 1.0}, "`reward.episode_s`"),
     ],
 )
 def test_episodes_that_only_budgets_end_name_the_budget(shares: dict[str, float], key: str) -> None:

@@ -97,12 +97,14 @@ def test_a_length_counts_sampled_tokens(normalize, due):
     assert weights.tolist() == pytest.approx([due[0]] * 3 + [due[1]] * 2)
 
 
-@pytest.mark.parametrize(("turns", "due"), [(1, 10), (3, 30), (9, 64)])
-def test_the_budget_of_a_trajectory_is_that_of_its_turns(turns, due):
+@pytest.mark.parametrize(
+    ("own", "due"), [({"turns": 1}, 10), ({"turns": 3}, 30), ({"turns": 9}, 64), ({"episode_tokens": 25}, 25)]
+)
+def test_the_budget_of_a_trajectory_is_that_of_its_turns(own, due):
     config = Config.model_validate(
         role_config(
             "model",
-            reward={"kind": "environment", "path": "acting.py:Acting", "turns": turns},
+            reward={"kind": "environment", "path": "acting.py:Acting", **own},
             sampling={"max_tokens": 10},
             rollout={"max_sequence_tokens": 64},
         )

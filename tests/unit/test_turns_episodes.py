@@ -16,9 +16,11 @@ from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, Score
 from millrace.environments.tokenizer import END, load_tokenizer, make_character_tokenizer
 from millrace.environments.turns import episodes as of_worker
 from millrace.environments.turns.bridge import ChatBridge, PlainBridge
+from millrace.environments.turns.budgets import Budgets
 from millrace.environments.turns.environment import Done, Observation
 from millrace.environments.turns.episodes import Episodes
 from millrace.environments.turns.forms import load_environment
+from millrace.environments.turns.snapshots import Snapshots
 
 
 class Counter:
@@ -63,19 +65,24 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(directory)
 
 
-def episodes(tokenizer: Any, kind: Any = Counter, turns: int = 8, timeout_s: float = 5.0) -> Episodes:
+def episodes(
+    tokenizer: Any, kind: Any = Counter, turns: int = 8, timeout_s: float = 5.0, **budgets: Any
+) -> Episodes:
     return Episodes(
         kind,
         name="env",
         file=None,
         bridge=PlainBridge(tokenizer),
         decode=lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True),
-        turns_max=turns,
+        budgets=Budgets(turns=turns, **budgets),
+        snapshots=Snapshots(None, 0),
         timeout_s=timeout_s,
     )
 
 
-def request(tokenizer: Any, *texts: str, room: int = 100, finish: Finish = Finish.TURN) -> ScoreRequest:
+def request(
+    tokenizer: Any, *texts: str, room: int = 100, finish: Finish = Finish.TURN, spent_s: float = 0.0
+) -> ScoreRequest:
     """`texts`: actions and observations in turns."""
     tokens: list[int] = []
     turns = []
@@ -83,7 +90,7 @@ def request(tokenizer: Any, *texts: str, room: int = 100, finish: Finish = Finis
         start = len(tokens)
         tokens += tokenizer.encode(text, add_special_tokens=False)
         turns.append((start, len(tokens), index % 2 == 0))
-    return ScoreRequest(4, 1, token_array(tokens), finish, turns, room)
+    return ScoreRequest(4, 1, token_array(tokens), finish, turns, room, spent_s)
 
 
 def ids(tokenizer: Any, text: str) -> Any:
@@ -134,11 +141,19 @@ def test_no_opinion_abstains(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("budget", "changed"),
-    [("turns", {"turns": 1}), ("context", {"room": 3}), ("tokens", {"finish": Finish.LENGTH})],
+    [
+        ("turns", {"turns": 1}),
+        ("context", {"room": 3}),
+        ("tokens", {"finish": Finish.LENGTH, "episode_tokens": 3}),
+        ("sampled", {"episode_tokens": 2}),
+        ("sampled", {"episode_tokens": 2, "finish": Finish.LENGTH}),
+        ("seconds", {"episode_s": 60.0, "spent_s": 60.0}),
+    ],
 )
 def test_each_budget_ends_an_episode_by_name(tokenizer: Any, budget: str, changed: dict[str, Any]) -> None:
-    turns = changed.pop("turns", 8)
-    score = episodes(tokenizer, turns=turns).answer(request(tokenizer, "go", **changed), {})
+    own = {name: changed[name] for name in changed.keys() & Budgets.__dataclass_fields__}
+    others = {name: changed[name] for name in changed.keys() - own}
+    score = episodes(tokenizer, **own).answer(request(tokenizer, "go", **others), {})
     assert isinstance(score, Scored) and score.truncated and score.value == 0.25
     assert [name for name, value in score.metrics.items() if name.startswith("ended_by") and value] == [
         f"ended_by_{budget}"

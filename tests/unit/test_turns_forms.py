@@ -41,7 +41,7 @@ class Play:
         (directory / "own.py").write_text("from millrace import Done, Observation\n\n" + dedent(code))
         row = {"prompt": chat or "2*3=", "answer": "6"}
         (directory / "rows.jsonl").write_text(json.dumps(row))
-        reward = {"kind": "environment", "path": f"{directory / 'own.py'}:Own", "timeout_s": 0.5}
+        reward = {"kind": "environment", "path": f"{directory / 'own.py'}:Own", "timeout_s": 60}
         config = {
             "model": {"path": str(model)},
             "task": {
@@ -231,6 +231,8 @@ def test_a_call_without_a_template_is_a_line_and_a_wrong_one_is_told(
     assert play.text(observed).startswith(says)
     assert observed.metrics["tool_errors"] == says.count("Error: ") - says.count("KeyError")
     assert observed.metrics.get("tool_results_cut", 0) == float("above]" in says)
+    of_the_tool = call in ('look(["error"])', 'look(["bytes"])')
+    assert observed.metrics["malformed"] == (0 if of_the_tool else observed.metrics["tool_errors"])
 
 
 def test_thinking_about_a_call_is_no_call_and_other_text_ends_the_episode(
@@ -243,6 +245,39 @@ def test_thinking_about_a_call_is_no_call_and_other_text_ends_the_episode(
 def test_the_reward_of_tools_counts_when_a_budget_ends_the_episode(model: Path, tmp_path: Path) -> None:
     score = Play(model, tmp_path, TOOLS, turns=1).act("multiply(2)")
     assert score.truncated and score.value == 1.5 and score.metrics["ended_by_turns"] == 1
+
+
+def test_the_call_after_the_last_of_a_budget_ends_the_episode(model: Path, tmp_path: Path) -> None:
+    play = Play(model, tmp_path, TOOLS, tool_calls=3)
+    assert isinstance(play.act("multiply(2)"), Observed)
+    assert isinstance(play.act("multiply()"), Observed)  # a wrong one counts
+    score = play.act("multiply(4)\nmultiply(5)")
+    assert score.truncated and score.metrics["ended_by_tool_calls"] == 1
+    assert score.metrics["calls_multiply"] == 3 and score.value == 2.0  # without the last call
+    assert play.tokens and Play(model, tmp_path, TOOLS, tool_calls=1).act("6").value == 1.0
+
+
+def test_tools_are_restored_with_their_counts(model: Path, tmp_path: Path) -> None:
+    restoring = """
+        recovery = "restored"
+
+        def snapshot(self):
+            return str(self.reward).encode()
+
+        def restore(self, row, snapshot):
+            self.row, self.reward = row, float(snapshot)
+    """
+    play = Play(model, tmp_path, dedent(TOOLS) + dedent(restoring).replace("\n", "\n    "), tool_calls=3)
+    observed = play.act("multiply(2)", "multiply()", "snapshot()")
+    assert play.text(observed) == "Error: there is no tool snapshot: load, look, multiply\n"
+    score = play.act("multiply(4)")
+    assert score.metrics["ended_by_tool_calls"] == 1 and score.metrics["calls_multiply"] == 2
+    assert score.value == 1.5 and score.metrics["malformed"] == score.metrics["tool_errors"] == 2
+
+
+def test_a_budget_of_calls_needs_tools(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="is no class of tools, so nothing counts calls"):
+        Play(model, tmp_path, SKYRL, tool_calls=3)
 
 
 def test_the_reward_of_tools_may_be_an_attribute(model: Path, tmp_path: Path) -> None:
@@ -326,6 +361,13 @@ def own(step: str = "return 'more'", reset: str = "pass") -> str:
         ("return Observation([{'role': '<|end|>', 'content': ''}])", "an observation of type list"),
         ("return Done('1')", "a reward of type str"),
         ("return Done(float('nan'))", "a reward of type float"),
+        ("return Done({'right': '1'})", "a reward right of type str"),
+        ("return Done({})", "a dict of rewards with the names []"),
+        ("return Done({'turn_1': 1.0})", "a dict of rewards with the names ['turn_1']"),
+        (
+            "import collections; return collections.namedtuple('Observation', 'text')('a')",
+            "a Observation: `step`",
+        ),
         ("return Done(1.0, metrics=[1])", "metrics of type list"),
         ("raise RuntimeError(action)", "raised RuntimeError: go"),
         ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
@@ -334,7 +376,7 @@ def own(step: str = "return 'more'", reset: str = "pass") -> str:
     ],
 )
 def test_a_bad_answer_fails_the_trajectory_alone(model: Path, tmp_path: Path, step: str, reason: str) -> None:
-    play = Play(model, tmp_path, own(step))
+    play = Play(model, tmp_path, own(step), timeout_s=0.5 if "sleep" in step else 60)
     failed = play.act("go")
     assert isinstance(failed, Failed) and reason in failed.reason
     assert isinstance(play.prompt(), Prompt)  # the worker goes on
@@ -355,12 +397,13 @@ def test_an_observation_longer_than_the_context_ends_the_episode(
         ("time.sleep(1.2)", "took longer than"),
         ("sys.exit()", "raised SystemExit"),
         ("return 7", "`reset` returned a int"),
+        ("return [{'role': 'user'}]", "`reset` returned a list"),
         ("return 'x' * 100_000_000", "characters, more than"),
         ("return '\\ud800'", "half a character"),
     ],
 )
 def test_a_bad_begin_makes_the_row_unusable(model: Path, tmp_path: Path, reset: str, reason: str) -> None:
-    prompt = Play(model, tmp_path, own(reset=reset)).prompt()
+    prompt = Play(model, tmp_path, own(reset=reset), timeout_s=0.5 if "sleep" in reset else 60).prompt()
     assert isinstance(prompt, BadPrompt) and reason in prompt.reason
 
 
@@ -378,6 +421,34 @@ def test_a_turn_after_the_end_is_the_same_end(model: Path, tmp_path: Path) -> No
     first = play.act("go")
     play.tokens, play.turns = [], []
     assert play.act("go") == first and first.value == 1.0
+
+
+def test_an_environment_may_begin_with_messages(model: Path, tmp_path: Path) -> None:
+    reset = "return [{'role': 'assistant', 'content': 'Ready.'}, {'role': 'user', 'content': row['answer']}]"
+    prompt = Play(model, tmp_path, own(reset=reset)).prompt()
+    assert isinstance(prompt, Prompt) and prompt.text == "2*3=Ready.\n6"
+    prompt = Play(model, tmp_path, own(reset=reset), template=TOOL_TEMPLATE).prompt()
+    assert isinstance(prompt, Prompt)
+    assert prompt.text == "user:2*3=<|end|><|assistant|>Ready.<|end|>user:6<|end|><|assistant|>"
+
+
+def test_rewards_by_name_add_up_over_the_turns(model: Path, tmp_path: Path) -> None:
+    step = (
+        "return Done({'right': 1, 'short': 0.5}) if action == 'end' else Observation('a', {'short': -0.25})"
+    )
+    play = Play(model, tmp_path, own(step))
+    assert play.act("go").metrics == {"turn_1": -0.25, "short": -0.25}
+    end = play.act("end")
+    assert end.value == 1.25 and end.metrics["turn_2"] == 1.5
+    assert (end.metrics["right"], end.metrics["short"]) == (1.0, 0.25)
+
+
+def test_an_observation_that_episodes_share_is_not_changed(model: Path, tmp_path: Path) -> None:
+    step = "return shared"
+    code = own(step) + "\n    shared = Observation([{'role': 'user', 'content': 'a <|end|>'}], 0.5)\n"
+    play, other = (Play(model, tmp_path, code) for _ in range(2))
+    first = play.act("go")
+    assert play.act("go").tokens == first.tokens == other.act("go").tokens
 
 
 def test_a_forked_process_answers_nothing(model: Path, tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 from millrace.controller.state.groups import make_batch
 from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import TokenColumns, token_array
-from millrace.core.types import Failed, Finish, Observed, Progress, Prompt, Scored, State, Work
+from millrace.core.types import ENVIRONMENT_S, Failed, Finish, Observed, Progress, Prompt, Scored, State, Work
 from millrace.rollout.continuation import Continuation
 from millrace.schedule.view import QueuedView
 
+EPISODE = NUMBERS.sampling.max_tokens + 2
+"""Most sampled tokens of an episode."""
+
 
 def started() -> tuple[RunState, Work]:
-    state = run_state(replace(NUMBERS, turns=True, group_size=2), ["a", "b"])
+    state = run_state(replace(NUMBERS, episode_tokens=EPISODE, group_size=2), ["a", "b"])
     for name in ("a", "b"):
         state.replicas.up(name, 1)
         state.replicas.served(name, 0)
@@ -140,3 +143,20 @@ def test_a_turn_that_was_lost_in_its_middle_has_no_home() -> None:
     state.progress("a", [Progress(0, work.lease, 0, TokenColumns.of([5], [-1.0], 0), None)])
     state.give_back("a")
     assert state.queued_view(state.trajectories[0]) == QueuedView(0, 0)
+
+
+def test_the_tokens_of_an_episode_bound_its_next_turn() -> None:
+    state, work = started()
+    turn(state, work, [5, 5, 5, 3])
+    state.score(0, Observed(token_array([7])))
+    again = state.lease(state.trajectories[0], "a")
+    assert again.sampling.max_tokens == 5 + EPISODE - 4
+
+
+def test_the_seconds_of_an_environment_are_recorded_with_its_answer() -> None:
+    state, work = started()
+    turn(state, work, [5])
+    assert state.score_request(state.trajectories[0]).spent_s == 0.0
+    state.score(0, Observed(token_array([7]), {ENVIRONMENT_S: 2.5}))
+    turn(state, state.lease(state.trajectories[0], "a"), [6])
+    assert state.score_request(state.trajectories[0]).spent_s == 2.5

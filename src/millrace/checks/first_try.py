@@ -164,7 +164,7 @@ async def _try_reward(
     raise RewardError(
         "the reward fails at every call:\n"
         + "\n".join(list(failures)[:REASONS_SHOWN])
-        + "\n  Correct it: `millrace try-reward` calls it alone"
+        + "\n  Correct it: `millrace try-task` calls it alone"
     )
 
 

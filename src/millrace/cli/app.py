@@ -35,7 +35,7 @@ from millrace.cli import (
     text_part,
     trace,
     train,
-    try_reward,
+    try_task,
     ui,
 )
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
@@ -69,7 +69,8 @@ app.command("ui")(ui.command)
 app.command("report")(report.command)
 app.command("compare")(compare.command)
 app.command("trace")(trace.command)
-app.command("try-reward")(try_reward.command)
+app.command("try-task")(try_task.command)
+app.command("try-reward", hidden=True)(try_task.command)  # its name before it played episodes
 app.command("curate")(curate.command)
 app.command("chaos")(chaos.command)
 app.command("simulate")(simulate.command)

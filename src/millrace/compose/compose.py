@@ -32,11 +32,13 @@ from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.supervisor import WorkerSpec
+from millrace.controller.turns.episode import answered
 from millrace.core import clock, model_version
 from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.devices.inventory import read_host
+from millrace.environments.turns.snapshots import sweep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.doctor.watch import DoctorWatch
@@ -131,6 +133,7 @@ async def train(
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)
+        _sweep_snapshots(run)
         owner = ledger.run.get("id", "")
         if config.weights.directory is not None:
             Directory(config.weights.directory, owner).refuse_other()
@@ -164,6 +167,17 @@ async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, No
                 task.cancel()
     except BaseExceptionGroup as failures:
         raise alone(failures) from None
+
+
+def _sweep_snapshots(run: RunDirectory) -> None:
+    """Remove the snapshots of trajectories that ended just before the run was killed."""
+
+    def has_ended(trajectory_id: int) -> bool:
+        with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
+            return bool(answered([reader.trajectory(trajectory_id)]))
+        return False
+
+    sweep(run.path, has_ended)
 
 
 def _samplers(config: Config, ledger: SqliteLedger, events: Events, path: Path) -> Iterator[Sink]:

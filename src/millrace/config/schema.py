@@ -89,8 +89,10 @@ class Config(Section):
     @property
     def completion_tokens_max(self) -> int:
         """Most tokens that are sampled of one trajectory, in all of its turns."""
-        turns = self.reward.turns if isinstance(self.reward, EnvironmentRewardSection) else 1
-        return min(turns * self.sampling.max_tokens, self.rollout.max_sequence_tokens)
+        reward, most = self.reward, self.rollout.max_sequence_tokens
+        if not isinstance(reward, EnvironmentRewardSection):
+            return min(self.sampling.max_tokens, most)
+        return min(reward.turns * self.sampling.max_tokens, reward.episode_tokens or most, most)
 
     @property
     def staleness_bound(self) -> int | None:

@@ -19,7 +19,7 @@ from millrace.controller.state.orders import Abort, Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
 from millrace.controller.state.trajectories import RunNumbers
-from millrace.controller.turns.episode import LANES
+from millrace.controller.turns.episode import LANES, answered
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Events
@@ -87,7 +87,7 @@ class RunContext:
             prefetch=2 * config.batch.prompts,
             timeout_s=config.reward.timeout_s,
             look_s=pace.look_s,
-            lanes=LANES if self.state.numbers.turns else 1,
+            lanes=LANES if self.state.numbers.episode_tokens else 1,
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
@@ -145,6 +145,7 @@ class RunContext:
         unreplaced, num_queued = self.state.unreplaced, len(self.state.queued)
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
+            self.pool.forget([trajectory_id])  # its episode went on after its end
             return
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
             self._warn_out_of_signal()
@@ -216,6 +217,7 @@ class RunContext:
         self.written_s = clock.now()
         changed, grown, ended = self.state.changes()
         self.ledger.update(changed)
+        self.pool.forget(answered(changed))
         self.ledger.grow(grown)
         for t in ended:
             self.events.emit("ended", trajectory_id=t.trajectory_id, state=t.state.value, reason=t.reason)
@@ -232,6 +234,6 @@ def _numbers(config: Config) -> RunNumbers:
         sampling=Sampling(**dict(config.sampling)),
         seed=config.seed,
         attempts=config.supervision.attempts,
-        turns=config.reward.kind == "environment",
+        episode_tokens=config.completion_tokens_max if config.reward.kind == "environment" else 0,
         resampled_max=getattr(config.algorithm, "resample", 0) * config.batch.prompts,
     )

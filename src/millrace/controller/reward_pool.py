@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
 
 from millrace.controller.fault import is_workers
@@ -19,12 +19,11 @@ from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.turns.score_requests import BATCH, DEATHS_MAX, ScoreRequests
 from millrace.controller.waits import Waits
 from millrace.core import clock
-from millrace.core.errors import MillraceError, OutOfMemory, RewardError, WorkerDied
+from millrace.core.errors import MillraceError, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, ScoreRequest
 
-FAILURES_MAX = 256  # failed scores in a row that stop the run
 TICK_S = 60.0  # between two looks for work without a pulse
 GRACE_S = 2.0  # beyond the deadline: the worker meets it itself unless its reward holds the interpreter
 NEWEST = 1 / BATCH  # weight of the newest score in their mean time
@@ -52,7 +51,6 @@ class RewardPool:
         self._work = Pulse()
         self._timeout_s, self._look_s, self._lanes = timeout_s, look_s, lanes
         self._requests = ScoreRequests(lanes)
-        self._failures = 0
         self.spare = frozenset[str]()  # workers that are to end
         self.score_s = 0.0  # recent mean time of one score, by one worker
         self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
@@ -60,6 +58,10 @@ class RewardPool:
     def request(self, request: ScoreRequest) -> None:
         self._requests.put(request)
         self._work.fire()
+
+    def forget(self, ids: Collection[int]) -> None:
+        """These trajectories need no answer any more, and the ledger is about to say so."""
+        self._requests.forget(ids)
 
     @property
     def num_requests(self) -> int:
@@ -94,8 +96,10 @@ class RewardPool:
         try:
             async with asyncio.TaskGroup() as group:
                 while handle.name not in self.spare:
-                    if self._prompts.wanted:
+                    if self._prompts.wanted and not self._requests.is_alone(handle.name):
                         await self._fetch(handle)
+                    elif ended := self._requests.ended(handle.name):
+                        await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
                     elif len(calls) < self._lanes and (requests := self._requests.take(handle)):
                         if self._lanes == 1:
                             await self._score(handle, requests)
@@ -161,10 +165,4 @@ class RewardPool:
 
     def _finish(self, worker: str, trajectory_id: int, score: Score | Observed) -> None:
         self._requests.answered(worker, trajectory_id, score)
-        self._failures = self._failures + 1 if isinstance(score, Failed) else 0
-        if self._failures >= FAILURES_MAX and isinstance(score, Failed):
-            raise RewardError(
-                f"{self._failures} rewards in a row failed, the last: {score.reason}\n"
-                "  Try it alone with `millrace try-reward CONFIG`."
-            )
         self._on_score(trajectory_id, score)

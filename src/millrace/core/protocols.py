@@ -210,6 +210,9 @@ class RewardWorker(Protocol):
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         """The names of their rows, without reading the rows."""
 
+    async def forget(self, trajectory_ids: list[int]) -> None:
+        """These trajectories need no score or answer any more, and the ledger says so."""
+
     def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """Scores in the order of the requests, each yielded as soon as it is known.
         Raises: OutOfMemory: the next reward needs more than this worker has left."""

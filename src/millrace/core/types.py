@@ -217,10 +217,13 @@ class Observed(msgspec.Struct, frozen=True, tag="observed"):
 
 Score = Scored | Failed | Abstain
 
+ENVIRONMENT_S = "environment_s"
+"""Metric of an episode with a budget of seconds: those that its environment took until now."""
+
 
 class ScoreRequest(msgspec.Struct, frozen=True):
     """`turns`: (start, stop, sampled) of the stretches of sampled and of observed tokens; empty: the tokens
-    are one turn. `room`: how many tokens may follow."""
+    are one turn. `room`: how many tokens may follow. `spent_s`: the metric ENVIRONMENT_S of earlier turns."""
 
     trajectory_id: int
     group_id: int
@@ -228,6 +231,7 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     finish: Finish
     turns: list[tuple[int, int, bool]] = []
     room: int = 0
+    spent_s: float = 0.0
 
 
 # ---------------------------------------------------------------- training

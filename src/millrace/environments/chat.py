@@ -28,16 +28,17 @@ def render(
     columns: Row,
     prompt: Any,
     row_id: str,
-    more: str = "",
+    more: str | Sequence[Message] = "",
     own_tools: Sequence[Message] = (),
 ) -> str:
-    """The text of a prompt, with `more` behind it. `own_tools` follow those of the row.
+    """The text of a prompt, with `more` behind it: text or messages. `own_tools` follow those of the row.
 
     Raises: DataError: the row, or the tokenizer, has not what the prompt needs.
     """
+    added, behind = _text_and_messages(more, as_text=isinstance(prompt, str) and not config.chat)
     if isinstance(prompt, str):
-        text = _fill(config.template, {**columns, "prompt": prompt}, row_id) + more
-        messages = [{"role": "user", "content": text}]
+        text = _fill(config.template, {**columns, "prompt": prompt}, row_id) + added
+        messages = [{"role": "user", "content": text}, *behind]
         if not config.chat:
             if config.system is not None:
                 raise DataError(
@@ -46,7 +47,7 @@ def render(
             return text
     elif is_messages(prompt):
         *before, last = _asked(prompt, row_id)
-        messages = [*before, {**last, "content": last["content"] + more}]
+        messages = [*before, {**last, "content": last["content"] + added}, *behind]
     else:
         kind = type(prompt).__name__
         raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
@@ -75,6 +76,13 @@ def render(
         )
     except Exception as error:
         raise DataError(f"{row_id}: the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def _text_and_messages(more: str | Sequence[Message], *, as_text: bool) -> tuple[str, Sequence[Message]]:
+    """What follows a prompt as text, and as messages. A prompt without chat has the contents of messages."""
+    if isinstance(more, str):
+        return more, []
+    return ("\n".join(one["content"] for one in more), []) if as_text else ("", more)
 
 
 def is_messages(value: Any) -> bool:

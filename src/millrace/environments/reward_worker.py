@@ -23,7 +23,7 @@ from millrace.environments.limits import limit_process_memory
 from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
 from millrace.environments.stream.parts import Part, Parts, made
-from millrace.environments.tasks import Task
+from millrace.environments.tasks import More, Task
 from millrace.environments.tokenizer import encode_prompt, load_tokenizer
 from millrace.environments.turns.episodes import Episodes, make_episodes
 from millrace.environments.verifiers.sum_calls import make_calls
@@ -70,7 +70,9 @@ class TaskRewardWorker:
         self._episodes, self._calls = None, {}
         if isinstance(reward := self._config.reward, EnvironmentRewardSection):
             part = self._parts.all[0]
-            self._episodes = make_episodes(reward, part.config.one_task, part.task, self._tokenizer)
+            self._episodes = make_episodes(
+                reward, part.config.one_task, part.task, self._tokenizer, directory
+            )
         else:
             self._calls = made(parts, lambda part: make_calls(part.config.reward, part.task, directory))
         if wrong_gold:
@@ -93,6 +95,11 @@ class TaskRewardWorker:
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         located = (self._parts.locate(group_id) for group_id in group_ids)
         return [part.row_id(row) for part, row in located]
+
+    async def forget(self, trajectory_ids: list[int]) -> None:
+        """These trajectories have ended, and their ends are recorded."""
+        if self._episodes is not None:
+            self._episodes.forget(trajectory_ids)
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.
@@ -189,7 +196,7 @@ class TaskRewardWorker:
         return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
 
     def _prompt(
-        self, group_id: int, more: str = "", tools: Sequence[dict[str, Any]] = ()
+        self, group_id: int, more: More = "", tools: Sequence[dict[str, Any]] = ()
     ) -> Prompt | BadPrompt:
         part, row = self._parts.locate(group_id)
         row_id = part.row_id(row)

@@ -18,6 +18,7 @@ from millrace.environments.rows import FunctionRows, Row, Rows, find_column, has
 PROBED_ROWS = 100
 CACHED_ROWS = 1024
 
+More = str | Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
 """JSON Schemas of tools, as chat templates take them."""
 
@@ -37,7 +38,7 @@ class Task(Protocol):
     def columns(self, row: int) -> Row:
         """The columns, for rewards."""
 
-    def prompt_text(self, row: int, more: str = "", tools: Tools = ()) -> str:
+    def prompt_text(self, row: int, more: More = "", tools: Tools = ()) -> str:
         """The text of the prompt with `more` behind it. A chat template renders it if the row `is_chat`, with
         `tools` behind the row's own."""
 
@@ -84,7 +85,7 @@ class GymTask:
     def columns(self, row: int) -> Row:
         return self._cached(row)
 
-    def prompt_text(self, row: int, more: str = "", tools: Tools = ()) -> str:
+    def prompt_text(self, row: int, more: More = "", tools: Tools = ()) -> str:
         columns = self.columns(row)
         question = columns["question"]
         return render(self._config, self._tokenizer, columns, question, self.row_id(row), more, tools)
@@ -121,7 +122,7 @@ class RowsTask:
                 raise DataError(f"{self.row_id(row)} {_lacks(columns, key, name)}")
         return columns
 
-    def prompt_text(self, row: int, more: str = "", tools: Tools = ()) -> str:
+    def prompt_text(self, row: int, more: More = "", tools: Tools = ()) -> str:
         columns = self.columns(row)
         return render(
             self._config,

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.config.schema import Config
 from millrace.core.completion.columns import token_array
-from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, ScoreRequest
+from millrace.core.types import ENVIRONMENT_S, Abstain, Failed, Finish, Observed, Scored, ScoreRequest
 from millrace.evaluation import scores
 
 
@@ -30,7 +30,10 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
             sampled = [*tokenizer.encode(action, add_special_tokens=False), tokenizer.eos_token_id]
             tokens, stretches = _grown(tokens, stretches, sampled, True)
             room = config.rollout.max_sequence_tokens - len(prompt.tokens) - len(tokens)
-            request = ScoreRequest(0, prompt.group_id, token_array(tokens), Finish.TURN, stretches, room)
+            spent_s = getattr(end, "metrics", {}).get(ENVIRONMENT_S, 0.0)
+            request = ScoreRequest(
+                0, prompt.group_id, token_array(tokens), Finish.TURN, stretches, room, spent_s
+            )
             timed = scorer.scores([request])[0]
             end = timed.score
             observed = list(end.tokens) if isinstance(end, Observed) else []

@@ -147,6 +147,16 @@ class EnvironmentRewardSection(RewardLimits):
     turns: Count = 8
     """Most turns of an episode. `sampling.max_tokens` bounds the tokens of one turn, and
     `rollout.max_sequence_tokens` all tokens."""
+    tool_calls: Count | None = None
+    """Most tool calls of an episode, with those that are wrong. The next call ends the episode. `"none"`: no
+    limit of its own."""
+    episode_tokens: Count | None = None
+    """Most tokens that the model samples in an episode, in all turns. `"none"`: no limit of its own."""
+    episode_s: Seconds | None = None
+    """Most seconds of an episode that its environment takes for answers. No answer is cut: the episode ends
+    after the answer that reaches them. `"none"`: no limit."""
+    snapshot_bytes: Count = 2**20
+    """Most bytes of a snapshot of an environment that is restored after a crash."""
     role: str = "user"
     """The role of an observation that is a text, in a chat template."""
     result_characters: Count = 16_384

@@ -50,7 +50,7 @@ class RunNumbers:
     sampling: Sampling
     seed: int
     attempts: int
-    turns: bool = False  # an environment answers completions
+    episode_tokens: int = 0  # most sampled tokens, where an environment answers; 0: none does
     resampled_max: int = 0  # groups without signal that may be replaced between two steps
     screen_samples: int = 0  # trajectories with which a group starts; 0: all of them
 
@@ -125,7 +125,7 @@ class Trajectories:
         self.dirty[tid] = trajectory
         owner = self.groups[trajectory.group_id]
         self._recompute_birth(owner)
-        return episode.work(trajectory, owner.group.prompt, self.numbers.sampling, self.numbers.seed)
+        return episode.work(trajectory, owner.group.prompt, self.numbers)
 
     def queued_view(self, trajectory: Trajectory) -> QueuedView:
         """A queued trajectory as the schedule sees it."""
@@ -217,7 +217,7 @@ class Trajectories:
         return finished
 
     def _complete(self, trajectory: Trajectory, finish: Finish) -> None:
-        episode.end_turn(trajectory, finish, answered=self.numbers.turns)
+        episode.end_turn(trajectory, finish, answered=self.numbers.episode_tokens > 0)
         self.dirty[trajectory.trajectory_id] = trajectory
         self.replicas[trajectory.replica].leased.pop(trajectory.trajectory_id)
 

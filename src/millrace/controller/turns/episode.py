@@ -8,7 +8,17 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from millrace.core.types import Finish, Observed, Sampling, Scored, ScoreRequest, State, Trajectory, Work
+from millrace.core.types import (
+    ENVIRONMENT_S,
+    Finish,
+    Observed,
+    Sampling,
+    Scored,
+    ScoreRequest,
+    State,
+    Trajectory,
+    Work,
+)
 from millrace.schedule.view import QueuedView
 
 LANES = 64
@@ -16,6 +26,8 @@ LANES = 64
 
 UNANSWERED = (State.GENERATED, State.WAITING)
 """A reward worker has to score or to answer."""
+
+GOING_ON = (State.QUEUED, State.LEASED)
 
 
 class Incarnation(Protocol):
@@ -25,13 +37,34 @@ class Incarnation(Protocol):
     epoch: int
 
 
-def work(trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: int) -> Work:
-    """The present lease. `sampling.max_tokens` bounds each turn, and a `Work` counts from the prompt."""
+class LeaseNumbers(Protocol):
+    """What a lease needs of the numbers of a run. `episode_tokens` 0: no environment answers."""
+
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def episode_tokens(self) -> int: ...
+
+
+def answered(changed: Sequence[Trajectory]) -> list[int]:
+    """Which of the trajectories need no reward worker any more: they have a reward, or have ended."""
+    return [one.trajectory_id for one in changed if one.state not in (*UNANSWERED, *GOING_ON)]
+
+
+def work(trajectory: Trajectory, prompt: array[int], numbers: LeaseNumbers) -> Work:
+    """The present lease. `sampling.max_tokens` bounds each turn, `episode_tokens` all turns together, and a
+    `Work` counts from the prompt."""
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
     columns, start = trajectory.columns, trajectory.columns.turn_start
-    if start:
-        sampling = replace(sampling, max_tokens=start + sampling.max_tokens)
-    return Work(*ids, prompt, columns.tokens[:], sampling, seed, start)
+    sampling, most = numbers.sampling, numbers.sampling.max_tokens
+    if numbers.episode_tokens:
+        sampled = sum(count for _, count in columns[:start].sampled_runs)
+        most = max(1, min(most, numbers.episode_tokens - sampled))
+    if start + most != sampling.max_tokens:
+        sampling = replace(sampling, max_tokens=start + most)
+    return Work(*ids, prompt, columns.tokens[:], sampling, numbers.seed, start)
 
 
 def queued_view(trajectory: Trajectory, birth: int, replicas: Mapping[str, Incarnation]) -> QueuedView:
@@ -57,7 +90,8 @@ def request(trajectory: Trajectory, prompt: Sequence[int], *, max_sequence_token
     assert finish is not None, trajectory
     room = max_sequence_tokens - len(prompt) - len(columns)
     ids = trajectory.trajectory_id, trajectory.group_id
-    return ScoreRequest(*ids, columns.tokens, finish, columns.turns(), room)
+    spent_s = trajectory.metrics.get(ENVIRONMENT_S, 0.0)
+    return ScoreRequest(*ids, columns.tokens, finish, columns.turns(), room, spent_s)
 
 
 def observe(trajectory: Trajectory, answer: Observed) -> None:

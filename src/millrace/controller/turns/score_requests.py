@@ -11,16 +11,24 @@ served alone.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from millrace.core.errors import RewardError
 from millrace.core.protocols import Handle
-from millrace.core.types import Observed, Score, ScoreRequest
+from millrace.core.types import Failed, Observed, Score, ScoreRequest
 
 BATCH = 16
 """Requests per call with one lane: enough to hide the call, few enough to spread over workers."""
 
 DEATHS_MAX = 2
 """A request that killed this many workers has failed."""
+
+
+FAILURES_MAX = 256
+"""Failed scores in a row that stop the run."""
+
+ANY = ""
+"""In place of the name of a worker."""
 
 
 class ScoreRequests:
@@ -34,6 +42,8 @@ class ScoreRequests:
         self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
         self._suspects, self._deaths = set[int](), Counter[int]()
         self._alone = set[str]()  # workers that serve a suspect
+        self._ended: dict[str, list[int]] = {}  # by worker: trajectories whose episodes it is to end
+        self._failures = 0  # in a row
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -48,6 +58,24 @@ class ScoreRequests:
 
     def put(self, request: ScoreRequest) -> None:
         self._waiting.append(request)
+
+    def is_alone(self, worker: str) -> bool:
+        """Whether a worker serves a suspect, so that nothing else may end the worker."""
+        return worker in self._alone
+
+    def forget(self, ids: Collection[int]) -> None:
+        """These trajectories need no answer any more. The worker of an episode is to end it."""
+        if not ids or not self._several:
+            return
+        self._waiting = deque(one for one in self._waiting if one.trajectory_id not in ids)
+        for trajectory_id in ids:
+            self._suspects.discard(trajectory_id)
+            self._deaths.pop(trajectory_id, None)
+            self._ended.setdefault(self._homes.pop(trajectory_id, ANY), []).append(trajectory_id)
+
+    def ended(self, worker: str) -> list[int]:
+        """The trajectories whose episodes this worker is to end."""
+        return self._ended.pop(worker, []) + self._ended.pop(ANY, [])
 
     def take(self, handle: Handle) -> list[ScoreRequest]:
         """What this worker is to serve in one call, the oldest first; empty: nothing now. `give_back` ends
@@ -83,6 +111,7 @@ class ScoreRequests:
         self._waiting.extendleft(reversed(unanswered))
 
     def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
+        """Raises: RewardError: too many failed in a row."""
         self._taken[worker].pop(trajectory_id)
         self._deaths.pop(trajectory_id, None)
         self._suspects.discard(trajectory_id)
@@ -90,6 +119,12 @@ class ScoreRequests:
             self._homes[trajectory_id] = worker
         else:
             self._homes.pop(trajectory_id, None)
+        self._failures = self._failures + 1 if isinstance(answer, Failed) else 0
+        if self._failures >= FAILURES_MAX and isinstance(answer, Failed):
+            raise RewardError(
+                f"{self._failures} rewards in a row failed, the last: {answer.reason}\n"
+                "  Try it alone with `millrace try-task CONFIG`."
+            )
 
     def died(self, worker: str, trajectory_id: int) -> bool:
         """The request of a trajectory was served when `worker` died. Returns whether the request has failed:
@@ -106,4 +141,5 @@ class ScoreRequests:
         self._waiting.extendleft(self._taken.pop(worker, {}).values())
         self._calls.pop(worker, None)
         self._alone.discard(worker)
+        self._ended.setdefault(ANY, []).extend(self._ended.pop(worker, []))
         self._homes = {tid: name for tid, name in self._homes.items() if name != worker}

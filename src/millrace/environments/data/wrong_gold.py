@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.core.errors import DataError
 from millrace.environments.rows import Row, find_column
 from millrace.environments.stream.order import permuted
-from millrace.environments.tasks import Task, Tools
+from millrace.environments.tasks import More, Task, Tools
 
 TRIED = 64
 
@@ -34,7 +34,7 @@ class WrongGold:
                 return {**columns, self.prompt: find_column(own, self.prompt)}
         raise DataError(f"{self.row_id(row)}: no other row has another gold answer, so none can be wrong")
 
-    def prompt_text(self, row: int, more: str = "", tools: Tools = ()) -> str:
+    def prompt_text(self, row: int, more: More = "", tools: Tools = ()) -> str:
         self.columns(row)
         return self._task.prompt_text(row, more, tools)
 

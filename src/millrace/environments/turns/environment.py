@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from millrace.config.tables.task import OF_THE_SUM
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite
 
@@ -20,42 +21,64 @@ _WORD = re.compile(r"[\w.-]{1,64}")
 class Observation(msgspec.Struct, frozen=True):
     """The answer to one turn; the model has another turn. `text`: a text, or chat messages with `role` and
     `content`. `reward`: of the turn that is answered; None: the turn has none. Finite numbers in `metrics`
-    become metrics of the trajectory."""
+    become metrics of the trajectory. Several rewards by name: the turn has their sum, and each sum over the
+    turns is a metric of that name."""
 
     text: str | list[Message]
-    reward: float | None = None
+    reward: float | dict[str, float] | None = None
     metrics: dict[str, float] = {}
 
 
 class Done(msgspec.Struct, frozen=True):
     """The end of the episode. `reward`: of the last turn. The reward of a trajectory is the sum over its
-    turns. None: the environment has no opinion, and the trajectory is rejected."""
+    turns. None: the environment has no opinion, and the trajectory is rejected. Names: as in
+    `Observation`."""
 
-    reward: float | None
+    reward: float | dict[str, float] | None
     metrics: dict[str, float] = {}
+
+
+class OverBudget(msgspec.Struct, frozen=True):
+    """The answer of a form that counts what a budget bounds: the turn wants more of it. `budget`: its name in
+    `ended_by_NAME`."""
+
+    budget: str
+    metrics: dict[str, float] = {}
+    reward: None = None
+
+
+Answer = Observation | Done | OverBudget
 
 
 class Environment(Protocol):
     """One episode. A method has `reward.timeout_s`.
 
     What makes environments may have `recovery`, which says what follows if the process of an episode is lost.
-    "replayed": another process repeats the episode, and every observation must be equal. "failed": the
-    trajectory fails. An environment may also have `close()`, and `cut_off()`: the reward that is added if a
-    budget ends the episode.
+    "replayed": another process repeats the episode, and every observation must be equal. "restored": another
+    process goes on from the last `snapshot`. "failed": the trajectory fails. An environment may also have
+    `close()`, and `cut_off()`: the reward that is added if a budget ends the episode.
     """
 
-    def reset(self, row: Row) -> str | None:
-        """Begin. A text follows the prompt of the row. The members of a group share their prompt, so the text
-        depends on the row alone."""
+    def reset(self, row: Row) -> str | list[Message] | None:
+        """Begin. A text, or messages, follow the prompt of the row. The members of a group share their
+        prompt, so these depend on the row alone."""
 
-    def step(self, action: str) -> Observation | Done | str:
+    def step(self, action: str) -> Observation | Done | OverBudget | str:
         """Answer the text of one turn. A plain text is an `Observation`."""
 
+    def snapshot(self) -> bytes:
+        """What `restore` needs, after an answer. Needed if the episode can be restored."""
 
-def to_answer(name: str, returned: Any) -> Observation | Done:
+    def restore(self, row: Row, snapshot: bytes) -> None:
+        """Begin in place of `reset`, as it was at the snapshot."""
+
+
+def to_answer(name: str, returned: Any) -> Answer:
     """Judge what `step` returned. Raises: ValueError: neither an observation nor an end."""
     if isinstance(returned, str):
         return Observation(returned)
+    if isinstance(returned, OverBudget):
+        return returned
     if not isinstance(returned, Observation | Done):
         raise ValueError(
             f"{name} returned a {type(returned).__name__}: `step` returns a text, an Observation or a Done"
@@ -67,19 +90,41 @@ def to_answer(name: str, returned: Any) -> Observation | Done:
         )
     if not isinstance(returned.metrics, Mapping):
         raise ValueError(f"{name} returned metrics of type {type(returned.metrics).__name__}: a dict")
-    if returned.reward is not None and finite(returned.reward) is None:
-        raise ValueError(
-            f"{name} returned a reward of type {type(returned.reward).__name__}: a finite number"
-        )
+    _refuse_reward(name, returned.reward)
     return returned
 
 
-def to_text(name: str, returned: Any) -> str:
-    """Judge what `reset` returned. Raises: ValueError: neither a text nor None."""
-    if returned is None or isinstance(returned, str):
-        return returned or ""
-    raise ValueError(
-        f"{name}: `reset` returned a {type(returned).__name__}: a text that follows the prompt, or None"
+def by_name(reward: float | dict[str, float] | None) -> dict[str, float]:
+    """The rewards of an answer; a single one has no name."""
+    rewards = reward if isinstance(reward, Mapping) else {"": reward or 0.0}
+    return {name: float(value) for name, value in rewards.items()}
+
+
+def _refuse_reward(name: str, reward: Any) -> None:
+    rewards = reward if isinstance(reward, Mapping) else {"": 0.0 if reward is None else reward}
+    for key, value in rewards.items():
+        if finite(value) is None:
+            which = f"{key} " if key else ""
+            raise ValueError(
+                f"{name} returned a reward {which}of type {type(value).__name__}: a finite number"
+            )
+    taken = [key for key in rewards if not isinstance(key, str) or key.startswith((*OF_THE_SUM, "ended_by_"))]
+    if taken or not rewards:
+        raise ValueError(f"{name} returned a dict of rewards with the names {list(rewards)}: use other ones")
+
+
+def to_begin(name: str, returned: Any) -> str | list[Message]:
+    """Judge what `reset` returned. Raises: ValueError: neither text nor messages nor None."""
+    if returned is None or returned == []:
+        return ""
+    if not _can_be_seen(returned):
+        raise ValueError(
+            f"{name}: `reset` returned a {type(returned).__name__}: a text or messages that follow the "
+            "prompt, or None"
+        )
+    keys = ("role", "name", "content")
+    return (
+        returned if isinstance(returned, str) else [{k: one[k] for k in keys if k in one} for one in returned]
     )
 
 

@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DeadlineExceeded
-from millrace.core.types import Abstain, Failed, Finish, Observed, Score, Scored, ScoreRequest
+from millrace.core.types import (
+    ENVIRONMENT_S,
+    Abstain,
+    Failed,
+    Observed,
+    Score,
+    Scored,
+    ScoreRequest,
+)
 from millrace.environments.chat import is_messages
 from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import encodable, finite, raised, to_score
+from millrace.environments.tasks import More, first_usable
 from millrace.environments.tasks import Task as Rows
-from millrace.environments.tasks import first_usable
 from millrace.environments.turns.bridge import Bridge, ChatBridge, PlainBridge
+from millrace.environments.turns.budgets import CONTEXT, Budgets
 from millrace.environments.turns.environment import (
+    Answer,
     Done,
     Environment,
     Observation,
+    OverBudget,
+    by_name,
     length,
     to_answer,
-    to_text,
+    to_begin,
 )
 from millrace.environments.turns.forms import Form, load_environment
+from millrace.environments.turns.snapshots import EpisodeSnapshot, RecoveryError, Snapshots
 
 T = TypeVar("T")
 
@@ -39,15 +54,8 @@ THREADS = 64
 LOST_MAX = THREADS // 2
 """Calls over their deadline that a worker survives."""
 
-BUDGETS = "tokens", "turns", "context"
-"""What can end an episode before its environment does: the tokens of one turn, turns, all tokens."""
-
 LIVE_MAX = 4096
 """Episodes that a worker keeps between their turns. The one that waited longest is dropped, and repeated."""
-
-
-class ReplayError(Exception):
-    """A repeated episode differs from the recorded one."""
 
 
 class _Episode:
@@ -55,6 +63,8 @@ class _Episode:
         self.environment = environment
         self.turns = 0
         self.reward = 0.0
+        self.rewards = Counter[str]()  # by name, over the turns
+        self.seconds = 0.0  # of its answers
 
     def close(self) -> None:
         with suppress(Exception):
@@ -62,9 +72,9 @@ class _Episode:
 
 
 class Episodes:
-    """`turns_max`: turns of an episode. Each call of an environment has a thread. A call that is over
-    `timeout_s` fails, and its thread is lost. `LOST_MAX` lost threads end the worker, and before there are
-    still `THREADS` others."""
+    """Each call of an environment has a thread. A call that is over `timeout_s` fails, and its thread is
+    lost. `LOST_MAX` lost threads end the worker, and before there are still `THREADS` others. In a `trial`
+    every turn of an environment that can be restored begins with a restored one."""
 
     def __init__(
         self,
@@ -74,11 +84,14 @@ class Episodes:
         file: str | None,
         bridge: Bridge,
         decode: Callable[[list[int]], str],
-        turns_max: int,
+        budgets: Budgets,
+        snapshots: Snapshots,
         timeout_s: float,
+        trial: bool = False,
     ) -> None:
         self._kind, self._name, self._file, self._bridge, self._decode = kind, name, file, bridge, decode
-        self._turns_max, self._timeout_s = turns_max, timeout_s
+        self._budgets, self._snapshots, self._timeout_s = budgets, snapshots, timeout_s
+        self._trial = trial
         self._threads = ThreadPoolExecutor(THREADS + LOST_MAX, "environment")
         self._lost = 0
         self._recovery = getattr(kind, "recovery", "replayed")
@@ -89,9 +102,17 @@ class Episodes:
         """As `answer`. Raises: DeadlineExceeded: too many environments are over their deadline."""
         return await self._in_time(partial(self.answer, request, row))
 
-    async def begun(self, row: Row) -> str | Failed:
-        """The text that follows the prompt of a row. Raises: as `answered`."""
+    async def begun(self, row: Row) -> More | Failed:
+        """What follows the prompt of a row. Raises: as `answered`."""
         return await self._in_time(partial(self._first, row))
+
+    def forget(self, trajectory_ids: list[int]) -> None:
+        """These trajectories have ended. A `close` that hangs takes a thread."""
+        episodes = [self._live.pop(trajectory_id, None) for trajectory_id in trajectory_ids]
+        for episode in filter(None, episodes):
+            self._threads.submit(episode.close)
+        if self._recovery == "restored":
+            self._threads.submit(self._snapshots.forget, trajectory_ids)
 
     async def _in_time(self, call: Callable[[], T]) -> T | Failed:
         loop = asyncio.get_running_loop()
@@ -105,11 +126,11 @@ class Episodes:
             raise DeadlineExceeded(reason)
         return Failed(reason)
 
-    def _first(self, row: Row) -> str | Failed:
+    def _first(self, row: Row) -> More | Failed:
         episode = None
         try:
             episode = _Episode(self._kind())
-            return to_text(self._name, episode.environment.reset(row))
+            return to_begin(self._name, episode.environment.reset(row))
         except BaseException as error:
             if isinstance(error, MemoryError):
                 raise
@@ -126,11 +147,13 @@ class Episodes:
         episode = self._live.pop(request.trajectory_id, None)
         try:
             if episode is None or episode.turns != len(actions) - 1:
-                episode = self._repeated(row, actions[:-1], observed)
+                again = self._restored if self._recovery == "restored" and observed else self._repeated
+                episode = again(request, row, actions[:-1], observed)
+            episode.seconds = request.spent_s
             answer = self._step(episode, actions[-1])
             return self._judge(request, episode, actions, answer)
-        except ReplayError as error:
-            return Failed(str(error))
+        except RecoveryError as error:
+            return Failed(f"{self._name}: {error}")
         except BaseException as error:  # not even SystemExit may leave the thread
             if isinstance(error, MemoryError):
                 raise
@@ -139,25 +162,43 @@ class Episodes:
             if episode is not None and request.trajectory_id not in self._live:
                 episode.close()
 
-    def _repeated(self, row: Row, actions: list[list[int]], observed: list[list[int]]) -> _Episode:
-        if actions and self._recovery == "failed":
-            raise ReplayError(f"{self._name}: the process of the episode is gone, and it cannot be repeated")
+    def _restored(
+        self, request: ScoreRequest, row: Row, actions: list[list[int]], observed: list[list[int]]
+    ) -> _Episode:
+        seen = request.tokens[: request.turns[-1][0]]
+        snapshot = self._snapshots.find(request.trajectory_id, seen, len(actions))
         episode = _Episode(self._kind())
-        to_text(self._name, episode.environment.reset(row))
+        episode.environment.restore(row, snapshot.data)
+        episode.turns, episode.reward = snapshot.turns, snapshot.reward
+        episode.rewards.update(snapshot.rewards)
+        return episode
+
+    def _repeated(
+        self, request: ScoreRequest, row: Row, actions: list[list[int]], observed: list[list[int]]
+    ) -> _Episode:
+        if actions and self._recovery == "failed":
+            raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
+        episode = _Episode(self._kind())
+        to_begin(self._name, episode.environment.reset(row))
         for number, (action, recorded) in enumerate(zip(actions, observed, strict=True)):
             answer = self._step(episode, action)
-            if isinstance(answer, Done) or self._bridge.after(action, answer.text) != recorded:
-                raise ReplayError(
-                    f"{self._name}: the repeated episode differs from the recorded one after turn "
-                    f"{number + 1}: its answers depend on more than the row and the actions\n"
-                    '  Make them depend on these alone, or set `recovery = "failed"` in the class.'
+            if not isinstance(answer, Observation) or self._bridge.after(action, answer.text) != recorded:
+                raise RecoveryError(
+                    f"the repeated episode differs from the recorded one after turn {number + 1}: its "
+                    "answers depend on more than the row and the actions\n"
+                    '  Make them depend on these alone, or set `recovery` in the class to "restored" or '
+                    '"failed".'
                 )
         return episode
 
-    def _step(self, episode: _Episode, action: list[int]) -> Observation | Done:
+    def _step(self, episode: _Episode, action: list[int]) -> Answer:
+        began_s = time.monotonic()
         answer = to_answer(self._name, episode.environment.step(self._decode(action)))
+        episode.seconds += time.monotonic() - began_s
         episode.turns += 1
-        episode.reward += float(answer.reward or 0.0)
+        rewards = by_name(answer.reward)
+        episode.reward += sum(rewards.values())
+        episode.rewards.update({name: value for name, value in rewards.items() if name})
         return answer
 
     def _judge(
@@ -165,26 +206,34 @@ class Episodes:
         request: ScoreRequest,
         episode: _Episode,
         actions: list[list[int]],
-        answer: Observation | Done,
+        answer: Answer,
     ) -> Score | Observed:
         numbers = ((encodable(str(key)), finite(value)) for key, value in answer.metrics.items())
         metrics = {key: value for key, value in numbers if value is not None}
         if answer.reward is not None:
-            metrics[f"turn_{episode.turns}"] = float(answer.reward)
+            metrics[f"turn_{episode.turns}"] = sum(by_name(answer.reward).values())
+        metrics |= episode.rewards
+        if self._budgets.episode_s is not None:
+            metrics[ENVIRONMENT_S] = episode.seconds
         if isinstance(answer, Done):
             if answer.reward is None:
                 return Abstain(f"{self._name} ended with a reward of None")
             return self._end(episode, metrics, "")
-        if request.finish is Finish.LENGTH:
-            return self._end(episode, metrics, "tokens")
-        if episode.turns >= self._turns_max:
-            return self._end(episode, metrics, "turns")
-        if not self._bridge.fits(length(answer.text), request.room):
-            return self._end(episode, metrics, "context")
+        budget = self._budgets.used_up(request, episode.turns, episode.seconds)
+        if isinstance(answer, OverBudget):
+            return self._end(episode, metrics, budget or answer.budget)
+        if budget or not self._bridge.fits(length(answer.text), request.room):
+            return self._end(episode, metrics, budget or CONTEXT)
         tokens = self._bridge.after(actions[-1], answer.text)
         if len(tokens) >= request.room:
-            return self._end(episode, metrics, "context")
-        self._live[request.trajectory_id] = episode
+            return self._end(episode, metrics, CONTEXT)
+        if self._recovery == "restored":
+            snapshot = EpisodeSnapshot(
+                episode.turns, episode.reward, dict(episode.rewards), episode.environment.snapshot()
+            )
+            self._snapshots.keep(request.trajectory_id, [*request.tokens, *tokens], snapshot)
+        if self._recovery != "restored" or not self._trial:
+            self._live[request.trajectory_id] = episode
         while len(self._live) > LIVE_MAX:
             self._live.popitem(last=False)[1].close()
         return Observed(token_array(tokens), metrics)
@@ -193,7 +242,7 @@ class Episodes:
         """`budget`: what was used up; empty: the environment ended the episode."""
         if budget:
             episode.reward += getattr(episode.environment, "cut_off", float)()
-        ended = {f"ended_by_{name}": float(name == budget) for name in BUDGETS}
+        ended = {f"ended_by_{name}": float(name == budget) for name in self._budgets.names}
         everything: dict[str, Any] = {
             "reward": episode.reward,
             "turns": float(episode.turns),
@@ -216,8 +265,10 @@ def _of_one_process(call: Callable[[], T]) -> T:
             os._exit(1)
 
 
-def make_episodes(config: EnvironmentRewardSection, task: Task, rows: Rows, tokenizer: Any) -> Episodes:
-    """The bridge is of chat if the first row is.
+def make_episodes(
+    config: EnvironmentRewardSection, task: Task, rows: Rows, tokenizer: Any, run_dir: Path | None
+) -> Episodes:
+    """The bridge is of chat if the first row is. `run_dir` None: a trial.
 
     Raises: ConfigError, RewardError: the environment cannot be loaded, or the chat template is none that
         turns can be appended to."""
@@ -234,6 +285,8 @@ def make_episodes(config: EnvironmentRewardSection, task: Task, rows: Rows, toke
         file=file,
         bridge=bridge,
         decode=partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-        turns_max=config.turns,
+        budgets=Budgets.of(config),
+        snapshots=Snapshots(run_dir, config.snapshot_bytes),
         timeout_s=config.timeout_s,
+        trial=run_dir is None,
     )

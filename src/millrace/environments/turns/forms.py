@@ -19,7 +19,7 @@ from millrace.environments.turns.environment import Environment
 from millrace.environments.turns.own_form import OwnEnvironment
 from millrace.environments.turns.skyrl_form import SkyRlEnvironment
 from millrace.environments.turns.tool_form import ToolEnvironment
-from millrace.environments.turns.tools import NO_TOOLS, find_tools
+from millrace.environments.turns.tools import NO_TOOLS, RESTORING, find_tools
 
 
 class Form:
@@ -40,10 +40,10 @@ class Form:
         self._make: Callable[[], Environment]
         if _of_tools(kind):
             tools = find_tools(kind, path)
-            self._make = partial(
-                ToolEnvironment, kind, path, tools, shown=shown, characters_max=config.result_characters
-            )
+            self._make = partial(ToolEnvironment, kind, path, tools, config=config, shown=shown)
             self.schemas = [tool.schema for tool in tools.values()] if shown else ()
+        elif config.tool_calls is not None:
+            raise RewardError(f"`reward.tool_calls`: `{path}` is no class of tools, so nothing counts calls")
         elif hasattr(kind, "reset"):
             self._make = partial(OwnEnvironment, kind)
         else:
@@ -83,6 +83,10 @@ def load_environment(path: str) -> tuple[type, str | None]:
             "with `init(prompt)` and `step(action)` (SkyRL-Gym)\n  See docs/turns.md."
         )
     recovery = getattr(kind, "recovery", "replayed")
-    if recovery not in ("replayed", "failed"):
-        raise RewardError(f"`{path}`: `recovery` is {recovery!r}: use 'replayed' or 'failed'")
+    if recovery not in ("replayed", "restored", "failed"):
+        raise RewardError(f"`{path}`: `recovery` is {recovery!r}: use 'replayed', 'restored' or 'failed'")
+    if recovery == "restored" and not public.issuperset(RESTORING):
+        raise RewardError(
+            f"`{path}`: `recovery` is 'restored': add methods `snapshot()` and `restore(row, snapshot)`"
+        )
     return kind, file

@@ -47,5 +47,11 @@ class OwnEnvironment:
     def step(self, action: str) -> Any:
         return self._loop.result(self._own.step(action))
 
+    def snapshot(self) -> Any:
+        return self._loop.result(self._own.snapshot())
+
+    def restore(self, row: Row, snapshot: bytes) -> None:
+        self._loop.result(self._own.restore(row, snapshot))
+
     def close(self) -> None:
         self._loop.close(self._own)

@@ -27,13 +27,23 @@ class SkyRlEnvironment:
         self._loop = EpisodeLoop()
 
     def reset(self, row: Row) -> str:
-        offered = {"env_config": {}, "extras": {"max_turns": self._turns, **row}}
-        names = inspect.signature(self._kind).parameters
-        self._own = self._kind(**{name: value for name, value in offered.items() if name in names})
+        self._begin(row)
         asked = find_column(row, self._prompt)
         messages = asked if is_messages(asked) else [{"role": "user", "content": asked}]
         begun = self._loop.result(self._own.init(copy.deepcopy(messages)))
         return self._added(messages, begun)
+
+    def snapshot(self) -> Any:
+        return self._loop.result(self._own.snapshot())
+
+    def restore(self, row: Row, snapshot: bytes) -> None:
+        self._begin(row)
+        self._loop.result(self._own.restore(row, snapshot))
+
+    def _begin(self, row: Row) -> None:
+        offered = {"env_config": {}, "extras": {"max_turns": self._turns, **row}}
+        names = inspect.signature(self._kind).parameters
+        self._own = self._kind(**{name: value for name, value in offered.items() if name in names})
 
     def step(self, action: str) -> Observation | Done:
         output = self._loop.result(self._own.step(action))

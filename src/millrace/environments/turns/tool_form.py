@@ -6,15 +6,20 @@ Source: TRL 1.16, `GRPOTrainer(environment_factory=...)`. A turn without a call 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from typing import Any
 
+import msgspec
+
+from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite, shortened
-from millrace.environments.turns.environment import Done, Message, Observation
+from millrace.environments.turns.budgets import TOOL_CALLS
+from millrace.environments.turns.environment import Done, Message, Observation, OverBudget
 from millrace.environments.turns.own_form import EpisodeLoop
 from millrace.environments.turns.tool_calls import Malformed, ToolCall, find_calls
-from millrace.environments.turns.tools import Tool, ToolError, to_result
+from millrace.environments.turns.tools import Tool, ToolError, WrongCall, to_result
 
 
 class ToolEnvironment:
@@ -22,16 +27,18 @@ class ToolEnvironment:
     a line `name(...)`, and the results are one text.
 
     The reward is `get_reward()` at the end of the episode, or without that method the attribute `reward`. A
-    method with a parameter gets the text of the last turn.
+    method with a parameter gets the text of the last turn. A turn that has the call after `calls_max` calls
+    ends the episode; its calls before that one are answered.
     """
 
     def __init__(
-        self, kind: type, path: str, tools: dict[str, Tool], *, shown: bool, characters_max: int
+        self, kind: type, path: str, tools: dict[str, Tool], *, config: EnvironmentRewardSection, shown: bool
     ) -> None:
-        self._path, self._tools, self._shown, self._characters_max = path, tools, shown, characters_max
+        self._path, self._tools, self._shown = path, tools, shown
+        self._characters_max, self._calls_left = config.result_characters, config.tool_calls or sys.maxsize
         self._own, self._loop = kind(), EpisodeLoop()
         self._text = ""
-        self._counts: Counter[str] = Counter({"tool_errors": 0})
+        self._counts: Counter[str] = Counter({"tool_errors": 0, "malformed": 0})
 
     def reset(self, row: Row) -> Any:
         parameters = inspect.signature(self._own.reset).parameters.values()
@@ -40,13 +47,15 @@ class ToolEnvironment:
         arguments = {name: value for name, value in row.items() if any_name or name in names}
         return self._loop.result(self._own.reset(**arguments))
 
-    def step(self, action: str) -> Observation | Done:
+    def step(self, action: str) -> Observation | Done | OverBudget:
         self._text = action
         calls = find_calls(action, self._tools, plain=not self._shown)
         if not calls:
             return Done(self.cut_off(), self._metrics())
-        results = [(call, self._answered(call)) for call in calls]
-        metrics = self._metrics()
+        results = [(call, self._answered(call)) for call in calls[: self._calls_left]]
+        metrics, self._calls_left = self._metrics(), self._calls_left - len(calls)
+        if self._calls_left < 0:
+            return OverBudget(TOOL_CALLS, metrics)
         if not self._shown:
             return Observation("".join(f"{text}\n" for _, text in results), metrics=metrics)
         return Observation([self._message(call, text) for call, text in results], metrics=metrics)
@@ -66,6 +75,15 @@ class ToolEnvironment:
             raise ValueError(f"{self._path}: the reward is a {type(reward).__name__}: a finite number")
         return value
 
+    def snapshot(self) -> Any:
+        data = self._loop.result(self._own.snapshot())
+        return msgspec.msgpack.encode((data, self._text, self._calls_left, self._counts))
+
+    def restore(self, row: Row, snapshot: bytes) -> None:
+        data, self._text, self._calls_left, counts = msgspec.msgpack.decode(snapshot)
+        self._counts = Counter(counts)
+        self._loop.result(self._own.restore(row, data))
+
     def close(self) -> None:
         self._loop.close(self._own)
 
@@ -73,9 +91,9 @@ class ToolEnvironment:
         """The result of a call, or what is wrong with it: the model may correct its call."""
         try:
             if isinstance(call, Malformed):
-                raise ToolError(call.reason)
+                raise WrongCall(call.reason)
             if call.name not in self._tools:
-                raise ToolError(f"there is no tool {call.name[:100]}: {', '.join(self._tools)}")
+                raise WrongCall(f"there is no tool {call.name[:100]}: {', '.join(self._tools)}")
             self._counts[f"calls_{call.name}"] += 1
             returned = self._loop.result(self._tools[call.name].call(self._own, call))
             text, cut = to_result(returned, self._characters_max)
@@ -83,6 +101,7 @@ class ToolEnvironment:
             return text
         except ToolError as error:
             reason = str(error)
+            self._counts["malformed"] += isinstance(error, WrongCall)
         except MemoryError:
             raise
         except Exception as error:  # of the user's tool

@@ -15,10 +15,16 @@ from millrace.environments.scores import shortened
 from millrace.environments.turns.tool_calls import ToolCall
 
 NO_TOOLS = "reset", "get_reward", "close"
+RESTORING = "snapshot", "restore"
+"""Methods of an environment with `recovery = "restored"`."""
 
 
 class ToolError(Exception):
     """A call that a tool cannot answer; the model reads why."""
+
+
+class WrongCall(ToolError):
+    """The model's own error."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Tool:
         try:
             bound = self.signature.bind(None, *call.positional, **call.arguments)
         except TypeError as error:
-            raise ToolError(f"{self.name}: {error}") from error
+            raise WrongCall(f"{self.name}: {error}") from error
         del bound.arguments[next(iter(bound.arguments))]
         arguments = {name: self._converted(name, value) for name, value in bound.arguments.items()}
         return getattr(environment, self.name)(**arguments)
@@ -44,7 +50,7 @@ class Tool:
         try:
             return msgspec.convert(value, self.hints[name])
         except msgspec.ValidationError as error:
-            raise ToolError(f"{self.name}: argument {name}: {error}") from error
+            raise WrongCall(f"{self.name}: argument {name}: {error}") from error
 
 
 def find_tools(kind: type, path: str) -> dict[str, Tool]:
@@ -54,10 +60,11 @@ def find_tools(kind: type, path: str) -> dict[str, Tool]:
         description.
     """
     methods = inspect.getmembers(kind, inspect.isfunction)
+    none = {*NO_TOOLS, *(RESTORING if getattr(kind, "recovery", "") == "restored" else ())}
     return {
         name: _tool(name, method, path)
         for name, method in methods
-        if not name.startswith("_") and name not in NO_TOOLS
+        if not name.startswith("_") and name not in none
         if not isinstance(inspect.getattr_static(kind, name), staticmethod)
     }
 

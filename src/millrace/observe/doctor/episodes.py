@@ -92,6 +92,9 @@ def _share(text: ScoredText, name: str) -> float:
 _LONGER = {
     "tokens": "raise `sampling.max_tokens`: it ends a turn, and with it the episode",
     "turns": "raise `reward.turns`",
+    "tool_calls": "raise `reward.tool_calls`",
+    "sampled": "raise `reward.episode_tokens`",
+    "seconds": "raise `reward.episode_s`, or make answers faster",
     "context": "raise `rollout.max_sequence_tokens`, or make observations shorter",
 }
 _NO_END = (

@@ -111,7 +111,7 @@ def _shown(text: str) -> str:
 
 _CANARY = (
     "the reward pays for something else than the answer: read the completion, then mend the reward so that "
-    "it earns nothing. `millrace try-reward CONFIG --completion TEXT` calls it alone",
+    "it earns nothing. `millrace try-task CONFIG --completion TEXT` calls it alone",
     "later versions have learned the hack: start again from a model from before",
 )
 _LENGTHS = (
@@ -119,6 +119,6 @@ _LENGTHS = (
     "in a long text satisfies, or lower `sampling.max_tokens`",
 )
 _SHARED = (
-    "look whether the reward pays for the string: `millrace try-reward CONFIG --completion TEXT`. If the "
+    "look whether the reward pays for the string: `millrace try-task CONFIG --completion TEXT`. If the "
     "task asks for it, as for a fixed form, all is well",
 )

@@ -68,7 +68,7 @@ def _trends(steps: list[Step]) -> list[str]:
 
 
 _FAILING_REWARDS = (
-    "failed trajectories are not trained. Correct the reward. `millrace try-reward CONFIG` calls it alone",
+    "failed trajectories are not trained. Correct the reward. `millrace try-task CONFIG` calls it alone",
     "if the reward is only slow, raise `reward.timeout_s`. If it needs memory, raise `reward.memory_mb`",
 )
 _NO_SIGNAL = (

@@ -48,7 +48,7 @@ _NOT_RUN = (
     "the verifier pays without a test. Make it raise if it ran none: a failure is counted, and not trained",
 )
 _CONSTANT = (
-    "`millrace try-reward CONFIG` gives the reward an empty text and garbage: both should earn less. Look "
+    "`millrace try-task CONFIG` gives the reward an empty text and garbage: both should earn less. Look "
     "whether the verifier ever compares, or calls its tests",
     "if they do earn less, the model solves every row already: take harder rows",
 )

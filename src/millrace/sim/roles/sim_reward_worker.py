@@ -50,6 +50,9 @@ class SimRewardWorker:
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         return [self._workload.row_id(group_id) for group_id in group_ids]
 
+    async def forget(self, trajectory_ids: list[int]) -> None:
+        pass
+
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         spent_s = 0.0
         for request in requests:

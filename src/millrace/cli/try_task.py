@@ -1,4 +1,4 @@
-"""`millrace try-reward`: tries the reward on answers of known worth, before training."""
+"""`millrace try-task`: the reward on answers of known worth, or one episode of an environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def command(
     tokens: Annotated[bool, typer.Option("--tokens", help="Print the token ids of an episode.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Call the reward on right, empty and odd answers, and judge it. Exit code 1 if a call fails."""
+    """Call the reward on right, empty and odd answers, and judge it; or play one episode of an environment.
+    Exit code 1 if a call fails."""
     config = load(config_file, overrides or ())
     if config.reward.kind == "environment":
         _play(config, completion or [], tokens, as_json)

@@ -1,0 +1,157 @@
+"""The environment pool with several calls of a worker: who is to blame for a death, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from millrace import sim
+from millrace.controller.reward_pool import RewardPool
+from millrace.controller.turns.score_requests import ScoreRequests
+from millrace.controller.waits import Waits
+from millrace.core.errors import WorkerDied
+from millrace.core.pulse import Pulse
+from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest, Vitals
+from tests.simulation.test_scoring import _serve
+
+
+def ask(trajectory_id):
+    return ScoreRequest(trajectory_id, trajectory_id, [], Finish.TURN)
+
+
+class Host:
+    """The first worker dies while it answers, and any other one if it makes prompts meanwhile. `ended`: what
+    workers were told to forget."""
+
+    def __init__(self):
+        self.workers, self.ended = 0, []
+
+    async def spawn(self, name, target, kwargs=None, **how):
+        self.workers += 1
+        return Worker(name, self.workers, self)
+
+
+class Worker:
+    suspended = answers = False
+
+    def __init__(self, name, epoch, host):
+        self.name, self.epoch, self._host = name, epoch, host
+        self.dead = asyncio.get_running_loop().create_future()
+
+    async def call(self, method, *args, timeout_s):
+        match method:
+            case "prompts" if self.epoch > 1 and self.answers:
+                await asyncio.sleep(1.0)
+                self.kill()
+                await asyncio.sleep(1.0)  # its other calls end too
+                raise WorkerDied("killed by its prompts")
+            case "prompts":
+                return [Prompt(group_id, "row", [1], "text") for group_id in args[0]]
+            case "row_ids":
+                return [f"rows:{group_id}" for group_id in args[0]]
+            case "forget":
+                self._host.ended += args[0]
+                return None
+        return Vitals(cpu_s=0.0, resident_bytes=0, disk=False, calls=[])
+
+    async def stream(self, method, *args):
+        for request in args[0]:
+            if self.epoch == 1:
+                await asyncio.sleep(1.0)
+                self.kill()
+            self.answers = True
+            done, _ = await asyncio.wait([self.dead], timeout=5.0)
+            if done:
+                raise WorkerDied("killed by signal 9 (SIGKILL)")
+            self.answers = False
+            yield request.trajectory_id, Scored(1.0)
+
+    def kill(self):
+        if not self.dead.done():
+            self.dead.set_result("killed")
+
+
+def test_a_worker_that_serves_a_suspect_makes_no_prompts():
+    async def main():
+        found, host = {}, Host()
+        pool = RewardPool(
+            Pulse(), Waits(), found.__setitem__, next_group_id=0, prefetch=1, timeout_s=60.0, lanes=4
+        )
+
+        def is_done():
+            while host.workers > 1 and pool.next_prompt() is not None:  # so the next prompts are wanted
+                pass
+            return len(found) == 2
+
+        for trajectory_id in range(2):
+            pool.request(ask(trajectory_id))
+        await _serve(host, pool, is_done)
+        return found, host.workers
+
+    found, workers = sim.run(main(), seed=0)
+    assert found == {0: Scored(1.0), 1: Scored(1.0)} and workers == 2
+
+
+def test_a_worker_is_told_which_of_its_episodes_have_ended():
+    async def main():
+        found, host = {}, Host()
+        pool = RewardPool(
+            Pulse(), Waits(), found.__setitem__, next_group_id=0, prefetch=0, timeout_s=60.0, lanes=4
+        )
+        host.workers = 3
+        pool.forget([7])
+        pool.request(ask(1))
+        await _serve(host, pool, lambda: len(found) == 1)
+        return host.ended
+
+    assert sim.run(main(), seed=0) == [7]
+
+
+class Named:
+    """A worker that lives."""
+
+    dead = SimpleNamespace(done=lambda: False)
+
+    def __init__(self, name):
+        self.name = name
+
+
+def test_what_ended_elsewhere_leaves_nothing_and_its_worker_ends_it():
+    requests, here, other = ScoreRequests(lanes=4), Named("here"), Named("other")
+    for trajectory_id in range(3):
+        requests.put(ask(trajectory_id))
+        assert requests.take(here) == [ask(trajectory_id)]
+        requests.answered("here", trajectory_id, Observed([1]))
+        requests.give_back("here", [])
+    requests.put(ask(1))
+    requests.forget([0, 1])  # by a decision: one between its turns, one that waits for an answer
+    assert not len(requests) and not requests.take(here)
+    assert requests.ended("other") == [] and requests.ended("here") == [0, 1] and requests.ended("here") == []
+    assert requests._homes == {2: "here"}
+    requests.forget([2])
+    requests.left("here")  # any worker may remove its snapshots
+    assert requests.ended("other") == [2] and not requests._homes and not requests._ended
+    assert not requests.take(other)
+
+
+def test_a_suspect_that_has_ended_keeps_no_worker_for_itself():
+    requests, here = ScoreRequests(lanes=4), Named("here")
+    for trajectory_id in range(2):
+        requests.put(ask(trajectory_id))
+        requests.take(here)
+        assert not requests.died("here", trajectory_id)
+    requests.left("here")
+    requests.forget([0, 1])
+    requests.put(ask(2))
+    assert requests.take(Named("next")) == [ask(2)] and not requests.is_alone("next")
+
+
+def test_a_request_that_kills_its_worker_alone_twice_has_failed():
+    requests = ScoreRequests(lanes=4)
+    requests.put(ask(0))
+    outcomes = []
+    for name in ("a", "b", "c"):
+        assert requests.take(Named(name)) == [ask(0)]
+        outcomes.append(requests.died(name, 0))
+        requests.left(name)
+    assert outcomes == [False, False, True]
