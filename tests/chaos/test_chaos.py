@@ -47,7 +47,7 @@ def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
 def test_a_run_of_episodes_killed_in_its_turns_ends_with_the_same_weights(tmp_path):
     """MILLRACE_POINTS=100 makes as many points, MILLRACE_SEED others."""
     points, seed = (int(os.environ.get(f"MILLRACE_{name}", default)) for name, default in POINTS.items())
-    checks = kill_and_resume(turn_runs.make_start(tmp_path), tmp_path, [], points, seed, print, each=3)
+    checks = kill_and_resume(turn_runs.make_start(tmp_path), tmp_path, [], points, seed, print)
     print(checks[0].detail)
     assert not failed(checks)
 

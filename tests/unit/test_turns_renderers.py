@@ -19,12 +19,18 @@ renderers = pytest.importorskip("renderers", reason="needs the package renderers
 CONVERSATIONS = 20
 TEMPLATES = Path(__file__).parents[1] / "models" / "templates"
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-SPECIAL = [
-    "<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<｜begin▁of▁sentence｜>",
-    "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>",
-    "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>",
-]  # fmt: skip
+SPECIAL = ["<|endoftext|>", "<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>"]
+SPECIAL += [
+    f"<｜{name}｜>"
+    for name in (
+        *("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁sep"),
+        *(
+            f"tool▁{what}▁{end}"
+            for what in ("calls", "call", "outputs", "output")
+            for end in ("begin", "end")
+        ),
+    )
+]
 PARTS = ["the end", " ", "\n", "\n\n", "true", '{"found": true}', "<b>", "é→", "x" * 40, "assistant\n"]
 
 
@@ -35,7 +41,7 @@ class Family(NamedTuple):
     template: str
     end: str
     roles: tuple[str, ...] = ("user",)
-    options: dict[str, Any] = {}
+    options: tuple[tuple[str, Any], ...] = ()
     thinks: bool = False
     opened: bool = False
 
@@ -44,12 +50,12 @@ def shipped(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-ALL = {"thinking_retention": "all"}
+ALL = (("thinking_retention", "all"),)
 TOOL = ("user", "tool")
 FAMILIES = {
     "qwen3": Family("Qwen3", STYLES["qwen3"].template, "<|im_end|>", TOOL, ALL, thinks=True),
     "qwen3, no thinking": Family(
-        "Qwen3", STYLES["qwen3_no_thinking"].template, "<|im_end|>", TOOL, ALL | {"enable_thinking": False}
+        "Qwen3", STYLES["qwen3_no_thinking"].template, "<|im_end|>", TOOL, (*ALL, ("enable_thinking", False))
     ),
     "qwen3, as shipped": Family("Qwen3", shipped("qwen3"), "<|im_end|>", options=ALL, thinks=True),
     "llama 3": Family("Llama3", shipped("llama3"), "<|eot_id|>"),
@@ -79,9 +85,9 @@ def thought(family: Family, rng: random.Random) -> str:
 def test_conversations_are_token_for_token_those_of_renderers(tokenizer: Any, name: str) -> None:
     family = FAMILIES[name]
     tokenizer.chat_template = family.template.replace("eos_token", repr(family.end))
-    config = getattr(renderers, f"{family.config}RendererConfig")(**family.options)
+    config = getattr(renderers, f"{family.config}RendererConfig")(**dict(family.options))
     theirs = renderers.create_renderer(tokenizer, config)
-    given = {key: value for key, value in family.options.items() if key == "enable_thinking"}
+    given = {key: value for key, value in family.options if key == "enable_thinking"}
     tools = TOOLS if "tool" in family.roles else []
     bridge = ChatBridge(tokenizer, "user", given, tools)
     for seed in range(CONVERSATIONS):
