@@ -29,13 +29,13 @@ from millrace.rollout.protocol import Engine
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 TICK_S = 1.0
-PREFETCH = 64
+PREFETCH = 16
 
 
 class EpisodePlayer:
     """Attempts have an `index` that no earlier attempt of this player had. Make one with `episode_player`."""
 
-    def __init__(self, config: Config, engine: Engine, next_group_id: int) -> None:
+    def __init__(self, config: Config, engine: Engine, first_group_id: int | None) -> None:
         self._config, self._engine = config, engine
         self._news, self.thread = Pulse(), ThreadPoolExecutor(1, "engine")
         self._live: dict[int, PromptAttempt] = {}
@@ -45,8 +45,8 @@ class EpisodePlayer:
             self._news,
             Waits(),
             self._answer,
-            next_group_id=next_group_id,
-            prefetch=PREFETCH,
+            next_group_id=first_group_id or 0,
+            prefetch=0 if first_group_id is None else PREFETCH,
             timeout_s=config.reward.timeout_s,
             lanes=LANES,
         )
@@ -95,13 +95,14 @@ class EpisodePlayer:
 
 @asynccontextmanager
 async def episode_player(
-    config: Config, engine: Engine, next_group_id: int = 0
+    config: Config, engine: Engine, first_group_id: int | None = None
 ) -> AsyncIterator[EpisodePlayer]:
-    """`engine` serves a version and is idle. Prompts begin with that of group `next_group_id`.
+    """`engine` serves a version and is idle. Prompts begin with that of group `first_group_id`; None: no
+    prompt is asked for.
 
     Raises: MillraceError: the reward worker cannot be started; every reward fails; no row makes a prompt."""
     prepare_rows(config.one_task)
-    runtime, player = LocalRuntime(), EpisodePlayer(config, engine, next_group_id)
+    runtime, player = LocalRuntime(), EpisodePlayer(config, engine, first_group_id)
     spec = WorkerSpec("reward worker", "reward worker", TARGET, {"config": recorded(config)})
     events = Events(clock.now, clock.wall)
     supervisor = Supervisor(runtime, events, config.supervision, Waits(), lambda *_: None)
