@@ -1,6 +1,6 @@
 """What a bridge appends is what the bridges of the package `renderers` append: each has code for one family.
 
-Skipped without that package: `pip install renderers`.
+Skipped without that package: `pip install renderers httpx` (0.1.12 imports httpx, and does not require it).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.unit.chat_templates import STYLES, make_tokenizer
 
 from millrace.environments.turns.bridge import ChatBridge
 
-renderers = pytest.importorskip("renderers", reason="needs the package renderers: pip install renderers")
+renderers = pytest.importorskip("renderers", reason="needs renderers: pip install renderers httpx")
 
 CONVERSATIONS = 20
 TEMPLATES = Path(__file__).parents[1] / "models" / "templates"
