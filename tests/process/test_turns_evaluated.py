@@ -19,7 +19,6 @@ from conformance import WAIT_S
 from millrace.cli.app import run as main
 from millrace.config.load import load
 from millrace.core.completion.marked import unmarked
-from millrace.core.errors import DataError
 from millrace.core.types import EvaluationAttempt, Finish
 from millrace.curation.curate import CurationOptions, curate
 from millrace.environments.tokenizer import load_tokenizer
@@ -147,9 +146,3 @@ def test_pass_rates_of_a_curation_are_over_episodes(turns, tmp_path):
     answers = (tmp_path / "answers").stat().st_size
     assert curate(config, options, ledger).rates == curation.rates
     assert (tmp_path / "answers").stat().st_size == answers  # nothing is played again
-
-
-def test_a_gold_check_of_one_turn_says_that_the_environment_wants_another(turns, tmp_path):
-    config = load(turns, ["task.answer=number"])
-    with pytest.raises(DataError, match=r"the environment wants another turn.*--no-gold"):
-        curate(config, CurationOptions(gold=True, near=None), tmp_path / "attempts.sqlite")

@@ -10,16 +10,7 @@ from typing import Any, TypeVar
 from millrace.config.schema import Config
 from millrace.controller.evaluation.prompt_attempt import PromptAttempt
 from millrace.core.completion.columns import token_array
-from millrace.core.types import (
-    Abstain,
-    EvaluationAttempt,
-    Failed,
-    Finish,
-    Observed,
-    Prompt,
-    Scored,
-    ScoreRequest,
-)
+from millrace.core.types import EvaluationAttempt, Finish, Prompt, Scored, ScoreRequest
 from millrace.curation.attempt_store import AttemptsByRow
 from millrace.curation.candidate import CandidateRow
 from millrace.curation.difficulty import PassRate
@@ -174,17 +165,10 @@ def _scored(
     scored = []
     for (row, number, _), request, timed in zip(attempts, requests, scorer.scores(requests), strict=True):
         score = timed.score
-        reward, reason = (score.value, "") if isinstance(score, Scored) else (None, _why_unscored(score))
+        reward, reason = (score.value, "") if isinstance(score, Scored) else (None, score.reason)
         attempt = (row.index, row.row_id, number, request.tokens, request.finish, reward)
         scored.append(EvaluationAttempt(*attempt, reason=reason))
     return scored
-
-
-def _why_unscored(score: Failed | Abstain | Observed) -> str:
-    """An attempt of the gold check is one turn."""
-    if isinstance(score, Observed):
-        return "the environment wants another turn, and the check has one: leave it out with --no-gold"
-    return score.reason
 
 
 def _chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
