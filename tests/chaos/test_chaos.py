@@ -17,6 +17,7 @@ from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
 
 pytestmark = pytest.mark.usefixtures("warm")
+POINTS = {"POINTS": 3, "SEED": 6}
 
 
 def failed(checks):
@@ -43,8 +44,12 @@ def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
     assert not failed(attack(turn_runs.make_start(tmp_path), tmp_path / "run", overrides, 6, 5)[0])
 
 
-def test_a_run_of_episodes_killed_at_any_point_resumes_to_the_same_weights(tmp_path):
-    assert not failed(kill_and_resume(turn_runs.make_start(tmp_path), tmp_path, [], 1, 6))
+def test_a_run_of_episodes_killed_in_its_turns_ends_with_the_same_weights(tmp_path):
+    """MILLRACE_POINTS=100 makes as many points, MILLRACE_SEED others."""
+    points, seed = (int(os.environ.get(f"MILLRACE_{name}", default)) for name, default in POINTS.items())
+    checks = kill_and_resume(turn_runs.make_start(tmp_path), tmp_path, [], points, seed, print)
+    print(checks[0].detail)
+    assert not failed(checks)
 
 
 WITHOUT_JAX = pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX: make test-jax")

@@ -16,7 +16,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text(en
 FILES = ("calculator.py", "start.py", "agent.toml")
 BLOCK = re.compile(r"```(?:python|toml)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^    ((?:millrace|python) .+)$", re.MULTILINE)
-SMALLER = {"train": "--set steps=2 --set batch.prompts=2 --set batch.group_size=2"}
+SMALLER = {
+    "train": "--set steps=2 --set batch.prompts=2 --set batch.group_size=2",
+    "eval": "--prompts 2 --samples 1",
+}
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -38,3 +41,4 @@ def test_every_command_of_the_page_runs(
         told.append(capsys.readouterr().out)
     assert "Turn 1, the environment" in told[0] and "The episode ends with reward 0" in told[0]
     assert "missing a required argument: 'b'" in told[1] and "The episode goes on" in told[1]
+    assert "completions without a reward 0" in " ".join(told[-1].split())

@@ -11,6 +11,7 @@ from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Laminar, Schedule, Synchronous
 from millrace.controller.evaluation.evaluation_state import Evaluations
+from millrace.core.completion.marked import unmarked
 from millrace.core.errors import ConfigError, MillraceError, RemoteError, WorkerDied
 from millrace.core.events import Event
 from millrace.core.types import EvaluationAttempt, EvaluationRecord
@@ -20,7 +21,7 @@ from millrace.runtime.seam import crossing
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.workload import Workload
 from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import random_world, small_config
+from millrace.sim.explore.worlds import random_world, small_config, with_turns
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Corruption, Crash, Failures, Faults
@@ -140,6 +141,23 @@ def test_relays_and_trainers_that_die_lose_no_evaluation_of_the_last_version() -
     watched, _ = run(evaluation(), faults=Faults(crashes=tuple(crashes)))
     assert sorted(watched.of("held-out")) == [0, 2, 4, 6, 8]
     assert watched.of("held-out")[8] == ""
+
+
+def test_episodes_are_evaluated_to_their_end_whatever_dies() -> None:
+    scenario = with_turns(random_world(3))
+    config = scenario.config.model_copy(update={"evaluations": (evaluation(), evaluation(name="b", every=3))})
+    crashes = [Crash("evaluator", 2.9 * i) for i in range(1, 12)]
+    crashes += [Crash("reward-worker-b", 2.3 * i) for i in range(1, 12)]
+    faults = Faults(crashes=tuple(crashes), controller_crashes=(7.0, 19.0))
+    scenario = replace(scenario, config=config, faults=faults)
+    watched = Watched(scenario)
+    assert simulate(scenario, watched).restarts >= 10
+    for name in ("held-out", "b"):
+        assert watched.of(name)[config.steps] == ""
+    done = [one for each in watched.attempts.values() for one in each]
+    episodes = [unmarked(one.tokens, 0).turns() for one in done]
+    assert {len(turns) // 2 + 1 for turns in episodes} == {1, 2, 3, 4}
+    assert all(one.reward in (0.0, 1.0) or one.reason for one in done)
 
 
 def test_an_evaluator_that_is_too_slow_skips_versions_and_delays_no_step() -> None:

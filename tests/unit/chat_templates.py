@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,8 +235,8 @@ ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 """Tokens of their own that are not special, as in Qwen3."""
 
 
-def make_tokenizer(directory: Path) -> Any:
-    """Byte-level BPE with a few merges, so that neighbours may become one token."""
+def make_tokenizer(directory: Path, more: Sequence[str] = ()) -> Any:
+    """Byte-level BPE with a few merges, so that neighbours may become one token. `more`: special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -245,10 +246,11 @@ def make_tokenizer(directory: Path) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator(["user assistant tool the true false \n\n \n name content end"] * 8, trainer)
-    backend.add_special_tokens(SPECIAL)
+    special = [*SPECIAL, *more]
+    backend.add_special_tokens(special)
     backend.add_tokens([AddedToken(one, special=False, normalized=False) for one in ADDED])
     made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", additional_special_tokens=SPECIAL
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", additional_special_tokens=special
     )
     made.save_pretrained(str(directory))
     return load_tokenizer(directory)

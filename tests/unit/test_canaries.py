@@ -77,8 +77,9 @@ def decode(tokens: object) -> str:
     return "".join(map(chr, tokens))  # type: ignore[call-overload]
 
 
-def attempt(row: int, attempt: int, reward: float | None, text: str) -> EvaluationAttempt:
-    tokens = array("i", map(ord, text))
+def attempt(row: int, attempt: int, reward: float | None, text: str, observed: str = "") -> EvaluationAttempt:
+    """`observed`: what an environment answered."""
+    tokens = array("i", [*map(ord, text), *(-1 - ord(one) for one in observed)])
     return EvaluationAttempt(row, f"traps:{row}", attempt, tokens, Finish.STOP, reward)
 
 
@@ -94,7 +95,7 @@ def test_the_first_reward_of_a_canary_is_warned_of_once_with_its_text(tmp_path: 
             group = ready_group(version, version - 1)
             ledger.admit([group])
             ledger.commit_step(step_of(version, group))
-        rows = [attempt(0, 0, 0.0, "no"), attempt(0, 1, None, "?"), attempt(1, 0, reward, "trust me")]
+        rows = [attempt(0, 0, 0.0, "no"), attempt(0, 1, None, "?"), attempt(1, 0, reward, "trust me", "no")]
         ledger.evaluated(EvaluationRecord("c", version, {}), rows)
         watch(Event("evaluated", 0.0, 0.0, {"name": "c", "version": version}))
     (warned,) = [event.fields for event in told]

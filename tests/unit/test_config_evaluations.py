@@ -17,6 +17,7 @@ from millrace.run_directory.content_digests import content_digests, refuse_other
 from millrace.run_directory.resume import check_resume
 
 GYM = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
+ACTS = '{ kind = "environment", path = "a.py:Act" }\n'
 FILE = '[model]\npath = "m"\n[task]\nkind = "file"\npath = "a.jsonl"\n[reward]\nkind = "exact"\n'
 
 
@@ -54,6 +55,7 @@ def test_paths_are_relative_to_the_file_and_the_record_gives_all_of_it_back(tmp_
         (GYM + "[[evaluations]]\nevery = 2\n", r"`evaluations\[0\].name` is missing"),
         (GYM + '[[evaluations]]\nname = "b"\n[[evaluations]]\nname = "b"\n', "'b' is the name of two"),
         (GYM + '[[evaluations]]\nname = "b"\nby = "majority"\nsamples = 1\n', "`samples` of at least 2"),
+        (GYM + '[[evaluations]]\nname = "b"\nby = "majority"\nreward = ' + ACTS, "an episode has none"),
         (GYM + '[[evaluations]]\nname = "b"\nevery = 7\nkeep_best = true\n', "must be a multiple of"),
         (
             GYM + '[[evaluations]]\nname = "b"\ntask = { kind = "file", path = "x" }\n',

@@ -5,12 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import Laminar
 from millrace.controller.evaluation.evaluation_state import Evaluations
+from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
 from millrace.core.completion.columns import TokenColumns, token_array
-from millrace.core.types import EvaluationRecord, Finish, Progress, Prompt, Scored
+from millrace.core.completion.marked import unmarked
+from millrace.core.types import (
+    EvaluationRecord,
+    Failed,
+    Finish,
+    Observed,
+    Progress,
+    Prompt,
+    Sampling,
+    Scored,
+)
 from millrace.sim.explore.worlds import small_config
 from millrace.trainer.files.directories import prune_checkpoints
 
@@ -61,14 +74,69 @@ def test_a_late_reward_of_another_version_and_tokens_of_another_lease_change_not
     under = known.underway
     assert under is not None
     (one,) = under.completions
-    one.lease = 2
-    columns = TokenColumns()
-    columns.append(7, -0.1, 2)
-    assert not one.take(Progress(0, 1, 0, columns, Finish.STOP))
-    assert one.take(Progress(0, 2, 0, columns, Finish.STOP))
+    one.lease(2, Sampling(max_tokens=4), 0)
+    columns = TokenColumns.of([7], [-0.1], 2)
+    assert not one.take(Progress(0, 1, 0, columns, Finish.STOP), answered=False)
+    assert one.take(Progress(0, 2, 0, columns, Finish.STOP), answered=False)
     request = under.score_request(one)
-    under.scored(request.trajectory_id - 1, Scored(1.0))
+    under.answer(request.trajectory_id - 1, Scored(1.0))
     assert under.unscored
-    under.scored(request.trajectory_id, Scored(1.0))
+    under.answer(request.trajectory_id, Scored(1.0))
     assert not under.unscored
     assert under.metrics()["greedy_accuracy"] == 1.0
+
+
+def attempt(index: int = 0) -> PromptAttempt:
+    return PromptAttempt(index, 0, Prompt(5, "row", token_array([1, 2]), "p"), 1)
+
+
+def turn(one: PromptAttempt, token: int, finish: Finish = Finish.STOP) -> None:
+    """The attempt generates one token, which ends a turn."""
+    lease = one.lease(one.trajectory.lease + 1, Sampling(max_tokens=4), 0)
+    columns = TokenColumns.of([token], [-0.1], 3)
+    assert one.take(Progress(0, lease.lease, len(lease.tokens), columns, finish), answered=True)
+
+
+def test_an_attempt_goes_on_with_what_an_environment_answered_and_is_recorded_with_it() -> None:
+    one = attempt()
+    turn(one, 7)
+    request = one.score_request(40, 32)
+    assert (request.trajectory_id, request.group_id, request.finish) == (40, 5, Finish.TURN)
+    assert (request.turns, request.room) == ([(0, 1, True)], 29)
+    one.answer(Observed(token_array([8, 0])))
+    assert one.is_queued and one.score is None
+    work = one.lease(9, Sampling(max_tokens=4), 0)
+    assert (list(work.tokens), work.turn_start, work.sampling.max_tokens) == ([7, 8, 0], 3, 7)
+    one.lose_lease()
+    turn(one, 6)
+    one.answer(Scored(0.5))
+    record = one.record()
+    assert (record.reward, record.finish, list(record.tokens)) == (0.5, Finish.STOP, [7, -9, -1, 6])
+    columns = unmarked(record.tokens, 3)
+    assert columns.turns() == [(0, 1, True), (1, 3, False), (3, 4, True)]
+    assert columns.tokens == one.trajectory.columns.tokens
+    assert columns.runs == one.trajectory.columns.runs
+
+
+def test_an_episode_that_fails_has_no_reward_and_one_that_a_budget_ends_is_truncated() -> None:
+    failed, cut = attempt(), attempt()
+    for one in (failed, cut):
+        turn(one, 7)
+    failed.answer(Failed("it raised"))
+    cut.answer(Scored(0.0, truncated=True))
+    assert (failed.record().reward, failed.record().reason) == (None, "it raised")
+    assert cut.record().finish is Finish.LENGTH
+    failed.answer(Scored(1.0))  # late
+    assert failed.record().reward is None
+
+
+def test_episodes_that_have_begun_come_first_and_not_too_many_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts = [attempt(index) for index in range(6)]
+    for one in attempts[3:5]:
+        turn(one, 7)
+    attempts[4].answer(Observed(token_array([8])))
+    assert [one.index for one in next_turns(attempts, 3)] == [4, 0, 1]
+    monkeypatch.setattr("millrace.controller.evaluation.prompt_attempt.UNDERWAY_MAX", 3)
+    assert [one.index for one in next_turns(attempts, 3)] == [4, 0]

@@ -21,6 +21,7 @@ from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.ledger.reading.reader import LedgerReader
+from millrace.look.record.evaluated_completions import completions_of
 from millrace.look.record.views import evaluations_view, is_finished, tokenizer_of, trajectory_record
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
@@ -99,13 +100,18 @@ class Run:
                 if version is None or one.trained_version == version
             )
 
-    def evaluations(self) -> Records:
+    def evaluations(self, *, completions: bool = False) -> Records:
         """One record per evaluation while training so far: `name`, `version`, `greedy`, `pass`, `majority`,
-        and in `skipped` the reason if the evaluation was skipped."""
+        and in `skipped` the reason if the evaluation was skipped. With `completions` also every completion,
+        with its reward, and an episode with its `turns`."""
         if not self._directory.ledger.exists():
             return Records()
+        tokenizer = tokenizer_of(self._directory) if completions else None
         with LedgerReader(self._directory.ledger) as reader:
-            return Records(evaluations_view(reader, self.config))
+            records = Records(evaluations_view(reader, self.config))
+            for one in records if completions else ():
+                one["completions"] = completions_of(reader, one["name"], one["version"], tokenizer)
+            return records
 
     def events(self, kind: str | None = None) -> Records:
         """Every event of the run, in order, or the events of one kind (docs/observability.md)."""

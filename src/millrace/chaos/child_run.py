@@ -146,6 +146,10 @@ class ChildRun:
 
     # ------------------------------------------------------------ its events
 
+    def num_of(self, kinds: Sequence[str]) -> int:
+        """Events of these kinds so far; of all kinds if there is none."""
+        return sum(self.counts[kind] for kind in kinds) if kinds else self.num_events
+
     def poll(self) -> list[Event]:
         """Take in the events since the last poll, and return them."""
         taken = iter(self._tail.take, [])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from millrace.chaos import aftermath
@@ -14,6 +19,7 @@ from millrace.chaos.attack import (
     MOMENTS,
     POLL_S,
     QUIET_S_MAX,
+    SUPERVISION,
     WEIGHTS,
     Attack,
     Campaign,
@@ -22,6 +28,12 @@ from millrace.chaos.child_run import ChildRun
 from millrace.config.load import load
 from millrace.core.errors import ConfigError, DeadlineExceeded, MillraceError, WorkerError
 from millrace.observe.check import Check
+
+TURNS = "leased", "finished", "observed"
+"""After these events a turn begins, waits for its answer, or is answered, and other turns are under way."""
+ACTORS = ["controller", "replica", "reward worker"]
+POINTS_OF_TURNS = 3
+"""In one run. An episode that two workers die of fails, and rightly: more deaths may meet one twice."""
 
 
 def attack(
@@ -75,51 +87,89 @@ def kill_and_resume(
     seed: int,
     report: Callable[[str], None] = lambda text: None,
 ) -> list[Check]:
-    """Kill the controller once in each of `points` runs. The final weights must be equal bit for bit.
+    """Kill a process at `points` points, each in a run of its own. The final weights must be equal bit for
+    bit.
 
+    The process is the controller, and the run resumes. Where an environment answers turns, it may also be a
+    replica or a reward worker. A point is then in the middle of turns, and a run has `POINTS_OF_TURNS`.
     The engine is exact (`rollout.exact`). If the engine cannot be exact, the first run ends with the reason.
     """
     overrides = [*overrides, "rollout.exact=true"]
-    if load(config_file, overrides).staleness_bound != 0:
+    config = load(config_file, overrides)
+    if config.staleness_bound != 0:
         raise ConfigError(
             "equal weights need a deterministic run: add --set schedule.kind=synchronous, or leave "
             "--resume-points out"
         )
+    kinds: tuple[str, ...] = ()
+    roles, each = ["controller"], 1
+    if config.reward.kind == "environment":
+        kinds, roles, each = TURNS, ACTORS, POINTS_OF_TURNS
+        overrides += SUPERVISION
     whole = ChildRun(config_file, root / "undisturbed", overrides)
     finish(whole)
-    expected = weights(whole)
-    rng, different, orphans = random.Random(seed), list[int](), list[int]()
-    moments = sorted(rng.sample(range(1, whole.num_events), min(points, whole.num_events - 1)))
-    for moment in moments:
-        run = ChildRun(config_file, root / f"killed-after-{moment}", overrides)
-        orphans += _kill_after(run, moment)
-        finish(run)
-        same = weights(run) == expected
-        different += [] if same else [moment]
-        report(f"killed after event {moment} of {whole.num_events}: {'equal' if same else 'DIFFERENT'}")
-    detail = f"{len(moments)} points, different at events {different}"
+    expected, num_events = weights(whole), whole.num_of(kinds)
+    rng, orphans, broken, killed = random.Random(seed), list[int](), list[str](), Counter[str]()
+    moments = rng.sample(range(1, num_events), min(points, num_events - 1))
+    for first in range(0, len(moments), each):
+        at = {moment: rng.choice(roles) for moment in sorted(moments[first : first + each])}
+        run = ChildRun(config_file, root / f"killed-after-{'-'.join(map(str, at))}", overrides)
+        orphans += _kill_at(run, kinds, at, killed)
+        wrong = [one.claim for one in aftermath.check_ledger(run.directory.ledger, config) if not one.holds]
+        wrong += [] if weights(run) == expected else ["different weights"]
+        what = ", ".join(f"{role} after {moment}" for moment, role in at.items())
+        broken += [f"{what}: {wrong}"] if wrong else []
+        report(f"killed {what} of {num_events} events: {', '.join(wrong) or 'equal'}")
+    counts = ", ".join(f"{role} {count}" for role, count in killed.items())
     return [
-        Check("resumed weights are bit-equal", not different, detail),
+        Check("resumed weights are bit-equal, and accounts close", not broken, f"killed: {counts}; {broken}"),
         Check("nothing outlives a killed controller", not orphans, f"left: {orphans[:5]}"),
     ]
 
 
-def _kill_after(run: ChildRun, num_events: int) -> list[int]:
-    """Start the run, kill its controller after `num_events` events, and return the processes that are
-    left."""
+def _kill_at(run: ChildRun, kinds: Sequence[str], at: Mapping[int, str], killed: Counter[str]) -> list[int]:
+    """One run from start to end. `at`: after how many events of `kinds` a process of which role is killed.
+    Returns the processes that outlived a controller. `killed` counts the roles."""
     run.start()
+    orphans = list[int]()
+    for moment, role in at.items():
+        orphans += _kill_after(run, partial(_has_events, run, kinds, moment), role)
+        killed[role] += run.exit_code != 0
+    _await_end(run)
+    return orphans
+
+
+def _has_events(run: ChildRun, kinds: Sequence[str], count: int) -> bool:
+    return run.num_of(kinds) >= count
+
+
+def _kill_after(run: ChildRun, has_come: Callable[[], bool], role: str) -> list[int]:
+    """Kill a process of `role` when the moment has come, and resume a run without controller. Returns the
+    processes that outlive their controller. A run that has ended is left alone."""
     deadline_s = time.monotonic() + QUIET_S_MAX
-    while run.num_events < num_events and run.exit_code is None:
+    while not (has_come() and run.pids(role)):
+        if run.exit_code is not None:
+            return []
         if time.monotonic() > deadline_s:
             raise DeadlineExceeded(f"{run.num_events} events in {QUIET_S_MAX:g} s:\n{run.last_words()}")
         run.poll()
         time.sleep(0.001)
-    return run.kill_controller()
+    if role == "controller":
+        left = run.kill_controller()
+        run.start()
+        return left
+    with suppress(ProcessLookupError):
+        os.kill(min(run.pids(role).values()), signal.SIGKILL)
+    return []
 
 
 def finish(run: ChildRun) -> None:
     """Start or resume the run, to its end."""
     run.start()
+    _await_end(run)
+
+
+def _await_end(run: ChildRun) -> None:
     deadline_s = time.monotonic() + QUIET_S_MAX
     while run.exit_code is None:
         if run.poll():

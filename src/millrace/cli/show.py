@@ -23,8 +23,9 @@ from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
 from millrace.look.record import views
+from millrace.look.record.evaluated_completions import completions_view
 from millrace.look.record.runs import RUNS_MAX, RunLine, find_runs, run_line
-from millrace.observe.samples import passages_of, render_sample
+from millrace.observe.samples import UNREADABLE, clipped, panel, passages_of, render_sample
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
 from millrace.run_directory.run_directory import RunDirectory
@@ -63,14 +64,18 @@ def command(
     best: Annotated[bool, typer.Option("--best", help="Those with the highest rewards.")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="Those with the lowest rewards.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Those whose reward failed, and why.")] = False,
+    evaluation: Annotated[
+        str | None, typer.Option(help="Show the newest completions of this evaluation.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a run, of one step, of one trajectory, or some trajectories to read. A directory of
     several runs: list them."""
     choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
-    if sum(option is not None for option in (step, trajectory, choice)) > 1:
-        raise typer.BadParameter("--step, --trajectory and samples exclude each other")
-    if step is None and trajectory is None and choice is None and len(runs := _runs(run)) > 1:
+    chosen = sum(option is not None for option in (step, trajectory, choice, evaluation))
+    if chosen > 1:
+        raise typer.BadParameter("--step, --trajectory, --evaluation and samples exclude each other")
+    if not chosen and len(runs := _runs(run)) > 1:
         lines = (run_line(name, one) for name, one in runs.items())
         _list(list(islice(lines, None if as_json else RUNS_MAX)), len(runs), as_json)
         return
@@ -78,7 +83,9 @@ def command(
     view: Any
     render: Callable[[Any], RenderableType]
     with LedgerReader(directory.ledger) as reader:
-        if choice is not None:
+        if evaluation is not None:
+            view, render = completions_view(reader, directory, evaluation), _evaluated
+        elif choice is not None:
             view, render = views.samples_view(reader, directory, choice, samples or SAMPLES), _samples
         elif step is not None:
             view, render = views.step_view(reader, step), _step
@@ -129,6 +136,21 @@ def _choice(samples: int | None, flags: dict[Choice, bool]) -> Choice | None:
 
 def _samples(view: list[dict[str, Any]]) -> Group:
     return Group(*map(render_sample, view)) if view else Group(Text("none yet"))
+
+
+def _evaluated(view: list[dict[str, Any]]) -> Group:
+    """Each completion with what it earned. A sample has noise, and attempt 0 is greedy."""
+    return Group(*(part for one in view for part in _evaluated_completion(one)))
+
+
+def _evaluated_completion(one: dict[str, Any]) -> list[RenderableType]:
+    earned = "no reward" if one["reward"] is None else f"reward {one['reward']:.4g}"
+    attempt = f"sample {one['attempt']}" if one["attempt"] else "greedy"
+    words = [one["row_id"], attempt, f"version {one['version']}", earned]
+    words += [one["reason"]] if one["reason"] else []
+    passages = [(title, UNREADABLE if text is None else clipped(text)) for title, text in passages_of(one)]
+    head = Text("\n" + ", ".join([*words, f"{one['num_tokens']} tokens"]), style="bold")
+    return [head, *(panel(*passage) for passage in passages)]
 
 
 def _run(view: dict[str, Any]) -> Group:

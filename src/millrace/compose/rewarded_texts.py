@@ -6,7 +6,9 @@ from pathlib import Path
 
 from millrace.compose.sampler import Decode
 from millrace.config.tables.evaluations import EvaluationSection
+from millrace.core.completion.marked import unmarked
 from millrace.core.events import Event, Events
+from millrace.core.types import EvaluationAttempt
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
 from millrace.observe.conversation import sampled_tokens
@@ -32,13 +34,17 @@ def read_texts(evidence: Evidence, reader: LedgerReader, decode: Decode) -> None
 
 
 def earning(reader: LedgerReader, name: str, version: int, decode: Decode | None) -> list[ScoredText]:
-    """The completions of an evaluation with a reward above 0, the highest first."""
+    """What the model wrote of completions of an evaluation with a reward above 0, the highest first."""
     attempts = [(one.reward, one) for one in reader.attempts(name, version) if one.reward is not None]
     paid = sorted((each for each in attempts if each[0] > 0), key=lambda each: -each[0])
     return [
-        ScoredText(one.row_id, reward, "", decode(one.tokens) if decode else "(no tokenizer.json)")
+        ScoredText(one.row_id, reward, "", decode(_own(one)) if decode else "(no tokenizer.json)")
         for reward, one in paid
     ]
+
+
+def _own(attempt: EvaluationAttempt) -> list[int]:
+    return sampled_tokens(unmarked(attempt.tokens, 0))
 
 
 def _texts(samples: list[Sample], decode: Decode) -> list[ScoredText]:

@@ -185,6 +185,10 @@ class Config(Section):
                 f'{which}: `by` ("{evaluation.by}") needs `samples` of at least {least}, '
                 f"not {evaluation.samples}"
             )
+        if evaluation.by == "majority" and whole.reward.kind == "environment":
+            raise ValueError(
+                f'{which}: `by` ("majority") counts answers, and an episode has none: use "pass"'
+            )
         judges = evaluation.keep_best or evaluation.patience is not None
         if evaluation.canary and (judges or evaluation.samples == 0 or evaluation.correct_at <= 0):
             raise ValueError(
@@ -266,6 +270,10 @@ class Config(Section):
     @model_validator(mode="after")
     def _prompts_make_sense(self) -> Config:
         for name, part in self.by_part.items():
+            if name and part.reward.kind == "environment":
+                raise ValueError(
+                    f'`task.parts` ({name}): `reward.kind` "environment" is for a run of one task'
+                )
             _check_reward(part.one_task, part.reward, f"`task.parts` ({name}): " if name else "")
         ends = {"algorithm.resample": getattr(self.algorithm, "resample", 0)}
         ends["batch.screen_samples"] = self.batch.screen_samples
@@ -297,8 +305,6 @@ class Config(Section):
 
 
 def _check_reward(task: Task, reward: Reward, which: str = "") -> None:
-    if which and reward.kind == "environment":
-        raise ValueError(f'{which}`reward.kind` "environment" is for training alone: give another reward')
     for name, part in members_of(reward).items():
         _check_one(task, part, f"{which}`reward.members` ({name}): " if name else which)
 

@@ -473,8 +473,8 @@ class GroupOutcome(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAttempt:
-    """A completion that was evaluated: never trained on. `attempt` 0 is greedy. `reward` None: there is none,
-    for `reason`."""
+    """A completion that was evaluated: never trained on. `attempt` 0 is greedy. `tokens`: see
+    `core.completion.marked`. `reward` None: there is none, for `reason`."""
 
     prompt_index: int
     row_id: str

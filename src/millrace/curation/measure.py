@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from millrace.config.schema import Config
+from millrace.controller.evaluation.prompt_attempt import PromptAttempt
 from millrace.core.completion.columns import token_array
-from millrace.core.types import EvaluationAttempt, Finish, Scored, ScoreRequest
+from millrace.core.types import EvaluationAttempt, Finish, Prompt, Scored, ScoreRequest
 from millrace.curation.attempt_store import AttemptsByRow
 from millrace.curation.candidate import CandidateRow
 from millrace.curation.difficulty import PassRate
 from millrace.curation.gold import KINDS, GoldScore, attempts_at
 from millrace.environments.stream.order import row_of
+from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.evaluate import plain_sampling, serving_engine
 from millrace.evaluation.generate import Completion, generate
 from millrace.evaluation.scores import Scorer
@@ -23,6 +26,7 @@ GOLD_ROWS = 64
 ROUNDS = 4
 """Completions that are sampled and recorded together, in engines full of them."""
 
+T = TypeVar("T")
 OnProgress = Callable[[int, int], None]
 
 
@@ -85,7 +89,10 @@ def sample_rates(
     training. Rows in `store` are not sampled again. Progress is in completions."""
     missing = [row for row in rows if row.index not in store.by_row]
     ended, total = itertools.count(samples * (len(rows) - len(missing)) + 1), samples * len(rows)
-    if missing:
+    if missing and config.reward.kind == "environment":
+        wanted = {groups[row.index]: row for row in missing}
+        asyncio.run(_play(config, wanted, store, samples, lambda: on_progress(next(ended), total)))
+    elif missing:
         engine, sampling = serving_engine(config), plain_sampling(config)
         with Scorer(config) as scorer:
             for chunk in _chunks(missing, max(1, ROUNDS * config.rollout.slots // samples)):
@@ -104,6 +111,36 @@ def sample_rates(
                 ]
                 store.keep(_scored(scorer, attempts, groups))
     return {row.index: pass_rate(store.by_row[row.index], correct_at) for row in rows}
+
+
+async def _play(
+    config: Config,
+    rows: Mapping[int, CandidateRow],
+    store: AttemptsByRow,
+    samples: int,
+    on_end: Callable[[], None],
+) -> None:
+    """Play `samples` episodes of each row, and record them. `rows` are by group."""
+    engine, sampling = serving_engine(config), plain_sampling(config)
+    size = max(1, ROUNDS * config.rollout.slots // samples)
+    async with episode_player(config, engine, min(rows)) as player:
+        for groups in _chunks(sorted(rows), size):
+            records, attempts = list[EvaluationAttempt](), list[PromptAttempt]()
+            for group_id in groups:
+                row, prompt = rows[group_id], await player.prompt(group_id)
+                for number in range(1, samples + 1):
+                    if isinstance(prompt, Prompt):
+                        index = group_id * samples + number
+                        attempts.append(PromptAttempt(index, row.index, prompt, number))
+                    else:
+                        records.append(_without_prompt(row, number, prompt.reason))
+                        on_end()
+            await player.play(attempts, sampling, config.seed, on_end)
+            store.keep([*records, *(one.record() for one in attempts)])
+
+
+def _without_prompt(row: CandidateRow, number: int, reason: str) -> EvaluationAttempt:
+    return EvaluationAttempt(row.index, row.row_id, number, token_array(), Finish.STOP, None, reason=reason)
 
 
 def pass_rate(attempts: Sequence[EvaluationAttempt], correct_at: float) -> PassRate:
@@ -134,6 +171,6 @@ def _scored(
     return scored
 
 
-def _chunks(rows: Sequence[CandidateRow], size: int) -> Iterator[Sequence[CandidateRow]]:
+def _chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

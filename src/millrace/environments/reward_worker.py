@@ -67,7 +67,7 @@ class TaskRewardWorker:
         directory = None if run_dir is None else Path(run_dir)
         self._parts = Parts(self._config, self._tokenizer)
         parts = {part.name: part for part in self._parts.all}
-        self._episodes, self._calls = None, {}
+        self._episodes, self._calls, self._answers = None, {}, {}
         if isinstance(reward := self._config.reward, EnvironmentRewardSection):
             part = self._parts.all[0]
             self._episodes = make_episodes(
@@ -75,9 +75,10 @@ class TaskRewardWorker:
             )
         else:
             self._calls = made(parts, lambda part: make_calls(part.config.reward, part.task, directory))
+            if answers:
+                self._answers = made(parts, lambda part: make_answer(part.config.reward))
         if wrong_gold:
             self._parts.wrap(WrongGold)
-        self._answers = made(parts, lambda part: make_answer(part.config.reward)) if answers else {}
         self._rows = ThreadPoolExecutor(1, "rows")
         if limit_memory:
             limit_process_memory(self._config.reward.memory_mb)

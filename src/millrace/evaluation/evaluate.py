@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ from msgspec.structs import replace
 from millrace.config.schema import Config
 from millrace.config.tables.mixture import MixtureTaskSection
 from millrace.config.tables.task import GymTaskSection
+from millrace.controller.evaluation.prompt_attempt import attempts_of
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.evaluation import scores
+from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.generate import Completion, generate
 from millrace.rollout.protocol import Engine
 
@@ -47,8 +50,9 @@ def evaluate(
     """Evaluate `config.model` on the first `prompts` prompts of `config.task`.
 
     Each prompt has one greedy completion and `samples` sampled completions (by `config.sampling`, noise from
-    `config.seed`). This process generates; a reward worker scores. `on_progress` gets the number of
-    completions that have ended, and the number of all. Call from the main thread, with no event loop running.
+    `config.seed`). With an environment each is an episode. This process generates; a reward worker scores.
+    `on_progress` gets the number of completions that have ended, and the number of all. Call from the main
+    thread, with no event loop running.
     """
     from millrace.devices.device import torch_device
 
@@ -63,12 +67,26 @@ def evaluate(
     def on_end() -> None:
         on_progress(next(ended), total)
 
-    best = generate(engine, tokens, greedy, n=1, seed=config.seed, on_end=on_end)
-    drawn = generate(engine, tokens, sampling, n=samples, seed=config.seed, on_end=on_end)
-    rows = _attempts(config, chosen, [b + d for b, d in zip(best, drawn, strict=True)])
+    if config.reward.kind == "environment":
+        rows = asyncio.run(_played(config, chosen, engine, samples, on_end))
+    else:
+        best = generate(engine, tokens, greedy, n=1, seed=config.seed, on_end=on_end)
+        drawn = generate(engine, tokens, sampling, n=samples, seed=config.seed, on_end=on_end)
+        rows = _attempts(config, chosen, [b + d for b, d in zip(best, drawn, strict=True)])
     return summarize(
         config.model.path, [row[0] for row in rows], [row[1:] for row in rows], correct_at=correct_at
     )
+
+
+async def _played(
+    config: Config, prompts: list[Prompt], engine: Engine, samples: int, on_end: Callable[[], None]
+) -> list[list[Attempt]]:
+    """Play every episode; a row per prompt."""
+    attempts = attempts_of(prompts, samples)
+    async with episode_player(config, engine) as player:
+        await player.play(attempts, plain_sampling(config), config.seed, on_end)
+    played = [one.result() for one in attempts]
+    return [played[start : start + 1 + samples] for start in range(0, len(played), 1 + samples)]
 
 
 def serving_engine(config: Config) -> Engine:

@@ -6,105 +6,51 @@ batch takes it, and the accounts of training do not count it.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from millrace.config.schema import Config
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.evaluation import due
-from millrace.core.completion.columns import token_array
-from millrace.core.errors import DataError
-from millrace.core.types import (
-    EvaluationAttempt,
-    EvaluationRecord,
-    Finish,
-    Progress,
-    Prompt,
-    Score,
-    Scored,
-    ScoreRequest,
-)
-from millrace.estimates.evaluation import Attempt, figure, summarize
-
-
-@dataclass(slots=True)
-class PromptAttempt:
-    """One attempt at one prompt, while it is generated and scored. `attempt` 0 is greedy."""
-
-    index: int
-    prompt_index: int
-    prompt: Prompt
-    attempt: int
-    tokens: array[int] = field(default_factory=token_array)
-    lease: int = 0
-    finish: Finish | None = None
-    score: Score | None = None
-
-    def take(self, progress: Progress) -> bool:
-        """Append new tokens. Returns whether the completion has ended. Tokens of another lease, or tokens
-        that are here already, change nothing.
-
-        Raises: DataError: a gap."""
-        if progress.lease != self.lease or self.finish is not None:
-            return False
-        num_repeated = len(self.tokens) - progress.start
-        if num_repeated < 0:
-            raise DataError(
-                f"evaluated completion {self.index}: {-num_repeated} tokens are missing at {progress.start}"
-            )
-        self.tokens.extend(progress.columns.tokens[num_repeated:])
-        self.finish = progress.finish
-        return self.finish is not None
-
-    def record(self) -> EvaluationAttempt:
-        assert self.finish is not None and self.score is not None, self
-        scored = self.score if isinstance(self.score, Scored) else None
-        return EvaluationAttempt(
-            self.prompt_index,
-            self.prompt.row_id,
-            self.attempt,
-            self.tokens,
-            self.finish,
-            scored.value if scored else None,
-            (scored.answer or "") if scored else "",
-            getattr(self.score, "reason", ""),
-        )
+from millrace.controller.evaluation.prompt_attempt import PromptAttempt, attempts_of
+from millrace.core.types import EvaluationRecord, Observed, Prompt, Score, ScoreRequest, State
+from millrace.estimates.evaluation import figure, summarize
 
 
 @dataclass(slots=True)
 class Underway:
     """One evaluation of one version. It outlives the evaluator's process: the next process goes on from its
-    tokens."""
+    tokens. `config`: of its prompts and rewards."""
 
     section: EvaluationSection
     version: int
     began_s: float
     completions: list[PromptAttempt]
+    config: Config
 
     @property
     def unscored(self) -> list[PromptAttempt]:
         return [one for one in self.completions if one.score is None]
 
+    @property
+    def ungenerated(self) -> list[PromptAttempt]:
+        """Those that have a turn to generate, or may have another one."""
+        return [one for one in self.unscored if one.trajectory.state is not State.GENERATED]
+
     def score_request(self, one: PromptAttempt) -> ScoreRequest:
         """Its id contains the version, so a late score of another version matches no completion."""
-        assert one.finish is not None, one
         number = self.version * len(self.completions) + one.index
-        return ScoreRequest(number, one.prompt.group_id, one.tokens, one.finish)
+        return one.score_request(number, self.config.rollout.max_sequence_tokens)
 
-    def scored(self, score_id: int, score: Score) -> None:
+    def answer(self, score_id: int, answer: Score | Observed) -> None:
         version, index = divmod(score_id, len(self.completions))
-        if version == self.version and self.completions[index].finish is not None:
-            self.completions[index].score = score
+        if version == self.version:
+            self.completions[index].answer(answer)
 
     def metrics(self) -> dict[str, Any]:
         """As JSON."""
-        attempts = [
-            Attempt(one.score, truncated=one.finish is Finish.LENGTH)
-            for one in self.completions
-            if one.score is not None
-        ]
+        attempts = [one.result() for one in self.completions]
         each = 1 + self.section.samples
         rows = [attempts[start : start + each] for start in range(0, len(attempts), each)]
         greedy, sampled = [row[0] for row in rows], [row[1:] for row in rows]
@@ -118,6 +64,7 @@ class Evaluations:
 
     def __init__(self, config: Config, recorded: Iterable[EvaluationRecord], version: int) -> None:
         self.sections = {section.name: section for section in config.evaluations}
+        self.configs = {section.name: config.of_evaluation(section) for section in config.evaluations}
         self.waiting = due.DueVersions()
         self.underway: Underway | None = None
         self.given_up: dict[str, str] = {}  # evaluations that cannot be made any more, and why
@@ -157,14 +104,9 @@ class Evaluations:
 
     def begin(self, name: str, version: int, prompts: list[Prompt], now_s: float) -> None:
         section = self.sections[name]
-        each = 1 + section.samples
-        completions = [
-            PromptAttempt(at * each + attempt, at, prompt, attempt)
-            for at, prompt in enumerate(prompts)
-            for attempt in range(each)
-        ]
+        completions = attempts_of(prompts, section.samples)
         del self.waiting.wanted[name]
-        self.underway = Underway(section, version, now_s, completions)
+        self.underway = Underway(section, version, now_s, completions, self.configs[name])
 
     def ended(self, record: EvaluationRecord) -> bool:
         """Evaluation `record` is recorded. Returns whether its version is the best so far."""

@@ -23,8 +23,10 @@ from msgspec.structs import replace
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.context import RunContext
 from millrace.controller.evaluation.due import GONE, rest_s
-from millrace.controller.evaluation.evaluation_state import PromptAttempt, Underway
+from millrace.controller.evaluation.evaluation_state import Underway
+from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
 from millrace.controller.reward_pool import RewardPool
+from millrace.controller.turns.episode import LANES
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import (
@@ -40,6 +42,7 @@ from millrace.core.pulse import Pulse
 from millrace.core.types import (
     Endpoint,
     EvaluationRecord,
+    Observed,
     Prompt,
     Report,
     Sampling,
@@ -76,10 +79,15 @@ class EvaluatorSession:
         return [scoring.pool for scoring in self._scoring.values()]
 
     def _pool(self, section: EvaluationSection) -> RewardPool:
-        reward = section.reward or self._run.config.reward
-        scored = partial(self._scored, section)
+        reward = self._state.configs[section.name].reward
         return RewardPool(
-            self._news, Waits(), scored, next_group_id=0, prefetch=1, timeout_s=reward.timeout_s
+            self._news,
+            Waits(),
+            partial(self._scored, section),
+            next_group_id=0,
+            prefetch=1,
+            timeout_s=reward.timeout_s,
+            lanes=LANES if reward.kind == "environment" else 1,
         )
 
     async def run(self, handle: Handle) -> None:
@@ -180,18 +188,21 @@ class EvaluatorSession:
             self._record(under)
 
     async def _generate(self, handle: Handle, under: Underway) -> None:
-        """Burst after burst, each of as many completions as the engine has slots. A rest follows each
-        burst."""
-        waiting = [one for one in under.completions if one.finish is None]
-        if not waiting:
+        """Burst after burst, each of as many turns as the engine has slots. A rest follows each burst, and
+        environments answer meanwhile. Ends when no completion has another turn."""
+        for one in under.completions:
+            one.lose_lease()
+        if not under.ungenerated:
             return
         began_s, slots = clock.now(), self._run.config.rollout.slots
         await self._pull(handle, under.version)
         async with aclosing(handle.stream("reports")) as reports:
-            while waiting:
-                burst, waiting = waiting[:slots], waiting[slots:]
-                await self._burst(handle, reports, under, burst)
-                await self._rest(rest_s(clock.now() - began_s, under.section.share))
+            while under.ungenerated and under.section.name not in self._state.given_up:
+                if burst := next_turns(under.completions, slots):
+                    await self._burst(handle, reports, under, burst)
+                    await self._rest(rest_s(clock.now() - began_s, under.section.share))
+                else:
+                    await self._news.wait(timeout_s=TICK_S)
                 began_s = clock.now()
 
     async def _rest(self, seconds: float) -> None:
@@ -234,15 +245,13 @@ class EvaluatorSession:
         burst: list[PromptAttempt],
     ) -> None:
         self._lease += 1
-        for one in burst:
-            one.lease = self._lease
         await self._call(handle, "submit", [self._work(under, one) for one in burst])
-        unfinished = {one.index: one for one in burst}
-        while unfinished:
+        ungenerated, answered = {one.index: one for one in burst}, under.config.reward.kind == "environment"
+        while ungenerated:
             for progress in (await self._next(reports)).progress:
-                attempt = unfinished.get(progress.trajectory_id)
-                if attempt is not None and attempt.take(progress):
-                    del unfinished[attempt.index]
+                attempt = ungenerated.get(progress.trajectory_id)
+                if attempt is not None and attempt.take(progress, answered=answered):
+                    del ungenerated[attempt.index]
                     self._scoring[under.section.name].pool.request(under.score_request(attempt))
             self._note_progress()
 
@@ -263,17 +272,15 @@ class EvaluatorSession:
         """The seed follows from (evaluation, prompt, attempt), so it is the same for every version."""
         config, name = self._run.config, under.section.name
         sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False, routing=False)
-        if one.attempt == 0:
-            sampling = replace(sampling, temperature=0.0)
         seed = int.from_bytes(blake2b(f"{name}:{config.seed}".encode(), digest_size=8).digest()) >> 1
-        return Work(one.index, one.prompt_index, one.lease, one.prompt.tokens, one.tokens[:], sampling, seed)
+        return one.lease(self._lease, sampling, seed)
 
     # ------------------------------------------------------------ results
 
-    def _scored(self, section: EvaluationSection, score_id: int, score: Score) -> None:
+    def _scored(self, section: EvaluationSection, score_id: int, score: Score | Observed) -> None:
         under = self._state.underway
         if under is not None and under.section is section:
-            under.scored(score_id, score)
+            under.answer(score_id, score)
         self._note_progress()
 
     def _note_progress(self) -> None:

@@ -1,0 +1,144 @@
+"""One attempt at one prompt of an evaluation: a completion that is scored, or an episode.
+
+An attempt goes through the states of a trajectory, and an environment does to it what it does in training
+(`controller.turns.episode`). It is in no group and in no account of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from millrace.controller.turns import episode
+from millrace.core.completion.marked import marked
+from millrace.core.errors import DataError
+from millrace.core.types import (
+    EvaluationAttempt,
+    Finish,
+    Observed,
+    Progress,
+    Prompt,
+    Sampling,
+    Score,
+    Scored,
+    ScoreRequest,
+    State,
+    Trajectory,
+    Work,
+)
+from millrace.estimates.evaluation import Attempt
+
+UNDERWAY_MAX = 2048
+"""Attempts that have begun and have no score. A reward worker keeps more episodes (`Episodes`)."""
+
+
+@dataclass(slots=True)
+class PromptAttempt:
+    """`attempt` 0 is greedy."""
+
+    index: int
+    prompt_index: int
+    prompt: Prompt
+    attempt: int
+    trajectory: Trajectory = field(init=False)
+    score: Score | None = None
+
+    def __post_init__(self) -> None:
+        self.trajectory = Trajectory(self.index, self.prompt_index)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether a turn of it is to be generated."""
+        return self.trajectory.state is State.QUEUED
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.trajectory.columns)
+
+    def lease(self, lease: int, sampling: Sampling, seed: int) -> Work:
+        self.trajectory.lease, self.trajectory.state = lease, State.LEASED
+        if self.attempt == 0:
+            sampling = replace(sampling, temperature=0.0)
+        return episode.work(self.trajectory, self.prompt.tokens, sampling, seed)
+
+    def lose_lease(self) -> None:
+        """Its engine is gone. The tokens so far stay."""
+        if self.trajectory.state is State.LEASED:
+            self.trajectory.state = State.QUEUED
+
+    def take(self, progress: Progress, *, answered: bool) -> bool:
+        """Append new tokens. Returns whether the turn has ended. Tokens of another lease, or tokens that are
+        here already, change nothing. `answered`: an environment answers turns.
+
+        Raises: DataError: a gap."""
+        one = self.trajectory
+        if progress.lease != one.lease or one.state is not State.LEASED:
+            return False
+        num_repeated = len(one.columns) - progress.start
+        if num_repeated < 0:
+            raise DataError(
+                f"evaluated completion {self.index}: {-num_repeated} tokens are missing at {progress.start}"
+            )
+        one.columns.extend(progress.columns[num_repeated:])
+        if progress.finish is None:
+            return False
+        episode.end_turn(one, progress.finish, answered=answered)
+        return True
+
+    def score_request(self, score_id: int, max_sequence_tokens: int) -> ScoreRequest:
+        request = episode.request(
+            self.trajectory, self.prompt.tokens, max_sequence_tokens=max_sequence_tokens
+        )
+        return replace(request, trajectory_id=score_id, group_id=self.prompt.group_id)
+
+    def answer(self, answer: Score | Observed) -> None:
+        """The attempt has its score, or another turn. One that waits for neither is not changed."""
+        if self.trajectory.state not in episode.UNANSWERED:
+            return
+        if isinstance(answer, Observed):
+            return episode.observe(self.trajectory, answer)
+        if isinstance(answer, Scored):
+            episode.end_episode(self.trajectory, answer)
+        else:
+            self.trajectory.state = State.FAILED
+        self.score = answer
+
+    def result(self) -> Attempt:
+        assert self.score is not None, self
+        return Attempt(self.score, truncated=self.trajectory.finish is Finish.LENGTH)
+
+    def record(self) -> EvaluationAttempt:
+        finish, score = self.trajectory.finish, self.score
+        assert finish is not None and score is not None, self
+        scored = score if isinstance(score, Scored) else None
+        return EvaluationAttempt(
+            self.prompt_index,
+            self.prompt.row_id,
+            self.attempt,
+            marked(self.trajectory.columns),
+            finish,
+            scored.value if scored else None,
+            (scored.answer or "") if scored else "",
+            getattr(score, "reason", ""),
+        )
+
+
+def attempts_of(prompts: Sequence[Prompt], samples: int) -> list[PromptAttempt]:
+    """A greedy attempt at each prompt, and `samples` others."""
+    each = 1 + samples
+    return [
+        PromptAttempt(at * each + attempt, at, prompt, attempt)
+        for at, prompt in enumerate(prompts)
+        for attempt in range(each)
+    ]
+
+
+def next_turns(attempts: Collection[PromptAttempt], num: int) -> list[PromptAttempt]:
+    """At most `num` attempts with a turn to generate, those that have begun first. None begins while
+    `UNDERWAY_MAX` are under way."""
+    begun = [one for one in attempts if one.has_begun and one.score is None]
+    fresh = [one for one in attempts if one.is_queued and not one.has_begun]
+    room = max(0, UNDERWAY_MAX - len(begun))
+    return [*(one for one in begun if one.is_queued), *fresh[:room]][:num]
