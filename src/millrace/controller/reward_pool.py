@@ -61,6 +61,10 @@ class RewardPool:
         self._requests.put(request)
         self._work.fire()
 
+    def forget(self, trajectory_ids: Iterable[int]) -> None:
+        """These trajectories have ended: no request of theirs is served any more."""
+        self._requests.forget(frozenset(trajectory_ids))
+
     @property
     def num_requests(self) -> int:
         return len(self._requests)

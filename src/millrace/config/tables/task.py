@@ -147,6 +147,9 @@ class EnvironmentRewardSection(RewardLimits):
     turns: Count = 8
     """Most turns of an episode. `sampling.max_tokens` bounds the tokens of one turn, and
     `rollout.max_sequence_tokens` all tokens."""
+    group_wait_s: Seconds | None = None
+    """Seconds after the start of a group from which on none of its trajectories waits for the environment:
+    one that has to wait fails. `"none"`: only `timeout_s` ends a wait."""
     role: str = "user"
     """The role of an observation that is a text, in a chat template."""
     result_characters: Count = 16_384

@@ -26,11 +26,25 @@ def work(trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: i
     return Work(*ids, prompt, columns.tokens[:], sampling, seed, start)
 
 
-def queued_view(trajectory: Trajectory, birth: int) -> QueuedView:
-    """A turn that has no token may begin under any version that is not older than the turn before."""
-    columns = trajectory.columns
-    oldest = birth if columns.version_last is None else columns.version_last
-    return QueuedView(columns.version_open, oldest)
+def bound_to(trajectory: Trajectory, *, one_version: bool) -> int | None:
+    """The version under which a queued trajectory has to go on; None: under any that is not older."""
+    return trajectory.columns.version_last if one_version else trajectory.columns.version_open
+
+
+def queued_view(trajectory: Trajectory, birth: int, *, one_version: bool) -> QueuedView:
+    """A turn that has no token may begin under any version that is not older than the turn before. With
+    `one_version` it has that turn's version."""
+    last = trajectory.columns.version_last
+    return QueuedView(bound_to(trajectory, one_version=one_version), birth if last is None else last)
+
+
+def restart(trajectory: Trajectory, *, one_version: bool) -> int:
+    """Drop the tokens of the present turn, or with `one_version` the episode. Returns how many tokens."""
+    num_tokens, kept = len(trajectory.columns), 0 if one_version else trajectory.columns.turn_start
+    trajectory.columns = trajectory.columns[:kept]
+    if not kept:
+        trajectory.metrics = {}
+    return num_tokens - kept
 
 
 def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:

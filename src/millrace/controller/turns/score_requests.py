@@ -11,7 +11,7 @@ served alone.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from millrace.core.protocols import Handle
 from millrace.core.types import Observed, Score, ScoreRequest
@@ -48,6 +48,13 @@ class ScoreRequests:
 
     def put(self, request: ScoreRequest) -> None:
         self._waiting.append(request)
+
+    def forget(self, trajectory_ids: Collection[int]) -> None:
+        """Nobody waits for an answer to these trajectories any more."""
+        if trajectory_ids:
+            self._waiting = deque(one for one in self._waiting if one.trajectory_id not in trajectory_ids)
+        for trajectory_id in trajectory_ids:
+            self._homes.pop(trajectory_id, None)
 
     def take(self, handle: Handle) -> list[ScoreRequest]:
         """What this worker is to serve in one call, the oldest first; empty: nothing now. `give_back` ends

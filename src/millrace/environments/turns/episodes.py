@@ -126,6 +126,8 @@ class Episodes:
         episode = self._live.pop(request.trajectory_id, None)
         try:
             if episode is None or episode.turns != len(actions) - 1:
+                if episode is not None:
+                    episode.close()
                 episode = self._repeated(row, actions[:-1], observed)
             answer = self._step(episode, actions[-1])
             return self._judge(request, episode, actions, answer)
