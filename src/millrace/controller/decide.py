@@ -37,13 +37,13 @@ class Decisions:
         while True:
             began_s, self._cached_view, num_pulses = clock.now(), None, self._run.pulse.count
             self._run.device.hand_over()
+            end_late_waits(self._run)
+            if expire(self._run, self._view()):
+                self._cached_view = None
             self._refresh()
             self._place()
             self._admit()
             self._repack()
-            if end_late_waits(self._run):
-                self._cached_view = None
-            expire(self._run, self._view())
             self._check(self._run.state)
             await asyncio.sleep(min(REST * (clock.now() - began_s), REST_S_MAX))
             if self._run.pulse.count == num_pulses:

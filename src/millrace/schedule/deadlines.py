@@ -35,7 +35,7 @@ def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
 
 def remaining_groups_max(view: View, staleness_max: int | None) -> int:
     """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
-    consumed = view.steps_left * view.batch_groups + view.redundant_groups
+    consumed = view.steps_left * view.batch_groups + (view.redundant_groups if view.steps_left > 0 else 0)
     if staleness_max is not None:
         return consumed
     slots = sum(replica.slots for replica in view.replicas)

@@ -42,22 +42,22 @@ def poisoned(run: RunContext, trajectory: Trajectory, replica: str) -> None:
     end_group(run, trajectory.group_id, State.ABANDONED, reason)
 
 
-def expire(run: RunContext, view: View) -> None:
-    """End the groups that cannot be trained in time any more."""
-    for group_id in run.schedule.expire(view):
+def expire(run: RunContext, view: View) -> bool:
+    """End the groups that cannot be trained in time any more. Returns whether there were any."""
+    late = run.schedule.expire(view)
+    for group_id in late:
         if run.schedule.redundant_groups:
             end_group(run, group_id, State.REJECTED, REDUNDANT_GROUP)
         else:
             end_group(run, group_id, State.STALE, f"beyond the staleness bound at {run.state.version}")
+    return bool(late)
 
 
-def end_late_waits(run: RunContext) -> bool:
-    """End the trajectories that have waited too long for their environments. Returns whether there were
-    any."""
+def end_late_waits(run: RunContext) -> None:
+    """End the trajectories that have waited too long for their environments."""
     limit_s: float | None = getattr(run.config.reward, "group_wait_s", None)
     late = late_waits(run.state.groups.values(), clock.now(), limit_s, session_s=run.began_s)
     for trajectory in late:
         reason = f"it waited when `reward.group_wait_s` ({limit_s:g} s) had passed since its group began"
         run.state.end(trajectory, State.FAILED, reason)
     stop_work(run)
-    return bool(late)
