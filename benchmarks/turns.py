@@ -10,8 +10,8 @@ asynchrony each trajectory goes on as soon as its own answer is there. With whol
 turns the next turn of a batch begins when all of its trajectories have ended theirs, and the slowest of their
 answers is there.
 
-Redundancy is simulated too, in the same world, with the schedule `roll_flash` and a staleness of 0: without redundant
-trajectories and groups, and with 2 trajectories a group and 2 groups a batch.
+Redundancy is simulated too, in the same world, with the schedule `roll_flash` and a staleness of 0: without
+redundant trajectories and groups, and with 2 trajectories a group and 2 groups a batch.
 
 The last figure is of the real controller and ledger. The roles compute nothing (`players.py`), in three other
 processes.
@@ -21,7 +21,7 @@ env_async_over_batch             the first over the second
 redundancy_gain                  trained tokens/s of `roll_flash`, with redundancy over without
 redundancy_step_s                the same of the time of a step
 redundancy_length                the same of the mean length of a trained trajectory
-redundancy_fairness              of batches with redundancy (1: fair samples of what is trained); not in the quick size
+redundancy_fairness              with redundancy, of what is trained (1: fair samples); not in the quick size
 episodes_wait                    share of their time that episodes wait for answers, with asynchrony
 controller_cpu_s_per_1000_turns  CPU seconds of the controller's process
 
