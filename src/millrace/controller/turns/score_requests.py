@@ -11,7 +11,7 @@ served alone.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from millrace.core.protocols import Handle
 from millrace.core.types import Observed, Score, ScoreRequest
@@ -34,6 +34,7 @@ class ScoreRequests:
         self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
         self._suspects, self._deaths = set[int](), Counter[int]()
         self._alone = set[str]()  # workers that serve a suspect
+        self._forgotten = set[int]()  # trajectories whose answer is on its way, and nobody waits for it
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -55,6 +56,9 @@ class ScoreRequests:
             self._waiting = deque(one for one in self._waiting if one.trajectory_id not in trajectory_ids)
         for trajectory_id in trajectory_ids:
             self._homes.pop(trajectory_id, None)
+            self._suspects.discard(trajectory_id)
+            if any(trajectory_id in taken for taken in self._taken.values()):
+                self._forgotten.add(trajectory_id)
 
     def take(self, handle: Handle) -> list[ScoreRequest]:
         """What this worker is to serve in one call, the oldest first; empty: nothing now. `give_back` ends
@@ -87,13 +91,15 @@ class ScoreRequests:
         self._alone.discard(worker)
         for one in unanswered:
             self._taken[worker].pop(one.trajectory_id)
-        self._waiting.extendleft(reversed(unanswered))
+        self._wait_again(reversed(unanswered))
 
     def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
         self._taken[worker].pop(trajectory_id)
         self._deaths.pop(trajectory_id, None)
         self._suspects.discard(trajectory_id)
-        if isinstance(answer, Observed):
+        forgotten = trajectory_id in self._forgotten
+        self._forgotten.discard(trajectory_id)
+        if isinstance(answer, Observed) and not forgotten:
             self._homes[trajectory_id] = worker
         else:
             self._homes.pop(trajectory_id, None)
@@ -107,10 +113,17 @@ class ScoreRequests:
         self._deaths[trajectory_id] += 1
         return self._deaths[trajectory_id] >= DEATHS_MAX
 
+    def _wait_again(self, requests: Iterable[ScoreRequest]) -> None:
+        for one in requests:
+            if one.trajectory_id in self._forgotten:
+                self._forgotten.discard(one.trajectory_id)
+            else:
+                self._waiting.appendleft(one)
+
     def left(self, worker: str) -> None:
         """The worker is gone, with its episodes: other workers repeat them. A call that was cancelled before
         it began has not given back its requests."""
-        self._waiting.extendleft(self._taken.pop(worker, {}).values())
+        self._wait_again(self._taken.pop(worker, {}).values())
         self._calls.pop(worker, None)
         self._alone.discard(worker)
         self._homes = {tid: name for tid, name in self._homes.items() if name != worker}
