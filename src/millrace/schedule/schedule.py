@@ -154,9 +154,11 @@ class Schedule:
         return None if batch is None else sorted(group.group_id for group in batch)
 
     def expire(self, view: View) -> list[int]:
-        """Ids of groups that cannot be trained within the bound, or in this run, any more: they end."""
-        ended = view.steps_left <= 0
-        return [g.group_id for g in view.groups] if ended else overdue(view, self.staleness_max)
+        """Ids of groups that cannot be trained within the bound any more: they end as `stale`. Redundant
+        groups end as `rejected`, and no later than the run."""
+        if self.redundant_groups and view.steps_left <= 0:
+            return [group.group_id for group in view.groups]
+        return overdue(view, self.staleness_max)
 
     def restart(self, view: View) -> list[int]:
         """Versions of queued trajectories that no replica serves or will serve. They begin again from their
