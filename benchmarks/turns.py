@@ -21,7 +21,6 @@ env_async_over_batch             the first over the second
 redundancy_gain                  trained tokens/s of `roll_flash`, with redundancy over without
 redundancy_step_s                the same of the time of a step
 redundancy_length                the same of the mean length of a trained trajectory
-redundancy_fairness              with redundancy, of what is trained (1: fair samples); not in the quick size
 episodes_wait                    share of their time that episodes wait for answers, with asynchrony
 controller_cpu_s_per_1000_turns  CPU seconds of the controller's process
 
@@ -163,7 +162,6 @@ def redundancy(seeds: int, steps: int) -> dict[str, float]:
                 "redundancy_gain": gain,
                 "redundancy_step_s": more.step_s / plain.step_s,
                 "redundancy_length": gain * more.step_s / plain.step_s,
-                **({"redundancy_fairness": more.fairness} if more.fairness else {}),
             }
         )
         say(f"seed {seed}: {found[-1]}")
@@ -326,7 +324,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             print(json.dumps(asyncio.run(controlled(Path(directory), options.one))))
         return
-    figures = asynchrony(options.seeds, options.steps) | redundancy(options.seeds, 4 * options.steps)
+    figures = asynchrony(options.seeds, options.steps) | redundancy(options.seeds, options.steps)
     figures |= control(options.seeds)
     report(figures, as_json=options.json)
 
