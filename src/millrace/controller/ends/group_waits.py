@@ -14,8 +14,8 @@ def late_waits(
     """The trajectories that wait for an answer, of groups that started `limit_s` ago or earlier. None: there
     is no limit.
 
-    What a replica decodes goes on, until it has to wait too. A group from an earlier session counts from the
-    start of this session, `session_s`.
+    What a replica decodes goes on, until it has to wait too. A group from before the controller's last start
+    counts from that start, `session_s`.
     """
     if limit_s is None:
         return []
