@@ -10,6 +10,9 @@ asynchrony each trajectory goes on as soon as its own answer is there. With whol
 turns the next turn of a batch begins when all of its trajectories have ended theirs, and the slowest of their
 answers is there.
 
+Redundancy is simulated too, in the same world, with the schedule `roll_flash` and a staleness of 0: without
+redundant trajectories and groups, and with 2 trajectories a group and 2 groups a batch.
+
 The next figure is of the real controller and ledger. The roles compute nothing (`players.py`), in three other
 processes.
 
@@ -20,6 +23,9 @@ them again.
 
 asynchronous, whole_batches      trained tokens/s
 env_async_over_batch             the first over the second
+redundancy_gain                  trained tokens/s of `roll_flash`, with redundancy over without
+redundancy_step_s                the same of the time of a step
+redundancy_length                the same of the mean length of a trained trajectory
 episodes_wait                    share of their time that episodes wait for answers, with asynchrony
 controller_cpu_s_per_1000_turns  CPU seconds of the controller's process
 kv_kept_over_dropped             sampled tokens/s with `rollout.keep_kv`, over those without
@@ -68,6 +74,7 @@ TAIL = 20.0  # the 99th percentile of an answer's time over its median
 SIGMA = math.log(TAIL) / 2.326
 TURNS = (4, 8)
 PROMPTS, GROUP_SIZE = sized((8, 8), (4, 2))
+REDUNDANT = sized(2, 1)  # trajectories a group, and groups a batch
 
 # ---------------------------------------------------------------- simulated
 
@@ -108,11 +115,11 @@ class WholeBatchWorker(SimRewardWorker):
             await batch.answered.wait(timeout_s=3600.0)
 
 
-def simulated(seed: int, steps: int) -> Scenario:
+def simulated(seed: int, steps: int, schedule: dict[str, object]) -> Scenario:
     tree = {
         "steps": steps,
         "batch": {"prompts": PROMPTS, "group_size": GROUP_SIZE},
-        "schedule": {"kind": "synchronous"},
+        "schedule": schedule,
         "cluster": {"model": "Qwen2.5-7B", "trainer_devices": 8, "replicas": 2, "slots": 32},
         "lengths": {"kind": "lognormal", "median": 150.0, "p99": 600.0},
         "workload": {
@@ -130,7 +137,7 @@ def result_of(seed: int, steps: int, *, whole_batches: bool) -> Result:
     WholeBatchWorker.batches = {}
     WholeBatchWorker.batch_groups, WholeBatchWorker.batch_members = PROMPTS, PROMPTS * GROUP_SIZE
     millrace.sim.roles.SimRewardWorker = WholeBatchWorker if whole_batches else SimRewardWorker
-    result, _ = measure(simulated(seed, steps))
+    result, _ = measure(simulated(seed, steps, {"kind": "synchronous"}))
     return result
 
 
@@ -149,6 +156,29 @@ def asynchrony(seeds: int, steps: int) -> dict[str, float]:
         say(f"seed {seed}: {found[-1]}")
     table({f"seed {seed}": one for seed, one in enumerate(found)})
     return medians(found)
+
+
+def redundancy(seeds: int, steps: int) -> dict[str, float]:
+    found = []
+    for seed in range(seeds):
+        plain, more = (_roll_flash(seed, steps, redundant) for redundant in (0, REDUNDANT))
+        gain = more.trained_tokens_per_s / plain.trained_tokens_per_s
+        found.append(
+            {
+                "redundancy_gain": gain,
+                "redundancy_step_s": more.step_s / plain.step_s,
+                "redundancy_length": gain * more.step_s / plain.step_s,
+            }
+        )
+        say(f"seed {seed}: {found[-1]}")
+    return medians(found)
+
+
+def _roll_flash(seed: int, steps: int, redundant: int) -> Result:
+    schedule = {"kind": "roll_flash", "alpha": 0, "mix": "between"}
+    schedule |= {"redundant_samples": redundant, "redundant_groups": redundant}
+    result, _ = measure(simulated(seed, steps, schedule))
+    return result
 
 
 # ---------------------------------------------------------------- the real controller
@@ -302,7 +332,8 @@ def main() -> None:
         return
     from turns_kept import kept  # it needs torch, and the other figures do not
 
-    figures = asynchrony(options.seeds, options.steps) | control(options.seeds) | kept()
+    figures = asynchrony(options.seeds, options.steps) | redundancy(options.seeds, options.steps)
+    figures |= control(options.seeds) | kept()
     report(figures, as_json=options.json)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from millrace.controller.numbers.run_numbers import RunNumbers
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
-from millrace.controller.state.trajectories import RunNumbers
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.placement import THIS_HOST
 from millrace.core.types import Finish, Progress, Prompt, Sampling, Scored, State

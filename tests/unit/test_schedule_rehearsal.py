@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from millrace.config.tables.schedules import RollFlash, StreamRL
 from millrace.schedule import Schedule, presets
 from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
@@ -42,6 +43,12 @@ def schedule(kind, bound, rng):
             return presets.rlax(reload_staleness=rng.randint(0, bound), acceptance_staleness=bound)
         case "rlboost":
             return presets.rlboost(staleness_max=bound)
+        case "roll_flash":
+            mix = rng.choice(["within", "between", "never"])
+            keys = RollFlash(alpha=bound, redundant_samples=0, redundant_groups=rng.randint(1, 3), mix=mix)
+            return presets.roll_flash(keys)
+        case "streamrl":
+            return presets.streamrl(StreamRL(staleness_max=bound))
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
@@ -61,7 +68,7 @@ def schedule(kind, bound, rng):
 
 KINDS = [
     "synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded", "millrace", "millrace, unbounded",
-    "rlboost",
+    "rlboost", "streamrl",
 ]  # fmt: skip
 
 
@@ -87,6 +94,19 @@ def test_with_crashes_and_failures_the_bound_holds_and_the_run_ends(kind):
         assert outcome.stale == 0, "crashes alone never make a group too old"
         crashes, failed = crashes + outcome.crashes, failed + outcome.failed
     assert crashes > 16 and failed > 8
+
+
+def test_with_redundant_groups_the_bound_holds_and_only_stragglers_end():
+    redundant = 0
+    for seed in range(48):
+        rng = Random(seed)
+        faults = {"crash_probability": 0.02, "fail_probability": 0.1} if seed % 2 else {}
+        stage = scene(rng, **faults)
+        outcome = rehearse(schedule("roll_flash", seed % 4, rng), stage, seed=seed)
+        assert len(outcome.batches) == stage.steps
+        assert outcome.stale == 0
+        redundant += outcome.redundant
+    assert redundant > 48
 
 
 def test_asynchronous_schedules_use_the_staleness_that_they_are_given():

@@ -16,7 +16,8 @@ def explain(config: Config) -> dict[str, str]:
     """
     schedule = build(config)
     groups, arithmetic = groups_live_max(config, schedule)
-    trajectories = f"x {config.batch.group_size} = {groups * config.batch.group_size} trajectories"
+    size = config.batch.group_size + schedule.redundant_samples
+    trajectories = f"x {size} = {groups * size} trajectories"
     bound = schedule.staleness_max
     return {
         "kind": schedule.kind,
@@ -29,6 +30,9 @@ def explain(config: Config) -> dict[str, str]:
 def groups_live_max(config: Config, schedule: Schedule) -> tuple[int, str]:
     """The most live groups, the batch being trained included, and the arithmetic."""
     prompts, steps, bound = config.batch.prompts, config.steps, schedule.staleness_max
+    if bound is not None and bound + 1 <= steps and schedule.redundant_groups:
+        more = schedule.redundant_groups
+        return (bound + 1) * prompts + more, f"(staleness {bound} + 1) x {prompts} prompts + {more} redundant"
     if bound is not None and bound + 1 <= steps:
         return (bound + 1) * prompts, f"(staleness {bound} + 1) x {prompts} prompts"
     if bound is None:

@@ -27,7 +27,9 @@ from millrace.config.tables.schedules import (
     LlamaRL,
     Millrace,
     RLBoost,
+    RollFlash,
     Schedule,
+    StreamRL,
     Synchronous,
 )
 from millrace.config.tables.section import Count, Section, Seed
@@ -87,6 +89,14 @@ class Config(Section):
         return self.batch.prompts * self.batch.group_size
 
     @property
+    def episode_tokens(self) -> int:
+        """The most tokens that all turns of a trajectory sample together; 0: no environment answers."""
+        reward = self.reward
+        if not isinstance(reward, EnvironmentRewardSection):
+            return 0
+        return reward.episode_tokens or reward.turns * self.sampling.max_tokens
+
+    @property
     def completion_tokens_max(self) -> int:
         """Most tokens that are sampled of one trajectory, in all of its turns."""
         reward, most = self.reward, self.rollout.max_sequence_tokens
@@ -107,7 +117,9 @@ class Config(Section):
                 return schedule.eta
             case RLAX():
                 return schedule.acceptance_staleness
-            case Laminar() | Millrace() | RLBoost() | FunctionSchedule():
+            case RollFlash():
+                return schedule.alpha
+            case Laminar() | Millrace() | RLBoost() | StreamRL() | FunctionSchedule():
                 return schedule.staleness_max
 
     @property
@@ -203,7 +215,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _screens(self) -> Config:
-        a = self.algorithm
+        a, redundant = self.algorithm, getattr(self.schedule, "redundant_samples", 0)
+        if self.batch.screen_samples and redundant:
+            raise ValueError(
+                f"`batch.screen_samples` ({self.batch.screen_samples}) waits for the first trajectories of a "
+                f"group, and `schedule.redundant_samples` ({redundant}) for none in particular.\n"
+                "  Set one of them to 0"
+            )
         if self.batch.screen_samples and isinstance(a, PolicyGradient) and a.learns_from_equal_rewards:
             raise ValueError(
                 f"`batch.screen_samples` ({self.batch.screen_samples}) ends groups whose first rewards are "

@@ -8,17 +8,18 @@ from collections.abc import Iterable
 
 from millrace.config.schema import Config
 from millrace.controller.colocated.device import devices
+from millrace.controller.ends.ends import stop_work
 from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.liveness.patience import Patience
+from millrace.controller.numbers.run_numbers import RunNumbers
 from millrace.controller.pace import Pace
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.selection.row_selection import RowSelection
 from millrace.controller.state.lineage import Lineage
-from millrace.controller.state.orders import Abort, Mailbox, Submit
+from millrace.controller.state.orders import Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
-from millrace.controller.state.trajectories import RunNumbers
 from millrace.controller.turns.episode import LANES, answered
 from millrace.controller.waits import Waits
 from millrace.core import clock
@@ -29,7 +30,6 @@ from millrace.core.types import (
     Endpoint,
     Observed,
     Published,
-    Sampling,
     Score,
     Scored,
     State,
@@ -60,7 +60,7 @@ class RunContext:
         self.trainer_hosts = fleet.trainer.place.hosts or (fleet.trainer.place.host,)
         hosts = [spec.place.host for spec in fleet.relays]
         relays = Relays(hosts, self.trainer_hosts, config.weights.directory or "")
-        self.state = RunState(_numbers(config), fleet.hosts, relays)
+        self.state = RunState(RunNumbers.of(config, schedule), fleet.hosts, relays)
         self.device = devices(self)
         self.to_stage: deque[Published] = deque()  # in the slots of the root relay, not yet staged
         self.to_relays = Pulse()  # for relays only: `pulse` fires with every completion
@@ -69,7 +69,9 @@ class RunContext:
         self._computes: dict[str, str] = {}
         self.stopping, self.stop_reason = False, "stopped"
         self.repack_due = False
-        self.written_s = clock.now()  # the last write to the ledger
+        self.began_s = self.written_s = (
+            clock.now()
+        )  # since the controller started; the last write to the ledger
         self._out_of_signal = False
         recovered = ledger.recover()
         self.resumed_version = recovered.version
@@ -147,6 +149,7 @@ class RunContext:
         if trajectory is None:
             self.pool.forget([trajectory_id])  # its episode went on after its end
             return
+        stop_work(self)
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
             self._warn_out_of_signal()
         if isinstance(score, Observed):
@@ -178,25 +181,6 @@ class RunContext:
             "task is learned, or too hard",
         )
 
-    def end_group(self, group_id: int, state: State, reason: str) -> None:
-        """End the live members of a group, and stop the replicas that work on them."""
-        leased: dict[str, list[int]] = {}
-        for member in self.state.groups[group_id].group.members:
-            if member.state is State.LEASED:
-                leased.setdefault(member.replica, []).append(member.trajectory_id)
-        self.state.end_group(group_id, state, reason)
-        for replica, ids in leased.items():
-            self.mailboxes[replica].put(Abort(ids))
-
-    def poisoned(self, trajectory: Trajectory, replica: str) -> None:
-        """Too many replicas died while they decoded `trajectory`: end its group and never draw its row
-        again."""
-        row_id = self.state.groups[trajectory.group_id].group.row_id
-        reason = f"{self.state.numbers.attempts} replicas died before its next token, last {replica}"
-        self.state.quarantine(row_id)
-        self.events.emit("quarantined", row_id=row_id, reason=reason)
-        self.end_group(trajectory.group_id, State.ABANDONED, reason)
-
     def give_up_evaluations(self, evaluations: Iterable[str], reason: str) -> None:
         """The run goes on without these evaluations: they are skipped from now on."""
         names = [name for name in evaluations if name not in self.evaluations.given_up]
@@ -221,19 +205,3 @@ class RunContext:
         self.ledger.grow(grown)
         for t in ended:
             self.events.emit("ended", trajectory_id=t.trajectory_id, state=t.state.value, reason=t.reason)
-
-
-def _numbers(config: Config) -> RunNumbers:
-    return RunNumbers(
-        steps=config.steps,
-        batch_groups=config.batch.prompts,
-        group_size=config.batch.group_size,
-        screen_samples=config.batch.screen_samples,
-        slots=config.rollout.slots,
-        max_sequence_tokens=config.rollout.max_sequence_tokens,
-        sampling=Sampling(**dict(config.sampling)),
-        seed=config.seed,
-        attempts=config.supervision.attempts,
-        episode_tokens=config.completion_tokens_max if config.reward.kind == "environment" else 0,
-        resampled_max=getattr(config.algorithm, "resample", 0) * config.batch.prompts,
-    )

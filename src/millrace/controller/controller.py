@@ -127,7 +127,7 @@ class Controller:
             "run_started",
             steps=run.config.steps,
             schedule=run.schedule.kind,
-            group_size=run.config.batch.group_size,
+            group_size=run.state.numbers.group_size,
             batch_groups=run.config.batch.prompts,
             replicas=list(run.mailboxes),
             resumed_version=run.resumed_version,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 
 from millrace.controller.context import RunContext
+from millrace.controller.ends.ends import end_late_waits, expire
 from millrace.controller.state.orders import Move, Pull
 from millrace.controller.state.run_state import RunState
 from millrace.core import clock
-from millrace.core.types import RESTS, BadPrompt, Group, Prompt, State, Work
+from millrace.core.types import RESTS, BadPrompt, Group, Prompt, Work
 from millrace.schedule.view import View
 
 TICK_S = 1.0  # decisions are at most this far apart
@@ -35,11 +37,13 @@ class Decisions:
         while True:
             began_s, self._cached_view, num_pulses = clock.now(), None, self._run.pulse.count
             self._run.device.hand_over()
+            end_late_waits(self._run)
+            if expire(self._run, self._view()):
+                self._cached_view = None
             self._refresh()
             self._place()
             self._admit()
             self._repack()
-            self._expire()
             self._check(self._run.state)
             await asyncio.sleep(min(REST * (clock.now() - began_s), REST_S_MAX))
             if self._run.pulse.count == num_pulses:
@@ -64,7 +68,7 @@ class Decisions:
         lost = set(schedule.restart(view))
         queued = sorted(state.queued.values(), key=lambda t: t.trajectory_id)
         for trajectory in queued:
-            if (version := trajectory.columns.version_open) in lost:
+            if (version := state.queued_view(trajectory).version) in lost:
                 self._run.restart(trajectory, f"version {version} is no longer held")
         if any(trajectory.columns.turn_start for trajectory in queued):
             self._run.flush()  # an observation is durable before the lease that goes on from it
@@ -75,12 +79,12 @@ class Decisions:
         self._submit(works)
 
     def _admit(self) -> None:
-        run, works, groups = self._run, _Outbox(), list[Group]()
-        for replica in run.schedule.admit(self._view()):
-            prompt = self._next_prompt()
-            if prompt is None:
-                break
-            group, leases = run.state.admit(prompt, replica, now_s=clock.now())
+        run, works, groups, view = self._run, _Outbox(), list[Group](), self._view()
+        replicas = run.schedule.admit(view)
+        prompts = list(islice(iter(self._next_prompt, None), len(replicas)))
+        lengths = [run.state.measured.lengths.predicted(prompt.row_id) for prompt in prompts]
+        for index, replica in run.schedule.pair(view, replicas, lengths):
+            group, leases = run.state.admit(prompts[index], replica, now_s=clock.now())
             groups.append(group)
             works.add(replica, *leases)
         if groups:
@@ -119,11 +123,6 @@ class Decisions:
             run.mailboxes[order.source].put(Move(order.shares))
         run.repack_due, self._repack_at_s = False, clock.now() + interval
         run.state.replicas.note_kv()
-
-    def _expire(self) -> None:
-        run = self._run
-        for group_id in run.schedule.expire(self._view()):
-            run.end_group(group_id, State.STALE, f"beyond the staleness bound at {run.state.version}")
 
 
 class _Outbox(dict[str, list[Work]]):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
+from millrace.controller.ends.ends import poisoned
 from millrace.controller.state.orders import Abort, Move, Pull, Rest, Submit
 from millrace.core.errors import DeadlineExceeded, TornVersionError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle
@@ -61,7 +62,7 @@ class ReplicaSession:
         self._mailbox.orders.clear()
         for trajectory in run.state.replica_down(self.name):
             if trajectory.live:
-                run.poisoned(trajectory, self.name)
+                poisoned(run, trajectory, self.name)
         run.pulse.fire()
 
     # ------------------------------------------------------------ in

@@ -18,6 +18,7 @@ from collections import Counter
 from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
+from millrace.controller.ends.ends import expire
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.groups import make_batch
 from millrace.controller.step_event import StepFields, mean_staleness, staleness_histogram
@@ -237,6 +238,7 @@ class TrainerSession:
         group_ids = [group.group_id for group in batch.groups]
         trained = [s.trajectory_id for group in batch.groups for s in group.sequences]
         record = StepRecord(result.version, group_ids, trained, dict(result.metrics))
+        expire(run, run.state.view())  # in the transaction of the step: nothing is live after the last one
         run.update_ledger()
         run.ledger.commit_step(record)
         run.selection.learn(run.ledger, [record])

@@ -72,7 +72,8 @@ class EpisodePlayer:
                 looked, turns = self._news.count, next_turns(self._live.values(), slots - busy)
                 self._lease, busy = self._lease + 1, busy + len(turns)
                 if turns:
-                    engine.submit([one.lease(self._lease, sampling, seed) for one in turns])
+                    limits = sampling, seed, self._config.episode_tokens
+                    engine.submit([one.lease(self._lease, *limits) for one in turns])
             if not (engine.has_work or engine.has_finished):
                 await self._news.wait(timeout_s=TICK_S)
                 continue

@@ -12,6 +12,9 @@ from typing import Protocol
 from millrace.schedule.deadlines import NO_LIMIT
 from millrace.schedule.view import ReplicaView, View
 
+QUEUE_ROUNDS = 2
+"""A replica of an asynchronous schedule holds at most this many times its slots."""
+
 
 class Admit(Protocol):
     """The decision to start groups."""

@@ -8,8 +8,9 @@ The trainer consumes B groups per version. Counted from the version k of its nex
 
 which is necessary (pigeonhole) and sufficient (earliest deadline first) for training all of them in
 time. Admission keeps the groups feasible at k, and `choose` at k + 1. Then no group is ever too old.
-Proof: docs/schedules.md. AReaL's `N_r <= B (i + eta + 1)` (arXiv:2505.24298, eq. 3) is the special
-case in which the birth of every live group is the current version i.
+With r redundant groups the right side is B (j - k + 1) + r for j >= k: up to r groups may miss their
+deadline, and end then. Proof: docs/schedules.md. AReaL's `N_r <= B (i + eta + 1)` (arXiv:2505.24298, eq. 3)
+is the special case in which the birth of every live group is the current version i.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def unbounded_groups_max(slots: int, batch_groups: int, group_size: int) -> int:
 
 def remaining_groups_max(view: View, staleness_max: int | None) -> int:
     """Live groups at most: what the remaining steps consume, and a named limit where unbounded."""
-    consumed = view.steps_left * view.batch_groups
+    consumed = view.steps_left * view.batch_groups + (view.redundant_groups if view.steps_left > 0 else 0)
     if staleness_max is not None:
         return consumed
     slots = sum(replica.slots for replica in view.replicas)
@@ -57,8 +58,9 @@ class Deadlines:
 
     def __init__(self, view: View, staleness_max: int | None, groups: Iterable[GroupView] = ()) -> None:
         self._version, self._batch, self._bound = view.version, view.batch_groups, staleness_max
+        self._redundant = view.redundant_groups
         self._deadlines: list[int] = []  # ascending
-        self._free: list[int] = []  # per deadline j: B (j - k + 1) - #{d <= j}
+        self._free: list[int] = []  # per deadline j: B (j - k + 1) + r - #{d <= j}
         if staleness_max is not None:
             due = 0
             for birth, count in sorted(Counter(group.birth for group in groups).items()):
@@ -87,7 +89,7 @@ class Deadlines:
         """(deadline j, how many groups due by j this batch must have), for every j where it must have any.
 
         The other groups must be feasible one version later, when B fewer places remain. So the batch owes
-        max(0, #{d <= j} - B (j - k)).
+        max(0, #{d <= j} - B (j - k) - r).
         """
         return [
             (deadline, self._batch - free)
@@ -96,7 +98,8 @@ class Deadlines:
         ]
 
     def _places(self, deadline: int) -> int:
-        return self._batch * max(0, deadline - self._version + 1)
+        versions = deadline - self._version + 1
+        return self._batch * versions + self._redundant if versions > 0 else 0
 
     def _entry(self, deadline: int) -> int:
         """Index of a deadline. A new deadline is entered, without groups."""

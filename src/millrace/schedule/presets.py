@@ -8,17 +8,17 @@ from millrace.config.objects import load_function
 from millrace.config.schema import Config
 from millrace.config.tables import schedules
 from millrace.core.errors import ConfigError, boundary
-from millrace.schedule.admit import KVRoom, WhileNewest, WithinBound
-from millrace.schedule.ahead import Ahead, WithCapacity
+from millrace.schedule.admit import QUEUE_ROUNDS, KVRoom, WhileNewest, WithinBound
+from millrace.schedule.ahead import Ahead
+from millrace.schedule.elastic.rlboost import rlboost
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import OnDemand
-from millrace.schedule.route import LeastLoaded, Local, NewestOnly
+from millrace.schedule.route import LeastLoaded, Local
 from millrace.schedule.schedule import Schedule
+from millrace.schedule.tail.roll_flash import roll_flash
+from millrace.schedule.tail.streamrl import streamrl
 from millrace.schedule.take import FirstReady, InOrder, OldestFirst
-
-QUEUE_ROUNDS = 2
-"""A replica of an asynchronous schedule holds at most this many times its slots."""
 
 
 def build(config: Config) -> Schedule:
@@ -49,9 +49,14 @@ def build(config: Config) -> Schedule:
                 ahead=knobs.ahead,
                 repack_interval_s=knobs.repack_interval_s,
                 batch_max=knobs.batch_max,
+                one_version=knobs.mix == "never",
             )
         case schedules.RLBoost() as knobs:
             return rlboost(staleness_max=knobs.staleness_max)
+        case schedules.RollFlash() as knobs:
+            return roll_flash(knobs)
+        case schedules.StreamRL() as knobs:
+            return streamrl(knobs)
         case schedules.FunctionSchedule() as function:
             return _from_function(function.path, config)
         case unknown:
@@ -158,7 +163,12 @@ def laminar(
 
 
 def millrace(
-    *, staleness_max: int | None, ahead: float | None, repack_interval_s: float, batch_max: int | None
+    *,
+    staleness_max: int | None,
+    ahead: float | None,
+    repack_interval_s: float,
+    batch_max: int | None,
+    one_version: bool = False,
 ) -> Schedule:
     """Laminar's trajectories of one version, with other rules to admit, repack and take.
 
@@ -177,29 +187,5 @@ def millrace(
         take_rule=InOrder(),
         repack_rule=OnDemand(repack_interval_s, ahead_rule, batch_max),
         ahead_rule=ahead_rule,
-    )
-
-
-def rlboost(*, staleness_max: int | None) -> Schedule:
-    """RLBoost (arXiv:2510.19225): for replicas that come and go, such as preemptible instances.
-
-    New groups go only to replicas with the newest weights. Each replica pulls these weights when it is empty.
-    A joining replica pulls first, so it starts at the newest version. The trajectories of a preempted replica
-    go on elsewhere with their tokens. The controller does this for every schedule.
-
-    Differs: in the paper the trainer's own GPUs generate at the beginning of each step, and then hand over
-    partial responses to the instances. The paper adapts this share to the number of instances. Here a trainer
-    never generates. Instead the number of groups begun ahead of the trainer follows the slots of the present
-    replicas (`WithCapacity`). The paper's steps are on-policy. Here the bound says how stale a group may be,
-    and 0 is on-policy. The paper also moves requests to balance the load of instances. Here only trajectories
-    of a leaving replica move.
-    """
-    return Schedule(
-        kind="rlboost",
-        staleness_max=staleness_max,
-        admit_rule=WithinBound(QUEUE_ROUNDS),
-        route_rule=NewestOnly(),
-        refresh_rule=WhenEmpty(),
-        take_rule=FirstReady(),
-        ahead_rule=WithCapacity(staleness_max, QUEUE_ROUNDS),
+        one_version=one_version,
     )

@@ -19,12 +19,14 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
-from millrace.schedule.ahead import Ahead, WithCapacity
+from millrace.schedule.ahead import Ahead
 from millrace.schedule.deadlines import Deadlines, choose, overdue, remaining_groups_max
+from millrace.schedule.elastic.with_capacity import WithCapacity
 from millrace.schedule.place import placements
 from millrace.schedule.refresh import Refresh
 from millrace.schedule.repack import Repack
 from millrace.schedule.route import Route
+from millrace.schedule.tail.lengths import Pair
 from millrace.schedule.take import Take
 from millrace.schedule.view import QueuedView, RefreshOrder, RepackOrder, ReplicaView, View
 
@@ -35,6 +37,8 @@ class Schedule:
 
     `staleness_max` None: unbounded. `mixes_versions`: whether one trajectory may have tokens of several
     versions. A refresh rule needs `mixes_versions` if trajectories in flight go on under new weights.
+    `one_version`: all turns of a trajectory have one version. `redundant_samples`, `redundant_groups`: what
+    starts beyond a group and a batch. The first that are complete are trained; the others end.
     """
 
     kind: str
@@ -46,6 +50,10 @@ class Schedule:
     mixes_versions: bool = False
     repack_rule: Repack | None = None
     ahead_rule: Ahead | WithCapacity | None = None
+    pair_rule: Pair | None = None
+    one_version: bool = False
+    redundant_samples: int = 0
+    redundant_groups: int = 0
 
     @property
     def repack_interval_s(self) -> float | None:
@@ -86,6 +94,12 @@ class Schedule:
             if rank is not None:
                 heappush(queue, (rank, index))
         return admitted
+
+    def pair(self, view: View, replicas: list[str], lengths: Sequence[float | None]) -> list[tuple[int, str]]:
+        """Which of the next prompts starts on which of the admitted `replicas`: pairs of the prompt's index
+        and a replica, in the order of their start. `lengths`: predicted tokens; None: unknown."""
+        pairs = list(zip(range(len(lengths)), replicas, strict=False))
+        return self.pair_rule.pairs(view, pairs, lengths) if self.pair_rule else pairs
 
     def live_groups_max(self, view: View) -> int:
         """Live groups at most: what the remaining steps consume, a named limit where unbounded, and
@@ -140,7 +154,10 @@ class Schedule:
         return None if batch is None else sorted(group.group_id for group in batch)
 
     def expire(self, view: View) -> list[int]:
-        """Ids of groups that cannot be trained within the bound any more: they end as `stale`."""
+        """Ids of groups that cannot be trained within the bound any more: they end as `stale`. Redundant
+        groups end as `rejected`, and no later than the run."""
+        if self.redundant_groups and view.steps_left <= 0:
+            return [group.group_id for group in view.groups]
         return overdue(view, self.staleness_max)
 
     def restart(self, view: View) -> list[int]:
@@ -157,7 +174,8 @@ class Schedule:
         return {
             "admit": self.admit_rule.describe()
             + (f"; {ahead.describe()}" if (ahead := self.ahead_rule) else ""),
-            "route": self.route_rule.describe(),
+            "route": self.route_rule.describe()
+            + (f"; {self.pair_rule.describe()}" if self.pair_rule else ""),
             "refresh": self.refresh_rule.describe(),
             "repack": "never" if self.repack_rule is None else self.repack_rule.describe(),
             "take": self.take_rule.describe(),

@@ -90,6 +90,7 @@ class View(msgspec.Struct, frozen=True):
     staleness: float | None = None  # mean of recently trained tokens; None: too little was trained
     num_replicas: int = 0  # of the run, up or not; at least those that are up
     screen_samples: int = 0  # trajectories with which a group starts; 0: all of it
+    redundant_groups: int = 0  # live groups that need not be trained in time
 
     @property
     def start_size(self) -> int:

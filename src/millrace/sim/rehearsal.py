@@ -55,6 +55,7 @@ class Played:
     staleness: dict[int, int] = field(default_factory=dict)
     batches: list[list[int]] = field(default_factory=list)
     stale: int = 0
+    redundant: int = 0  # groups that ended so that nothing waits for them
     failed: int = 0
     crashes: int = 0
     moves: int = 0
@@ -143,6 +144,7 @@ class _Stage:
             versions_queued=tuple(sorted(versions_queued)),
             reached=max((group_id for batch in self.outcome.batches for group_id in batch), default=-1),
             group_duration_batches=self.scene.group_duration_batches,
+            redundant_groups=self.schedule.redundant_groups,
         )
 
     def _replica_view(self, replica: _Replica) -> ReplicaView:
@@ -182,11 +184,13 @@ class _Stage:
 
     def _give_up(self) -> bool:
         late = self.schedule.expire(self.view())
-        if late and self.outcome.crashes == 0:
+        if self.schedule.redundant_groups:
+            self.outcome.redundant += len(late)
+        elif late and self.outcome.crashes == 0:
             raise BrokenPromise(
                 f"{self.schedule.kind}: groups {late} cannot be trained in time, without any fault"
             )
-        self.outcome.stale += len(late)
+        self.outcome.stale += len(late) if not self.schedule.redundant_groups else 0
         for group_id in late:
             for member in self.groups.pop(group_id).members:
                 self._put(member, None)
@@ -215,7 +219,7 @@ class _Stage:
             self.groups[self.next_group_id] = _Group(self.next_group_id, replica.version, members)
             self.next_group_id += 1
             replica.groups += 1
-        limit = (self.scene.steps - self.step) * self.scene.batch_groups
+        limit = (self.scene.steps - self.step) * self.scene.batch_groups + self.schedule.redundant_groups
         self._require(not replica_ids or len(self.groups) <= limit, "more groups than steps left")
         return bool(replica_ids)
 

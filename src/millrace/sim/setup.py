@@ -127,7 +127,8 @@ def check_memory(config: SimulatedConfig) -> None:
 
 
 def workload_of(config: SimulatedConfig, quantum: int) -> Workload:
-    lengths = lengths_of(config.lengths, config.batch.group_size)
+    members = config.batch.group_size + getattr(config.schedule, "redundant_samples", 0)
+    lengths = lengths_of(config.lengths, members)
     drift = config.workload.drift
     if drift != 1.0:
         lengths = Drift(lengths, drift, config.steps * config.batch.prompts * config.batch.group_size)

@@ -11,6 +11,11 @@ from pydantic import Field, model_validator
 
 from millrace.config.tables.section import Count, CountOrZero, Seconds, Section
 
+_MIX = """Where versions may mix in a trajectory. `"within"`: a replica takes newer weights at once, in the
+middle of turns. `"between"`: a turn has one version, and the next turn may have a later one. `"never"`: all
+turns have one version. A trajectory whose version is gone begins again."""
+Mix = Annotated[Literal["within", "between", "never"], Field(description=_MIX)]
+
 
 class Synchronous(Section):
     kind: Literal["synchronous"] = "synchronous"
@@ -60,6 +65,9 @@ class Millrace(Section):
     """Time between two decisions on repacking. The schedule also decides after each batch."""
     batch_max: Count | None = None
     """A replica receives trajectories up to this number. `"none"`: as many as surely fit, at most 48."""
+    mix: Literal["between", "never"] = "between"
+    """`"between"`: a turn has one version, and the next turn may have a later one. `"never"`: all turns of a
+    trajectory have one version."""
 
 
 class RLAX(Section):
@@ -87,6 +95,25 @@ class RLBoost(Section):
     """Staleness bound, in versions."""
 
 
+class RollFlash(Section):
+    kind: Literal["roll_flash"] = "roll_flash"
+    alpha: CountOrZero = 2
+    """The asynchronous ratio: the staleness bound, in versions."""
+    redundant_samples: CountOrZero = 1
+    """Trajectories that a group starts beyond `batch.group_size`. The first that have a reward are trained,
+    and the rest ends. Short and quick trajectories are favoured: see docs/schedules.md."""
+    redundant_groups: CountOrZero = 1
+    """Groups that may end because they miss their deadline. The trainer waits for no more than the others."""
+    mix: Mix = "within"
+
+
+class StreamRL(Section):
+    kind: Literal["streamrl"] = "streamrl"
+    staleness_max: CountOrZero = 1
+    """Staleness bound, in versions."""
+    mix: Mix = "between"
+
+
 class FunctionSchedule(Section):
     kind: Literal["function"] = "function"
     path: str
@@ -97,6 +124,15 @@ class FunctionSchedule(Section):
 
 
 Schedule = Annotated[
-    Synchronous | LlamaRL | AReaL | Laminar | Millrace | RLAX | RLBoost | FunctionSchedule,
+    Synchronous
+    | LlamaRL
+    | AReaL
+    | Laminar
+    | Millrace
+    | RLAX
+    | RLBoost
+    | RollFlash
+    | StreamRL
+    | FunctionSchedule,
     Field(discriminator="kind"),
 ]

@@ -157,6 +157,9 @@ class EnvironmentRewardSection(RewardLimits):
     after the answer that reaches them. `"none"`: no limit."""
     snapshot_bytes: Count = 2**20
     """Most bytes of a snapshot of an environment that is restored after a crash."""
+    group_wait_s: Seconds | None = None
+    """Seconds after the start of a group from which on none of its trajectories waits for the environment:
+    one that has to wait fails. `"none"`: only `timeout_s` ends a wait."""
     role: str = "user"
     """The role of an observation that is a text, in a chat template."""
     result_characters: Count = 16_384

@@ -273,7 +273,7 @@ class EvaluatorSession:
         config, name = self._run.config, under.section.name
         sampling = replace(Sampling(**dict(config.sampling)), logprobs=0, token_masks=False, routing=False)
         seed = int.from_bytes(blake2b(f"{name}:{config.seed}".encode(), digest_size=8).digest()) >> 1
-        return one.lease(self._lease, sampling, seed)
+        return one.lease(self._lease, sampling, seed, config.episode_tokens)
 
     # ------------------------------------------------------------ results
 

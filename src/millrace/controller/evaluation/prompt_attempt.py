@@ -57,11 +57,11 @@ class PromptAttempt:
     def has_begun(self) -> bool:
         return bool(self.trajectory.columns)
 
-    def lease(self, lease: int, sampling: Sampling, seed: int) -> Work:
+    def lease(self, lease: int, sampling: Sampling, seed: int, episode_tokens: int) -> Work:
         self.trajectory.lease, self.trajectory.state = lease, State.LEASED
         if self.attempt == 0:
             sampling = replace(sampling, temperature=0.0)
-        return episode.work(self.trajectory, self.prompt.tokens, sampling, seed)
+        return episode.work(self.trajectory, self.prompt.tokens, sampling, seed, episode_tokens)
 
     def lose_lease(self) -> None:
         """Its engine is gone. The tokens so far stay."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from millrace.schedule.tail.lengths import PastLengths
+
 MEMORY = 64
 """Durations that make up most of a mean. Lengths drift as a model learns, so older durations fade."""
 
@@ -29,11 +31,11 @@ class Mean:
 
 class RunAverages:
     """`group`: seconds of a group from its start until it is ready. `step`: seconds of the trainer from one
-    batch until it could take the next. And the staleness of trained tokens, in versions."""
+    batch until it could take the next. The staleness of trained tokens, in versions. `lengths`: of rows."""
 
     def __init__(self) -> None:
         self.group, self.step, self._staleness = Mean(), Mean(), Mean(BATCHES)
-        self._batches = 0
+        self.lengths, self._batches = PastLengths(), 0
 
     def batch_trained(self, staleness: float) -> None:
         self._batches += 1

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from millrace.controller.numbers.run_numbers import RunNumbers
 from millrace.controller.state.chain import Fetch, next_fetch
 from millrace.controller.state.groups import make_batch
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.replicas import ReplicaRecord, Replicas
-from millrace.controller.state.trajectories import RunNumbers, Trajectories
+from millrace.controller.state.trajectories import Trajectories
+from millrace.controller.turns import episode
 from millrace.core.types import Batch, Report, Trajectory
 from millrace.schedule.view import ReplicaView, View
 
@@ -54,12 +56,14 @@ class RunState(Trajectories):
             group_duration_batches=self.measured.group_duration_batches,
             staleness=self.measured.staleness,
             screen_samples=numbers.screen_samples,
+            redundant_groups=numbers.redundant_groups,
         )
 
     @property
     def versions_queued(self) -> set[int]:
         """Versions that have begun the turns of queued trajectories."""
-        versions = (t.columns.version_open for t in self.queued.values())
+        single = self.numbers.one_version
+        versions = (episode.bound_to(t, one_version=single) for t in self.queued.values())
         return {version for version in versions if version is not None}
 
     def _replica_view(self, record: ReplicaRecord) -> ReplicaView:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 
+from millrace.controller.numbers.run_numbers import RunNumbers
 from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
@@ -23,7 +23,6 @@ from millrace.core.types import (
     Observed,
     Progress,
     Prompt,
-    Sampling,
     Score,
     Scored,
     ScoreRequest,
@@ -35,24 +34,8 @@ from millrace.schedule.screen import refuse_endless, screened_reward
 from millrace.schedule.view import QueuedView
 
 NO_BASELINE = "the only scored member of its group: no baseline"
+REDUNDANT = "redundant: its group is complete without it"
 NO_SIGNAL = "all rewards of its group are equal: another group takes its place"
-
-
-@dataclass(frozen=True, slots=True)
-class RunNumbers:
-    """The numbers of a run that its state needs."""
-
-    steps: int
-    batch_groups: int
-    group_size: int
-    slots: int
-    max_sequence_tokens: int
-    sampling: Sampling
-    seed: int
-    attempts: int
-    episode_tokens: int = 0  # most sampled tokens, where an environment answers; 0: none does
-    resampled_max: int = 0  # groups without signal that may be replaced between two steps
-    screen_samples: int = 0  # trajectories with which a group starts; 0: all of them
 
 
 class Trajectories:
@@ -67,6 +50,7 @@ class Trajectories:
         self.dirty: dict[int, Trajectory] = {}
         self.grown: dict[int, Trajectory] = {}
         self.ended: list[Trajectory] = []  # since the shell last looked
+        self.cut: list[tuple[int, str]] = []  # ended under a lease, with its replica; until stopped
         self.resampled = 0  # groups without signal that were replaced since the last step
         self.unreplaced = 0  # groups without signal that are trained, because the limit was reached
         self.screened = Counter[str]()  # groups that were screened out since the last step
@@ -125,11 +109,12 @@ class Trajectories:
         self.dirty[tid] = trajectory
         owner = self.groups[trajectory.group_id]
         self._recompute_birth(owner)
-        return episode.work(trajectory, owner.group.prompt, self.numbers)
+        return episode.work(trajectory, owner.group.prompt, *self.numbers.of_lease)
 
     def queued_view(self, trajectory: Trajectory) -> QueuedView:
         """A queued trajectory as the schedule sees it."""
-        return episode.queued_view(trajectory, self.groups[trajectory.group_id].birth, self.replicas)
+        birth = self.groups[trajectory.group_id].birth
+        return episode.queued_view(trajectory, birth, self.replicas, one_version=self.numbers.one_version)
 
     def unlease(self, trajectory: Trajectory) -> None:
         """Take a trajectory back from its replica, with its partial tokens."""
@@ -139,11 +124,10 @@ class Trajectories:
         self.dirty[trajectory.trajectory_id] = trajectory
 
     def restart(self, trajectory: Trajectory) -> int:
-        """Drop the tokens of a queued trajectory's present turn; its random seed stays. Returns how many."""
-        num_tokens, kept = len(trajectory.columns), trajectory.columns.turn_start
-        trajectory.columns = trajectory.columns[:kept]
+        """Drop the tokens of a queued trajectory's present turn, or of all turns where these have one
+        version. Its random seed stays. Returns how many tokens."""
         self.dirty[trajectory.trajectory_id] = trajectory
-        return num_tokens - kept
+        return episode.restart(trajectory, one_version=self.numbers.one_version)
 
     def lose(self, name: str) -> list[Trajectory]:
         """Replica `name` is gone: its trajectories are queued again. Returns the trajectories whose prompt is
@@ -250,6 +234,8 @@ class Trajectories:
     def measure_group(self, group_id: int, now_s: float) -> None:
         """Note how long a group took that has just become ready."""
         record = self.groups[group_id]
+        lengths = [len(m.columns) for m in record.group.members if m.live]
+        self.measured.lengths.learn(record.group.row_id, lengths)
         if record.started_s is not None:
             self.measured.group.add(now_s - record.started_s)
 
@@ -262,6 +248,7 @@ class Trajectories:
         tid = trajectory.trajectory_id
         if trajectory.state is State.LEASED:
             self.replicas[trajectory.replica].leased.pop(tid)
+            self.cut.append((tid, trajectory.replica))
         trajectory.state, trajectory.reason = state, reason
         self.dirty[tid] = trajectory
         self.ended.append(trajectory)
@@ -282,14 +269,18 @@ class Trajectories:
         self._lease_start.pop(tid, None)
 
     def _settle_group(self, group_id: int) -> None:
-        """A group whose live members all have scores becomes ready. It ends if it has no baseline or
-        signal."""
+        """A group whose live members all have scores becomes ready, without redundant ones. It ends if it has
+        no baseline or signal."""
         record = self.groups.get(group_id)
         if record is None or record.ready_rank is not None:
             return
         live = [m for m in record.started if m.live]
-        if any(m.state not in (State.SCORED, State.BUFFERED) for m in live):
+        unscored = [m for m in live if m.state not in (State.SCORED, State.BUFFERED)]
+        if unscored and len(live) - len(unscored) < self.numbers.samples:
             return
+        for member in unscored:
+            self._end(member, State.REJECTED, REDUNDANT)
+        live = [m for m in live if m.live]
         if record.held:
             self._screen(record, [m.reward for m in live if m.reward is not None])
         elif len(live) == 1:

@@ -37,44 +37,52 @@ class Incarnation(Protocol):
     epoch: int
 
 
-class LeaseNumbers(Protocol):
-    """What a lease needs of the numbers of a run. `episode_tokens` 0: no environment answers."""
-
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def episode_tokens(self) -> int: ...
-
-
 def answered(changed: Sequence[Trajectory]) -> list[int]:
     """Which of the trajectories need no reward worker any more: they have a reward, or have ended."""
     return [one.trajectory_id for one in changed if one.state not in (*UNANSWERED, *GOING_ON)]
 
 
-def work(trajectory: Trajectory, prompt: array[int], numbers: LeaseNumbers) -> Work:
-    """The present lease. `sampling.max_tokens` bounds each turn, `episode_tokens` all turns together, and a
-    `Work` counts from the prompt."""
+def work(
+    trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: int, episode_tokens: int
+) -> Work:
+    """The present lease. `sampling.max_tokens` bounds each turn, `episode_tokens` all turns together (0: it
+    does not), and a `Work` counts from the prompt."""
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
-    columns, start = trajectory.columns, trajectory.columns.turn_start
-    sampling, most = numbers.sampling, numbers.sampling.max_tokens
-    if numbers.episode_tokens:
+    columns, start, most = trajectory.columns, trajectory.columns.turn_start, sampling.max_tokens
+    if episode_tokens:
         sampled = sum(count for _, count in columns[:start].sampled_runs)
-        most = max(1, min(most, numbers.episode_tokens - sampled))
+        most = max(1, min(most, episode_tokens - sampled))
     if start + most != sampling.max_tokens:
         sampling = replace(sampling, max_tokens=start + most)
-    return Work(*ids, prompt, columns.tokens[:], sampling, numbers.seed, start)
+    return Work(*ids, prompt, columns.tokens[:], sampling, seed, start)
 
 
-def queued_view(trajectory: Trajectory, birth: int, replicas: Mapping[str, Incarnation]) -> QueuedView:
-    """A turn that has no token may begin under any version that is not older than the turn before. Its home
-    is the replica of its last lease, if that process is still there."""
+def bound_to(trajectory: Trajectory, *, one_version: bool) -> int | None:
+    """The version under which a queued trajectory has to go on; None: under any that is not older."""
+    return trajectory.columns.version_last if one_version else trajectory.columns.version_open
+
+
+def queued_view(
+    trajectory: Trajectory, birth: int, replicas: Mapping[str, Incarnation], *, one_version: bool
+) -> QueuedView:
+    """A turn that has no token may begin under any version that is not older than the turn before. With
+    `one_version` it has that turn's version. Its home is the replica of its last lease, if that process is
+    still there."""
     columns = trajectory.columns
     oldest = birth if columns.version_last is None else columns.version_last
     last = replicas.get(trajectory.replica) if columns.runs and columns.version_open is None else None
     is_there = last is not None and last.alive and last.epoch == trajectory.epoch
-    return QueuedView(columns.version_open, oldest, trajectory.replica if is_there else "")
+    bound = bound_to(trajectory, one_version=one_version)
+    return QueuedView(bound, oldest, trajectory.replica if is_there else "")
+
+
+def restart(trajectory: Trajectory, *, one_version: bool) -> int:
+    """Drop the tokens of the present turn, or with `one_version` the episode. Returns how many tokens."""
+    num_tokens, kept = len(trajectory.columns), 0 if one_version else trajectory.columns.turn_start
+    trajectory.columns = trajectory.columns[:kept]
+    if not kept:
+        trajectory.metrics = {}
+    return num_tokens - kept
 
 
 def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:

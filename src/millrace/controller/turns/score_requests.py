@@ -11,7 +11,7 @@ served alone.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from millrace.core.errors import RewardError
 from millrace.core.protocols import Handle
@@ -44,6 +44,7 @@ class ScoreRequests:
         self._alone = set[str]()  # workers that serve a suspect
         self._ended: dict[str, list[int]] = {}  # by worker: trajectories whose episodes it is to end
         self._failures = 0  # in a row
+        self._forgotten = set[int]()  # trajectories whose answer is on its way, and nobody waits for it
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -65,13 +66,15 @@ class ScoreRequests:
 
     def forget(self, ids: Collection[int]) -> None:
         """These trajectories need no answer any more. The worker of an episode is to end it."""
-        if not ids or not self._several:
-            return
-        self._waiting = deque(one for one in self._waiting if one.trajectory_id not in ids)
+        if ids:
+            self._waiting = deque(one for one in self._waiting if one.trajectory_id not in ids)
         for trajectory_id in ids:
             self._suspects.discard(trajectory_id)
             self._deaths.pop(trajectory_id, None)
-            self._ended.setdefault(self._homes.pop(trajectory_id, ANY), []).append(trajectory_id)
+            if any(trajectory_id in taken for taken in self._taken.values()):
+                self._forgotten.add(trajectory_id)
+            if self._several:
+                self._ended.setdefault(self._homes.pop(trajectory_id, ANY), []).append(trajectory_id)
 
     def ended(self, worker: str) -> list[int]:
         """The trajectories whose episodes this worker is to end."""
@@ -108,13 +111,14 @@ class ScoreRequests:
         self._alone.discard(worker)
         for one in unanswered:
             self._taken[worker].pop(one.trajectory_id)
-        self._waiting.extendleft(reversed(unanswered))
+        self._wait_again(reversed(unanswered))
 
     def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
         """Raises: RewardError: too many failed in a row."""
         self._taken[worker].pop(trajectory_id)
         self._deaths.pop(trajectory_id, None)
         self._suspects.discard(trajectory_id)
+        self._forgotten.discard(trajectory_id)
         if isinstance(answer, Observed):
             self._homes[trajectory_id] = worker
         else:
@@ -135,10 +139,17 @@ class ScoreRequests:
         self._deaths[trajectory_id] += 1
         return self._deaths[trajectory_id] >= DEATHS_MAX
 
+    def _wait_again(self, requests: Iterable[ScoreRequest]) -> None:
+        for one in requests:
+            if one.trajectory_id in self._forgotten:
+                self._forgotten.discard(one.trajectory_id)
+            else:
+                self._waiting.appendleft(one)
+
     def left(self, worker: str) -> None:
         """The worker is gone, with its episodes: other workers repeat them. A call that was cancelled before
         it began has not given back its requests."""
-        self._waiting.extendleft(self._taken.pop(worker, {}).values())
+        self._wait_again(self._taken.pop(worker, {}).values())
         self._calls.pop(worker, None)
         self._alone.discard(worker)
         self._ended.setdefault(ANY, []).extend(self._ended.pop(worker, []))

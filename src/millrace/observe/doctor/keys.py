@@ -14,6 +14,8 @@ BOUND = {
     "laminar": "schedule.staleness_max",
     "millrace": "schedule.staleness_max",
     "rlboost": "schedule.staleness_max",
+    "roll_flash": "schedule.alpha",
+    "streamrl": "schedule.staleness_max",
     "function": "schedule.staleness_max",
 }
 """The key with the bound on staleness. `synchronous` has none."""

@@ -42,7 +42,9 @@ class Invariants(Observer):
 
     def __init__(self, scenario: Scenario) -> None:
         self._config, self._workload = scenario.config, scenario.workload
-        self._mixes = isinstance(scenario.config.schedule, AReaL | LlamaRL)
+        self._schedule = scenario.config.schedule
+        mix = "within" if isinstance(self._schedule, AReaL | LlamaRL) else "between"
+        self._mix: str = getattr(self._schedule, "mix", mix)
         self._ordered = not any(mishaps.overtaken for mishaps in scenario.faults.mishaps)
         self._steady = self._ordered and not scenario.faults.clock_jumps
         self._published: dict[int, set[str]] = {}
@@ -227,20 +229,22 @@ class Invariants(Observer):
             trajectory_id=tid,
         )
         require(versions == sorted(versions), "versions never fall along a trajectory", trajectory_id=tid)
-        if not self._mixes:
-            turn = columns[columns.turn_start :].sampled_runs
-            require(len(turn) <= 1, "one version per turn", trajectory_id=tid, versions=versions)
+        if self._mix != "within":
+            turn = columns if self._mix == "never" else columns[columns.turn_start :]
+            num = len({version for version, _ in turn.sampled_runs})
+            require(num <= 1, "one version per turn, or trajectory", trajectory_id=tid, versions=versions)
         self._num_tokens[tid] = count
 
     def _check_groups(self, state: RunState) -> None:
-        size = self._config.batch.group_size
+        size = self._config.batch.group_size + getattr(self._schedule, "redundant_samples", 0)
         for group_id, record in state.groups.items():
             members = record.group.members
             require(len(members) == size, "a group has all of its members", group_id=group_id)
             if record.ready_rank is not None:
                 live = [member for member in members if member.live]
                 require(
-                    len(live) >= 2 and all(m.state is State.BUFFERED and m.reward is not None for m in live),
+                    2 <= len(live) <= self._config.batch.group_size
+                    and all(m.state is State.BUFFERED and m.reward is not None for m in live),
                     "a group is ready when all of it is scored",
                     group_id=group_id,
                 )
@@ -293,7 +297,7 @@ class Invariants(Observer):
             )
         if 0 <= replica.pulling < replica.version:
             if self._rescues.get(replica.name) != replica.pulling:
-                orphaned = any(t.columns.version_open == replica.pulling for t in state.queued.values())
+                orphaned = replica.pulling in state.versions_queued
                 require(
                     orphaned, "an older version is fetched only for lost trajectories", replica=replica.name
                 )

@@ -1,0 +1,1 @@
+"""Ends of trajectories and groups that are not trained."""

@@ -1,0 +1,1 @@
+"""The numbers of a run that its state needs."""

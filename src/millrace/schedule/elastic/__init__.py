@@ -1,0 +1,1 @@
+"""Schedules for replicas that come and go."""
