@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from millrace.core.completion.columns import Packed, TokenColumns, pack, unpack
+from millrace.core.completion.forks import Fork
 
 # ---------------------------------------------------------------- lifecycle
 
@@ -206,11 +207,15 @@ class Abstain(msgspec.Struct, frozen=True, tag="abstain"):
 
 
 class Observed(msgspec.Struct, frozen=True, tag="observed"):
-    """The environment has answered, and the model has another turn. `tokens` follow those of the trajectory.
-    `metrics` join those of earlier turns; a value of the same name is replaced."""
+    """The environment has answered, and the model has another turn. `metrics` join those of earlier turns; a
+    value of the same name is replaced.
+
+    `tokens` follow the last token of the trajectory, or its first `after` tokens (`Fork`). With `after` 0
+    they stand in place of the prompt, too."""
 
     tokens: array[int]
     metrics: dict[str, float] = {}
+    after: int | None = None
 
 
 Score = Scored | Failed | Abstain
@@ -218,7 +223,8 @@ Score = Scored | Failed | Abstain
 
 class ScoreRequest(msgspec.Struct, frozen=True):
     """`turns`: (start, stop, sampled) of the stretches of sampled and of observed tokens; empty: the tokens
-    are one turn. `room`: how many tokens may follow."""
+    are one turn. `room`: how many tokens may follow. `num_prompt`: tokens of the prompt. `forks`: where other
+    sequences begin."""
 
     trajectory_id: int
     group_id: int
@@ -226,6 +232,8 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     finish: Finish
     turns: list[tuple[int, int, bool]] = []
     room: int = 0
+    num_prompt: int = 0
+    forks: list[Fork] = []
 
 
 # ---------------------------------------------------------------- training

@@ -201,7 +201,7 @@ class Trajectories:
                 continue
             columns = trajectory.columns
             num_tokens = len(columns)
-            num_repeated = num_tokens - one.start
+            num_repeated = num_tokens - columns.sequence_start - one.start
             if num_repeated < 0:
                 raise DataError(
                     f"trajectory {one.trajectory_id}: {name} reports tokens from {one.start}, "
@@ -236,7 +236,7 @@ class Trajectories:
         self.dirty[trajectory_id] = trajectory
         match score:
             case Observed():
-                episode.observe(trajectory, score)
+                episode.observe(trajectory, score, self.groups[trajectory.group_id].group.prompt)
                 self.queued[trajectory_id] = trajectory
             case Scored():
                 episode.end_episode(trajectory, score)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from millrace.core.completion.forks import context, num_seen, num_shared
 from millrace.core.types import Finish, Observed, Sampling, Scored, ScoreRequest, State, Trajectory, Work
 from millrace.schedule.view import QueuedView
 
@@ -18,12 +19,15 @@ UNANSWERED = (State.GENERATED, State.WAITING)
 
 
 def work(trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: int) -> Work:
-    """The present lease. `sampling.max_tokens` bounds each turn, and a `Work` counts from the prompt."""
+    """The present lease. `sampling.max_tokens` bounds each turn. A `Work` counts from its prompt: all that
+    precedes the present sequence."""
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
-    columns, start = trajectory.columns, trajectory.columns.turn_start
-    if start:
+    columns, begin = trajectory.columns, trajectory.columns.sequence_start
+    if begin:  # with random numbers of its own
+        prompt, seed = context(prompt, columns, columns.forks[-1]), seed ^ begin << 32
+    if start := columns.turn_start - begin:
         sampling = replace(sampling, max_tokens=start + sampling.max_tokens)
-    return Work(*ids, prompt, columns.tokens[:], sampling, seed, start)
+    return Work(*ids, prompt, columns.tokens[begin:], sampling, seed, start)
 
 
 def queued_view(trajectory: Trajectory, birth: int) -> QueuedView:
@@ -44,14 +48,19 @@ def request(trajectory: Trajectory, prompt: Sequence[int], *, max_sequence_token
     """What an environment needs to answer the last turn."""
     columns, finish = trajectory.columns, trajectory.finish
     assert finish is not None, trajectory
-    room = max_sequence_tokens - len(prompt) - len(columns)
+    room = max_sequence_tokens - num_seen(columns.forks, len(columns), len(prompt))
     ids = trajectory.trajectory_id, trajectory.group_id
-    return ScoreRequest(*ids, columns.tokens, finish, columns.turns(), room)
+    return ScoreRequest(*ids, columns.tokens, finish, columns.turns(), room, len(prompt), columns.forks)
 
 
-def observe(trajectory: Trajectory, answer: Observed) -> None:
+def observe(trajectory: Trajectory, answer: Observed, prompt: array[int]) -> None:
     """The trajectory goes on, with another turn."""
-    trajectory.columns.observe(answer.tokens)
+    columns, tokens = trajectory.columns, answer.tokens
+    if answer.after is not None:
+        kept = 0 if answer.after else num_shared(prompt, tokens[:-1])
+        columns.fork(answer.after, kept)
+        tokens = tokens[kept:]
+    columns.observe(tokens)
     trajectory.state, trajectory.finish = State.QUEUED, None
     trajectory.metrics = trajectory.metrics | answer.metrics
 

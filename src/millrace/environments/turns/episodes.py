@@ -11,8 +11,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.completion.columns import token_array
+from millrace.core.completion.forks import num_seen
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.types import Abstain, Failed, Finish, Observed, Score, Scored, ScoreRequest
 from millrace.environments.chat import is_messages
@@ -120,13 +123,13 @@ class Episodes:
 
     def answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """The answer to the last turn of the request. An exception of the environment becomes a Failed."""
-        turns = request.turns or [(0, len(request.tokens), True)]
-        texts = [list(request.tokens[start:stop]) for start, stop, _ in turns]
-        actions, observed = texts[::2], texts[1::2]
+        if not request.turns:
+            request = replace(request, turns=[(0, len(request.tokens), True)])
+        actions = [list(request.tokens[start:stop]) for start, stop, _ in request.turns[::2]]
         episode = self._live.pop(request.trajectory_id, None)
         try:
             if episode is None or episode.turns != len(actions) - 1:
-                episode = self._repeated(row, actions[:-1], observed)
+                episode = self._repeated(row, actions[:-1], request)
             answer = self._step(episode, actions[-1])
             return self._judge(request, episode, actions, answer)
         except ReplayError as error:
@@ -139,24 +142,31 @@ class Episodes:
             if episode is not None and request.trajectory_id not in self._live:
                 episode.close()
 
-    def _repeated(self, row: Row, actions: list[list[int]], observed: list[list[int]]) -> _Episode:
+    def _repeated(self, row: Row, actions: list[list[int]], request: ScoreRequest) -> _Episode:
         if actions and self._recovery == "failed":
             raise ReplayError(f"{self._name}: the process of the episode is gone, and it cannot be repeated")
         episode = _Episode(self._kind())
         to_text(self._name, episode.environment.reset(row))
-        for number, (action, recorded) in enumerate(zip(actions, observed, strict=True)):
+        forks = {fork.start: fork for fork in request.forks}
+        for number, action in enumerate(actions, 1):
             answer = self._step(episode, action)
-            if isinstance(answer, Done) or self._bridge.after(action, answer.text) != recorded:
+            start, stop, _ = request.turns[2 * number - 1]
+            _, after, kept = forks.get(start, (start, None, 0))
+            if (
+                isinstance(answer, Done)
+                or _follows(answer, request) != after
+                or self._ids(actions[:number], answer)[kept:] != list(request.tokens[start:stop])
+            ):
                 raise ReplayError(
                     f"{self._name}: the repeated episode differs from the recorded one after turn "
-                    f"{number + 1}: its answers depend on more than the row and the actions\n"
+                    f"{number}: its answers depend on more than the row and the actions\n"
                     '  Make them depend on these alone, or set `recovery = "failed"` in the class.'
                 )
         return episode
 
     def _step(self, episode: _Episode, action: list[int]) -> Observation | Done:
-        answer = to_answer(self._name, episode.environment.step(self._decode(action)))
         episode.turns += 1
+        answer = to_answer(self._name, episode.environment.step(self._decode(action)), episode.turns)
         episode.reward += float(answer.reward or 0.0)
         return answer
 
@@ -179,15 +189,25 @@ class Episodes:
             return self._end(episode, metrics, "tokens")
         if episode.turns >= self._turns_max:
             return self._end(episode, metrics, "turns")
-        if not self._bridge.fits(length(answer.text), request.room):
+        after, room = _follows(answer, request), request.room
+        if after is not None:
+            seen = partial(num_seen, request.forks, num_prompt=request.num_prompt)
+            room += seen(stop=len(request.tokens)) - (seen(stop=after) if after else 0)
+        if not self._bridge.fits(length(answer.text), room):
             return self._end(episode, metrics, "context")
-        tokens = self._bridge.after(actions[-1], answer.text)
-        if len(tokens) >= request.room:
+        tokens = self._ids(actions, answer)
+        if len(tokens) >= room:
             return self._end(episode, metrics, "context")
         self._live[request.trajectory_id] = episode
         while len(self._live) > LIVE_MAX:
             self._live.popitem(last=False)[1].close()
-        return Observed(token_array(tokens), metrics)
+        return Observed(token_array(tokens), metrics, after)
+
+    def _ids(self, actions: list[list[int]], observation: Observation) -> list[int]:
+        """What follows a turn, or stands in place of the prompt."""
+        after = len(actions) if observation.after is None else observation.after
+        text = observation.text
+        return self._bridge.after(actions[after - 1], text) if after else self._bridge.whole(text)
 
     def _end(self, episode: _Episode, metrics: dict[str, float], budget: str) -> Score:
         """`budget`: what was used up; empty: the environment ended the episode."""
@@ -204,6 +224,12 @@ class Episodes:
         if isinstance(score, Scored) and budget:
             return Scored(score.value, score.metrics, truncated=True)
         return score
+
+
+def _follows(observation: Observation, request: ScoreRequest) -> int | None:
+    """How many tokens of the trajectory an observation follows; None: all that there are."""
+    after = observation.after
+    return after and request.turns[2 * after - 2][1]
 
 
 def _of_one_process(call: Callable[[], T]) -> T:
