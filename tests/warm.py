@@ -180,7 +180,7 @@ def _inherit(asked: dict[str, Any], fds: list[int], control: socket.socket, aske
     control.close()
 
 
-def _become(python: str, asked: forkserver.Fork, fd: int) -> None:
+def _become(python: str, asked: forkserver.MakeWorker, fd: int) -> None:
     """In place of `forkserver._become`: a worker of this Python in a network namespace enters that itself."""
     *tool, name = asked.prefix or ("",)
     if python != sys.executable or tool != ["ip", "netns", "exec"]:

@@ -74,7 +74,7 @@ def test_a_late_reward_of_another_version_and_tokens_of_another_lease_change_not
     under = known.underway
     assert under is not None
     (one,) = under.completions
-    one.lease(2, Sampling(max_tokens=4), 0)
+    one.lease(2, Sampling(max_tokens=4), 0, 0)
     columns = TokenColumns.of([7], [-0.1], 2)
     assert not one.take(Progress(0, 1, 0, columns, Finish.STOP), answered=False)
     assert one.take(Progress(0, 2, 0, columns, Finish.STOP), answered=False)
@@ -92,7 +92,7 @@ def attempt(index: int = 0) -> PromptAttempt:
 
 def turn(one: PromptAttempt, token: int, finish: Finish = Finish.STOP) -> None:
     """The attempt generates one token, which ends a turn."""
-    lease = one.lease(one.trajectory.lease + 1, Sampling(max_tokens=4), 0)
+    lease = one.lease(one.trajectory.lease + 1, Sampling(max_tokens=4), 0, 0)
     columns = TokenColumns.of([token], [-0.1], 3)
     assert one.take(Progress(0, lease.lease, len(lease.tokens), columns, finish), answered=True)
 
@@ -105,7 +105,7 @@ def test_an_attempt_goes_on_with_what_an_environment_answered_and_is_recorded_wi
     assert (request.turns, request.room) == ([(0, 1, True)], 29)
     one.answer(Observed(token_array([8, 0])))
     assert one.is_queued and one.score is None
-    work = one.lease(9, Sampling(max_tokens=4), 0)
+    work = one.lease(9, Sampling(max_tokens=4), 0, 0)
     assert (list(work.tokens), work.turn_start, work.sampling.max_tokens) == ([7, 8, 0], 3, 7)
     one.lose_lease()
     turn(one, 6)

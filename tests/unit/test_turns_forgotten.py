@@ -50,6 +50,8 @@ def test_an_answer_that_nobody_waits_for_gives_the_trajectory_no_home(worker):
     requests.take(worker)
     requests.forget({1})
     requests.answered("w", 1, Observed(token_array([5])))
+    requests.forget({1})
+    assert 1 in requests.ended("w")
     other = SimpleNamespace(name="other", dead=worker.dead)
     requests.put(request(1))
     assert [one.trajectory_id for one in requests.take(other)] == [1]

@@ -85,9 +85,33 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_turns_have_role_tokens_versions_and_rewards() -> None:
     assert conversation(episode(), ENDED, letters) == [
-        {"turn": 1, "role": "model", "tokens": 2, "versions": [3, 4], "reward": 0.25, "text": "ab"},
-        {"turn": 1, "role": "environment", "tokens": 3, "versions": [], "reward": None, "text": "xyz"},
-        {"turn": 2, "role": "model", "tokens": 2, "versions": [5], "reward": 0.5, "text": "ac"},
+        {
+            "turn": 1,
+            "role": "model",
+            "tokens": 2,
+            "versions": [3, 4],
+            "reward": 0.25,
+            "after": None,
+            "text": "ab",
+        },
+        {
+            "turn": 1,
+            "role": "environment",
+            "tokens": 3,
+            "versions": [],
+            "reward": None,
+            "after": None,
+            "text": "xyz",
+        },
+        {
+            "turn": 2,
+            "role": "model",
+            "tokens": 2,
+            "versions": [5],
+            "reward": 0.5,
+            "after": None,
+            "text": "ac",
+        },
     ]
     assert letters(sampled_tokens(episode())) == "abac"
     assert ended_by(ENDED) == "turns"

@@ -56,6 +56,7 @@ class Algorithm:
                      trajectory. It costs a forward pass
     proximal         where a batch gets several optimizer steps: "recompute", a forward pass at its beginning
                      finds `proximal_N`; "interpolate", it lies between `behavior_N` and `fixed_N`
+    compares_sequences  the objective looks at `TokenLogprobs.sequences`: a trajectory is in one row
     critic           `ComparedGroup.values` are this critic's, by a forward pass before the first gradient
     """
 
@@ -72,6 +73,7 @@ class Algorithm:
     penalty: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] | None = None
     proximal: Proximal = "recompute"
     critic: Critic | None = None
+    compares_sequences: bool = True
 
 
 def of_run(config: Config) -> Algorithm:
@@ -106,6 +108,7 @@ def build(config: config_of.Algorithm) -> Algorithm:
         penalty=partial(_penalty, config=config) if kl_in == "reward" else None,
         proximal=config.proximal if _has_proximal(config) else "interpolate",
         critic=_critic(config) if config.baseline == "value" else None,
+        compares_sequences="sequence" in (config.ratio, config.correction_of) or config.drift is not None,
     )
 
 

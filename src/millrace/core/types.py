@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from millrace.core.completion.columns import Packed, TokenColumns, pack, unpack
+from millrace.core.completion.columns import Packed, TokenColumns, pack, token_array, unpack
+from millrace.core.completion.forks import Fork
 
 # ---------------------------------------------------------------- lifecycle
 
@@ -208,22 +209,21 @@ class Abstain(msgspec.Struct, frozen=True, tag="abstain"):
 
 
 class Observed(msgspec.Struct, frozen=True, tag="observed"):
-    """The environment has answered, and the model has another turn. `tokens` follow those of the trajectory.
-    `metrics` join those of earlier turns; a value of the same name is replaced."""
+    """The environment has answered, and the model has another turn. `metrics` join earlier ones. `tokens`
+    follow the trajectory, its first `after` tokens (`Fork`), or with `after` 0 `kept` tokens of the prompt."""
 
     tokens: array[int]
     metrics: dict[str, float] = {}
+    after: int | None = None
+    kept: int = 0
 
 
 Score = Scored | Failed | Abstain
 
-ENVIRONMENT_S = "environment_s"
-"""Metric of an episode with a budget of seconds: those that its environment took until now."""
-
 
 class ScoreRequest(msgspec.Struct, frozen=True):
     """`turns`: (start, stop, sampled) of the stretches of sampled and of observed tokens; empty: the tokens
-    are one turn. `room`: how many tokens may follow. `spent_s`: the metric ENVIRONMENT_S of earlier turns."""
+    are one turn. `room`: how many tokens may follow. `spent_s`: ENVIRONMENT_S of earlier turns."""
 
     trajectory_id: int
     group_id: int
@@ -232,6 +232,8 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     turns: list[tuple[int, int, bool]] = []
     room: int = 0
     spent_s: float = 0.0
+    prompt: array[int] = msgspec.field(default_factory=token_array)
+    forks: list[Fork] = []
 
 
 # ---------------------------------------------------------------- training

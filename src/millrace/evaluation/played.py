@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.core.completion.columns import token_array
-from millrace.core.types import ENVIRONMENT_S, Abstain, Failed, Finish, Observed, Scored, ScoreRequest
+from millrace.controller.turns import episode
+from millrace.core.completion.columns import TokenColumns, token_array
+from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, Trajectory
 from millrace.evaluation import scores
 
 
@@ -21,23 +22,20 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
 
     tokenizer = load_tokenizer(config.model.path)
     prompt = scores.prompts(config, 1)[0]
-    tokens: list[int] = []
-    stretches: list[tuple[int, int, bool]] = []
+    one = Trajectory(0, prompt.group_id)
     turns: list[dict[str, Any]] = []
-    end: Any = Observed(token_array([]))
+    end: Any = Observed(token_array())
     with scores.Scorer(config) as scorer:
         for action in actions:
             sampled = [*tokenizer.encode(action, add_special_tokens=False), tokenizer.eos_token_id]
-            tokens, stretches = _grown(tokens, stretches, sampled, True)
-            room = config.rollout.max_sequence_tokens - len(prompt.tokens) - len(tokens)
-            spent_s = getattr(end, "metrics", {}).get(ENVIRONMENT_S, 0.0)
-            request = ScoreRequest(
-                0, prompt.group_id, token_array(tokens), Finish.TURN, stretches, room, spent_s
-            )
-            timed = scorer.scores([request])[0]
+            one.columns.extend(TokenColumns.of(sampled, [0.0] * len(sampled), 0))
+            episode.end_turn(one, Finish.STOP, answered=True)
+            most = config.rollout.max_sequence_tokens
+            timed = scorer.scores([episode.request(one, prompt.tokens, max_sequence_tokens=most)])[0]
             end = timed.score
             observed = list(end.tokens) if isinstance(end, Observed) else []
-            tokens, stretches = _grown(tokens, stretches, observed, False)
+            if isinstance(end, Observed):
+                episode.observe(one, end)
             turns.append(
                 {
                     "action": action,
@@ -60,11 +58,3 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
         "metrics": getattr(end, "metrics", {}),
         "reason": end.reason if isinstance(end, Failed | Abstain) else "",
     }
-
-
-def _grown(
-    tokens: list[int], stretches: list[tuple[int, int, bool]], more: list[int], sampled: bool
-) -> tuple[list[int], list[tuple[int, int, bool]]]:
-    if not more:
-        return tokens, stretches
-    return [*tokens, *more], [*stretches, (len(tokens), len(tokens) + len(more), sampled)]

@@ -3,9 +3,9 @@
 A growing trajectory is written plainly and often; a finished trajectory is squeezed and written once. The
 plain form has the columns as they are: int32 ids, then float32 log-probs, little-endian. The squeezed form
 has byte planes (all lowest bytes first), which zstd compresses about 15 % better. The first byte names the
-form. Ids and log-probs of the top log-probs follow those of the sampled tokens. Experts and token masks, if
-there are any, come first: a byte that marks them, their number of bytes, and the bytes: of experts compressed
-or plain, of token masks their counts and ids in one of the two forms.
+form. Ids and log-probs of the top log-probs follow those of the sampled tokens. Forks, experts and token
+masks, if there are any, come first: a byte that marks them, their number of bytes, and the bytes: of forks
+msgpack, of experts compressed or plain, of token masks their counts and ids in one of the two forms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millrace.core.completion.routing import Routing
 from millrace.core.completion.top_logprobs import TopLogprobs
 from millrace.core.errors import LedgerError
 
-_PLAIN, _SQUEEZED, _TOKEN_MASKS, _ROUTING = b"p", b"z", b"c", b"r"
+_PLAIN, _SQUEEZED, _TOKEN_MASKS, _ROUTING, _FORKS = b"p", b"z", b"c", b"r", b"f"
 
 PLAIN_BYTES_MAX = 1 << 28
 """The most of one trajectory: a million tokens, with 30 top log-probs each."""
@@ -38,17 +38,14 @@ _DECOMPRESSOR = zstandard.ZstdDecompressor()
 def pack_plain(columns: TokenColumns) -> bytes:
     """The plain form, which is cheap to write."""
     ids, logprobs = _with_top_logprobs(columns)
-    first = _routing_first(columns, lambda data: _PLAIN + data)
-    first += _token_masks_first(columns, lambda values: _PLAIN + _little(values))
+    first = _first_parts(columns, lambda data: _PLAIN + data, _little)
     return first + _PLAIN + _little(ids) + _little(logprobs)
 
 
 def pack_squeezed(columns: TokenColumns) -> bytes:
     """The squeezed form, which is cheap to keep."""
     ids, logprobs = _with_top_logprobs(columns)
-    first = _routing_first(columns, _squeeze)
-    first += _token_masks_first(columns, lambda values: _squeeze(_planes(values)))
-    return first + _squeeze(_planes(ids) + _planes(logprobs))
+    return _first_parts(columns, _squeeze, _planes) + _squeeze(_planes(ids) + _planes(logprobs))
 
 
 def pack_prompt(tokens: array[int]) -> bytes:
@@ -60,13 +57,16 @@ def unpack_columns(data: bytes, versions: bytes) -> TokenColumns:
     with _decoding("tokens"):
         runs = version_runs(versions)
         end = 4 * sum(count for _, count in runs)
+        forked, data = _first_of(data, _FORKS)
+        forks = msgspec.msgpack.decode(forked, type=list[tuple[int, int, int]]) if forked else ()
         experts, data = _first_of(data, _ROUTING)
         routing = Routing.from_bytes(_plain(experts)) if experts else None
         token_masks, data = _token_masks_of(data, end)
         ids, logprobs = map(_native, _halves(data))
         behind = array("i", ids[end:]), array("f", logprobs[end:])
         top_logprobs = TopLogprobs(len(ids[end:]) // (end or 1), *behind) if len(ids) > end else None
-        return TokenColumns.from_buffers(ids[:end], logprobs[:end], runs, top_logprobs, token_masks, routing)
+        buffers = ids[:end], logprobs[:end]
+        return TokenColumns.from_buffers(*buffers, runs, top_logprobs, token_masks, routing, forks)
 
 
 def unpack_prompt(data: bytes) -> array[int]:
@@ -94,15 +94,16 @@ def _with_top_logprobs(columns: TokenColumns) -> tuple[array[int], array[float]]
     return columns.tokens + top_logprobs.tokens, columns.logprobs + top_logprobs.logprobs
 
 
-def _token_masks_first(columns: TokenColumns, packed: Callable[[array[int]], bytes]) -> bytes:
-    token_masks = columns.token_masks
-    if token_masks is None:
-        return b""
-    return _marked(_TOKEN_MASKS, packed(token_masks.counts + token_masks.tokens))
-
-
-def _routing_first(columns: TokenColumns, packed: Callable[[bytes], bytes]) -> bytes:
-    return b"" if columns.routing is None else _marked(_ROUTING, packed(columns.routing.to_bytes()))
+def _first_parts(
+    columns: TokenColumns, packed: Callable[[bytes], bytes], written: Callable[[array[int]], bytes]
+) -> bytes:
+    forks, routing, token_masks = columns.forks, columns.routing, columns.token_masks
+    parts = _marked(_FORKS, msgspec.msgpack.encode(forks)) if forks else b""
+    if routing is not None:
+        parts += _marked(_ROUTING, packed(routing.to_bytes()))
+    if token_masks is not None:
+        parts += _marked(_TOKEN_MASKS, packed(written(token_masks.counts + token_masks.tokens)))
+    return parts
 
 
 def _marked(mark: bytes, data: bytes) -> bytes:

@@ -16,7 +16,8 @@ ENDED_BY = "ended_by_"
 class Turn:
     """Tokens `start` to `stop` of a completion. An answer of the environment has the number of the turn that
     it answers. `versions` sampled the tokens, in ascending order; empty: they are observed. `reward` is of
-    the model's turn."""
+    the model's turn. `after`: the answer begins another sequence, and follows the turn of this number; 0: it
+    stands in place of the prompt; None: it begins none."""
 
     number: int
     role: str
@@ -24,6 +25,7 @@ class Turn:
     stop: int
     versions: tuple[int, ...]
     reward: float | None
+    after: int | None = None
 
 
 def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
@@ -31,13 +33,15 @@ def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
     the completion is one text."""
     if columns.sampled() is None and not any(name.startswith(ENDED_BY) for name in metrics):
         return []
-    turns, number = list[Turn](), 0
+    turns, number, forks = list[Turn](), 0, {fork.start: fork for fork in columns.forks}
     for start, stop, sampled in columns.turns():
         number += sampled
         versions = sorted({version for version, _ in columns[start:stop].sampled_runs})
         reward = metrics.get(f"turn_{number}") if sampled else None
         role = MODEL if sampled else ENVIRONMENT
-        turns.append(Turn(number, role, start, stop, tuple(versions), reward))
+        fork = forks.get(start)
+        after = fork and sum(one.role == MODEL and one.stop <= fork.after for one in turns)
+        turns.append(Turn(number, role, start, stop, tuple(versions), reward, after))
     return turns
 
 
@@ -52,6 +56,7 @@ def conversation(
             "tokens": turn.stop - turn.start,
             "versions": list(turn.versions),
             "reward": turn.reward,
+            "after": turn.after,
             "text": decode(columns.tokens[turn.start : turn.stop].tolist()) if decode else None,
         }
         for turn in turns_of(columns, metrics)

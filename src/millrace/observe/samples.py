@@ -15,7 +15,7 @@ UNREADABLE = "(its tokens cannot be read: the model's tokenizer is not at `model
 SHOWN_CHARACTERS = 2000
 """The middle of a longer text is left out: the end of a completion often has its answer."""
 
-_TITLE = "turn", "role", "tokens", "versions", "reward"
+_TITLE = "turn", "role", "tokens", "versions", "reward", "after"
 
 
 def clipped(text: str, characters: int = SHOWN_CHARACTERS) -> str:
@@ -61,9 +61,19 @@ def passages_of(sample: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     return [("completion", sample["completion"])]
 
 
-def turn_title(*, turn: int, role: str, tokens: int, versions: Sequence[int], reward: float | None) -> str:
-    """Who wrote a turn of an episode, how long it is, and what it earned."""
+def turn_title(
+    *,
+    turn: int,
+    role: str,
+    tokens: int,
+    versions: Sequence[int],
+    reward: float | None,
+    after: int | None,
+) -> str:
+    """Who wrote a turn of an episode, how long it is, what it earned, and where it begins a sequence."""
     parts = [f"{role} {turn}: {tokens} tokens", version_range(versions) if versions else "observed"]
+    if after is not None:
+        parts.append(f"follows turn {after}" if after else "in place of the prompt")
     return ", ".join([*parts, *([] if reward is None else [f"reward {reward:.4g}"])])
 
 

@@ -76,7 +76,7 @@ class PromptAttempt:
         one = self.trajectory
         if progress.lease != one.lease or one.state is not State.LEASED:
             return False
-        num_repeated = len(one.columns) - progress.start
+        num_repeated = len(one.columns) - one.columns.sequence_start - progress.start
         if num_repeated < 0:
             raise DataError(
                 f"evaluated completion {self.index}: {-num_repeated} tokens are missing at {progress.start}"

@@ -185,7 +185,7 @@ class Trajectories:
                 continue
             columns = trajectory.columns
             num_tokens = len(columns)
-            num_repeated = num_tokens - one.start
+            num_repeated = num_tokens - columns.sequence_start - one.start
             if num_repeated < 0:
                 raise DataError(
                     f"trajectory {one.trajectory_id}: {name} reports tokens from {one.start}, "

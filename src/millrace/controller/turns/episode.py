@@ -8,8 +8,9 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from millrace.core.completion.forks import context, num_seen
+from millrace.core.turns.metric_names import ENVIRONMENT_S
 from millrace.core.types import (
-    ENVIRONMENT_S,
     Finish,
     Observed,
     Sampling,
@@ -46,15 +47,18 @@ def work(
     trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: int, episode_tokens: int
 ) -> Work:
     """The present lease. `sampling.max_tokens` bounds each turn, `episode_tokens` all turns together (0: it
-    does not), and a `Work` counts from the prompt."""
+    does not). A `Work` counts from its prompt: all that precedes the present sequence."""
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
-    columns, start, most = trajectory.columns, trajectory.columns.turn_start, sampling.max_tokens
+    columns, begin, most = trajectory.columns, trajectory.columns.sequence_start, sampling.max_tokens
     if episode_tokens:
-        sampled = sum(count for _, count in columns[:start].sampled_runs)
+        sampled = sum(count for _, count in columns[: columns.turn_start].sampled_runs)
         most = max(1, min(most, episode_tokens - sampled))
+    if begin:  # with random numbers of its own
+        prompt, seed = context(prompt, columns, columns.forks[-1]), seed ^ begin << 32
+    start = columns.turn_start - begin
     if start + most != sampling.max_tokens:
         sampling = replace(sampling, max_tokens=start + most)
-    return Work(*ids, prompt, columns.tokens[:], sampling, seed, start)
+    return Work(*ids, prompt, columns.tokens[begin:], sampling, seed, start)
 
 
 def bound_to(trajectory: Trajectory, *, one_version: bool) -> int | None:
@@ -92,18 +96,20 @@ def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:
     trajectory.finish = Finish.TURN if waits else finish
 
 
-def request(trajectory: Trajectory, prompt: Sequence[int], *, max_sequence_tokens: int) -> ScoreRequest:
+def request(trajectory: Trajectory, prompt: array[int], *, max_sequence_tokens: int) -> ScoreRequest:
     """What an environment needs to answer the last turn."""
     columns, finish = trajectory.columns, trajectory.finish
     assert finish is not None, trajectory
-    room = max_sequence_tokens - len(prompt) - len(columns)
+    room = max_sequence_tokens - num_seen(columns.forks, len(columns), len(prompt))
     ids = trajectory.trajectory_id, trajectory.group_id
     spent_s = trajectory.metrics.get(ENVIRONMENT_S, 0.0)
-    return ScoreRequest(*ids, columns.tokens, finish, columns.turns(), room, spent_s)
+    return ScoreRequest(*ids, columns.tokens, finish, columns.turns(), room, spent_s, prompt, columns.forks)
 
 
 def observe(trajectory: Trajectory, answer: Observed) -> None:
     """The trajectory goes on, with another turn."""
+    if answer.after is not None:
+        trajectory.columns.fork(answer.after, answer.kept)
     trajectory.columns.observe(answer.tokens)
     trajectory.state, trajectory.finish = State.QUEUED, None
     trajectory.metrics = trajectory.metrics | answer.metrics

@@ -14,6 +14,7 @@ from itertools import groupby
 from math import nan
 from typing import Any
 
+from millrace.core.completion.forks import Fork
 from millrace.core.completion.routing import Routing
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.completion.top_logprobs import Row, TopLogprobs
@@ -26,7 +27,7 @@ OBSERVED = -1
 
 Buffer = bytes | bytearray | memoryview | array
 
-Extras = tuple[TopLogprobs | None, AllowedTokens | None, Routing | None]
+Extras = tuple[TopLogprobs | None, AllowedTokens | None, Routing | None, list[Fork]]
 Packed = tuple[list[list[tuple[int, int]]], bytes, bytes, list[Extras]]
 """Several columns as few buffers: the runs of each, all token ids, all log-probs; the extras of each."""
 
@@ -47,12 +48,14 @@ class TokenColumns:
     top_logprobs    the most likely tokens at each position; None: not recorded
     token_masks   all tokens that could have come at each position; None: the complete vocabulary
     routing       the experts of each position; None: not recorded
+    forks         where other sequences of the trajectory begin, in order. A part of columns has the forks in
+                  it, with the positions of the whole
 
     Columns are equal if their bytes are: NaN equals itself, and -0.0 is not 0.0. Pickling with protocol 5
     hands out the buffers without a copy, so columns that are sent out of band must not grow any more.
     """
 
-    __slots__ = ("logprobs", "routing", "runs", "token_masks", "tokens", "top_logprobs")
+    __slots__ = ("forks", "logprobs", "routing", "runs", "token_masks", "tokens", "top_logprobs")
 
     def __init__(self) -> None:
         self.tokens: array[int] = array("i")
@@ -61,6 +64,7 @@ class TokenColumns:
         self.top_logprobs: TopLogprobs | None = None
         self.token_masks: AllowedTokens | None = None
         self.routing: Routing | None = None
+        self.forks: list[Fork] = []
 
     @classmethod
     def of(
@@ -88,6 +92,7 @@ class TokenColumns:
         top_logprobs: TopLogprobs | None = None,
         token_masks: tuple[Buffer, Buffer] | None = None,
         routing: Routing | None = None,
+        forks: Iterable[Sequence[int]] = (),
     ) -> TokenColumns:
         """A copy of int32 ids and float32 log-probs. `token_masks`: their counts and ids. Raises: as `of`."""
         columns = cls()
@@ -95,6 +100,7 @@ class TokenColumns:
         columns.logprobs.frombytes(logprobs)
         columns.runs = [(version, count) for version, count in runs]
         columns.top_logprobs, columns.routing = top_logprobs, routing
+        columns.forks = [Fork(*fork) for fork in forks]
         if token_masks is not None:
             columns.token_masks = AllowedTokens()
             columns.token_masks.counts.frombytes(token_masks[0])
@@ -117,6 +123,7 @@ class TokenColumns:
         columns.top_logprobs = self.top_logprobs and self.top_logprobs.part(start, stop)
         columns.token_masks = self.token_masks and self.token_masks.part(start, stop)
         columns.routing = self.routing and self.routing.part(start, stop)
+        columns.forks = [fork for fork in self.forks if start <= fork.start < stop]
         return columns
 
     def __eq__(self, other: object) -> bool:
@@ -129,6 +136,7 @@ class TokenColumns:
             and self.top_logprobs == other.top_logprobs
             and self.token_masks == other.token_masks
             and self.routing == other.routing
+            and self.forks == other.forks
         )
 
     __hash__ = None  # type: ignore[assignment]  # they grow
@@ -155,6 +163,11 @@ class TokenColumns:
     def version_open(self) -> int | None:
         """The version that has begun the present turn; None: the turn has no token, so any version may."""
         return self.version_last if self.runs and self.runs[-1][0] != OBSERVED else None
+
+    @property
+    def sequence_start(self) -> int:
+        """The number of tokens before the present sequence."""
+        return self.forks[-1].start if self.forks else 0
 
     @property
     def turn_start(self) -> int:
@@ -189,7 +202,7 @@ class TokenColumns:
             return self
         columns = TokenColumns()
         columns.tokens, columns.logprobs, columns.runs = self.tokens, self.logprobs, self.runs
-        columns.token_masks, columns.routing = self.token_masks, self.routing
+        columns.token_masks, columns.routing, columns.forks = self.token_masks, self.routing, self.forks
         return columns
 
     # ------------------------------------------------------------ growing
@@ -229,6 +242,11 @@ class TokenColumns:
         self.logprobs += other.logprobs
         for version, count in other.runs:
             self._extend_runs(version, count)
+        self.forks += other.forks
+
+    def fork(self, after: int, kept: int) -> None:
+        """Begin another sequence (`Fork`) with the observation that follows."""
+        self.forks.append(Fork(len(self), after, kept))
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Append observed tokens. Columns begin with a sampled token."""
@@ -289,7 +307,8 @@ class TokenColumns:
         buffer = pickle.PickleBuffer if protocol >= 5 else array.tobytes
         plain, token_masks = (buffer(self.tokens), buffer(self.logprobs)), self.token_masks
         masks = token_masks and (buffer(token_masks.counts), buffer(token_masks.tokens))
-        return TokenColumns.from_buffers, (*plain, self.runs, self.top_logprobs, masks, self.routing)
+        extras = self.top_logprobs, masks, self.routing, self.forks
+        return TokenColumns.from_buffers, (*plain, self.runs, *extras)
 
 
 def pack(columns: Sequence[TokenColumns]) -> Packed:
@@ -299,7 +318,7 @@ def pack(columns: Sequence[TokenColumns]) -> Packed:
         [one.runs for one in columns],
         tokens,
         logprobs,
-        [(one.top_logprobs, one.token_masks, one.routing) for one in columns],
+        [(one.top_logprobs, one.token_masks, one.routing, one.forks) for one in columns],
     )
 
 
@@ -314,7 +333,8 @@ def unpack(packed: Packed) -> list[TokenColumns]:
         end = start + (runs[0][1] if len(runs) == 1 else sum([count for _, count in runs]))
         columns = TokenColumns.__new__(TokenColumns)
         columns.tokens, columns.logprobs = tokens[start:end], logprobs[start:end]
-        columns.runs, (columns.top_logprobs, columns.token_masks, columns.routing) = runs, extras
+        columns.runs = runs
+        columns.top_logprobs, columns.token_masks, columns.routing, columns.forks = extras
         unpacked.append(columns)
         start = end
     if not start == len(tokens) == len(logprobs):

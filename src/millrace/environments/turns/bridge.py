@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from millrace.core.errors import ConfigError
 from millrace.environments.scores import encodable
+from millrace.environments.tokenizer import encode_prompt
 from millrace.environments.turns.encoding import Encoding
 from millrace.environments.turns.environment import Message
 
@@ -28,6 +29,9 @@ class Bridge(Protocol):
     def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
         """The ids between the ids of a turn and the next turn."""
 
+    def whole(self, observation: str | list[Message]) -> list[int]:
+        """The ids of an observation in place of a prompt."""
+
     def fits(self, characters: int, room: int) -> bool:
         """Whether an observation of so many characters may fit into `room` tokens."""
 
@@ -36,12 +40,14 @@ class PlainBridge:
     """The ids of the observation's text."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._encoding = Encoding(tokenizer)
+        self._encoding, self._first = Encoding(tokenizer), encode_prompt(tokenizer, "")
         self.fits = self._encoding.fits
 
     def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
-        texts = observation if isinstance(observation, str) else "\n".join(m["content"] for m in observation)
-        return self._encoding.plain(encodable(texts))
+        return self._encoding.plain(_text(observation))
+
+    def whole(self, observation: str | list[Message]) -> list[int]:
+        return [*self._first, *self._encoding.plain(_text(observation))]
 
 
 class _Frame(NamedTuple):
@@ -80,10 +86,7 @@ class ChatBridge:
 
     def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
         """Raises: ConfigError: the template cannot append messages of these roles."""
-        messages = (
-            [{"role": self._role, "content": observation}] if isinstance(observation, str) else observation
-        )
-        messages = [_message(one) for one in messages]
+        messages = [_message(one) for one in self._messages(observation)]
         frame = self._frame(messages)
         ended = frame.end is not None and list(turn[-1:]) == [frame.end]
         ids = self._encoding.template(frame.ended if ended else frame.pieces[0])
@@ -91,6 +94,25 @@ class ChatBridge:
             ids += self._encoding.plain(self._written(frame, messages, index))
             ids += self._encoding.template(piece)
         return ids
+
+    def whole(self, observation: str | list[Message]) -> list[int]:
+        """Raises: ConfigError: the template does not show every message once."""
+        messages = [_message(one) for one in self._messages(observation)]
+        marked = _marked(messages)
+        pieces = re.split("|".join(one["content"] for one in marked), self._render(marked, True))
+        if len(pieces) != len(messages) + 1:
+            roles = ", ".join(one["role"] for one in messages)
+            raise ConfigError(
+                f"the chat template does not show each message of the roles {roles} once\n"
+                "  Give other messages, or set `task.chat` to false."
+            )
+        ids = self._encoding.template(pieces[0])
+        for one, piece in zip(messages, pieces[1:], strict=True):
+            ids += self._encoding.plain(one["content"]) + self._encoding.template(piece)
+        return ids
+
+    def _messages(self, observation: str | list[Message]) -> list[Message]:
+        return [{"role": self._role, "content": observation}] if isinstance(observation, str) else observation
 
     def _written(self, frame: _Frame, messages: list[Message], index: int) -> str:
         """The content of a message as the template writes it: some remove space, others write JSON."""
@@ -149,6 +171,11 @@ class ChatBridge:
 
 
 _BEGUN: list[Message] = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": _REPLY}]
+
+
+def _text(observation: str | list[Message]) -> str:
+    texts = observation if isinstance(observation, str) else "\n".join(m["content"] for m in observation)
+    return encodable(texts)
 
 
 def _message(one: Message) -> Message:

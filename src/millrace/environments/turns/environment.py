@@ -22,11 +22,14 @@ class Observation(msgspec.Struct, frozen=True):
     """The answer to one turn; the model has another turn. `text`: a text, or chat messages with `role` and
     `content`. `reward`: of the turn that is answered; None: the turn has none. Finite numbers in `metrics`
     become metrics of the trajectory. Several rewards by name: the turn has their sum, and each sum over the
-    turns is a metric of that name."""
+    turns is a metric of that name. `after`: the number of the turn that the text follows, from 1 on; None:
+    the turn that is answered. The model sees nothing of later turns. 0: the text, or the messages, stand in
+    place of the prompt and of all turns."""
 
     text: str | list[Message]
     reward: float | dict[str, float] | None = None
     metrics: dict[str, float] = {}
+    after: int | None = None
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -73,8 +76,8 @@ class Environment(Protocol):
         """Begin in place of `reset`, as it was at the snapshot."""
 
 
-def to_answer(name: str, returned: Any) -> Answer:
-    """Judge what `step` returned. Raises: ValueError: neither an observation nor an end."""
+def to_answer(name: str, returned: Any, turns: int) -> Answer:
+    """Judge what `step` returned after so many turns. Raises: ValueError: no observation and no end."""
     if isinstance(returned, str):
         return Observation(returned)
     if isinstance(returned, OverBudget):
@@ -87,6 +90,10 @@ def to_answer(name: str, returned: Any) -> Answer:
         kind = type(returned.text).__name__
         raise ValueError(
             f"{name} returned an observation of type {kind}: a text, or messages {{role, content}} of texts"
+        )
+    if isinstance(returned, Observation) and not _is_turn(returned.after, turns):
+        raise ValueError(
+            f"{name} returned an observation after turn {returned.after!r}: 0 to {turns}, or None"
         )
     if not isinstance(returned.metrics, Mapping):
         raise ValueError(f"{name} returned metrics of type {type(returned.metrics).__name__}: a dict")
@@ -139,6 +146,10 @@ def _can_be_seen(observation: Any) -> bool:
     if isinstance(observation, str):
         return True
     return isinstance(observation, list) and bool(observation) and all(map(_is_message, observation))
+
+
+def _is_turn(after: Any, turns: int) -> bool:
+    return after is None or (isinstance(after, int) and 0 <= after <= turns)
 
 
 def _is_message(one: Any) -> bool:

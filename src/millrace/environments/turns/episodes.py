@@ -13,11 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.completion.columns import token_array
+from millrace.core.completion.forks import num_seen, num_shared
 from millrace.core.errors import DeadlineExceeded
+from millrace.core.turns.metric_names import ENVIRONMENT_S
 from millrace.core.types import (
-    ENVIRONMENT_S,
     Abstain,
     Failed,
     Observed,
@@ -141,14 +144,14 @@ class Episodes:
 
     def answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """The answer to the last turn of the request. An exception of the environment becomes a Failed."""
-        turns = request.turns or [(0, len(request.tokens), True)]
-        texts = [list(request.tokens[start:stop]) for start, stop, _ in turns]
-        actions, observed = texts[::2], texts[1::2]
+        if not request.turns:
+            request = replace(request, turns=[(0, len(request.tokens), True)])
+        actions = [list(request.tokens[start:stop]) for start, stop, _ in request.turns[::2]]
         episode = self._live.pop(request.trajectory_id, None)
         try:
             if episode is None or episode.turns != len(actions) - 1:
-                again = self._restored if self._recovery == "restored" and observed else self._repeated
-                episode = again(request, row, actions[:-1], observed)
+                again = self._restored if self._recovery == "restored" and actions[1:] else self._repeated
+                episode = again(request, row, actions[:-1])
             episode.seconds = request.spent_s
             answer = self._step(episode, actions[-1])
             return self._judge(request, episode, actions, answer)
@@ -162,9 +165,7 @@ class Episodes:
             if episode is not None and request.trajectory_id not in self._live:
                 episode.close()
 
-    def _restored(
-        self, request: ScoreRequest, row: Row, actions: list[list[int]], observed: list[list[int]]
-    ) -> _Episode:
+    def _restored(self, request: ScoreRequest, row: Row, actions: list[list[int]]) -> _Episode:
         seen = request.tokens[: request.turns[-1][0]]
         snapshot = self._snapshots.find(request.trajectory_id, seen, len(actions))
         episode = _Episode(self._kind())
@@ -173,18 +174,20 @@ class Episodes:
         episode.rewards.update(snapshot.rewards)
         return episode
 
-    def _repeated(
-        self, request: ScoreRequest, row: Row, actions: list[list[int]], observed: list[list[int]]
-    ) -> _Episode:
+    def _repeated(self, request: ScoreRequest, row: Row, actions: list[list[int]]) -> _Episode:
         if actions and self._recovery == "failed":
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         episode = _Episode(self._kind())
         to_begin(self._name, episode.environment.reset(row))
-        for number, (action, recorded) in enumerate(zip(actions, observed, strict=True)):
+        forks = {fork.start: fork for fork in request.forks}
+        for number, action in enumerate(actions, 1):
             answer = self._step(episode, action)
-            if not isinstance(answer, Observation) or self._bridge.after(action, answer.text) != recorded:
+            start, stop, _ = request.turns[2 * number - 1]
+            _, *follows = forks.get(start, (start, None, 0))
+            recorded = [list(request.tokens[start:stop]), *follows]
+            if not isinstance(answer, Observation) or self._appended(request, number, answer) != recorded:
                 raise RecoveryError(
-                    f"the repeated episode differs from the recorded one after turn {number + 1}: its "
+                    f"the repeated episode differs from the recorded one after turn {number}: its "
                     "answers depend on more than the row and the actions\n"
                     '  Make them depend on these alone, or set `recovery` in the class to "restored" or '
                     '"failed".'
@@ -193,9 +196,9 @@ class Episodes:
 
     def _step(self, episode: _Episode, action: list[int]) -> Answer:
         began_s = time.monotonic()
-        answer = to_answer(self._name, episode.environment.step(self._decode(action)))
-        episode.seconds += time.monotonic() - began_s
         episode.turns += 1
+        answer = to_answer(self._name, episode.environment.step(self._decode(action)), episode.turns)
+        episode.seconds += time.monotonic() - began_s
         rewards = by_name(answer.reward)
         episode.reward += sum(rewards.values())
         episode.rewards.update({name: value for name, value in rewards.items() if name})
@@ -222,10 +225,11 @@ class Episodes:
         budget = self._budgets.used_up(request, episode.turns, episode.seconds)
         if isinstance(answer, OverBudget):
             return self._end(episode, metrics, budget or answer.budget)
-        if budget or not self._bridge.fits(length(answer.text), request.room):
+        room = _room(answer, request)
+        if budget or not self._bridge.fits(length(answer.text), room):
             return self._end(episode, metrics, budget or CONTEXT)
-        tokens = self._bridge.after(actions[-1], answer.text)
-        if len(tokens) >= request.room:
+        tokens, after, kept = self._appended(request, episode.turns, answer)
+        if kept + len(tokens) >= room:
             return self._end(episode, metrics, CONTEXT)
         if self._recovery == "restored":
             snapshot = EpisodeSnapshot(
@@ -236,7 +240,17 @@ class Episodes:
             self._live[request.trajectory_id] = episode
         while len(self._live) > LIVE_MAX:
             self._live.popitem(last=False)[1].close()
-        return Observed(token_array(tokens), metrics)
+        return Observed(token_array(tokens), metrics, after, kept)
+
+    def _appended(self, request: ScoreRequest, turns: int, observation: Observation) -> list[Any]:
+        """The ids of the answer to a turn, and what they follow: `Observed.after` and `Observed.kept`."""
+        after, text = _after(observation, request), observation.text
+        if after == 0:
+            ids = self._bridge.whole(text)
+            kept = num_shared(request.prompt, ids[:-1])
+            return [ids[kept:], 0, kept]
+        start, stop, _ = request.turns[2 * (observation.after or turns) - 2]
+        return [self._bridge.after(list(request.tokens[start:stop]), text), after, 0]
 
     def _end(self, episode: _Episode, metrics: dict[str, float], budget: str) -> Score:
         """`budget`: what was used up; empty: the environment ended the episode."""
@@ -253,6 +267,20 @@ class Episodes:
         if isinstance(score, Scored) and budget:
             return Scored(score.value, score.metrics, truncated=True)
         return score
+
+
+def _after(observation: Observation, request: ScoreRequest) -> int | None:
+    """How many tokens of the trajectory an observation follows; None: all that there are."""
+    return observation.after and request.turns[2 * observation.after - 2][1]
+
+
+def _room(observation: Observation, request: ScoreRequest) -> int:
+    """How many tokens an observation may have, with those of the prompt that it begins with."""
+    seen = partial(num_seen, request.forks, num_prompt=len(request.prompt))
+    after = _after(observation, request)
+    if after is None:
+        return request.room
+    return request.room + seen(stop=len(request.tokens)) - (seen(stop=after) if after else 0)
 
 
 def _of_one_process(call: Callable[[], T]) -> T:

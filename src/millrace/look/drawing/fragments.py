@@ -166,6 +166,7 @@ def _turn(shown: ShownTurn) -> str:
         tokens=turn.stop - turn.start,
         versions=turn.versions,
         reward=turn.reward,
+        after=turn.after,
     )
     style = "completion" if turn.versions else "prompt"
     return f'<p class="quiet">{safe(title)}</p>{_tokens(style, shown.token_texts)}'

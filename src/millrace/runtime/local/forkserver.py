@@ -54,7 +54,7 @@ class ForkserverSetup(msgspec.Struct, tag=True):
     preload: list[str]
 
 
-class Fork(msgspec.Struct, tag=True):
+class MakeWorker(msgspec.Struct, tag=True):
     """Make a worker. Comes with its socket, and a log file if `logs`.
 
     `variables` are added to the worker's environment. With `python` the worker runs that interpreter, under
@@ -131,7 +131,7 @@ class Forkserver:
         packet, fds = receive(self._control)
         if not packet:
             return False
-        command = msgspec.msgpack.decode(packet, type=Fork)
+        command = msgspec.msgpack.decode(packet, type=MakeWorker)
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
@@ -144,7 +144,7 @@ class Forkserver:
         os.close(pidfd)
         return True
 
-    def _be_worker(self, command: Fork, fds: list[int]) -> NoReturn:
+    def _be_worker(self, command: MakeWorker, fds: list[int]) -> NoReturn:
         with process.ending_at_once():
             self._detach()
             os.environ.update(command.variables)
@@ -212,7 +212,7 @@ def receive(control: socket.socket) -> tuple[bytes, list[int]]:
     return packet, fds
 
 
-def _become(python: str, command: Fork, fd: int) -> NoReturn:
+def _become(python: str, command: MakeWorker, fd: int) -> NoReturn:
     """Exec `spawned` in another interpreter, under the command's prefix. The process keeps the group, the
     parent-death signal and the orphans that `_detach` set up."""
     os.set_inheritable(fd, True)

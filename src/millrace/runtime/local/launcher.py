@@ -103,7 +103,7 @@ class Launcher:
             if self.gone.done():
                 raise self._failure()
             fork_id = next(self._ids)
-            command = forkserver.Fork(
+            command = forkserver.MakeWorker(
                 fork_id,
                 owner.name,
                 epoch,

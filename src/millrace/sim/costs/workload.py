@@ -31,6 +31,7 @@ class Workload:
     starved_fraction: float = 0.0  # their reward needs more memory than its worker may have
     turns: tuple[int, int] = (1, 1)  # of an episode: range, uniform
     observation_tokens: int = 16
+    forked_fraction: float = 0.0  # of the answers: they begin another sequence
     tool_s: Lengths = LogNormal(median=1.0, sigma=1.0)  # seconds of one answer of an environment
     quantum: int = 1
     difficulty: RowDifficulty | None = None  # None: each group has a row of its own

@@ -7,17 +7,18 @@ trajectory), the checks read its configuration and not its code, which may be wr
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain, pairwise
 from typing import Any
 
 from millrace.config.tables.schedules import AReaL, LlamaRL
 from millrace.controller.state.run_state import ReplicaRecord, RunState
 from millrace.core import clock
-from millrace.core.completion.columns import token_array
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.types import State, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.schedule.colocated.turns import Use
+from millrace.sim.roles.sim_reward_worker import FORKED
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Observer, Scenario
 
@@ -223,8 +224,10 @@ class Invariants(Observer):
             "every token has its log-prob and its version",
             trajectory=trajectory,
         )
+        begins = [0, *(fork.start for fork in columns.forks), count]
+        places = chain.from_iterable(range(end - begin) for begin, end in pairwise(begins))
         require(
-            columns.tokens[before:] == token_array(range(before, count)),
+            all(token in (place, FORKED) for token, place in zip(columns.tokens, places, strict=True)),
             "tokens come whole and in order",
             trajectory_id=tid,
         )

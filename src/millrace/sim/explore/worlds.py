@@ -132,6 +132,7 @@ def with_turns(scenario: Scenario) -> Scenario:
             completion=LogNormal(20.0, 0.8),
             turns=(1, 4),
             observation_tokens=8,
+            forked_fraction=0.3,
             tool_s=LogNormal(0.5, 1.5),
         ),
     )

@@ -24,6 +24,9 @@ from millrace.sim.costs.workload import Workload
 from millrace.sim.virtual.faults import pace
 from millrace.sim.virtual.seeded import uniform
 
+FORKED = -1
+"""The tokens of an observation that begins another sequence. Other tokens are their positions in theirs."""
+
 
 class SimRewardWorker:
     """A worker without state, so any instance can serve any group.
@@ -79,7 +82,12 @@ class SimRewardWorker:
             or length >= request.room
         ):
             return None
-        start = len(request.tokens)
+        u = uniform(hash((self._seed, done)), "fork", request.trajectory_id)
+        if u < self._workload.forked_fraction:
+            ends = [0, *(stop for _, stop, sampled in request.turns if sampled)]
+            after = ends[int(len(ends) * u / self._workload.forked_fraction)]
+            return Observed(token_array([FORKED] * length), after=after)
+        start = len(request.tokens) - (request.forks[-1].start if request.forks else 0)
         return Observed(token_array(range(start, start + length)))
 
     async def _misbehave(self, request: ScoreRequest) -> None:

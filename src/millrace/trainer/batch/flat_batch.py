@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from millrace.algorithms import Algorithm, ComparedGroup
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.trainer.batch.packing import Branch, Tree
+from millrace.trainer.batch.forks.trees import trees_of
+from millrace.trainer.batch.packing import Tree
 from millrace.trainer.batch.reduction import token_weights
-from millrace.trainer.recorded.routing import routing_of
 from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
 
 
@@ -90,11 +90,11 @@ def flatten(
         for _, members in slices
         for weight in token_weights(masks[members], algorithm.normalize, max_tokens=max_tokens)
     ]
-    trees = _trees(batch, masks)
+    trees = trees_of(batch.groups, masks, whole=algorithm.compares_sequences)
     behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
     advantages_C = np.concatenate(advantages)
     return FlatBatch(
-        minibatches=[trees[groups] for groups, members in slices if trained_S[members].any()],
+        minibatches=[list(chain(*trees[groups])) for groups, members in slices if trained_S[members].any()],
         behavior_C=behavior_C,
         advantages_C=_over_batch(algorithm, advantages_C.copy(), np.concatenate(masks)),
         weights_C=np.concatenate(weights),
@@ -189,14 +189,6 @@ def _by_token(algorithm: Algorithm, group: ComparedGroup, group_id: int) -> list
         ) from error
     pairs = zip(advantages, group.lengths_G, strict=True)
     return [np.broadcast_to(np.asarray(advantage, float), length) for advantage, length in pairs]
-
-
-def _trees(batch: Batch, masks: list[NDArray[np.bool_]]) -> list[Tree]:
-    sequences = [sequence for group in batch.groups for sequence in group.sequences]
-    tokens = [np.asarray(sequence.columns.tokens) for sequence in sequences]
-    firsts = accumulate(map(len, tokens[:-1]), initial=0)
-    branches = map(Branch, tokens, masks, firsts, routing_of(sequences))
-    return [Tree(np.asarray(g.prompt), list(islice(branches, len(g.sequences)))) for g in batch.groups]
 
 
 def _mask(sequence: TrainSequence) -> NDArray[np.bool_]:

@@ -45,8 +45,11 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
+    """`whole`: all of it is in one row, even if it is over the budget."""
+
     prompt: Tokens
     branches: Sequence[Branch]
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +100,7 @@ def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
     over the budget gets a row of its own: it cannot be split. Branches without a trained token are omitted.
 
     Raises:
-        DataError: a tree without a prompt token, or a mask of another length than its tokens.
+        DataError: a trained token without a token before it, or a mask of another length than its tokens.
     """
     subtrees = [subtree for tree in trees for subtree in _split(tree, token_budget)]
     # first fit decreasing; stable, so deterministic
@@ -140,7 +143,7 @@ def with_own(routing_TW: NDArray[np.int32] | None, behind: int) -> NDArray[np.in
 
 
 def _split(tree: Tree, token_budget: int) -> list[_Subtree]:
-    if not len(tree.prompt):
+    if not len(tree.prompt) and any(branch.mask[:1].any() for branch in tree.branches):
         raise DataError("a prompt to train on has no token: the first completion token has no predecessor")
     subtrees: list[_Subtree] = []
     before: Tokens = ()
@@ -149,8 +152,8 @@ def _split(tree: Tree, token_budget: int) -> list[_Subtree]:
         common = _num_common(before, forwarded)
         recorded = subtrees[-1].branches[-1].routing_CW if subtrees else None
         # Token i has the record of position i - 1, so `common` tokens share one record more.
-        shared = len(tree.prompt) - 1 + num_equal(recorded, branch.routing_CW, common + 1)
-        if not subtrees or len(tree.prompt) + len(forwarded) - shared > room:
+        shared = max(len(tree.prompt) - 1 + num_equal(recorded, branch.routing_CW, common + 1), 0)
+        if not subtrees or (len(tree.prompt) + len(forwarded) - shared > room and not tree.whole):
             subtrees.append(_Subtree(tree.prompt, [], []))
             room, shared = token_budget, 0
         subtrees[-1].branches.append(branch)
@@ -209,8 +212,11 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
             )
             if branch.routing_CW is not None:
                 recorded = branch.routing_CW[: branch.num_forwarded + 1]
-                before = np.full((len(subtree.prompt) - 1, recorded.shape[1]), OWN, np.int32)
-                routing.append(np.concatenate([before, recorded])[shared:])
+                unknown = len(sequence) - len(
+                    recorded
+                )  # -1 without a prompt: nothing precedes the first token
+                before = np.full((max(unknown, 0), recorded.shape[1]), OWN, np.int32)
+                routing.append(np.concatenate([before, recorded[max(-unknown, 0) :]])[shared:])
     tokens_T, positions_T, sources_N, targets_N, flat_N = map(np.concatenate, zip(*columns, strict=True))
     routing_TW = np.concatenate(routing) if routing else None
     return Row(tokens_T, positions_T, tuple(segments), sources_N, targets_N, flat_N, routing_TW=routing_TW)

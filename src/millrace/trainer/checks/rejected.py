@@ -47,5 +47,6 @@ def save_rejected(batch: Batch, directory: Path) -> str:
 def _plain(columns: Any) -> Any:
     """Plain data for types that msgpack does not know: token columns, and arrays of token ids."""
     if isinstance(columns, TokenColumns):
-        return {"tokens": columns.tokens, "logprobs": columns.logprobs, "versions": columns.runs}
+        shown = {"tokens": columns.tokens, "logprobs": columns.logprobs, "versions": columns.runs}
+        return {**shown, "forks": columns.forks} if columns.forks else shown
     return columns.tolist()

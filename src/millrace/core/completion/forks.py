@@ -1,0 +1,64 @@
+"""The sequences of a trajectory: what the model saw before each of its tokens.
+
+A trajectory without forks is one sequence: its prompt and its columns. A fork begins another sequence, for
+example after an environment has written a history anew, or for a second agent. Columns hold every token once,
+in order of time. So a token that several sequences share is stored once, and trained once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from millrace.core.completion.columns import TokenColumns
+
+
+class Fork(NamedTuple):
+    """A sequence that begins with token `start` of the columns.
+
+    It follows token `after - 1`, and all that precedes this token in its own sequence. With `after` 0 it
+    follows the first `kept` tokens of the prompt.
+    """
+
+    start: int
+    after: int
+    kept: int = 0
+
+
+class Path(NamedTuple):
+    """What precedes a token in its sequence. `kept`: tokens of the prompt; None: all. `parts`: (start, stop)
+    of stretches of the columns, in order."""
+
+    kept: int | None
+    parts: list[tuple[int, int]]
+
+
+def path(forks: Sequence[Fork], stop: int) -> Path:
+    """The first `stop` tokens of the columns, as far as token `stop - 1` sees them."""
+    parts = list[tuple[int, int]]()
+    for fork in reversed(forks):
+        if fork.start < stop:
+            parts.append((fork.start, stop))
+            stop = fork.after
+            if not stop:
+                return Path(fork.kept, parts[::-1])
+    return Path(None, [*([(0, stop)] if stop else []), *parts[::-1]])
+
+
+def num_seen(forks: Sequence[Fork], stop: int, num_prompt: int) -> int:
+    """How many tokens precede the token after the first `stop` tokens of the columns, with the prompt's."""
+    kept, parts = path(forks, stop)
+    return (num_prompt if kept is None else kept) + sum(end - start for start, end in parts)
+
+
+def context(prompt: array[int], columns: TokenColumns, fork: Fork) -> array[int]:
+    """Ids of all that precedes a fork's first token."""
+    kept, parts = path(columns.forks, fork.after) if fork.after else Path(fork.kept, [])
+    return sum((columns.tokens[start:stop] for start, stop in parts), prompt[:kept])
+
+
+def num_shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,1 @@
+"""Trajectories with forks as trees."""
