@@ -210,7 +210,7 @@ class Abstain(msgspec.Struct, frozen=True, tag="abstain"):
 
 class Observed(msgspec.Struct, frozen=True, tag="observed"):
     """The environment has answered, and the model has another turn. `metrics` join earlier ones. `tokens`
-    follow the trajectory, its first `after` tokens (`Fork`), or with `after` 0 `kept` tokens of the prompt."""
+    follow the trajectory, its first `after` tokens (`Fork`), or `kept` tokens of the prompt (`after` 0)."""
 
     tokens: array[int]
     metrics: dict[str, float] = {}
