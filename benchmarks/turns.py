@@ -29,6 +29,7 @@ redundancy_length                the same of the mean length of a trained trajec
 episodes_wait                    share of their time that episodes wait for answers, with asynchrony
 controller_cpu_s_per_1000_turns  CPU seconds of the controller's process
 kv_kept_over_dropped             sampled tokens/s with `rollout.keep_kv`, over those without
+row_split_error                  relative difference of gradients, if every turn is a sequence of its own
 
 Each figure is a median over seeds.
 """
@@ -330,10 +331,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             print(json.dumps(asyncio.run(controlled(Path(directory), options.one))))
         return
-    from turns_kept import kept  # it needs torch, and the other figures do not
+    from turns_kept import kept  # these need torch, and the other figures do not
+    from turns_split import split
 
     figures = asynchrony(options.seeds, options.steps) | redundancy(options.seeds, options.steps)
-    figures |= control(options.seeds) | kept()
+    figures |= control(options.seeds) | kept() | split()
     report(figures, as_json=options.json)
 
 

@@ -1,7 +1,8 @@
 """An environment for whole runs, which also does harm. The file is copied beside the run's configuration.
 
-An episode ends after 3 or 4 turns. Its answers depend on the row and the actions. Answers are counted in the
-file `answers`, by all processes together. If the count is one of the file `points`, the answer does harm.
+An episode ends after 3 or 4 turns. Its answers depend on the row and the actions, and one in four begins
+another sequence. Answers are counted in the file `answers`, by all processes together. If the count is one of
+the file `points`, the answer does harm.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ class Acting:
         harm(digest(self.number, self.said[0]))
         answer = digest(self.number, self.said)
         last = len(self.said) == 3 + int(digest(self.number, self.said[:2])[0], 16) % 2
-        text = "" if last else answer[:3].translate(LETTERS)
+        after = int(answer[5], 16) % len(self.said) if answer[4] < "4" else None
+        begin = "a" if after == 0 else ""  # no prompt begins so
+        text = "" if last else begin + answer[:3].translate(LETTERS)
         with (HERE / "told").open("a") as file:
             file.write(json.dumps([action, text]) + "\n")
         reward = (int(answer[3], 16) % 4) / 4
-        return Done(reward) if last else Observation(text, reward=reward)
+        return Done(reward) if last else Observation(text, reward=reward, after=after)
 
 
 class Lasting(Acting):

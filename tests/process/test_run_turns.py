@@ -144,6 +144,8 @@ def test_what_was_sampled_and_observed_is_what_is_trained(calm):
         assert len(actions) == len(texts) + 1 == one.metrics["turns"]
         most = max(most, len(actions))
     assert most == 4
+    forks = [fork for one in trajectories.values() for fork in one.columns.forks]
+    assert {bool(fork.after) for fork in forks} == {False, True}  # in place of the prompt, and after a turn
     with LedgerReader(calm.ledger) as reader:
         batches = [[trajectories[tid].columns for tid in step.trajectory_ids] for step in reader.steps()]
     for step, batch in zip(events(calm, "step"), batches, strict=True):

@@ -122,7 +122,7 @@ def test_several_rows_of_one_trajectory_have_the_loss_and_the_gradient_of_one_ro
     assert one.abs().max() > 1e-4
     for budget in SIZES:
         _, several = gradient(forked(batch, complete=True), algorithm, budget)
-        assert (several - one).norm() <= 1e-6 * max(1.0, one.norm())
+        assert (several - one).norm() <= 5e-6 * max(1.0, one.norm())
 
 
 def test_experts_are_replayed_in_the_sequence_that_recorded_them():
@@ -150,7 +150,9 @@ def test_the_context_of_a_fork_is_what_precedes_it():
     columns.extend(TokenColumns.of([6], [-1.0], 0))
     columns.fork(6, 0)
     columns.observe([7])
+    columns.extend(TokenColumns.of([2], [-1.0], 0))
     columns.fork(0, 1)
-    prompt = token_array([8, 9])
-    found = [context(prompt, columns, fork).tolist() for fork in columns.forks]
-    assert found == [[8, 9, 1, 2], [8, 9, 1, 2, 5, 6], [8]]
+    columns.observe([10])
+    found = [context(token_array([8, 9]), columns, fork.start + 1).tolist() for fork in columns.forks]
+    assert found == [[8, 9, 1, 2, 5], [8, 9, 1, 2, 5, 6, 7], [8, 10]]
+    assert columns.sequence_start == len(columns)

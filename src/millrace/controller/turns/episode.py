@@ -47,14 +47,14 @@ def work(
     trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: int, episode_tokens: int
 ) -> Work:
     """The present lease. `sampling.max_tokens` bounds each turn, `episode_tokens` all turns together (0: it
-    does not). A `Work` counts from its prompt: all that precedes the present sequence."""
+    does not). A `Work` counts from its prompt: all that precedes what the present sequence samples."""
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
     columns, begin, most = trajectory.columns, trajectory.columns.sequence_start, sampling.max_tokens
     if episode_tokens:
         sampled = sum(count for _, count in columns[: columns.turn_start].sampled_runs)
         most = max(1, min(most, episode_tokens - sampled))
     if begin:  # with random numbers of its own
-        prompt, seed = context(prompt, columns, columns.forks[-1]), seed ^ begin << 32
+        prompt, seed = context(prompt, columns, begin), seed ^ begin << 32
     start = columns.turn_start - begin
     if start + most != sampling.max_tokens:
         sampling = replace(sampling, max_tokens=start + most)

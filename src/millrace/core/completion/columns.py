@@ -166,8 +166,10 @@ class TokenColumns:
 
     @property
     def sequence_start(self) -> int:
-        """The number of tokens before the present sequence."""
-        return self.forks[-1].start if self.forks else 0
+        """The number of tokens before those that the present sequence samples."""
+        if not self.forks:
+            return 0
+        return next(stop for start, stop, _ in self.turns() if start == self.forks[-1].start)
 
     @property
     def turn_start(self) -> int:

@@ -53,9 +53,9 @@ def num_seen(forks: Sequence[Fork], stop: int, num_prompt: int) -> int:
     return (num_prompt if kept is None else kept) + sum(end - start for start, end in parts)
 
 
-def context(prompt: array[int], columns: TokenColumns, fork: Fork) -> array[int]:
-    """Ids of all that precedes a fork's first token."""
-    kept, parts = path(columns.forks, fork.after) if fork.after else Path(fork.kept, [])
+def context(prompt: array[int], columns: TokenColumns, stop: int) -> array[int]:
+    """Ids that token `stop - 1` of the columns sees, of the prompt and of the columns, and its own."""
+    kept, parts = path(columns.forks, stop)
     return sum((columns.tokens[start:stop] for start, stop in parts), prompt[:kept])
 
 

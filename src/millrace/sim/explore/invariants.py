@@ -224,7 +224,8 @@ class Invariants(Observer):
             "every token has its log-prob and its version",
             trajectory=trajectory,
         )
-        begins = [0, *(fork.start for fork in columns.forks), count]
+        forks = {fork.start for fork in columns.forks}
+        begins = [0, *(stop for start, stop, _ in columns.turns() if start in forks), count]
         places = chain.from_iterable(range(end - begin) for begin, end in pairwise(begins))
         require(
             all(token in (place, FORKED) for token, place in zip(columns.tokens, places, strict=True)),

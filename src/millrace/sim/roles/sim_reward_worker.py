@@ -25,7 +25,7 @@ from millrace.sim.virtual.faults import pace
 from millrace.sim.virtual.seeded import uniform
 
 FORKED = -1
-"""The tokens of an observation that begins another sequence. Other tokens are their positions in theirs."""
+"""The tokens of an observation that begins another sequence. Other tokens are their positions behind it."""
 
 
 class SimRewardWorker:
@@ -87,7 +87,9 @@ class SimRewardWorker:
             ends = [0, *(stop for _, stop, sampled in request.turns if sampled)]
             after = ends[int(len(ends) * u / self._workload.forked_fraction)]
             return Observed(token_array([FORKED] * length), after=after)
-        start = len(request.tokens) - (request.forks[-1].start if request.forks else 0)
+        forks = {fork.start for fork in request.forks}
+        begin = [0, *(stop for start, stop, _ in request.turns if start in forks)][-1]
+        start = len(request.tokens) - begin
         return Observed(token_array(range(start, start + length)))
 
     async def _misbehave(self, request: ScoreRequest) -> None:
