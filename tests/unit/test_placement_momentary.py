@@ -105,7 +105,8 @@ def test_activations_are_about_what_torch_saves(
     kind, shape = FAMILIES[family]
     longest = {"max_sequence_tokens": 32 + (TOKENS - 32) // group}
     told = (estimate(config_for(rollout=longest), shape, size).head.token_bytes - 12 * SHAPE.hidden) * TOKENS
-    assert saved_bytes(kind, dtype, group=group, recompute=False) == pytest.approx(told, rel=0.2)
+    error = 0.25 if shape.clamped else 0.2  # how many copies of scores gpt-oss keeps depends on the CPU
+    assert saved_bytes(kind, dtype, group=group, recompute=False) == pytest.approx(told, rel=error)
 
 
 def test_with_recompute_hardly_more_than_a_layers_input_is_kept() -> None:

@@ -74,7 +74,7 @@ def command(
     choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
     chosen = sum(option is not None for option in (step, trajectory, choice, evaluation))
     if chosen > 1:
-        raise typer.BadParameter("--step, --trajectory, --evaluation and samples exclude each other")
+        raise typer.BadParameter("these exclude each other: --step, --trajectory, --evaluation, samples")
     if not chosen and len(runs := _runs(run)) > 1:
         lines = (run_line(name, one) for name, one in runs.items())
         _list(list(islice(lines, None if as_json else RUNS_MAX)), len(runs), as_json)
