@@ -302,6 +302,9 @@ class PlayedEnvironment:
         tokens = self._text.columns.tokens[start : start + self._prompt_tokens]
         return Prompt(group_id, f"row-{group_id}", tokens, "a prompt")
 
+    async def forget(self, trajectory_ids: list[int]) -> None:
+        pass
+
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
         for request in requests:
             yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
