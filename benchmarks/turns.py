@@ -48,9 +48,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import patch
 
 import numpy as np
-from common import QUICK, medians, parser_of, report, say, sized, table
+from common import medians, parser_of, report, say, sized, table
 from players import PlayedEnvironment, PlayedReplica, Troupe, _Completion
 
 import millrace.sim.roles
@@ -137,8 +138,9 @@ def simulated(seed: int, steps: int, schedule: dict[str, object]) -> Scenario:
 def result_of(seed: int, steps: int, *, whole_batches: bool) -> Result:
     WholeBatchWorker.batches = {}
     WholeBatchWorker.batch_groups, WholeBatchWorker.batch_members = PROMPTS, PROMPTS * GROUP_SIZE
-    millrace.sim.roles.SimRewardWorker = WholeBatchWorker if whole_batches else SimRewardWorker
-    result, _ = measure(simulated(seed, steps, {"kind": "synchronous"}))
+    worker = WholeBatchWorker if whole_batches else SimRewardWorker
+    with patch.object(millrace.sim.roles, "SimRewardWorker", worker):
+        result, _ = measure(simulated(seed, steps, {"kind": "synchronous"}))
     return result
 
 
@@ -334,9 +336,7 @@ def main() -> None:
     from turns_kept import kept  # these need torch, and the other figures do not
     from turns_split import split
 
-    figures = asynchrony(options.seeds, options.steps)
-    if not QUICK:  # with the tiny sizes one simulated run in two did not end
-        figures |= redundancy(options.seeds, options.steps)
+    figures = asynchrony(options.seeds, options.steps) | redundancy(options.seeds, options.steps)
     figures |= control(options.seeds) | kept() | split()
     report(figures, as_json=options.json)
 
