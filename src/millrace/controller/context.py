@@ -69,9 +69,8 @@ class RunContext:
         self._computes: dict[str, str] = {}
         self.stopping, self.stop_reason = False, "stopped"
         self.repack_due = False
-        self.began_s = self.written_s = (
-            clock.now()
-        )  # since the controller started; the last write to the ledger
+        self.began_s = clock.now()
+        self.written_s = self.began_s  # the last write to the ledger
         self._out_of_signal = False
         recovered = ledger.recover()
         self.resumed_version = recovered.version

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from millrace.controller.turns import episode
 from millrace.core.completion.marked import marked
-from millrace.core.errors import DataError
 from millrace.core.types import (
     EvaluationAttempt,
     Finish,
@@ -76,12 +75,7 @@ class PromptAttempt:
         one = self.trajectory
         if progress.lease != one.lease or one.state is not State.LEASED:
             return False
-        num_repeated = len(one.columns) - one.columns.sequence_start - progress.start
-        if num_repeated < 0:
-            raise DataError(
-                f"evaluated completion {self.index}: {-num_repeated} tokens are missing at {progress.start}"
-            )
-        one.columns.extend(progress.columns[num_repeated:])
+        episode.extend(one, progress, "the evaluator")
         if progress.finish is None:
             return False
         episode.end_turn(one, progress.finish, answered=answered)

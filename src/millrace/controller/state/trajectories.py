@@ -14,7 +14,6 @@ from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
 from millrace.controller.turns import episode
-from millrace.core.errors import DataError
 from millrace.core.types import (
     Abstain,
     Failed,
@@ -176,24 +175,17 @@ class Trajectories:
         """Append new tokens. Tokens that are here already, or belong to another lease, change nothing.
         Returns the trajectories whose generation ended.
 
-        Raises: DataError on a gap, which a lossless stream cannot have.
+        Raises: DataError: a gap.
         """
         leased, finished = self.replicas[name].leased, []
         for one in reported:
             trajectory = leased.get(one.trajectory_id)
             if trajectory is None or one.lease != trajectory.lease:
                 continue
-            columns = trajectory.columns
-            num_tokens = len(columns)
-            num_repeated = num_tokens - columns.sequence_start - one.start
-            if num_repeated < 0:
-                raise DataError(
-                    f"trajectory {one.trajectory_id}: {name} reports tokens from {one.start}, "
-                    f"but only {num_tokens} are known: {-num_repeated} are missing"
-                )
-            columns.extend(one.columns[num_repeated:] if num_repeated else one.columns)
+            was_empty = not trajectory.columns
+            episode.extend(trajectory, one, name)
             self.grown[one.trajectory_id] = trajectory
-            if not num_tokens and columns:
+            if was_empty and trajectory.columns:
                 self._recompute_birth(self.groups[trajectory.group_id])
             if one.finish is not None:
                 self._complete(trajectory, one.finish)

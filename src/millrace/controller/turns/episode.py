@@ -9,10 +9,12 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from millrace.core.completion.forks import context, num_seen
+from millrace.core.errors import DataError
 from millrace.core.turns.metric_names import ENVIRONMENT_S
 from millrace.core.types import (
     Finish,
     Observed,
+    Progress,
     Sampling,
     Scored,
     ScoreRequest,
@@ -59,6 +61,23 @@ def work(
     if start + most != sampling.max_tokens:
         sampling = replace(sampling, max_tokens=start + most)
     return Work(*ids, prompt, columns.tokens[begin:], sampling, seed, start)
+
+
+def extend(trajectory: Trajectory, progress: Progress, worker: str) -> None:
+    """Append the tokens that `worker` reports of the present lease. Tokens that are here already change
+    nothing.
+
+    Raises: DataError: a gap, which a lossless stream cannot have.
+    """
+    columns = trajectory.columns
+    num_known = len(columns) - columns.sequence_start
+    if progress.start > num_known:
+        raise DataError(
+            f"trajectory {trajectory.trajectory_id}: {worker} reports tokens from {progress.start}, but only "
+            f"{num_known} are known: {progress.start - num_known} are missing"
+        )
+    new = num_known - progress.start
+    columns.extend(progress.columns[new:] if new else progress.columns)
 
 
 def bound_to(trajectory: Trajectory, *, one_version: bool) -> int | None:
