@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from millrace.core.completion.columns import token_array
+from millrace.core.completion.forks import Fork
 from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, ScoreRequest
 from millrace.environments.tokenizer import END, load_tokenizer, make_character_tokenizer
@@ -44,6 +46,10 @@ class Counter:
             raise ValueError("no such action")
         if "none" in action:
             return Done(None)
+        if "late" in action:
+            return Observation("a", after=2)
+        if "empty" in action:
+            return Observation("", after=1 if "after" in action else None)
         if "number" in action:
             return 7  # type: ignore[return-value]
         return Observation(f"<{self.asked}>", reward=0.25)
@@ -128,7 +134,14 @@ def test_an_episode_that_cannot_be_repeated_fails(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "reason"), [("raise", "ValueError: no such action"), ("number", "returned a int")]
+    ("action", "reason"),
+    [
+        ("raise", "ValueError: no such action"),
+        ("number", "returned a int"),
+        ("empty", "an observation without a token"),
+        ("empty after", "an observation without a token"),
+        ("late", "an observation after turn 2: 0 to 1, or None"),
+    ],
 )
 def test_a_broken_environment_fails_with_the_reason(tokenizer: Any, action: str, reason: str) -> None:
     answer = episodes(tokenizer).answer(request(tokenizer, action), {})
@@ -220,3 +233,42 @@ def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
         load_environment(f"{tmp_path}/env.py:Half")
     with pytest.raises(RewardError, match="is a function: an environment is a class"):
         load_environment(f"{tmp_path}/env.py:f")
+
+
+class Rewriting(Counter):
+    """Its second answer follows the first turn, and its third stands in place of the prompt."""
+
+    def step(self, action: str) -> Observation | Done | str:
+        self.asked += 1
+        return Observation(f"x{self.asked}", after={2: 1, 3: 0}.get(self.asked))
+
+
+def test_an_answer_may_follow_an_earlier_turn_or_stand_in_place_of_the_prompt(tokenizer: Any) -> None:
+    """A repeated episode has to fork in the same places."""
+    prompt, texts = ids(tokenizer, "xy"), ("go", "x1", "go", "x2", "go")
+    first = replace(request(tokenizer, *texts[:3]), prompt=prompt)
+    answer = episodes(tokenizer, Rewriting).answer(first, {})
+    assert answer == Observed(ids(tokenizer, "x2"), {}, after=2)  # tokens of the first turn
+    forked = replace(request(tokenizer, *texts), prompt=prompt, forks=[Fork(6, 2)])
+    answer = episodes(tokenizer, Rewriting).answer(forked, {})
+    assert answer == Observed(ids(tokenizer, "3"), {}, after=0, kept=1)  # the prompt begins with x, too
+    for forks in ([], [Fork(6, 4)]):
+        failed = episodes(tokenizer, Rewriting).answer(replace(forked, forks=forks), {})
+        assert isinstance(failed, Failed) and "differs from the recorded one after turn 2" in failed.reason
+
+
+def test_a_sequence_of_its_own_has_the_room_of_a_prompt(tokenizer: Any) -> None:
+    """What it follows counts, and what it leaves out does not."""
+    full = replace(request(tokenizer, "go", "x1", "go", "x2", "go", room=1), prompt=ids(tokenizer, "xy"))
+    score = episodes(tokenizer, Rewriting).answer(replace(full, forks=[Fork(6, 2)]), {})
+    assert isinstance(score, Observed)
+
+
+def test_chat_messages_in_place_of_the_prompt_are_what_the_template_writes(tokenizer: Any) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": f"a {END}"}]
+    found = ChatBridge(tokenizer, "user", {}).whole(messages)
+    plain = [messages[0], {"role": "user", "content": "a Q"}]
+    due = tokenizer.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
+    at = due.index(tokenizer.encode("Q", add_special_tokens=False)[0])
+    assert found[:at] == due[:at] and found[len(found) - len(due[at + 1 :]) :] == due[at + 1 :]
+    assert found.count(tokenizer.eos_token_id) == due.count(tokenizer.eos_token_id)  # the text ends nothing

@@ -231,6 +231,8 @@ class Episodes:
         tokens, after, kept = self._appended(request, episode.turns, answer)
         if kept + len(tokens) >= room:
             return self._end(episode, metrics, CONTEXT)
+        if not tokens:  # the next turn could not be told from this one
+            return Failed(f"{self._name} returned an observation without a token: a text that is not empty")
         if self._recovery == "restored":
             snapshot = EpisodeSnapshot(
                 episode.turns, episode.reward, dict(episode.rewards), episode.environment.snapshot()
