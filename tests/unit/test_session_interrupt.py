@@ -28,6 +28,23 @@ def test_the_first_signal_asks_and_the_body_ends_in_its_own_time(number: signal.
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_loop_is_made_ends_the_body(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_event_loop = asyncio.events.new_event_loop
+
+    def slow_event_loop() -> asyncio.AbstractEventLoop:
+        signal.raise_signal(number)
+        return new_event_loop()
+
+    async def body(stop: asyncio.Event) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(asyncio.events, "new_event_loop", slow_event_loop)
+    assert run_stoppable(body, print, has_work=lambda: False, grace_s=60) is False
+
+
 def test_a_body_that_ends_by_itself_is_told_apart() -> None:
     async def body(stop: asyncio.Event) -> None:
         await asyncio.sleep(0)

@@ -29,7 +29,10 @@ def run_stoppable(
     without work to finish is cancelled at once.
     The second signal calls `at_once` and exits. Workers notice that their parent died; the ledger is durable.
     """
-    return asyncio.run(_run(body, print_line, at_once, has_work, grace_s))
+    early: list[int] = []  # signals while the loop is made: an exception would leave the loop half made
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: early.append(number))
+    return asyncio.run(_run(body, print_line, at_once, has_work, grace_s, early))
 
 
 async def _run(
@@ -38,6 +41,7 @@ async def _run(
     at_once: Callable[[], object],
     has_work: Callable[[], bool],
     grace_s: float,
+    early: list[int],
 ) -> bool:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     task = asyncio.current_task()
@@ -58,6 +62,8 @@ async def _run(
 
     for number in SIGNALS:
         loop.add_signal_handler(number, on_signal)
+    if early:
+        on_signal()
     try:
         await body(stop)
     except asyncio.CancelledError:
