@@ -1,0 +1,83 @@
+"""A request of an agent and the reply, in no dialect."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from millrace.core.errors import DataError
+
+CallFinish = Literal["stop", "length", "tool_calls"]
+
+
+class RefusedCall(DataError):
+    """A request that is not answered by a turn. `status`: of HTTP. `field`: of the request, if one is to
+    blame."""
+
+    def __init__(self, message: str, status: int = 400, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.field = status, field
+
+
+class CallOfTool(msgspec.Struct, frozen=True):
+    """`arguments`: a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One message. `calls` and `reasoning`: of the assistant. `call_id`: the call that a tool answers."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    calls: tuple[CallOfTool, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """One request for one turn.
+
+    `messages` is the whole conversation. In place of messages, `prompt` is a text or token ids. `tools` are
+    JSON Schemas in OpenAI's form `{"type": "function", "function": {...}}`. `unheeded`: fields of the request
+    that change nothing, such as `temperature`, because the run decides them. `usage`: a stream ends with the
+    counts of tokens.
+    """
+
+    messages: list[ChatTurn] = []
+    prompt: str | list[int] | None = None
+    tools: list[dict[str, Any]] = []
+    max_tokens: int | None = None
+    stop: list[str] = []
+    stream: bool = False
+    usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    token_ids: bool = False
+    model: str = ""
+    unheeded: dict[str, Any] = {}
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled turn. `pieces` are the texts of the ids; `logprobs` are those of sampling, in nats.
+
+    `content` is the text without reasoning and calls. `text` is the whole text of the ids, without special
+    tokens. A reply without ids was not sampled: it ends an agent whose budget is used up.
+    """
+
+    id: str
+    created: int
+    model: str
+    text: str
+    content: str
+    reasoning: str = ""
+    calls: tuple[CallOfTool, ...] = ()
+    finish: CallFinish = "stop"
+    prompt_ids: list[int] = []
+    ids: list[int] = []
+    pieces: list[str] = []
+    logprobs: list[float] = []
