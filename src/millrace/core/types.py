@@ -1,7 +1,6 @@
 """The nouns that all layers share. Plain data: methods only derive values from fields.
 
-Messages are frozen msgspec structs (cheap to pickle and to encode). `Trajectory` and `Group` are the two
-mutable records: the controller owns them, and the ledger mirrors them.
+Messages are frozen msgspec structs. The controller owns the mutable records `Trajectory` and `Group`.
 """
 
 from __future__ import annotations
@@ -222,8 +221,8 @@ Score = Scored | Failed | Abstain
 
 
 class ScoreRequest(msgspec.Struct, frozen=True):
-    """`turns`: (start, stop, sampled) of the stretches of sampled and of observed tokens; empty: the tokens
-    are one turn. `room`: how many tokens may follow. `spent_s`: ENVIRONMENT_S of earlier turns."""
+    """`turns`: (start, stop, sampled) of stretches of sampled and observed tokens; empty: one turn. `room`:
+    how many tokens may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`: empty: not known."""
 
     trajectory_id: int
     group_id: int
@@ -234,6 +233,7 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     spent_s: float = 0.0
     prompt: array[int] = msgspec.field(default_factory=token_array)
     forks: list[Fork] = []
+    logprobs: array[float] = msgspec.field(default_factory=lambda: array("f"))
 
 
 # ---------------------------------------------------------------- training

@@ -25,6 +25,7 @@ from millrace.environments.scores import shortened
 from millrace.environments.stream.parts import Part, Parts, made
 from millrace.environments.tasks import More, Task
 from millrace.environments.tokenizer import encode_prompt, load_tokenizer
+from millrace.environments.turns.environment import Ids
 from millrace.environments.turns.episodes import Episodes, make_episodes
 from millrace.environments.verifiers.sum_calls import make_calls
 
@@ -70,9 +71,13 @@ class TaskRewardWorker:
         self._episodes, self._calls, self._answers = None, {}, {}
         if isinstance(reward := self._config.reward, EnvironmentRewardSection):
             part = self._parts.all[0]
-            self._episodes = make_episodes(
-                reward, part.config.one_task, part.task, self._tokenizer, directory
-            )
+            shared = reward, part.config.one_task, part.task, self._tokenizer
+            if reward.agent is None:
+                self._episodes = make_episodes(*shared, directory)
+            else:
+                from millrace.environments.gateway.agent_episodes import make_agent_episodes
+
+                self._episodes = make_agent_episodes(*shared, self._config.sampling, directory)
         else:
             self._calls = made(parts, lambda part: make_calls(part.config.reward, part.task, directory))
             if answers:
@@ -194,7 +199,20 @@ class TaskRewardWorker:
             return BadPrompt(group_id, part.row_id(row), str(error))
         if isinstance(more, Failed):
             return BadPrompt(group_id, part.row_id(row), f"{part.row_id(row)}: {more.reason}")
+        if isinstance(more, Ids):
+            return self._of_ids(group_id, list(more))
         return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
+
+    def _of_ids(self, group_id: int, ids: list[int]) -> Prompt | BadPrompt:
+        """The prompt that the first request of an agent has."""
+        part, row = self._parts.locate(group_id)
+        row_id = part.row_id(row)
+        text = self._tokenizer.decode(ids)
+        try:
+            self._check_length(row_id, text, len(ids))
+        except DataError as error:
+            return BadPrompt(group_id, row_id, str(error))
+        return Prompt(group_id, row_id, token_array(ids), text)
 
     def _prompt(
         self, group_id: int, more: More = "", tools: Sequence[dict[str, Any]] = ()

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from millrace.config.tables.agent import AgentSection
 from millrace.config.tables.reward_limits import Extract, ExtractAnswer, RewardLimits
 from millrace.config.tables.section import NAME, Count, Seconds, Section, Seed
 from millrace.config.tables.verifiers import JsonRewardSection, JudgeRewardSection, PatternRewardSection
@@ -143,7 +144,9 @@ class EnvironmentRewardSection(RewardLimits):
     """An environment answers each turn of the model, and rewards the episode."""
     path: str
     """`package.module:name` or `file.py:name`: a class with `reset(row)` and `step(action)`, of
-    tools, or of SkyRL-Gym. See docs/turns.md."""
+    tools, or of SkyRL-Gym. See docs/turns.md. With an agent: `def reward(end, **columns)`."""
+    agent: AgentSection | None = None
+    """A program that asks for turns by HTTP, in place of a class. See docs/gateway.md. `"none"`: a class."""
     turns: Count = 8
     """Most turns of an episode. `sampling.max_tokens` bounds the tokens of one turn, and
     `rollout.max_sequence_tokens` all tokens."""
@@ -164,6 +167,12 @@ class EnvironmentRewardSection(RewardLimits):
     """The role of an observation that is a text, in a chat template."""
     result_characters: Count = 16_384
     """Most characters of the result of a tool. The rest is cut, and a note says so."""
+
+    @model_validator(mode="after")
+    def _in_time(self) -> Self:
+        if self.agent is not None and self.agent.end_s > self.timeout_s / 2:
+            raise ValueError("`reward.agent.end_s` is more than half of `reward.timeout_s`")
+        return self
 
 
 OneReward = (

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from millrace.config.tables.task import OF_THE_SUM
+from millrace.core.types import Finish
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite
 
@@ -16,6 +17,18 @@ Message = dict[str, str]
 """`role`, `content`, and perhaps the `name` of a tool. Other keys are not shown to the model."""
 
 _WORD = re.compile(r"[\w.-]{1,64}")
+
+
+class Ids(tuple[int, ...]):
+    """Token ids in place of a text."""
+
+
+class SampledTurn(msgspec.Struct, frozen=True):
+    """One turn of the model. `logprobs`: of sampling, in nats; empty: not known."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish: Finish
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -26,7 +39,7 @@ class Observation(msgspec.Struct, frozen=True):
     the turn that is answered. The model sees nothing of later turns. 0: the text, or the messages, stand in
     place of the prompt and of all turns."""
 
-    text: str | list[Message]
+    text: str | list[Message] | Ids
     reward: float | dict[str, float] | None = None
     metrics: dict[str, float] = {}
     after: int | None = None
@@ -120,8 +133,10 @@ def _refuse_reward(name: str, reward: Any) -> None:
         raise ValueError(f"{name} returned a dict of rewards with the names {list(rewards)}: use other ones")
 
 
-def to_begin(name: str, returned: Any) -> str | list[Message]:
+def to_begin(name: str, returned: Any) -> str | list[Message] | Ids:
     """Judge what `reset` returned. Raises: ValueError: neither text nor messages nor None."""
+    if isinstance(returned, Ids):
+        return returned
     if returned is None or returned == []:
         return ""
     if not _can_be_seen(returned):
@@ -135,15 +150,15 @@ def to_begin(name: str, returned: Any) -> str | list[Message]:
     )
 
 
-def length(observation: str | list[Message]) -> int:
-    """Characters of an observation."""
-    return (
-        len(observation) if isinstance(observation, str) else sum(len(one["content"]) for one in observation)
-    )
+def length(observation: str | list[Message] | Ids) -> int:
+    """Characters of an observation, or token ids."""
+    if isinstance(observation, str | Ids):
+        return len(observation)
+    return sum(len(one["content"]) for one in observation)
 
 
 def _can_be_seen(observation: Any) -> bool:
-    if isinstance(observation, str):
+    if isinstance(observation, str | Ids):
         return True
     return isinstance(observation, list) and bool(observation) and all(map(_is_message, observation))
 

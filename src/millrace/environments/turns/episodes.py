@@ -23,6 +23,7 @@ from millrace.core.turns.metric_names import ENVIRONMENT_S
 from millrace.core.types import (
     Abstain,
     Failed,
+    Finish,
     Observed,
     Score,
     Scored,
@@ -39,8 +40,10 @@ from millrace.environments.turns.environment import (
     Answer,
     Done,
     Environment,
+    Ids,
     Observation,
     OverBudget,
+    SampledTurn,
     by_name,
     length,
     to_answer,
@@ -98,6 +101,7 @@ class Episodes:
         self._threads = ThreadPoolExecutor(THREADS + LOST_MAX, "environment")
         self._lost = 0
         self._recovery = getattr(kind, "recovery", "replayed")
+        self._wants_ids = getattr(kind, "wants_ids", False)
         self.schemas: Sequence[dict[str, Any]] = getattr(kind, "schemas", ())
         self._live: OrderedDict[int, _Episode] = OrderedDict()
 
@@ -105,7 +109,7 @@ class Episodes:
         """As `answer`. Raises: DeadlineExceeded: too many environments are over their deadline."""
         return await self._in_time(partial(self.answer, request, row))
 
-    async def begun(self, row: Row) -> More | Failed:
+    async def begun(self, row: Row) -> More | Ids | Failed:
         """What follows the prompt of a row. Raises: as `answered`."""
         return await self._in_time(partial(self._first, row))
 
@@ -129,7 +133,7 @@ class Episodes:
             raise DeadlineExceeded(reason)
         return Failed(reason)
 
-    def _first(self, row: Row) -> More | Failed:
+    def _first(self, row: Row) -> More | Ids | Failed:
         episode = None
         try:
             episode = _Episode(self._kind())
@@ -153,7 +157,7 @@ class Episodes:
                 again = self._restored if self._recovery == "restored" and actions[1:] else self._repeated
                 episode = again(request, row, actions[:-1])
             episode.seconds = request.spent_s
-            answer = self._step(episode, actions[-1])
+            answer = self._step(episode, request, len(actions))
             return self._judge(request, episode, actions, answer)
         except RecoveryError as error:
             return Failed(f"{self._name}: {error}")
@@ -178,14 +182,21 @@ class Episodes:
         if actions and self._recovery == "failed":
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         episode = _Episode(self._kind())
-        to_begin(self._name, episode.environment.reset(row))
+        begun = to_begin(self._name, episode.environment.reset(row))
+        if isinstance(begun, Ids) and list(begun) != list(request.prompt):
+            episode.close()
+            raise RecoveryError(
+                "the first request differs from the one of another agent of this row\n"
+                "  Make the request depend on the row alone: leave out times, random names and directories."
+            )
         forks = {fork.start: fork for fork in request.forks}
-        for number, action in enumerate(actions, 1):
-            answer = self._step(episode, action)
+        for number in range(1, len(actions) + 1):
+            answer = self._step(episode, request, number)
             start, stop, _ = request.turns[2 * number - 1]
             _, *follows = forks.get(start, (start, None, 0))
             recorded = [list(request.tokens[start:stop]), *follows]
             if not isinstance(answer, Observation) or self._appended(request, number, answer) != recorded:
+                episode.close()
                 raise RecoveryError(
                     f"the repeated episode differs from the recorded one after turn {number}: its "
                     "answers depend on more than the row and the actions\n"
@@ -194,10 +205,18 @@ class Episodes:
                 )
         return episode
 
-    def _step(self, episode: _Episode, action: list[int]) -> Answer:
+    def _step(self, episode: _Episode, request: ScoreRequest, number: int) -> Answer:
+        """The answer to turn `number`, from 1 on."""
         began_s = time.monotonic()
         episode.turns += 1
-        answer = to_answer(self._name, episode.environment.step(self._decode(action)), episode.turns)
+        start, stop, _ = request.turns[2 * number - 2]
+        action: Any = list(request.tokens[start:stop])
+        if self._wants_ids:
+            finish = request.finish if 2 * number > len(request.turns) else Finish.TURN
+            action = SampledTurn(action, list(request.logprobs[start:stop]), finish)
+        else:
+            action = self._decode(action)
+        answer = to_answer(self._name, episode.environment.step(action), episode.turns)
         episode.seconds += time.monotonic() - began_s
         rewards = by_name(answer.reward)
         episode.reward += sum(rewards.values())
@@ -248,9 +267,11 @@ class Episodes:
         """The ids of the answer to a turn, and what they follow: `Observed.after` and `Observed.kept`."""
         after, text = _after(observation, request), observation.text
         if after == 0:
-            ids = self._bridge.whole(text)
+            ids = list(text) if isinstance(text, Ids) else self._bridge.whole(text)
             kept = num_shared(request.prompt, ids[:-1])
             return [ids[kept:], 0, kept]
+        if isinstance(text, Ids):
+            return [list(text), after, 0]
         start, stop, _ = request.turns[2 * (observation.after or turns) - 2]
         return [self._bridge.after(list(request.tokens[start:stop]), text), after, 0]
 

@@ -1,0 +1,155 @@
+"""An agent as an environment: a turn of the model answers its call, and its next call is the observation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from millrace.environments.gateway.agent_end import AgentEnd
+from millrace.environments.gateway.calls import Call, RefusedCall
+from millrace.environments.gateway.conversation import Conversation, Place
+from millrace.environments.gateway.rendering import PlainRendering, Rendering
+from millrace.environments.gateway.replies import Replies
+from millrace.environments.gateway.sessions import PendingCall, Session
+from millrace.environments.rows import Row
+from millrace.environments.turns.environment import Done, Ids, Observation, SampledTurn, by_name
+
+Reward = float | dict[str, float] | None
+
+
+class AgentError(Exception):
+    """An agent that died, hangs or never asked. Its episode fails."""
+
+
+class RunningAgent(Protocol):
+    """The process of one agent."""
+
+    session: Session
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> AgentEnd | None:
+        """How it ended; None: it runs."""
+
+    def close(self) -> None:
+        """Kill what is left of it, and remove its directory."""
+
+
+class Agents(Protocol):
+    """Starts agents. `Session.wake` is called when one ends."""
+
+    def start(self, row: Row) -> RunningAgent: ...
+
+
+class AgentParts(NamedTuple):
+    """What the episodes of a worker share.
+
+    `score`: the user's reward of an episode. `timeout_s`: of one answer. `end_s`: after a budget has ended an
+    episode. `stop`: the stop strings of the run. `num_tokens`: of the vocabulary.
+    """
+
+    agents: Agents
+    rendering: Rendering | PlainRendering
+    replies: Replies
+    score: Callable[[AgentEnd, Row], Reward]
+    timeout_s: float
+    end_s: float
+    stop: tuple[str, ...]
+    num_tokens: int
+
+
+class AgentEnvironment:
+    """One episode of an agent (see `turns.environment.Environment`)."""
+
+    def __init__(self, parts: AgentParts) -> None:
+        self._parts = parts
+        self._conversation = Conversation(parts.rendering)
+        self._agent: RunningAgent | None = None
+        self._asked: tuple[PendingCall, Place] | None = None
+        self._texts = list[str]()
+
+    def reset(self, row: Row) -> Ids:
+        """The prompt of the first call.
+
+        Raises: AgentError: the agent has ended or asks nothing.
+        """
+        self._row = row
+        self._agent = self._parts.agents.start(row)
+        self._asked = self._next(self._agent)
+        if self._asked is None:
+            raise AgentError(f"the agent ended without a call: {_said(self._agent.wait(0))}")
+        return Ids(self._asked[1].context)
+
+    def step(self, turn: SampledTurn) -> Observation | Done:
+        """Raises: AgentError: the agent hangs, or its exit code is not 0."""
+        assert self._agent is not None and self._asked is not None
+        pending, place = self._asked
+        reply = self._parts.replies.make(f"turn{len(self._texts)}", pending.call, place.context, turn)
+        self._conversation.add(pending.call, place, reply)
+        self._texts.append(reply.text)
+        pending.answer(reply)
+        if turn.finish == "length":  # the budget ends the episode, before the agent acts on half a turn
+            return Observation(Ids([0]))
+        self._asked = self._next(self._agent)
+        if self._asked is not None:
+            return Observation(Ids(self._asked[1].ids), metrics=self._metrics(), after=self._asked[1].after)
+        end = self._agent.wait(0)
+        if end is None or end.exit_code:
+            raise AgentError(_said(end))
+        return Done(self._score(end), self._metrics())
+
+    def cut_off(self) -> float:
+        """A budget has ended the episode: the agent gets no more turns, and ends."""
+        assert self._agent is not None
+        self._agent.session.conclude()
+        end = self._agent.wait(self._parts.end_s)
+        if end is None:
+            self._agent.kill()
+            end = self._agent.wait(self._parts.end_s)
+        return sum(by_name(self._score(end)).values()) if end else 0.0
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+
+    def _next(self, agent: RunningAgent) -> tuple[PendingCall, Place] | None:
+        """The next call that can be answered, and its place; None: the agent has ended."""
+        until_s = time.monotonic() + self._parts.timeout_s
+        while pending := agent.session.next_call(max(0.0, until_s - time.monotonic())):
+            try:
+                self._check(pending.call)
+                return pending, self._conversation.place(pending.call)
+            except RefusedCall as error:
+                pending.refuse(error)
+        if agent.wait(0) is None:
+            raise AgentError(
+                f"the agent made no call for {self._parts.timeout_s:g} s, and has not ended\n"
+                "  Raise `reward.timeout_s`, or see why it waits."
+            )
+        return None
+
+    def _check(self, call: Call) -> None:
+        """Raises: RefusedCall: the run cannot do what the call wants."""
+        if unknown := [one for one in call.stop if one not in self._parts.stop]:
+            raise RefusedCall(
+                f"the stop strings {unknown} are not those of the run: add them to `sampling.stop`",
+                field="stop",
+            )
+        ids = call.prompt if isinstance(call.prompt, list) else []
+        if any(not 0 <= one < self._parts.num_tokens for one in ids):
+            raise RefusedCall(f"token ids are from 0 to {self._parts.num_tokens - 1}", field="prompt")
+
+    def _score(self, end: AgentEnd) -> Reward:
+        return self._parts.score(end, self._row)
+
+    def _metrics(self) -> dict[str, float]:
+        forks = {f"forks_{cause}": float(count) for cause, count in self._conversation.forks.items()}
+        return forks | {"calls_refused": 0.0}
+
+
+def _said(end: AgentEnd | None) -> str:
+    if end is None:
+        return "it runs"
+    how = f"by {end.signal}" if end.signal else f"with exit code {end.exit_code}"
+    return f"the agent ended {how}; its last words: {end.last_words[-300:]!r}"

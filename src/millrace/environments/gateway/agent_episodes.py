@@ -1,0 +1,98 @@
+"""The episodes of agents in one worker."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from millrace.config.objects import load_function
+from millrace.config.tables.generation import SamplingConfig
+from millrace.config.tables.task import EnvironmentRewardSection, Task
+from millrace.core.errors import ConfigError, RewardError
+from millrace.environments.function import accepted
+from millrace.environments.gateway.agent_end import AgentEnd
+from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, Reward
+from millrace.environments.gateway.local_agents import LocalAgents
+from millrace.environments.gateway.rendering import make_rendering
+from millrace.environments.gateway.replies import Replies
+from millrace.environments.rows import Row
+from millrace.environments.tasks import Task as Rows
+from millrace.environments.tasks import first_usable
+from millrace.environments.turns.bridge import PlainBridge
+from millrace.environments.turns.budgets import Budgets
+from millrace.environments.turns.episodes import Episodes
+from millrace.environments.turns.own_form import EpisodeLoop
+from millrace.environments.turns.snapshots import Snapshots
+
+MARGIN = 0.05
+"""Share of the deadline of an answer that is left for what is not waiting."""
+
+
+class _Agents:
+    """Makes environments. The server begins with the first one."""
+
+    wants_ids = True
+
+    def __init__(self, parts: AgentParts, recovery: str) -> None:
+        self._parts, self.recovery = parts, recovery
+
+    def __call__(self) -> AgentEnvironment:
+        return AgentEnvironment(self._parts)
+
+
+class AgentReward:
+    """`def reward(end, **columns)`, plain or async, with the columns that it names."""
+
+    def __init__(self, path: str, rows: Rows) -> None:
+        try:
+            self._function, self.file = load_function("reward.path", path)
+        except ConfigError as error:
+            raise RewardError(str(error)) from error
+        self._accepted = accepted(path, self._function, {"end": None, **first_usable(rows)})
+
+    def __call__(self, end: AgentEnd, row: Row) -> Reward:
+        arguments = {**row, "end": end}
+        if self._accepted is not None:
+            arguments = {name: arguments[name] for name in self._accepted if name in arguments}
+        loop = EpisodeLoop()
+        try:
+            return loop.result(self._function(**arguments))
+        finally:
+            loop.close(None)
+
+
+def make_agent_episodes(
+    config: EnvironmentRewardSection,
+    task: Task,
+    rows: Rows,
+    tokenizer: Any,
+    sampling: SamplingConfig,
+    run_dir: Path | None,
+) -> Episodes:
+    """Raises: RewardError: the reward or the agent's function cannot be loaded."""
+    agent = config.agent
+    assert agent is not None
+    reward = AgentReward(config.path, rows)
+    rendering = make_rendering(tokenizer, task.chat_arguments)
+    parts = AgentParts(
+        LocalAgents(agent),
+        rendering,
+        Replies(tokenizer, plain=not rendering.shows_tools),
+        reward,
+        timeout_s=config.timeout_s * (1 - MARGIN) - agent.end_s,
+        end_s=agent.end_s,
+        stop=sampling.stop,
+        num_tokens=len(tokenizer),
+    )
+    return Episodes(
+        _Agents(parts, agent.recovery),
+        name=" ".join(agent.command) or str(agent.function),
+        file=reward.file,
+        bridge=PlainBridge(tokenizer),
+        decode=partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        budgets=Budgets.of(config),
+        snapshots=Snapshots(run_dir, config.snapshot_bytes),
+        timeout_s=config.timeout_s,
+        trial=run_dir is None,
+    )

@@ -1,0 +1,144 @@
+"""A conversation as token ids, and the messages after a reply as the ids that follow the reply's.
+
+Ids decide: the next prompt is the earlier ids and what a bridge appends. Only a conversation that does not
+begin like an earlier one is rendered as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millrace.environments.gateway.calls import ChatTurn, RefusedCall
+from millrace.environments.scores import encodable
+from millrace.environments.tokenizer import encode_prompt
+from millrace.environments.turns.bridge import ChatBridge
+from millrace.environments.turns.encoding import Encoding
+
+BRIDGES_MAX = 64
+"""Sets of tools whose bridges are kept."""
+
+_MARK = "xText{}x"
+Tools = Sequence[dict[str, Any]]
+
+
+class Rendering:
+    """With a chat template. Text of messages is encoded without special tokens, so no text ends a message.
+
+    Args:
+        arguments: of the chat template.
+    """
+
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+        self._tokenizer, self._arguments = tokenizer, dict(arguments)
+        self._encoding = Encoding(tokenizer)
+        self._bridges: dict[bytes, ChatBridge] = {}
+        self.shows_tools = "tools" in str(tokenizer.chat_template)
+
+    def prompt(self, text: str) -> list[int]:
+        """The ids of a text that is no conversation."""
+        return encode_prompt(self._tokenizer, encodable(text))
+
+    def whole(self, messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
+        """The ids of a conversation, up to where the assistant is to write.
+
+        Raises: RefusedCall: the template cannot render the conversation.
+        """
+        texts = list[str]()
+        marked = [self._marked(one, texts) for one in messages]
+        options = {**self._arguments, **({"tools": list(tools)} if tools and self.shows_tools else {})}
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                marked, tokenize=False, add_generation_prompt=True, **options
+            )
+        except Exception as error:  # a template is a program
+            raise RefusedCall(
+                f"the chat template cannot render the messages: {type(error).__name__}: {error}",
+                field="messages",
+            ) from error
+        ids = list[int]()
+        pieces = re.split(_MARK.format(r"(\d+)"), rendered)
+        for piece, number in zip(pieces[::2], [*pieces[1::2], None], strict=True):
+            ids += self._encoding.template(piece)
+            ids += self._encoding.plain(texts[int(number)]) if number is not None else []
+        return ids
+
+    def after(self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
+        """The ids between the ids of a reply and the next reply.
+
+        Raises: ConfigError: the template rewrites what precedes the messages.
+        """
+        return self._bridge(tools if self.shows_tools else ()).after(
+            ids, [{"role": one.role, "content": one.content} for one in messages]
+        )
+
+    def _bridge(self, tools: Tools) -> ChatBridge:
+        key = json.dumps(list(tools), sort_keys=True).encode()
+        if key not in self._bridges:
+            if len(self._bridges) >= BRIDGES_MAX:
+                self._bridges.clear()
+            self._bridges[key] = ChatBridge(self._tokenizer, "user", self._arguments, tools)
+        return self._bridges[key]
+
+    def _marked(self, one: ChatTurn, texts: list[str]) -> dict[str, Any]:
+        """A message as templates take one, with a mark in place of each text of the agent's."""
+
+        def mark(text: str) -> str:
+            texts.append(encodable(text))
+            return _MARK.format(len(texts) - 1)
+
+        message: dict[str, Any] = {"role": one.role, "content": mark(one.content) if one.content else ""}
+        if one.reasoning:
+            message["reasoning_content"] = mark(one.reasoning)
+        if one.name:
+            message["name"] = one.name
+        if one.call_id:
+            message["tool_call_id"] = one.call_id
+        if one.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": as_table(call.arguments)},
+                }
+                for call in one.calls
+            ]
+        return message
+
+
+class PlainRendering:
+    """Without a chat template: each message is its text and a line break. Nothing shows the tools."""
+
+    shows_tools = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer, self._encoding = tokenizer, Encoding(tokenizer)
+
+    def prompt(self, text: str) -> list[int]:
+        return encode_prompt(self._tokenizer, encodable(text))
+
+    def whole(self, messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
+        return [*encode_prompt(self._tokenizer, ""), *self._encoding.plain(_lines(messages))]
+
+    def after(self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
+        return self._encoding.plain(_lines(messages))
+
+
+def make_rendering(tokenizer: Any, arguments: Mapping[str, Any]) -> Rendering | PlainRendering:
+    if getattr(tokenizer, "chat_template", None):
+        return Rendering(tokenizer, arguments)
+    return PlainRendering(tokenizer)
+
+
+def _lines(messages: Sequence[ChatTurn]) -> str:
+    return encodable("".join(f"{one.content}\n" for one in messages))
+
+
+def as_table(arguments: str) -> Any:
+    """Arguments as a table: templates write tables as JSON, and would quote a text."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
