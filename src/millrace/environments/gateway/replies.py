@@ -15,8 +15,7 @@ _THINK, _THOUGHT, _TAG = "<think>", "</think>", "<tool_call>"
 
 
 class Replies:
-    """`decode`: the text of ids; `special` keeps special tokens. `plain`: nothing shows tools to the model, so
-    a call is a line `name(...)`."""
+    """`plain`: nothing shows tools to the model, so a call is a line `name(...)`."""
 
     def __init__(self, tokenizer: Any, *, plain: bool) -> None:
         self._tokenizer, self._plain = tokenizer, plain
