@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from millrace.environments.gateway.agent_end import AgentEnd
+from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.calls import Call, RefusedCall
 from millrace.environments.gateway.conversation import Conversation, Place
 from millrace.environments.gateway.rendering import PlainRendering, Rendering
@@ -27,7 +27,11 @@ class RunningAgent(Protocol):
 
     session: Session
 
-    def kill(self) -> None: ...
+    def conclude(self) -> None:
+        """Answer its calls, later ones too, with a text that ends it."""
+
+    def kill(self) -> None:
+        """`wait` says when it is gone."""
 
     def wait(self, timeout_s: float) -> AgentEnd | None:
         """How it ended; None: it runs."""
@@ -45,14 +49,14 @@ class Agents(Protocol):
 class AgentParts(NamedTuple):
     """What the episodes of a worker share.
 
-    `score`: the user's reward of an episode. `timeout_s`: of one answer. `end_s`: after a budget has ended an
+    `score`: the user's reward of an episode, of its end, the texts of its turns and its row. `timeout_s`: of one answer. `end_s`: after a budget has ended an
     episode. `stop`: the stop strings of the run. `num_tokens`: of the vocabulary.
     """
 
     agents: Agents
     rendering: Rendering | PlainRendering
     replies: Replies
-    score: Callable[[AgentEnd, Row], Reward]
+    score: Callable[[AgentEnd, list[str], Row], Reward]
     timeout_s: float
     end_s: float
     stop: tuple[str, ...]
@@ -68,6 +72,7 @@ class AgentEnvironment:
         self._agent: RunningAgent | None = None
         self._asked: tuple[PendingCall, Place] | None = None
         self._texts = list[str]()
+        self._refused = 0
 
     def reset(self, row: Row) -> Ids:
         """The prompt of the first call.
@@ -95,14 +100,14 @@ class AgentEnvironment:
         if self._asked is not None:
             return Observation(Ids(self._asked[1].ids), metrics=self._metrics(), after=self._asked[1].after)
         end = self._agent.wait(0)
-        if end is None or end.exit_code:
+        if end is None or end.exit_code != 0:
             raise AgentError(_said(end))
         return Done(self._score(end), self._metrics())
 
     def cut_off(self) -> float:
         """A budget has ended the episode: the agent gets no more turns, and ends."""
         assert self._agent is not None
-        self._agent.session.conclude()
+        self._agent.conclude()
         end = self._agent.wait(self._parts.end_s)
         if end is None:
             self._agent.kill()
@@ -121,7 +126,8 @@ class AgentEnvironment:
                 self._check(pending.call)
                 return pending, self._conversation.place(pending.call)
             except RefusedCall as error:
-                pending.refuse(error)
+                self._refused += 1
+                pending.refuse(error.status, str(error))
         if agent.wait(0) is None:
             raise AgentError(
                 f"the agent made no call for {self._parts.timeout_s:g} s, and has not ended\n"
@@ -141,15 +147,21 @@ class AgentEnvironment:
             raise RefusedCall(f"token ids are from 0 to {self._parts.num_tokens - 1}", field="prompt")
 
     def _score(self, end: AgentEnd) -> Reward:
-        return self._parts.score(end, self._row)
+        return self._parts.score(end, self._texts, self._row)
 
     def _metrics(self) -> dict[str, float]:
+        assert self._agent is not None
         forks = {f"forks_{cause}": float(count) for cause, count in self._conversation.forks.items()}
-        return forks | {"calls_refused": 0.0}
+        counts = self._agent.session.counts
+        return forks | {
+            "retries": float(counts.joined + counts.replayed),
+            "calls_refused": float(self._refused),
+            "calls_auxiliary": float(counts.auxiliary),
+        }
 
 
 def _said(end: AgentEnd | None) -> str:
     if end is None:
         return "it runs"
-    how = f"by {end.signal}" if end.signal else f"with exit code {end.exit_code}"
+    how = f"by {end.signal}" if end.signal is not None else f"with exit code {end.exit_code}"
     return f"the agent ended {how}; its last words: {end.last_words[-300:]!r}"

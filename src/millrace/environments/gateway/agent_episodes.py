@@ -11,7 +11,7 @@ from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.errors import ConfigError, RewardError
 from millrace.environments.function import accepted
-from millrace.environments.gateway.agent_end import AgentEnd
+from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, Reward
 from millrace.environments.gateway.local_agents import LocalAgents
 from millrace.environments.gateway.rendering import make_rendering
@@ -25,6 +25,8 @@ from millrace.environments.turns.episodes import Episodes
 from millrace.environments.turns.own_form import EpisodeLoop
 from millrace.environments.turns.snapshots import Snapshots
 
+DIRECTORY = "agents"
+"""Of a run: directories of agents that run."""
 MARGIN = 0.05
 """Share of the deadline of an answer that is left for what is not waiting."""
 
@@ -42,17 +44,18 @@ class _Agents:
 
 
 class AgentReward:
-    """`def reward(end, **columns)`, plain or async, with the columns that it names."""
+    """`def reward(end, replies, **columns)`, plain or async, with the arguments that it names. `replies`: the
+    texts of the turns."""
 
     def __init__(self, path: str, rows: Rows) -> None:
         try:
             self._function, self.file = load_function("reward.path", path)
         except ConfigError as error:
             raise RewardError(str(error)) from error
-        self._accepted = accepted(path, self._function, {"end": None, **first_usable(rows)})
+        self._accepted = accepted(path, self._function, {**first_usable(rows), "end": None, "replies": None})
 
-    def __call__(self, end: AgentEnd, row: Row) -> Reward:
-        arguments = {**row, "end": end}
+    def __call__(self, end: AgentEnd, replies: list[str], row: Row) -> Reward:
+        arguments = {**row, "end": end, "replies": replies}
         if self._accepted is not None:
             arguments = {name: arguments[name] for name in self._accepted if name in arguments}
         loop = EpisodeLoop()
@@ -76,7 +79,7 @@ def make_agent_episodes(
     reward = AgentReward(config.path, rows)
     rendering = make_rendering(tokenizer, task.chat_arguments)
     parts = AgentParts(
-        LocalAgents(agent),
+        LocalAgents(agent, run_dir and run_dir / DIRECTORY),
         rendering,
         Replies(tokenizer, plain=not rendering.shows_tools),
         reward,

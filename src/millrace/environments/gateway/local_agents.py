@@ -1,0 +1,85 @@
+"""The agents of one worker: each has a process of its own, and a session at the gateway."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from millrace.config.tables.agent import AgentSection
+from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
+from millrace.environments.gateway.agents.agent_process import AgentProcess
+from millrace.environments.gateway.agents.agents import Agents
+from millrace.environments.gateway.dialects.paths import AUXILIARY, DIALECTS
+from millrace.environments.gateway.open_sessions import OpenSessions
+from millrace.environments.gateway.server import GatewayServer
+from millrace.environments.gateway.sessions import Session, closing_reply
+from millrace.environments.rows import Row
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class LocalAgent:
+    """One agent that runs here (an `agent_environment.RunningAgent`)."""
+
+    session: Session
+    process: AgentProcess
+
+    def wait(self, timeout_s: float) -> AgentEnd | None:
+        self.process.wait(timeout_s)
+        return self.process.end
+
+    def conclude(self) -> None:
+        self.session.conclude(closing_reply())
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        self.session.end()
+        self.process.close()
+
+
+class LocalAgents:
+    """Starts agents. The gateway and the launcher begin with the first agent.
+
+    Args:
+        directory: where the agents have their directories; None: a temporary one.
+    """
+
+    def __init__(self, config: AgentSection, directory: Path | None) -> None:
+        self._config, self._directory, self._lock = config, directory, Lock()
+
+    def start(self, row: Row) -> LocalAgent:
+        """Raises: ConfigError, DataError, WorkerError: as `Agents.start`."""
+        with self._lock:
+            url, sessions, agents = self._started
+        session = sessions.open()
+        try:
+            process = agents.start(
+                self._config.command or None,
+                row,
+                base_url=url,
+                key=session.key,
+                limits=AgentLimits(memory_mb=self._config.memory_mb),
+                on_exit=lambda _: session.wake(),
+            )
+        except BaseException:
+            session.end()
+            raise
+        return LocalAgent(session, process)
+
+    @cached_property
+    def _started(self) -> tuple[str, OpenSessions, Agents]:
+        directory = self._directory or Path(tempfile.mkdtemp(prefix="millrace-agents-"))
+        agents = Agents(directory, function=self._config.function, environment=self._config.variables)
+        sessions = OpenSessions()
+        server = GatewayServer(sessions, DIALECTS, auxiliary=AUXILIARY, on_fault=_log.error)
+        server.start()
+        return server.url, sessions, agents
