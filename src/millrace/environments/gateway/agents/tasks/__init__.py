@@ -1,0 +1,1 @@
+"""Tasks as directories in Harbor's format, without containers: an instruction, files, and tests."""

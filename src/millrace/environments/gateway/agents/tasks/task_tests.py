@@ -1,0 +1,97 @@
+"""The reward of a task directory: tests/test.sh runs where the agent worked, and writes a number."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from millrace.core import files
+from millrace.core.errors import DataError, RewardError
+from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
+from millrace.environments.gateway.agents.agents import Agents
+from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory
+
+REWARD_BYTES_MAX = 2**20
+REWRITTEN = (".sh", ".py")
+WORDS = 500
+
+
+def run_tests(agents: Agents, task: TaskDirectory, directory: Path) -> float:
+    """Run the tests of a task after its agent has ended, and read the reward.
+
+    The tests see a copy of tests/, which the agent has not seen. In a container, tests use the paths /tests,
+    /logs and that of WORKDIR. In the shell and Python files of tests/, these paths become the directories of
+    this trajectory. What the agent left in logs/verifier is removed first.
+
+    Args:
+        directory: where the agent worked. The reward is read from its logs/verifier/reward.txt, or else from
+            reward.json there: a number, or an object with `reward` or with one entry.
+    Raises:
+        RewardError: the tests wrote no reward, or did not end.
+    """
+    if re.search(r"[^\w./-]", str(directory)):
+        raise RewardError(f"tests cannot run in {str(directory)!r}: a shell would split or change this path")
+    logs = directory / "logs" / "verifier"
+    for path in (logs, logs.parent):
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="tests-", dir=directory.parent) as private:
+        tests = Path(private) / "tests"
+        shutil.copytree(task.path / "tests", tests, symlinks=True)
+        places = {"/tests": str(tests), "/logs": str(logs.parent)}
+        if task.image is not None and task.image.workdir not in ("", "/"):
+            places[task.image.workdir.rstrip("/")] = str(directory)
+        for path in tests.iterdir():
+            if path.suffix in REWRITTEN and path.is_file():
+                text = path.read_text(errors="surrogateescape")
+                path.write_text(_with_places(text, places), errors="surrogateescape")
+        end = agents.run_beside(
+            ["bash", str(tests / "test.sh")],
+            directory,
+            log=logs / "test-stdout.txt",
+            environment=task.test_environment,
+            limits=AgentLimits() if task.memory_mb is None else AgentLimits(memory_mb=task.memory_mb),
+            timeout_s=task.test_timeout_s,
+        )
+    if end.killed:
+        raise RewardError(
+            f"the tests of {task.path} did not end within {task.test_timeout_s:g} s "
+            f"(`verifier.timeout_sec`). They said: {end.last_words[-WORDS:].strip()}"
+        )
+    return _read_reward(task, logs, end)
+
+
+def _with_places(text: str, places: dict[str, str]) -> str:
+    names = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.~}}/-])({names})(?![\w.-])", lambda match: places[match[1]], text)
+
+
+def _read_reward(task: TaskDirectory, logs: Path, end: AgentEnd) -> float:
+    try:
+        if (logs / "reward.txt").exists():
+            value = files.read(logs / "reward.txt", REWARD_BYTES_MAX).decode().strip()
+        else:
+            value = files.read_json(logs / "reward.json", REWARD_BYTES_MAX)
+            if isinstance(value, dict):
+                value = (
+                    value["reward"] if "reward" in value or len(value) != 1 else next(iter(value.values()))
+                )
+        if isinstance(value, bool | str | int | float) and math.isfinite(reward := float(value)):
+            return reward
+        raise ValueError(f"{value!r} is no finite number")
+    except FileNotFoundError:
+        why = "they wrote neither logs/verifier/reward.txt nor reward.json"
+    except KeyError:
+        why = "reward.json has several entries, and none is `reward`"
+    except (ValueError, DataError) as error:
+        why = f"their reward cannot be read: {error}"
+    how = end.signal or f"code {end.exit_code}"
+    raise RewardError(
+        f"the tests of {task.path} gave no reward: {why}. test.sh ended with {how}, and said: "
+        f"{end.last_words[-WORDS:].strip() or 'nothing'}"
+    )

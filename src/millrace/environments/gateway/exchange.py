@@ -1,0 +1,236 @@
+"""One HTTP request of an agent, from its first header to its answer.
+
+Everything runs in short callbacks on the server's event loop. Only `settled` is called by the thread of an
+environment. A stream is generated whole, and then replayed as events.
+"""
+
+from __future__ import annotations
+
+import sys
+from asyncio import TimerHandle
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from tornado.http1connection import HTTP1Connection
+from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine, ResponseStartLine
+
+from millrace.core.errors import DataError
+from millrace.environments.gateway import admission
+from millrace.environments.gateway.calls import RefusedCall, Reply
+from millrace.environments.gateway.http_answer import HttpAnswer
+from millrace.environments.gateway.sessions import PendingCall, Session, call_name
+from millrace.environments.gateway.surroundings import Auxiliary, Surroundings
+
+DRAINED_BYTES_MAX = 64 << 20
+"""So much of a body that is too long is read and dropped. Then the client reads why."""
+FAULT = "the gateway failed at this request; the log of the run has the traceback"
+
+encode = msgspec.json.encode
+
+
+class Exchange(HTTPMessageDelegate):
+    """A request and its answer. tornado calls the first four methods."""
+
+    def __init__(self, around: Surroundings, connection: HTTP1Connection) -> None:
+        self._around, self._connection = around, connection
+        self._answer = HttpAnswer(connection, around.loop, around.writes)
+        self._target = admission.Target("", "", ())
+        self._headers = HTTPHeaders()
+        self._session: Session | None = None
+        self._pending: PendingCall | None = None
+        self._refusal: RefusedCall | None = None  # until the body has been read
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._timers: list[TimerHandle] = []
+
+    def headers_received(self, start: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        assert isinstance(start, RequestStartLine)
+        self._headers = headers
+        self._answer.has_content = start.method != "HEAD"
+        self._target = admission.target_of(start.method, start.path, headers)
+        self._connection.set_max_body_size(sys.maxsize)  # `_measure` knows the limit, and says it in words
+        self._refusal = self._tried(self._admit)
+        self._measure(admission.announced_bytes(headers))
+
+    def data_received(self, chunk: bytes) -> None:
+        self._body_bytes += len(chunk)
+        self._measure(self._body_bytes)
+        if self._refusal is None:
+            self._body.append(chunk)
+
+    def finish(self) -> None:
+        self._connection.set_close_callback(self._leave)
+        self._run(self._begin)
+        if self._connection.stream.closed():
+            self._leave()
+
+    def on_connection_close(self) -> None:
+        self._leave()
+
+    def settled(self) -> None:
+        """The call has its outcome."""
+        self._later(self._deliver)
+
+    def refuse(self, refusal: RefusedCall) -> None:
+        """Answer with an error: with its status, or in a stream that has begun as an event."""
+        if self._answer.over:
+            return
+        if self._session is not None:
+            self._session.counts.refused += 1
+        error = self._error(refusal)
+        if self._answer.streaming:
+            kind = b"event: error\n" if "type" in error else b""
+            self._answer.end_stream(kind + b"data: " + encode(error) + b"\n\n")
+        else:
+            headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
+            if refusal.status in (409, 500):
+                headers["x-should-retry"] = "false"  # SDKs would ask again, and get the same answer
+            self._answer.send(refusal.status, encode(error), headers)
+        self._leave()
+
+    def _run(self, step: Callable[[], None]) -> None:
+        refusal = None if self._answer.over else self._tried(step)
+        if refusal is not None:
+            self.refuse(refusal)
+
+    def _tried(self, step: Callable[[], None]) -> RefusedCall | None:
+        """Why `step` failed, in words for the agent."""
+        try:
+            step()
+        except RefusedCall as error:
+            return error
+        except DataError as error:
+            return RefusedCall(str(error))
+        except Exception as error:
+            self._around.fault(error)
+            return RefusedCall(FAULT, 500)
+        return None
+
+    def _later(self, step: Callable[[], None]) -> None:
+        """From another thread."""
+        with suppress(RuntimeError):  # the server has closed
+            self._around.loop.call_soon_threadsafe(self._run, step)
+
+    def _admit(self) -> None:
+        admission.check_host(self._headers, self._around.hosts)
+        self._session = self._around.sessions.find(*self._target.keys)
+        posted = self._around.dialects.keys() | self._around.auxiliary.keys()
+        admission.check_target(self._target, self._headers, posted)
+
+    def _measure(self, num: int) -> None:
+        """`num`: bytes of the body, announced or read."""
+        most = self._around.limits.body_bytes_max
+        if num <= most:
+            return
+        self._refusal = self._refusal or RefusedCall(f"the body has more than {most} bytes", 413)
+        self._body.clear()
+        if num > most + DRAINED_BYTES_MAX:
+            self._answer.is_last = True  # tornado closes the connection, because the body is not read
+            self.refuse(self._refusal)
+
+    def _begin(self) -> None:
+        """The request is here."""
+        if self._refusal is not None:
+            raise self._refusal
+        assert self._session is not None
+        body, self._body = b"".join(self._body), []
+        path = self._target.path
+        if path in self._around.dialects:
+            self._submit(self._session, path, body)
+            return
+        self._session.counts.auxiliary += 1
+        if path in self._around.auxiliary:
+            self._ask(self._around.auxiliary[path], self._session, body)
+        else:
+            self._send(self._models())
+
+    def _submit(self, session: Session, path: str, body: bytes) -> None:
+        call = self._around.dialects[path].read(body)
+        name = call_name(path, body, self._headers.get("Idempotency-Key", ""))
+        self._pending = session.submit(call, name, repeats=admission.is_retry(self._headers))
+        if session.watch(self._pending, self.settled):
+            self._deliver()
+            return
+        self._wait()
+        if call.stream:
+            self._set_timer(self._around.limits.grace_s, self._keep_alive)
+
+    def _deliver(self) -> None:
+        """Answer with the outcome of the call."""
+        assert self._pending is not None and self._pending.outcome is not None
+        call, outcome = self._pending.call, self._pending.outcome
+        if isinstance(outcome, RefusedCall):
+            raise RefusedCall(str(outcome), outcome.status, outcome.field)
+        dialect = self._around.dialects[self._target.path]
+        if call.stream:
+            self._answer.end_stream(b"".join(dialect.events(call, outcome)))
+            self._leave()
+        else:
+            self._send(dialect.reply(call, outcome))
+
+    def _ask(self, function: Auxiliary, session: Session, body: bytes) -> None:
+        """A tokenizer takes long for a long body. So another thread calls the function."""
+
+        def ask() -> None:
+            answer: list[dict[str, Any]] = []
+            refusal = self._tried(lambda: answer.append(function(session, body)))
+            self._later(lambda: self.refuse(refusal) if refusal is not None else self._send(answer[0]))
+
+        self._wait()
+        self._around.work(ask)
+
+    def _models(self) -> dict[str, Any]:
+        """Agents know names of models of their own. Each name is the one model."""
+        models, name = self._around.models, self._target.path.removeprefix(admission.MODELS).strip("/")
+        return models["data"][0] | {"id": unquote(name)} if name else models
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        self._answer.send(200, encode(answer), {})
+        self._leave()
+
+    def _error(self, refusal: RefusedCall) -> dict[str, Any]:
+        """In the form of the path's dialect, or else in OpenAI's."""
+        message = str(refusal).encode(errors="replace").decode()
+        kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+        error = {"message": message, "type": kind, "param": refusal.field, "code": refusal.status}
+        plain: dict[str, Any] = {"error": error}
+        dialect = self._around.dialects.get(self._target.path)
+        if dialect is None:
+            return plain
+        try:
+            of_dialect = dialect.error(refusal.status, message, refusal.field)
+            encode(of_dialect)
+            return of_dialect
+        except Exception as error_of_dialect:
+            self._around.fault(error_of_dialect)
+            return plain
+
+    def _wait(self) -> None:
+        self._around.waiting.add(self.refuse)
+        self._set_timer(self._around.limits.call_s, self._be_late)
+
+    def _set_timer(self, after_s: float, step: Callable[[], None]) -> None:
+        self._timers.append(self._around.loop.call_later(after_s, self._run, step))
+
+    def _be_late(self) -> None:
+        raise RefusedCall(f"no reply within {self._around.limits.call_s:g} s", 504)
+
+    def _keep_alive(self) -> None:
+        self._answer.keep_alive()
+        self._timers.pop()
+        self._set_timer(self._around.limits.keepalive_s, self._keep_alive)
+
+    def _leave(self) -> None:
+        """The request is answered, or its client has gone. The call itself may go on."""
+        delivered, self._answer.over = self._answer.over, True
+        pending, self._pending = self._pending, None
+        if pending is not None and self._session is not None:
+            replied = isinstance(pending.outcome, Reply) and not self._connection.stream.closed()
+            self._session.leave(pending, self.settled, delivered=delivered and replied)
+        self._around.waiting.discard(self.refuse)
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()

@@ -1,0 +1,69 @@
+"""What the requests of one server share: whom they may ask, and their limits."""
+
+from __future__ import annotations
+
+import traceback
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tornado.concurrent import Future
+
+from millrace.environments.gateway.calls import Call, RefusedCall, Reply
+from millrace.environments.gateway.open_sessions import OpenSessions
+from millrace.environments.gateway.sessions import Session
+
+Auxiliary = Callable[[Session, bytes], dict[str, Any]]
+
+
+class HttpDialect(Protocol):
+    """What a request and its answer look like at one path."""
+
+    def read(self, body: bytes) -> Call: ...
+
+    def reply(self, call: Call, reply: Reply) -> dict[str, Any]: ...
+
+    def events(self, call: Call, reply: Reply) -> Iterator[bytes]: ...
+
+    def error(self, status: int, message: str, field: str | None) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayLimits:
+    """`call_s`: a connection waits so long for a reply. A stream that waits longer than `grace_s` begins with
+    comments, one each `keepalive_s`. Until then, an error keeps its HTTP status."""
+
+    body_bytes_max: int = 64 << 20
+    header_bytes_max: int = 64 << 10
+    connections_max: int = 512
+    idle_s: float = 120.0
+    body_s: float = 120.0
+    call_s: float = 3600.0
+    grace_s: float = 30.0
+    keepalive_s: float = 5.0
+
+
+@dataclass(kw_only=True)
+class Surroundings:
+    """`hosts`: permitted Host headers, or None for all. `work`: runs a function on another thread. `waiting`:
+    refuses each request that waits. `writes`: of answers that their clients have yet to read."""
+
+    sessions: OpenSessions
+    dialects: Mapping[str, HttpDialect]
+    auxiliary: Mapping[str, Auxiliary]
+    limits: GatewayLimits
+    models: dict[str, Any]
+    hosts: frozenset[str] | None
+    loop: AbstractEventLoop
+    work: Callable[[Callable[[], None]], None]
+    on_fault: Callable[[str], None]
+    faults: int = 0
+    waiting: set[Callable[[RefusedCall], None]] = field(default_factory=set)
+    writes: set[Future[Any]] = field(default_factory=set)
+
+    def fault(self, error: Exception) -> None:
+        self.faults += 1
+        with suppress(Exception):
+            self.on_fault("".join(traceback.format_exception(error)))
