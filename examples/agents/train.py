@@ -18,7 +18,7 @@ from statistics import mean
 from rich.console import Console
 
 import millrace
-from millrace.environments.tokenizer import END
+from millrace.environments.tokenizer import ASSISTANT, END, USER
 from millrace.quickstart.start_model import learn
 
 HERE = Path(__file__).parent
@@ -32,11 +32,15 @@ def products():
 
 
 def demonstrated(rng):
-    """Without a chat template, a message is its text and a line break, and a call is a line of text."""
+    """The chat template knows no tools. So a call is a line of text, and its result a message of a user."""
     a, b = rng.randrange(100, 1000), rng.randrange(100, 1000)
-    prompt, call, answer = f"{a}*{b}=\n", f"multiply({a}, {b})", str(a * b)
+    prompt, call, answer = _asked(f"{a}*{b}="), f"multiply({a}, {b})", str(a * b)
     yield prompt, call if rng.random() < 0.2 else str(rng.randrange(10**4, 10**6))
-    yield f"{prompt}{call}{END}{answer}\n", answer
+    yield f"{prompt}{call}{END}{_asked(answer)}", answer
+
+
+def _asked(text):
+    return f"{USER}{text}{END}{ASSISTANT}"
 
 
 def train(args, directory):

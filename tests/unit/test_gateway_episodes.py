@@ -1,0 +1,313 @@
+"""An agent's calls are turns of a trajectory, and a lost agent is run again with the recorded turns."""
+
+from __future__ import annotations
+
+import string
+import threading
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from millrace.core.completion.columns import token_array
+from millrace.core.types import Failed, Finish, Observed, Scored, ScoreRequest
+from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts
+from millrace.environments.gateway.agents.agent_end import AgentEnd
+from millrace.environments.gateway.calls import Call, ChatTurn, RefusedCall, Reply
+from millrace.environments.gateway.rendering import make_rendering
+from millrace.environments.gateway.replies import Replies, as_message
+from millrace.environments.gateway.sessions import Session, closing_reply
+from millrace.environments.rows import Row
+from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.environments.turns.bridge import PlainBridge
+from millrace.environments.turns.budgets import Budgets
+from millrace.environments.turns.environment import Ids
+from millrace.environments.turns.episodes import Episodes
+from millrace.environments.turns.snapshots import Snapshots
+
+Ask = Callable[..., Reply]
+Program = Callable[[Row, Ask], Any]
+Messages = list[ChatTurn]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    make_character_tokenizer(directory, string.ascii_letters + string.digits + " <|>()\n")
+    tokenizer = load_tokenizer(directory)
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+class ThreadAgent:
+    """An agent that is a thread. Its program asks without HTTP."""
+
+    def __init__(self, program: Program, row: Row) -> None:
+        self.session = Session()
+        self._end: AgentEnd | None = None
+        self._over = threading.Event()
+        threading.Thread(target=self._run, args=(program, row), daemon=True).start()
+
+    def _run(self, program: Program, row: Row) -> None:
+        returned, code = None, 0
+        try:
+            returned = program(row, self._ask)
+        except Exception as error:
+            returned, code = str(error), 1
+        self._finish(code, returned)
+
+    def _ask(self, *messages: ChatTurn, **fields: Any) -> Reply:
+        call = Call(messages=list(messages), **fields)
+        settled = threading.Event()
+        pending = self.session.submit(call, b"")
+        if not self.session.watch(pending, settled.set):
+            assert settled.wait(10)
+        assert pending.outcome is not None
+        if isinstance(pending.outcome, RefusedCall):
+            raise pending.outcome
+        return pending.outcome
+
+    def _finish(self, code: int | None, returned: Any, signal: str | None = None) -> None:
+        if self._over.is_set():
+            return
+        self._end = AgentEnd(
+            exit_code=code, signal=signal, killed=False, last_words=str(returned), dropped_bytes=0,
+            directory="", returned=returned, seconds=0.0,
+        )  # fmt: skip
+        self._over.set()
+        self.session.wake()
+
+    def wait(self, timeout_s: float) -> AgentEnd | None:
+        self._over.wait(timeout_s)
+        return self._end
+
+    def conclude(self) -> None:
+        self.session.conclude(closing_reply())
+
+    def kill(self) -> None:
+        self._finish(None, None, "SIGKILL")
+
+    def close(self) -> None:
+        self.session.end()
+
+
+class ThreadAgents:
+    def __init__(self, program: Program) -> None:
+        self.program, self.started = program, 0
+
+    def start(self, row: Row) -> ThreadAgent:
+        self.started += 1
+        return ThreadAgent(self.program, row)
+
+
+class Worker:
+    """The episodes of one worker, and what the controller has recorded of one trajectory."""
+
+    def __init__(self, tokenizer: Any, program: Program, *, turns: int = 8, timeout_s: float = 5.0) -> None:
+        self.tokenizer, self.agents = tokenizer, ThreadAgents(program)
+        rendering = make_rendering(tokenizer, {})
+        parts = AgentParts(
+            self.agents,
+            rendering,
+            Replies(tokenizer, plain=True),
+            lambda end, replies, row: {"right": float(end.returned == row["answer"]), "said": len(replies)},
+            timeout_s=timeout_s,
+            end_s=0.2,
+            stop=("|",),
+            num_tokens=len(tokenizer),
+        )
+        self.made = lambda: AgentEnvironment(parts)
+        self.made.wants_ids = True  # type: ignore[attr-defined]
+        self.row = {"prompt": "begin", "answer": "yes"}
+        self.episodes = self.restarted(turns)
+
+    def restarted(self, turns: int = 8) -> Episodes:
+        return Episodes(
+            self.made,
+            name="agent",
+            file=None,
+            bridge=PlainBridge(self.tokenizer),
+            decode=self.tokenizer.decode,
+            budgets=Budgets(turns),
+            snapshots=Snapshots(None, 0),
+            timeout_s=10.0,
+        )
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def begin(self) -> ScoreRequest:
+        prompt = self.episodes._first(self.row)
+        assert isinstance(prompt, Ids), prompt
+        return ScoreRequest(4, 1, token_array(), Finish.TURN, [], 500, prompt=token_array(prompt))
+
+    def say(self, request: ScoreRequest, text: str, finish: Finish = Finish.TURN) -> ScoreRequest:
+        return self._longer(request, self.ids(text), True, finish)
+
+    def observe(self, request: ScoreRequest, answer: Any) -> ScoreRequest:
+        assert isinstance(answer, Observed) and answer.after is None, answer
+        return self._longer(request, list(answer.tokens), False, Finish.TURN)
+
+    def _longer(self, request: ScoreRequest, ids: list[int], sampled: bool, finish: Finish) -> ScoreRequest:
+        tokens = token_array([*request.tokens, *ids])
+        turns = [*request.turns, (len(request.tokens), len(tokens), sampled)]
+        return replace(
+            request, tokens=tokens, turns=turns, finish=finish, logprobs=array("f", [-1.0] * len(tokens))
+        )
+
+
+def user(text: str) -> ChatTurn:
+    return ChatTurn(role="user", content=text)
+
+
+def two_turns(row: Row, ask: Ask) -> str:
+    first = ask(user(row["prompt"]))
+    return ask(user(row["prompt"]), as_message(first), user("more")).content
+
+
+def test_calls_are_turns_and_the_end_is_scored(tokenizer: Any) -> None:
+    worker = Worker(tokenizer, two_turns)
+    request = worker.begin()
+    assert tokenizer.decode(list(request.prompt)) == "begin\n"
+    request = worker.say(request, "no")
+    answer = worker.episodes.answer(request, worker.row)
+    assert isinstance(answer, Observed) and tokenizer.decode(list(answer.tokens)) == "more\n"
+    end = worker.episodes.answer(worker.say(worker.observe(request, answer), "yes"), worker.row)
+    assert isinstance(end, Scored) and end.value == 3.0 and not end.truncated
+    assert end.metrics["right"] == 1.0 and end.metrics["said"] == 2.0 and end.metrics["turns"] == 2
+    assert worker.agents.started == 2, "one for the prompt of the group, and one"
+
+
+def test_a_lost_agent_is_run_again_with_the_recorded_turns(tokenizer: Any) -> None:
+    worker = Worker(tokenizer, two_turns)
+    request = worker.say(worker.begin(), "no")
+    request = worker.say(worker.observe(request, worker.episodes.answer(request, worker.row)), "yes")
+    for _ in range(2):
+        end = worker.restarted().answer(request, worker.row)
+        assert isinstance(end, Scored) and end.value == 3.0
+
+
+def test_a_repeated_agent_that_asks_something_else_fails(tokenizer: Any) -> None:
+    asked = iter(range(100))
+
+    def fickle(row: Row, ask: Ask) -> str:
+        first = ask(user(row["prompt"]))
+        return ask(user(row["prompt"]), as_message(first), user(f"more {next(asked)}")).content
+
+    worker = Worker(tokenizer, fickle)
+    request = worker.say(worker.begin(), "no")
+    request = worker.say(worker.observe(request, worker.episodes.answer(request, worker.row)), "yes")
+    end = worker.restarted().answer(request, worker.row)
+    assert isinstance(end, Failed) and "after turn 1" in end.reason
+
+
+def test_members_of_a_group_must_begin_alike(tokenizer: Any) -> None:
+    asked = iter(range(100))
+    worker = Worker(tokenizer, lambda row, ask: ask(user(f"begin {next(asked)}")).content)
+    end = worker.episodes.answer(worker.say(worker.begin(), "yes"), worker.row)
+    assert isinstance(end, Failed) and "depend on the row alone" in end.reason
+
+
+def test_a_rewritten_history_is_a_sequence_of_its_own(tokenizer: Any) -> None:
+    def summarises(row: Row, ask: Ask) -> str:
+        ask(user(row["prompt"]))
+        return ask(user("in short")).content
+
+    worker = Worker(tokenizer, summarises)
+    request = worker.say(worker.begin(), "no")
+    answer = worker.episodes.answer(request, worker.row)
+    assert isinstance(answer, Observed) and answer.after == 0
+    whole = [*request.prompt[: answer.kept], *answer.tokens]
+    assert tokenizer.decode(whole) == "in short\n" and answer.metrics["forks_other"] == 0.0
+
+
+def test_a_budget_ends_the_agent_with_a_plain_text(tokenizer: Any) -> None:
+    heard: list[str] = []
+
+    def endless(row: Row, ask: Ask) -> str:
+        messages = [user(row["prompt"])]
+        while (reply := ask(*messages)).ids:
+            messages += [as_message(reply), user("more")]
+        heard.append(reply.content)
+        return "yes"
+
+    worker = Worker(tokenizer, endless)
+    worker.episodes = worker.restarted(turns=2)
+    request = worker.say(worker.begin(), "a")
+    request = worker.say(worker.observe(request, worker.episodes.answer(request, worker.row)), "b")
+    end = worker.episodes.answer(request, worker.row)
+    assert isinstance(end, Scored) and end.truncated and end.metrics["ended_by_turns"] == 1.0
+    assert end.value == 3.0 and heard and "ended" in heard[0]
+
+
+def test_a_turn_without_an_end_ends_the_episode(tokenizer: Any) -> None:
+    worker = Worker(tokenizer, two_turns)
+    end = worker.episodes.answer(worker.say(worker.begin(), "abc", Finish.LENGTH), worker.row)
+    assert isinstance(end, Scored) and end.truncated and end.metrics["ended_by_tokens"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (lambda row, ask: "nothing", "ended without a call"),
+        (lambda row, ask: 1 / 0, "exit code 1"),
+        (lambda row, ask: threading.Event().wait(9), "no call for 0.3 s"),
+    ],
+)
+def test_an_agent_that_never_asks_has_no_prompt(tokenizer: Any, program: Program, reason: str) -> None:
+    worker = Worker(tokenizer, program, timeout_s=0.3)
+    failed = worker.episodes._first(worker.row)
+    assert isinstance(failed, Failed) and reason in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [(lambda: 1 / 0, "exit code 1"), (lambda: threading.Event().wait(9), "no call for 0.3 s")],
+)
+def test_an_agent_that_dies_or_hangs_fails_its_episode(tokenizer: Any, act: Any, reason: str) -> None:
+    def program(row: Row, ask: Ask) -> None:
+        ask(user(row["prompt"]))
+        act()
+
+    worker = Worker(tokenizer, program, timeout_s=0.3)
+    end = worker.episodes.answer(worker.say(worker.begin(), "yes"), worker.row)
+    assert isinstance(end, Failed) and reason in end.reason
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (Call(messages=[user("x")], stop=["|", "END"]), "sampling.stop"),
+        (Call(prompt=[1, 10**6]), "token ids are from 0"),
+        (Call(messages=[ChatTurn(role="assistant", content="x")]), "the assistant's"),
+    ],
+)
+def test_a_call_that_the_run_cannot_answer_is_refused_and_no_turn(
+    tokenizer: Any, call: Call, reason: str
+) -> None:
+    said: list[str] = []
+
+    def program(row: Row, ask: Ask) -> str:
+        with pytest.raises(RefusedCall) as refused:
+            ask(*call.messages, prompt=call.prompt, stop=call.stop)
+        said.append(str(refused.value))
+        return ask(user(row["prompt"])).content
+
+    worker = Worker(tokenizer, program)
+    end = worker.episodes.answer(worker.say(worker.begin(), "yes"), worker.row)
+    assert isinstance(end, Scored) and end.metrics["calls_refused"] == 1.0
+    assert all(reason in one for one in said)
+
+
+def test_log_probs_are_those_of_the_record(tokenizer: Any) -> None:
+    heard: list[Reply] = []
+
+    def program(row: Row, ask: Ask) -> str:
+        heard.append(ask(user(row["prompt"]), logprobs=True))
+        return heard[-1].content
+
+    worker = Worker(tokenizer, program)
+    worker.episodes.answer(worker.say(worker.begin(), "yes"), worker.row)
+    assert (heard[-1].logprobs, heard[-1].pieces) == ([-1.0] * 3, ["y", "e", "s"])
