@@ -114,7 +114,8 @@ class Agents:
     ) -> AgentEnd:
         """Run another command in the directory of an agent that has ended. It does not know the gateway.
 
-        What it prints goes into the file `log`. After `timeout_s` the command is killed, and the end says so. Raises: as `start`.
+        What the command prints goes into the file `log`. After `timeout_s` the command is killed, and the end
+        says so. Raises: as `start`.
         """
         variables = plain_variables({**self._environment, **environment}, os.environ)
         process = self._started(
@@ -174,8 +175,10 @@ class Agents:
                 self._watch.add(process, link)
                 return process
             link.close()
+            if "refused" in message:
+                raise ConfigError(f"the agent cannot be started: {message['refused']}")
             if "failed" in message:
-                raise ConfigError(f"the agent cannot be started: {message['failed']}")
+                raise WorkerError(f"an agent cannot be started: {message['failed']}")
         raise WorkerError("an agent cannot be started: its launcher ended, twice")
 
     def _linked(self) -> socket.socket:

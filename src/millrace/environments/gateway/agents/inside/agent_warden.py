@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from millrace.environments.gateway.agents.inside.agent_function import RETURNED_BYTES_MAX, AgentFunction
 from millrace.environments.gateway.agents.inside.become import become_agent
@@ -73,10 +73,10 @@ class AgentWarden:
             self._become(request, os.getppid(), print_, return_, fail)
         for descriptor in (print_, return_, fail):
             os.close(descriptor)
-        broken = _read_all(failure)
-        if broken:
+        if broken := _read_all(failure):
             end_descendants()
-            return {"failed": broken.decode(errors="replace")}
+            report: dict[str, Any] = json.loads(broken)
+            return report
         self._say({"started": pid})
         try:
             self._watch(pid, output, printed, returned)
@@ -152,17 +152,15 @@ class AgentWarden:
 
     def _become(self, request: dict[str, Any], warden: int, output: int, return_: int, fail: int) -> None:
         """In the child. What goes wrong before the agent's own code goes through `fail`."""
-        status = 1
-        command = request["command"]
+        status, row = 1, None
         try:
             become_agent(request, warden, output)
-            if command is not None:
-                os.execvpe(command[0], command, request["environment"])
-            assert self._function is not None
+            if (command := request["command"]) is not None:
+                _execute(command, request["environment"], fail)
             row = json.loads(Path(request["arguments"]["row"]).read_bytes())
         except BaseException as error:
-            os.write(fail, _words(error, command).encode(errors="replace"))
-            os._exit(1)
+            _fail(fail, "failed", f"{type(error).__name__}: {error}")
+        assert self._function is not None
         os.close(fail)
         try:
             sys.argv = ["agent"]
@@ -198,14 +196,22 @@ def _draw_apart() -> None:
         torch.seed()
 
 
-def _words(error: BaseException, command: list[str] | None) -> str:
-    if command is None or not isinstance(error, OSError):
-        return f"{type(error).__name__}: {error}"
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return f"there is no program {command[0]!r}, or the interpreter of its first line is missing"
-    if isinstance(error, PermissionError):
-        return f"{command[0]!r} may not be executed: it needs the permission to be executed (chmod +x)"
-    return f"{command[0]!r} cannot be executed: {error.strerror}"
+def _execute(command: list[str], environment: dict[str, str], fail: int) -> NoReturn:
+    program = repr(command[0])
+    try:
+        os.execvpe(command[0], command, environment)
+    except (FileNotFoundError, NotADirectoryError):
+        why = f"there is no program {program}, or the interpreter of its first line is missing"
+    except PermissionError:
+        why = f"{program} may not be executed: it needs the permission to be executed (chmod +x)"
+    except OSError as error:
+        why = f"{program} cannot be executed: {error.strerror}"
+    _fail(fail, "refused", why)
+
+
+def _fail(descriptor: int, kind: str, why: str) -> NoReturn:
+    os.write(descriptor, json.dumps({kind: why}).encode())
+    os._exit(1)
 
 
 def _read_all(descriptor: int) -> bytes:

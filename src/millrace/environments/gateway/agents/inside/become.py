@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from millrace.environments.limits import limit_process_memory
@@ -29,6 +31,8 @@ def become_agent(request: dict[str, Any], warden: int, output: int) -> None:
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     os.chdir(request["directory"])
+    with suppress(OSError):  # without memory on the host, the kernel ends agents before their worker
+        Path("/proc/self/oom_score_adj").write_text("500")
     is_function = request["command"] is None
     for number in RESTORED:
         signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,152 @@
+"""A task directory in Harbor's format, without a container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.core.errors import DataError, RewardError
+from millrace.environments.gateway.agents.agents import Agents
+from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory, read_task
+from millrace.environments.gateway.agents.tasks.task_tests import run_tests
+
+WRITES = "echo 1 > /logs/verifier/reward.txt\n"
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agents]:
+    with Agents(tmp_path_factory.mktemp("agents")) as made:
+        yield made
+
+
+def task_at(path: Path, files: dict[str, str]) -> Path:
+    for name, text in {"instruction.md": "Sort it.\n", "tests/test.sh": WRITES, **files}.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+def reward(agents: Agents, task: TaskDirectory, agent: str = "true") -> float:
+    """Of an agent that is a shell script, tested where it worked."""
+    process = agents.start(
+        ["sh", "-c", agent], {}, base_url="http://127.0.0.1:1", key="k", prepare=task.lay_out
+    )
+    try:
+        assert process.wait(20) == 0, process.last_words
+        return run_tests(agents, task, process.directory)
+    finally:
+        process.close()
+
+
+def test_a_task_is_its_instruction_limits_and_files(tmp_path: Path) -> None:
+    toml = (
+        "[agent]\ntimeout_sec = 30\n[verifier]\ntimeout_sec = 1.5\nenv = { A = 'b' }\n"
+        "[environment]\nmemory = '2G'\n"
+    )
+    task = read_task(task_at(tmp_path, {"task.toml": toml}))
+    assert task.instruction == "Sort it.\n"
+    assert (task.agent_timeout_s, task.test_timeout_s, task.memory_mb) == (30, 1.5, 2048)
+    assert task.test_environment == {"A": "b"}
+    task = read_task(task_at(tmp_path / "plain", {}))
+    assert (task.agent_timeout_s, task.test_timeout_s, task.memory_mb) == (600, 600, None)
+
+
+def test_an_agent_is_scored_by_tests_that_it_has_not_seen(agents: Agents, tmp_path: Path) -> None:
+    files = {
+        "environment/Dockerfile": "FROM python:3.13\n# data\nWORKDIR /app\nCOPY numbers.txt \\\n  data/\n",
+        "environment/numbers.txt": "2\n1\n",
+        "tests/expected.txt": "1\n2\n",
+        "tests/test.sh": (
+            "cmp /tests/expected.txt /app/data/sorted.txt && echo $GRADE > /logs/verifier/reward.txt\n"
+            "[ -e /app/tests ] || [ -e /app/Dockerfile ] && rm /logs/verifier/reward.txt; exit 1\n"
+        ),
+        "task.toml": "[verifier]\nenv = { GRADE = '0.5' }\n",
+    }
+    task = read_task(task_at(tmp_path, files))
+    assert reward(agents, task, "sort data/numbers.txt > data/sorted.txt") == 0.5
+    planted = "mkdir -p logs/verifier; echo 1 > logs/verifier/reward.txt; touch data/sorted.txt"
+    with pytest.raises(RewardError, match=r"neither logs/verifier/reward.txt nor reward.json.*code 1.*EOF"):
+        reward(agents, task, planted)
+
+
+def test_a_link_in_place_of_the_logs_is_not_followed(agents: Agents, tmp_path: Path) -> None:
+    (tmp_path / "other" / "verifier").mkdir(parents=True)
+    (tmp_path / "other" / "verifier" / "kept").touch()
+    task = read_task(task_at(tmp_path / "task", {}))
+    assert reward(agents, task, f"ln -s {tmp_path}/other logs") == 1.0
+    assert (tmp_path / "other" / "verifier" / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("0.25", 0.25), ('{"reward": 1, "speed": 3}', 1.0), ('{"tests": 0.75}', 0.75)]
+)
+def test_a_reward_may_be_json(agents: Agents, tmp_path: Path, text: str, value: float) -> None:
+    task = read_task(
+        task_at(tmp_path, {"tests/test.sh": f"echo '{text}' > logs/verifier/reward.json"}),
+    )
+    assert reward(agents, task) == value
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo nan > /logs/verifier/reward.txt", "no finite number"),
+        ("echo good > /logs/verifier/reward.txt", "could not convert"),
+        ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json', "several entries"),
+        ("ln -s /etc/passwd /logs/verifier/reward.txt", "symbolic link"),
+        ("echo starting; sleep 100", "did not end within 0.5 s.*starting"),
+    ],
+)
+def test_tests_without_a_reward_are_an_error(agents: Agents, tmp_path: Path, script: str, words: str) -> None:
+    files = {"tests/test.sh": script, "task.toml": "[verifier]\ntimeout_sec = 0.5\n"}
+    with pytest.raises(RewardError, match=words):
+        reward(agents, read_task(task_at(tmp_path, files)))
+
+
+CONTAINERS = [
+    (
+        {"task.toml": "[environment]\ndocker_image = 'org/image:1'\n"},
+        "an image: `docker_image = 'org/image:1'`",
+    ),
+    ({"environment/Dockerfile": "FROM python\nRUN make\n"}, "more than FROM, WORKDIR and COPY: `RUN make`"),
+    ({"environment/Dockerfile": "FROM org/image:1\n"}, "an image that others have filled"),
+    ({"environment/Dockerfile": "FROM a\nFROM b\n"}, "others have filled"),
+    ({"environment/Dockerfile": "FROM a\nCOPY x /etc/x\n"}, "files outside of its WORKDIR"),
+    ({"environment/Dockerfile": "FROM a\nCOPY --from=b x .\n"}, "a copy from elsewhere"),
+    ({"environment/docker-compose.yaml": "services:\n"}, "several containers"),
+    ({"tests/test.sh": "sudo apt-get -y install curl\n"}, "packages of the system"),
+]
+
+
+@pytest.mark.parametrize(("files", "words"), CONTAINERS)
+def test_a_task_that_needs_a_container_is_refused_unless_the_command_starts_one(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    path = task_at(tmp_path, files)
+    with pytest.raises(DataError, match=words):
+        read_task(path)
+    assert read_task(path, in_container=True).image is None
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"instruction.md": " "}, "instruction.md is empty"),
+        ({"task.toml": "[agent\n"}, "not valid TOML"),
+        ({"task.toml": "agent = 1\n"}, "`agent` must be a table"),
+        ({"task.toml": "[agent]\ntimeout_sec = 0\n"}, "`agent.timeout_sec` must be a positive number"),
+        ({"task.toml": "[environment]\nmemory = 'much'\n"}, "the memory 'much' is not understood"),
+        ({"task.toml": "[verifier]\nenv = { A = '${A}' }\n"}, "`verifier.env.A`"),
+        ({"environment/Dockerfile": "FROM a\nCOPY ../x .\n"}, "from outside of the directory"),
+    ],
+)
+def test_a_task_that_is_wrong_is_refused_in_words(tmp_path: Path, files: dict[str, str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        read_task(task_at(tmp_path, files))
+
+
+def test_a_directory_without_a_task_says_what_a_task_has(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no file .*instruction.md. A task directory has instruction.md"):
+        read_task(tmp_path)
