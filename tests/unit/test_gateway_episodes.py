@@ -83,6 +83,9 @@ class ThreadAgent:
         self._over.wait(timeout_s)
         return self._end
 
+    def tests(self) -> None:
+        return None
+
     def conclude(self) -> None:
         self.session.conclude(closing_reply())
 
@@ -95,11 +98,11 @@ class ThreadAgent:
 
 class ThreadAgents:
     def __init__(self, program: Program) -> None:
-        self.program, self.started = program, 0
+        self.program, self.running = program, list[ThreadAgent]()
 
     def start(self, row: Row) -> ThreadAgent:
-        self.started += 1
-        return ThreadAgent(self.program, row)
+        self.running.append(ThreadAgent(self.program, row))
+        return self.running[-1]
 
 
 class Worker:
@@ -107,12 +110,13 @@ class Worker:
 
     def __init__(self, tokenizer: Any, program: Program, *, turns: int = 8, timeout_s: float = 5.0) -> None:
         self.tokenizer, self.agents = tokenizer, ThreadAgents(program)
+        self.running = self.agents.running
         rendering = make_rendering(tokenizer, {})
         parts = AgentParts(
             self.agents,
             rendering,
             Replies(tokenizer, plain=True),
-            lambda end, replies, row: {"right": float(end.returned == row["answer"]), "said": len(replies)},
+            lambda end, row: {"right": float(end.end.returned == row["answer"]), "said": len(end.replies)},
             timeout_s=timeout_s,
             end_s=0.2,
             stop=("|",),
@@ -177,7 +181,7 @@ def test_calls_are_turns_and_the_end_is_scored(tokenizer: Any) -> None:
     end = worker.episodes.answer(worker.say(worker.observe(request, answer), "yes"), worker.row)
     assert isinstance(end, Scored) and end.value == 3.0 and not end.truncated
     assert end.metrics["right"] == 1.0 and end.metrics["said"] == 2.0 and end.metrics["turns"] == 2
-    assert worker.agents.started == 2, "one for the prompt of the group, and one"
+    assert len(worker.running) == 2, "one for the prompt of the group, and one"
 
 
 def test_a_lost_agent_is_run_again_with_the_recorded_turns(tokenizer: Any) -> None:
@@ -201,6 +205,25 @@ def test_a_repeated_agent_that_asks_something_else_fails(tokenizer: Any) -> None
     request = worker.say(worker.observe(request, worker.episodes.answer(request, worker.row)), "yes")
     end = worker.restarted().answer(request, worker.row)
     assert isinstance(end, Failed) and "after turn 1" in end.reason
+
+
+def test_an_agent_that_was_killed_is_run_again_once(tokenizer: Any) -> None:
+    kills = [True, False]
+
+    def killed(row: Row, ask: Ask) -> str:
+        said = two_turns(row, ask)
+        if kills.pop(0):
+            worker.running[-1].kill()
+        return said
+
+    worker = Worker(tokenizer, killed)
+    request = worker.say(worker.begin(), "no")
+    request = worker.say(worker.observe(request, worker.episodes.answer(request, worker.row)), "yes")
+    end = worker.episodes.answer(request, worker.row)
+    assert isinstance(end, Scored) and end.value == 3.0
+    kills += [True, True]
+    end = worker.restarted().answer(request, worker.row)
+    assert isinstance(end, Failed) and "SIGKILL" in end.reason and "twice" in end.reason
 
 
 def test_members_of_a_group_must_begin_alike(tokenizer: Any) -> None:

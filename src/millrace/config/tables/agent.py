@@ -18,6 +18,9 @@ class AgentSection(Section):
     `def solve(row, base_url, key)`. It runs in a process of its own. `"none"`: there is a command."""
     variables: dict[str, str] = Field(default={})
     """More environment variables of the agent."""
+    task_directory: str | None = None
+    """The column with a task directory in Harbor's form: `instruction.md`, files, and `tests/test.sh`. The
+    agent gets the files, and the instruction as the column `instruction`. `"none"`: there is none."""
     recovery: Literal["replayed", "failed"] = "replayed"
     """What follows if the process of an episode is lost. `"replayed"`: a new agent gets the recorded turns,
     and must make the same requests. `"failed"`: the trajectory fails."""

@@ -122,8 +122,8 @@ def request(trajectory: Trajectory, prompt: array[int], *, max_sequence_tokens: 
     room = max_sequence_tokens - num_seen(columns.forks, len(columns), len(prompt))
     ids = trajectory.trajectory_id, trajectory.group_id
     spent_s = trajectory.metrics.get(ENVIRONMENT_S, 0.0)
-    shown = columns.turns(), room, spent_s, prompt, columns.forks, columns.logprobs
-    return ScoreRequest(*ids, columns.tokens, finish, *shown)
+    turns, forks = columns.turns(), columns.forks
+    return ScoreRequest(*ids, columns.tokens, finish, turns, room, spent_s, prompt, forks, columns.logprobs)
 
 
 def observe(trajectory: Trajectory, answer: Observed) -> None:

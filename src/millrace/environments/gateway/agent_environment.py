@@ -13,7 +13,14 @@ from millrace.environments.gateway.rendering import PlainRendering, Rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.sessions import PendingCall, Session
 from millrace.environments.rows import Row
-from millrace.environments.turns.environment import Done, Ids, Observation, SampledTurn, by_name
+from millrace.environments.turns.environment import (
+    Done,
+    EpisodeLost,
+    Ids,
+    Observation,
+    SampledTurn,
+    by_name,
+)
 
 Reward = float | dict[str, float] | None
 
@@ -26,6 +33,9 @@ class RunningAgent(Protocol):
     """The process of one agent."""
 
     session: Session
+
+    def tests(self) -> float | None:
+        """The reward of the tests of its task directory; None: it has none."""
 
     def conclude(self) -> None:
         """Answer its calls, later ones too, with a text that ends it."""
@@ -46,17 +56,25 @@ class Agents(Protocol):
     def start(self, row: Row) -> RunningAgent: ...
 
 
+class EpisodeEnd(NamedTuple):
+    """What rewards an episode. `replies`: the texts of the turns. `tests`: see `RunningAgent`."""
+
+    end: AgentEnd
+    replies: list[str]
+    tests: float | None
+
+
 class AgentParts(NamedTuple):
     """What the episodes of a worker share.
 
-    `score`: the user's reward of an episode, of its end, the texts of its turns and its row. `timeout_s`: of one answer. `end_s`: after a budget has ended an
+    `score`: the user's reward of an episode. `timeout_s`: of one answer. `end_s`: after a budget has ended an
     episode. `stop`: the stop strings of the run. `num_tokens`: of the vocabulary.
     """
 
     agents: Agents
     rendering: Rendering | PlainRendering
     replies: Replies
-    score: Callable[[AgentEnd, list[str], Row], Reward]
+    score: Callable[[EpisodeEnd, Row], Reward]
     timeout_s: float
     end_s: float
     stop: tuple[str, ...]
@@ -100,6 +118,8 @@ class AgentEnvironment:
         if self._asked is not None:
             return Observation(Ids(self._asked[1].ids), metrics=self._metrics(), after=self._asked[1].after)
         end = self._agent.wait(0)
+        if end is not None and end.signal == "SIGKILL":
+            raise EpisodeLost(_said(end))
         if end is None or end.exit_code != 0:
             raise AgentError(_said(end))
         return Done(self._score(end), self._metrics())
@@ -147,7 +167,8 @@ class AgentEnvironment:
             raise RefusedCall(f"token ids are from 0 to {self._parts.num_tokens - 1}", field="prompt")
 
     def _score(self, end: AgentEnd) -> Reward:
-        return self._parts.score(end, self._texts, self._row)
+        assert self._agent is not None
+        return self._parts.score(EpisodeEnd(end, self._texts, self._agent.tests()), self._row)
 
     def _metrics(self) -> dict[str, float]:
         assert self._agent is not None

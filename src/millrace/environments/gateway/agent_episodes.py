@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from millrace.config.objects import load_function
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.errors import ConfigError, RewardError
 from millrace.environments.function import accepted
-from millrace.environments.gateway.agents.agent_end import AgentEnd
-from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, Reward
+from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, EpisodeEnd, Reward
 from millrace.environments.gateway.local_agents import LocalAgents
 from millrace.environments.gateway.rendering import make_rendering
 from millrace.environments.gateway.replies import Replies
@@ -21,6 +20,7 @@ from millrace.environments.tasks import Task as Rows
 from millrace.environments.tasks import first_usable
 from millrace.environments.turns.bridge import PlainBridge
 from millrace.environments.turns.budgets import Budgets
+from millrace.environments.turns.environment import Environment
 from millrace.environments.turns.episodes import Episodes
 from millrace.environments.turns.own_form import EpisodeLoop
 from millrace.environments.turns.snapshots import Snapshots
@@ -39,23 +39,24 @@ class _Agents:
     def __init__(self, parts: AgentParts, recovery: str) -> None:
         self._parts, self.recovery = parts, recovery
 
-    def __call__(self) -> AgentEnvironment:
-        return AgentEnvironment(self._parts)
+    def __call__(self) -> Environment:
+        return cast(Environment, AgentEnvironment(self._parts))  # which is never restored from a snapshot
 
 
 class AgentReward:
-    """`def reward(end, replies, **columns)`, plain or async, with the arguments that it names. `replies`: the
-    texts of the turns."""
+    """`def reward(end, replies, tests, **columns)`, plain or async, with the arguments that it names."""
 
     def __init__(self, path: str, rows: Rows) -> None:
         try:
             self._function, self.file = load_function("reward.path", path)
         except ConfigError as error:
             raise RewardError(str(error)) from error
-        self._accepted = accepted(path, self._function, {**first_usable(rows), "end": None, "replies": None})
+        self._accepted = accepted(
+            path, self._function, {**first_usable(rows), **dict.fromkeys(EpisodeEnd._fields)}
+        )
 
-    def __call__(self, end: AgentEnd, replies: list[str], row: Row) -> Reward:
-        arguments = {**row, "end": end, "replies": replies}
+    def __call__(self, end: EpisodeEnd, row: Row) -> Reward:
+        arguments = {**row, **end._asdict()}
         if self._accepted is not None:
             arguments = {name: arguments[name] for name in self._accepted if name in arguments}
         loop = EpisodeLoop()

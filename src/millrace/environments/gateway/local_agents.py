@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from millrace.config.tables.agent import AgentSection
 from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
 from millrace.environments.gateway.agents.agent_process import AgentProcess
 from millrace.environments.gateway.agents.agents import Agents
+from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory, read_task
+from millrace.environments.gateway.agents.tasks.task_tests import run_tests
 from millrace.environments.gateway.dialects.paths import AUXILIARY, DIALECTS
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.server import GatewayServer
 from millrace.environments.gateway.sessions import Session, closing_reply
-from millrace.environments.rows import Row
+from millrace.environments.rows import Row, find_column
 
 _log = logging.getLogger(__name__)
 
@@ -30,10 +30,16 @@ class LocalAgent:
 
     session: Session
     process: AgentProcess
+    agents: Agents
+    task: TaskDirectory | None
 
     def wait(self, timeout_s: float) -> AgentEnd | None:
         self.process.wait(timeout_s)
         return self.process.end
+
+    def tests(self) -> float | None:
+        """The reward that the tests of the task directory write. Raises: RewardError: there is none."""
+        return self.task and run_tests(self.agents, self.task, self.process.directory)
 
     def conclude(self) -> None:
         self.session.conclude(closing_reply())
@@ -57,7 +63,11 @@ class LocalAgents:
         self._config, self._directory, self._lock = config, directory, Lock()
 
     def start(self, row: Row) -> LocalAgent:
-        """Raises: ConfigError, DataError, WorkerError: as `Agents.start`."""
+        """Raises: ConfigError, DataError, WorkerError: as `Agents.start` and `read_task`."""
+        task = None
+        if (column := self._config.task_directory) is not None:
+            task = read_task(str(find_column(row, column)))
+            row = {**row, "instruction": task.instruction}
         with self._lock:
             url, sessions, agents = self._started
         session = sessions.open()
@@ -68,12 +78,13 @@ class LocalAgents:
                 base_url=url,
                 key=session.key,
                 limits=AgentLimits(memory_mb=self._config.memory_mb),
+                prepare=task and task.lay_out,
                 on_exit=lambda _: session.wake(),
             )
         except BaseException:
             session.end()
             raise
-        return LocalAgent(session, process)
+        return LocalAgent(session, process, agents, task)
 
     @cached_property
     def _started(self) -> tuple[str, OpenSessions, Agents]:

@@ -66,20 +66,25 @@ class OverBudget(msgspec.Struct, frozen=True):
 Answer = Observation | Done | OverBudget
 
 
+class EpisodeLost(Exception):
+    """A process of the episode was killed. The episode may be repeated."""
+
+
 class Environment(Protocol):
     """One episode. A method has `reward.timeout_s`.
 
     What makes environments may have `recovery`, which says what follows if the process of an episode is lost.
     "replayed": another process repeats the episode, and every observation must be equal. "restored": another
     process goes on from the last `snapshot`. "failed": the trajectory fails. An environment may also have
-    `close()`, and `cut_off()`: the reward that is added if a budget ends the episode.
+    `close()`, and `cut_off()`: the reward that is added if a budget ends the episode. With `wants_ids`,
+    `step` gets a `SampledTurn` in place of a text.
     """
 
-    def reset(self, row: Row) -> str | list[Message] | None:
+    def reset(self, row: Row) -> str | list[Message] | Ids | None:
         """Begin. A text, or messages, follow the prompt of the row. The members of a group share their
         prompt, so these depend on the row alone."""
 
-    def step(self, action: str) -> Observation | Done | OverBudget | str:
+    def step(self, action: Any) -> Observation | Done | OverBudget | str:
         """Answer the text of one turn. A plain text is an `Observation`."""
 
     def snapshot(self) -> bytes:

@@ -40,6 +40,7 @@ from millrace.environments.turns.environment import (
     Answer,
     Done,
     Environment,
+    EpisodeLost,
     Ids,
     Observation,
     OverBudget,
@@ -147,7 +148,20 @@ class Episodes:
                 episode.close()
 
     def answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
-        """The answer to the last turn of the request. An exception of the environment becomes a Failed."""
+        """The answer to the last turn of the request. An exception of the environment becomes a Failed. An
+        episode that is lost is repeated once, if it can be."""
+        try:
+            return self._answer(request, row)
+        except EpisodeLost as lost:
+            if self._recovery != "replayed":
+                return Failed(f"{self._name}: {lost}")
+        try:
+            return self._answer(request, row)
+        except EpisodeLost as lost:
+            return Failed(f"{self._name}: {lost}, twice")
+
+    def _answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
+        """Raises: EpisodeLost."""
         if not request.turns:
             request = replace(request, turns=[(0, len(request.tokens), True)])
         actions = [list(request.tokens[start:stop]) for start, stop, _ in request.turns[::2]]
@@ -162,7 +176,7 @@ class Episodes:
         except RecoveryError as error:
             return Failed(f"{self._name}: {error}")
         except BaseException as error:  # not even SystemExit may leave the thread
-            if isinstance(error, MemoryError):
+            if isinstance(error, MemoryError | EpisodeLost):
                 raise
             return raised(self._name, error, self._file)
         finally:

@@ -1,0 +1,129 @@
+"""Whole runs of agents that ask by HTTP. Processes are killed with SIGKILL in the middle of a turn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, trained
+from tests import acting_agent
+from tests.runs import events, train, weights
+from tests.turn_runs import make_start
+
+from millrace.environments.tokenizer import load_tokenizer
+from millrace.run_directory.run_directory import RunDirectory
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+def made(directory: Path) -> Path:
+    """A configuration of `tests.turn_runs` whose environment is an agent."""
+    path = make_start(directory)
+    shutil.copy(acting_agent.__file__, directory / "acting_agent.py")
+    text = path.read_text().replace('path = "acting.py:Acting"', 'path = "acting_agent.py:reward"')
+    text = text.replace("[batch]", '[reward.agent]\nfunction = "acting_agent.py:solve"\n\n[batch]')
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    return made(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, warm) -> RunDirectory:
+    """The run when nothing is killed."""
+    directory = tmp_path_factory.mktemp("calm")
+    return train(made(directory), directory / "run")
+
+
+def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):
+    tokenizer = load_tokenizer(calm.model)
+    forked = 0
+    for one in trained(calm):
+        columns, stretches = one.columns, one.columns.turns()
+        for (_, stop, _), (begin, _, sampled) in zip(stretches, stretches[1:], strict=False):
+            assert stop == begin and not sampled or columns.tokens[begin] in columns.tokens
+        observed = [tokenizer.decode(columns.tokens[a:b].tolist()) for a, b, sampled in stretches if not sampled]
+        assert all(text.endswith("<|assistant|>") for text in observed)
+        assert one.metrics["forks_other"] == len(columns.forks) or one.metrics["turns"] == 4
+        forked += len(columns.forks)
+        assert one.metrics["calls_refused"] == 0 and one.metrics["turns"] in (1, 2, 3, 4)
+    assert forked
+    for step in events(calm, "step"):
+        assert [gap[1] < 1e-4 for gap in step.fields["logprob_gap"].values()] == [True]
+    assert not list((calm.path / "agents").iterdir())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_agents_killed_in_a_turn_change_nothing(seed, agents, calm, tmp_path):
+    at = plan(agents, "held", seed, 4)
+    with Killer(tmp_path) as killer:
+        run = train(agents, tmp_path / "run", sinks=(killer,))
+    assert len(killer.killed) >= 2 and set(killer.killed) <= set(at)
+    assert not events(run, "worker_died")
+    check(run, calm)
+
+
+def test_gateways_killed_in_a_turn_change_nothing(agents, calm, tmp_path):
+    at = plan(agents, "held", 3, 3)
+    with GatewayKiller(tmp_path) as killer:
+        run = train(agents, tmp_path / "run", "supervision.restarts=100", sinks=(killer,))
+    assert killer.killed and set(killer.killed) <= set(at)
+    assert events(run, "worker_died")
+    check(run, calm)
+
+
+def test_a_controller_killed_in_a_turn_of_an_agent_resumes_the_same(agents, calm, tmp_path):
+    at = plan(agents, "controller", 5, 3)
+    run, kills = resumed_to_the_end(agents, tmp_path)
+    assert 1 <= kills <= len(at)
+    check(run, calm)
+
+
+def test_an_agent_that_is_a_command_does_the_same(agents, calm, tmp_path):
+    text = agents.read_text()
+    command = f'command = ["{sys.executable}", "acting_agent.py"]\nvariables = {{ PYTHONPATH = "{tmp_path}" }}'
+    text = text.replace('function = "acting_agent.py:solve"', command)
+    agents.write_text(text.replace("acting_agent.py:reward", "acting_agent.py:printed"))
+    run = train(agents, tmp_path / "run", "steps=1")
+    assert [one.reward for one in trained(run)] == [one.reward for one in trained(calm)[:16]]
+    assert [one.columns for one in trained(run)] == [one.columns for one in trained(calm)[:16]]
+
+
+def test_agents_that_fail_have_reasons_and_the_run_goes_on(agents, tmp_path):
+    (tmp_path / "acting_agent.py").write_text(
+        (tmp_path / "acting_agent.py").read_text().replace(
+            "        harm(", '        assert not reply.startswith("a"), "never an a"\n        harm('
+        )
+    )
+    run = train(agents, tmp_path / "run", "steps=2")
+    failed = failures(run)
+    assert failed and all("never an a" in one["reason"] and "exit code 1" in one["reason"] for one in failed)
+    assert weights(run)
+
+
+class GatewayKiller(Killer):
+    """Kills the reward worker whose agent is held, and so the gateway."""
+
+    def _kill(self, point: int, pid: int) -> None:
+        worker = ancestors(pid) & {self._pids[name] for name in self._pids if name.startswith("reward")}
+        for one in worker:
+            os.kill(one, signal.SIGKILL)
+            self.killed.append(point)
+
+
+def ancestors(pid: int) -> set[int]:
+    found = set()
+    while pid > 1:
+        found.add(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except FileNotFoundError:
+            break
+    return found
