@@ -291,6 +291,20 @@ def test_a_function_that_cannot_be_called_is_refused_at_the_start(
         Agents(tmp_path, function=path)
 
 
+def test_a_module_with_a_thread_is_reported_and_numpy_draws_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = tmp_path / "threaded.py"
+    module.write_text(
+        "import threading, numpy\n"
+        "threading.Thread(target=threading.Event().wait, name='beater', daemon=True).start()\n"
+        "def solve(): return numpy.random.random()\n"
+    )
+    with Agents(tmp_path, function=f"{module}:solve") as agents:
+        assert "threads at its import: beater" in caplog.text
+        assert ended(agents, None, {}).returned != ended(agents, None, {}).returned
+
+
 def test_after_the_launcher_is_killed_agents_go_on_and_the_next_start_works(tmp_path: Path) -> None:
     with Agents(tmp_path, function=f"{FUNCTIONS}:solve") as agents:
         before = started(agents, ["sh", "-c", "sleep 0.3; exit 4"], {})

@@ -70,6 +70,7 @@ class Agents:
             base_url: of the gateway, without `/v1`.
             environment: more variables, for this agent alone.
             prepare: puts files into the working directory before the start.
+            on_exit: called in the thread that watches all agents, perhaps before this method returns.
         Raises:
             ConfigError: the command cannot be executed.
             DataError: the row cannot be given to the agent.

@@ -65,12 +65,12 @@ class AgentWarden:
         printed, print_ = os.pipe()
         returned, return_ = os.pipe()
         failure, fail = os.pipe()
-        began_s = time.monotonic()
+        began_s, warden = time.monotonic(), os.getpid()
         pid = os.fork()
         if pid == 0:
             for descriptor in (self._link, self._worker, printed, returned, failure):
                 os.close(descriptor)
-            self._become(request, os.getppid(), print_, return_, fail)
+            self._become(request, warden, print_, return_, fail)
         for descriptor in (print_, return_, fail):
             os.close(descriptor)
         if broken := _read_all(failure):

@@ -34,6 +34,7 @@ def become_agent(request: dict[str, Any], warden: int, output: int) -> None:
     with suppress(OSError):  # without memory on the host, the kernel ends agents before their worker
         Path("/proc/self/oom_score_adj").write_text("500")
     is_function = request["command"] is None
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a thread of the worker may have blocked some
     for number in RESTORED:
         signal.signal(number, signal.SIG_DFL)
     if is_function:  # as in a Python that was started anew
