@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, trained
-from tests import acting_agent
+from tests import acting
 from tests.runs import events, train, weights
 from tests.turn_runs import make_start
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 def made(directory: Path) -> Path:
     """A configuration of `tests.turn_runs` whose environment is an agent."""
     path = make_start(directory)
-    shutil.copy(acting_agent.__file__, directory / "acting_agent.py")
+    shutil.copy(Path(acting.__file__).with_name("acting_agent.py"), directory)
     text = path.read_text().replace('path = "acting.py:Acting"', 'path = "acting_agent.py:reward"')
     text = text.replace("[batch]", '[reward.agent]\nfunction = "acting_agent.py:solve"\n\n[batch]')
     path.write_text(text)
@@ -49,9 +49,11 @@ def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):
         columns, stretches = one.columns, one.columns.turns()
         for (_, stop, _), (begin, _, sampled) in zip(stretches, stretches[1:], strict=False):
             assert stop == begin and not sampled or columns.tokens[begin] in columns.tokens
-        observed = [tokenizer.decode(columns.tokens[a:b].tolist()) for a, b, sampled in stretches if not sampled]
+        observed = [
+            tokenizer.decode(columns.tokens[a:b].tolist()) for a, b, sampled in stretches if not sampled
+        ]
         assert all(text.endswith("<|assistant|>") for text in observed)
-        assert one.metrics["forks_other"] == len(columns.forks) or one.metrics["turns"] == 4
+        assert len(columns.forks) >= one.metrics["forks_other"] + one.metrics["forks_history"]
         forked += len(columns.forks)
         assert one.metrics["calls_refused"] == 0 and one.metrics["turns"] in (1, 2, 3, 4)
     assert forked
@@ -88,7 +90,7 @@ def test_a_controller_killed_in_a_turn_of_an_agent_resumes_the_same(agents, calm
 
 def test_an_agent_that_is_a_command_does_the_same(agents, calm, tmp_path):
     text = agents.read_text()
-    command = f'command = ["{sys.executable}", "acting_agent.py"]\nvariables = {{ PYTHONPATH = "{tmp_path}" }}'
+    command = f'command = ["{sys.executable}", "{tmp_path}/acting_agent.py"]\nvariables = {{ PYTHONPATH = "{tmp_path}" }}'
     text = text.replace('function = "acting_agent.py:solve"', command)
     agents.write_text(text.replace("acting_agent.py:reward", "acting_agent.py:printed"))
     run = train(agents, tmp_path / "run", "steps=1")
@@ -98,9 +100,9 @@ def test_an_agent_that_is_a_command_does_the_same(agents, calm, tmp_path):
 
 def test_agents_that_fail_have_reasons_and_the_run_goes_on(agents, tmp_path):
     (tmp_path / "acting_agent.py").write_text(
-        (tmp_path / "acting_agent.py").read_text().replace(
-            "        harm(", '        assert not reply.startswith("a"), "never an a"\n        harm('
-        )
+        (tmp_path / "acting_agent.py")
+        .read_text()
+        .replace("        harm(", '        assert not reply.startswith("a"), "never an a"\n        harm(')
     )
     run = train(agents, tmp_path / "run", "steps=2")
     failed = failures(run)

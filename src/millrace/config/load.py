@@ -35,6 +35,7 @@ PATH_KEYS = (
     "model.out",
     "task.path",
     "reward.path",
+    "reward.agent.function",
     "data.path",
     "algorithm.path",
     "algorithm.teacher",

@@ -113,7 +113,7 @@ class AgentEnvironment:
         self._texts.append(reply.text)
         pending.answer(reply)
         if turn.finish == "length":  # the budget ends the episode, before the agent acts on half a turn
-            return Observation(Ids([0]))
+            return Observation(Ids([0]), metrics=self._metrics())
         self._asked = self._next(self._agent)
         if self._asked is not None:
             return Observation(Ids(self._asked[1].ids), metrics=self._metrics(), after=self._asked[1].after)

@@ -80,7 +80,7 @@ def make_agent_episodes(
     reward = AgentReward(config.path, rows)
     rendering = make_rendering(tokenizer, task.chat_arguments)
     parts = AgentParts(
-        LocalAgents(agent, run_dir and run_dir / DIRECTORY),
+        LocalAgents(agent, rendering, run_dir and run_dir / DIRECTORY),
         rendering,
         Replies(tokenizer, plain=not rendering.shows_tools),
         reward,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from millrace.config.tables.agent import AgentSection
 from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
@@ -15,8 +16,9 @@ from millrace.environments.gateway.agents.agent_process import AgentProcess
 from millrace.environments.gateway.agents.agents import Agents
 from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory, read_task
 from millrace.environments.gateway.agents.tasks.task_tests import run_tests
-from millrace.environments.gateway.dialects.paths import AUXILIARY, DIALECTS
+from millrace.environments.gateway.dialects.paths import COUNT_TOKENS, DIALECTS, MESSAGES
 from millrace.environments.gateway.open_sessions import OpenSessions
+from millrace.environments.gateway.rendering import PlainRendering, Rendering
 from millrace.environments.gateway.server import GatewayServer
 from millrace.environments.gateway.sessions import Session, closing_reply
 from millrace.environments.rows import Row, find_column
@@ -39,7 +41,7 @@ class LocalAgent:
 
     def tests(self) -> float | None:
         """The reward that the tests of the task directory write. Raises: RewardError: there is none."""
-        return self.task and run_tests(self.agents, self.task, self.process.directory)
+        return None if self.task is None else run_tests(self.agents, self.task, self.process.directory)
 
     def conclude(self) -> None:
         self.session.conclude(closing_reply())
@@ -59,8 +61,11 @@ class LocalAgents:
         directory: where the agents have their directories; None: a temporary one.
     """
 
-    def __init__(self, config: AgentSection, directory: Path | None) -> None:
-        self._config, self._directory, self._lock = config, directory, Lock()
+    def __init__(
+        self, config: AgentSection, rendering: Rendering | PlainRendering, directory: Path | None
+    ) -> None:
+        self._config, self._rendering, self._directory = config, rendering, directory
+        self._lock = Lock()
 
     def start(self, row: Row) -> LocalAgent:
         """Raises: ConfigError, DataError, WorkerError: as `Agents.start` and `read_task`."""
@@ -78,7 +83,7 @@ class LocalAgents:
                 base_url=url,
                 key=session.key,
                 limits=AgentLimits(memory_mb=self._config.memory_mb),
-                prepare=task and task.lay_out,
+                prepare=None if task is None else task.lay_out,
                 on_exit=lambda _: session.wake(),
             )
         except BaseException:
@@ -86,11 +91,17 @@ class LocalAgents:
             raise
         return LocalAgent(session, process, agents, task)
 
+    def _counted(self, _: Session, body: bytes) -> dict[str, Any]:
+        call = MESSAGES.read_count(body)
+        return MESSAGES.counted(len(self._rendering.whole(call.messages, call.tools)))
+
     @cached_property
     def _started(self) -> tuple[str, OpenSessions, Agents]:
         directory = self._directory or Path(tempfile.mkdtemp(prefix="millrace-agents-"))
         agents = Agents(directory, function=self._config.function, environment=self._config.variables)
         sessions = OpenSessions()
-        server = GatewayServer(sessions, DIALECTS, auxiliary=AUXILIARY, on_fault=_log.error)
+        server = GatewayServer(
+            sessions, DIALECTS, auxiliary={COUNT_TOKENS: self._counted}, on_fault=_log.error
+        )
         server.start()
         return server.url, sessions, agents

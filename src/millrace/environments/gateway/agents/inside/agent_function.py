@@ -25,7 +25,7 @@ class AgentFunction:
     """
 
     def __init__(self, path: str) -> None:
-        self._function, _ = load_function("agent.path", path)
+        self._function, _ = load_function("reward.agent.function", path)
         self._accepted = _accepted(path, self._function)
 
     def call(self, arguments: dict[str, Any], returned: int) -> int:
