@@ -179,15 +179,18 @@ def test_the_end_is_called_once_with_how_the_agent_ended(agents: Agents) -> None
 
 TREE = """
 import os, sys, time
+printed, done = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.setsid()
         print(os.getpid(), flush=True)
+        os.write(done, b"1")
     else:
         os._exit(0)
     time.sleep(100)
-time.sleep(100 if sys.argv[1:] else 0.2)
+os.read(printed, 1)
+time.sleep(100 if sys.argv[1:] else 0)
 """
 
 
