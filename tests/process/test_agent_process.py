@@ -70,6 +70,10 @@ def gone(pid: int) -> bool:
         return True
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def soon(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + SOON_S
     while not condition():
@@ -175,15 +179,18 @@ def test_the_end_is_called_once_with_how_the_agent_ended(agents: Agents) -> None
 
 TREE = """
 import os, sys, time
+printed, done = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.setsid()
         print(os.getpid(), flush=True)
+        os.write(done, b"1")
     else:
         os._exit(0)
     time.sleep(100)
-time.sleep(100 if sys.argv[1:] else 0.2)
+os.read(printed, 1)
+time.sleep(100 if sys.argv[1:] else 0)
 """
 
 
@@ -212,7 +219,7 @@ def test_an_agent_without_memory_fails_alone(agents: Agents) -> None:
 
 
 WORKER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from millrace.environments.gateway.agents.agents import Agents
 agents = Agents(Path(sys.argv[1]), function=sys.argv[3])
@@ -220,7 +227,9 @@ process = agents.start(["python", "-c", sys.argv[2], "on"], {}, base_url="http:/
 call = agents.start(None, {"what": "sleep"}, base_url="http://127.0.0.1:1", key="k")
 while not process.last_words.endswith("\\n"):
     time.sleep(0.01)
-print(process.pid, int(process.last_words), call.pid, agents._launcher.pid, flush=True)
+child = os.fork()  # holds the worker's sockets open
+if child:
+    print(process.pid, int(process.last_words), call.pid, agents._launcher.pid, child, flush=True)
 time.sleep(100)
 """
 
@@ -229,11 +238,14 @@ def test_a_worker_that_is_killed_leaves_no_process_and_no_directory(tmp_path: Pa
     arguments = [str(tmp_path), TREE, f"{FUNCTIONS}:solve"]
     with subprocess.Popen([sys.executable, "-c", WORKER, *arguments], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
-        pids = [int(pid) for pid in worker.stdout.readline().split()]
+        *pids, child = (int(pid) for pid in worker.stdout.readline().split())
         assert len(pids) == 4 and not any(map(gone, pids))
         worker.kill()
-    soon(lambda: all(map(gone, pids)))
-    soon(lambda: not list(tmp_path.iterdir()))
+        try:
+            soon(lambda: all(map(gone, pids)))
+            soon(lambda: not list(tmp_path.iterdir()))
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_function_gives_its_value(agents: Agents) -> None:
@@ -319,11 +331,21 @@ def test_after_a_warden_is_killed_the_agent_and_its_daemon_end(agents: Agents) -
     process = started(agents, [*python(TREE), "on"], {})
     soon(lambda: process.last_words.endswith("\n"))
     daemon = int(process.last_words)
-    warden = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(warden, signal.SIGKILL)
+    os.kill(parent(process.pid), signal.SIGKILL)
     assert process.wait(SOON_S) == -signal.SIGKILL
     soon(lambda: gone(daemon) and gone(process.pid))
     process.close()
+
+
+def test_without_launcher_and_warden_the_agent_ends(tmp_path: Path) -> None:
+    with Agents(tmp_path) as agents:
+        process = started(agents, ["sleep", "100"], {})
+        assert agents._launcher is not None
+        for pid in (agents._launcher.pid, parent(process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(SOON_S) == -signal.SIGKILL
+        soon(lambda: gone(process.pid))
+        process.close()
 
 
 def test_a_hundred_agents_run_at_once_and_leave_no_process_thread_or_directory(tmp_path: Path) -> None:
