@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import DeadlineExceeded
-from millrace.environments.gateway import exchange, server
+from millrace.environments.gateway import exchange, http_answer, server
 from millrace.environments.gateway.calls import Call, RefusedCall, Reply
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.server import GatewayServer
@@ -24,6 +24,7 @@ from millrace.environments.gateway.surroundings import GatewayLimits
 
 PATH = "/v1/say"
 WAIT_S = 20.0
+LARGE = 20 << 20
 
 
 class SayDialect:
@@ -263,7 +264,7 @@ def test_a_call_outlives_its_connection_and_the_retry_gets_the_reply(gateway: Ga
     until(lambda: pending.awaited)
     pending.answer(reply("late"))
     assert retry.answer()[1] == {"said": "late", "to": "hi"}
-    assert pending.delivered
+    until(lambda: pending.delivered)
     assert session.counts.calls == 1
 
 
@@ -319,35 +320,47 @@ def test_a_stream_is_the_whole_reply_as_events(gateway: Gateway) -> None:
     assert headers["content-type"].startswith("text/event-stream")
 
 
-def test_a_stream_that_waits_has_comments_and_then_the_events(gateway: Gateway) -> None:
+@contextmanager
+def stream_begun(gateway: Gateway) -> Iterator[tuple[PendingCall, http.client.HTTPResponse]]:
+    """A stream with two comments read, whose call waits for its reply."""
     session = gateway.sessions.open()
-    asked = Asked(gateway, session.key, body={"say": "hi", "stream": True})
-    pending = taken(session)
-    time.sleep(0.3)
-    pending.answer(reply("a"))
-    status, content, _ = asked.answer()
-    comments, _, events = content.rpartition(b": waiting\n\n")
-    assert status == 200 and comments.count(b": waiting") >= 2
+    headers = {"Content-Type": "application/json", "x-api-key": session.key}
+    with closing(gateway.connection()) as connection:
+        connection.request("POST", PATH, b'{"say": "hi", "stream": true}', headers)
+        pending = taken(session)
+        answer = connection.getresponse()
+        assert [answer.readline() for _ in range(4)] == [b": waiting\n", b"\n"] * 2
+        yield pending, answer
+
+
+def test_a_stream_that_waits_has_comments_and_then_the_events(gateway: Gateway) -> None:
+    with stream_begun(gateway) as (pending, answer):
+        pending.answer(reply("a"))
+        events = answer.read().replace(b": waiting\n\n", b"")
+    assert answer.status == 200
     assert events == b"data: a\n\ndata: [DONE]\n\n"
 
 
-def test_an_error_after_a_stream_began_is_an_event(gateway: Gateway) -> None:
-    session = gateway.sessions.open()
-    asked = Asked(gateway, session.key, body={"say": "hi", "stream": True})
-    pending = taken(session)
-    time.sleep(0.2)
-    pending.refuse(500, "no engine")
-    status, content, _ = asked.answer()
-    event, data, *_ = content.rpartition(b": waiting\n\n")[2].splitlines()
-    assert (status, event) == (200, b"event: error")
-    assert json.loads(data.removeprefix(b"data: "))["error"]["message"] == "no engine"
+@pytest.mark.parametrize("fails", ["refuses", "has a bug"])
+def test_an_error_after_a_stream_began_is_an_event(fails: str) -> None:
+    with own(grace_s=0.05, keepalive_s=0.02) as gateway, stream_begun(gateway) as (pending, answer):
+        if fails == "refuses":
+            pending.refuse(500, "the gateway failed to find an engine")
+        else:
+            pending.answer(reply("bug"))
+        event, data, *_ = answer.read().replace(b": waiting\n\n", b"").splitlines()
+        assert (answer.status, event) == (200, b"event: error")
+        assert json.loads(data.removeprefix(b"data: "))["error"]["message"].startswith("the gateway failed")
+        assert len(gateway.faults) == (fails == "has a bug")
 
 
-def test_an_error_before_a_stream_begins_keeps_its_status(gateway: Gateway) -> None:
-    session = gateway.sessions.open()
-    asked = Asked(gateway, session.key, body={"say": "hi", "stream": True})
-    taken(session).refuse(400, "too long")
-    assert asked.answer()[:1] == (400,)
+def test_an_error_before_a_stream_begins_keeps_its_status() -> None:
+    with own() as gateway:
+        session = gateway.sessions.open()
+        asked = Asked(gateway, session.key, body={"say": "hi", "stream": True})
+        taken(session).refuse(400, "too long")
+        status, answer, _ = asked.answer()
+        assert (status, answer["error"]["message"]) == (400, "too long")
 
 
 def test_conclude_answers_waiting_and_later_calls_streamed_or_not(gateway: Gateway) -> None:
@@ -498,7 +511,7 @@ def test_a_wait_for_a_reply_has_an_end_and_the_call_goes_on() -> None:
         status, answer, _ = ask(gateway, session.key)
         assert (status, answer["error"]["message"]) == (504, "no reply within 0.05 s")
         pending = taken(session)
-        assert not pending.awaited
+        until(lambda: not pending.awaited)
         pending.answer(reply("late"))
         assert ask(gateway, session.key, x_stainless_retry_count="1")[1]["said"] == "late"
 
@@ -543,10 +556,10 @@ def test_connections_and_headers_are_bounded() -> None:
 def test_a_large_body_and_a_large_reply_arrive_whole() -> None:
     with own() as gateway:
         session = gateway.sessions.open()
-        say = "x" * (20 << 20)
-        with playing(session, "y" * (20 << 20)):
+        say = "x" * LARGE
+        with playing(session, "y" * LARGE):
             status, answer, _ = ask(gateway, session.key, body={"say": say})
-        assert status == 200 and len(answer["said"]) == 20 << 20 and answer["to"] == say
+        assert status == 200 and len(answer["said"]) == LARGE and answer["to"] == say
 
 
 def test_close_answers_the_calls_that_wait_and_leaves_no_thread_or_socket() -> None:
@@ -568,6 +581,41 @@ def test_close_answers_the_calls_that_wait_and_leaves_no_thread_or_socket() -> N
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", gateway.server.port), WAIT_S)
     gateway.server.close()
+
+
+def large_answer_begun(gateway: Gateway) -> socket.socket:
+    """A connection whose answer is larger than what the system takes at once. Nothing of it is read."""
+    key = gateway.sessions.open().key
+    session = gateway.sessions.find(key)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1:{gateway.server.port}\r\nx-api-key: {key}\r\n"
+    head += "Content-Type: application/json\r\nConnection: close\r\nContent-Length: 13\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", gateway.server.port), WAIT_S)
+    connection.sendall(head.encode() + b'{"say": "hi"}')
+    pending = taken(session)
+    pending.answer(reply("y" * LARGE))
+    until(lambda: pending.delivered)
+    return connection
+
+
+def test_a_client_that_does_not_read_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_answer, "SEND_S", 0.1)
+    with own() as gateway, closing(large_answer_begun(gateway)) as connection:
+        time.sleep(0.5)
+        assert read_all(connection) < LARGE
+
+
+def test_close_lets_an_answer_under_way_end() -> None:
+    gateway = Gateway()
+    with closing(large_answer_begun(gateway)) as connection:
+        closer = threading.Thread(target=gateway.server.close)
+        closer.start()
+        assert read_all(connection) > LARGE
+        closer.join(WAIT_S)
+    assert not closer.is_alive()
+
+
+def read_all(connection: socket.socket) -> int:
+    return sum(map(len, iter(lambda: received(connection), b"")))
 
 
 def test_close_has_a_deadline_when_a_function_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:

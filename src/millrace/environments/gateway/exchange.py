@@ -54,6 +54,9 @@ class Exchange(HTTPMessageDelegate):
         self._connection.set_max_body_size(sys.maxsize)  # `_measure` knows the limit, and says it in words
         self._refusal = self._tried(self._admit)
         self._measure(admission.announced_bytes(headers))
+        if not self._answer.over:  # a timeout of tornado's for the body would cost more at each call
+            body_s = self._around.limits.body_s
+            self._timers.append(self._around.loop.call_later(body_s, self._connection.stream.close))
 
     def data_received(self, chunk: bytes) -> None:
         self._body_bytes += len(chunk)
@@ -62,6 +65,7 @@ class Exchange(HTTPMessageDelegate):
             self._body.append(chunk)
 
     def finish(self) -> None:
+        self._cancel_timers()
         self._connection.set_close_callback(self._leave)
         self._run(self._begin)
         if self._connection.stream.closed():
@@ -231,6 +235,9 @@ class Exchange(HTTPMessageDelegate):
             replied = isinstance(pending.outcome, Reply) and not self._connection.stream.closed()
             self._session.leave(pending, self.settled, delivered=delivered and replied)
         self._around.waiting.discard(self.refuse)
+        self._cancel_timers()
+
+    def _cancel_timers(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()

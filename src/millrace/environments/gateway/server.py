@@ -145,7 +145,6 @@ class GatewayServer:
         listener = _Listener(
             _Exchanges(around),
             idle_connection_timeout=self._limits.idle_s,
-            body_timeout=self._limits.body_s,
             max_header_size=self._limits.header_bytes_max,
             max_buffer_size=READ_BYTES_MAX,
         )
