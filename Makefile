@@ -9,6 +9,8 @@
 # make test-ray     the runtime on Ray: every test of a runtime, and whole runs, on clusters of this machine; NIXL
 # make setup-jax    .venv-jax with JAX, for trainer.backend = "jax"
 # make test-jax     the trainer in JAX, on simulated devices
+# make setup-agents .venv-agents with the SDKs of OpenAI and Anthropic, for tests alone
+# make test-agents  the gateway's dialects, as the SDKs write and read them
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
@@ -25,10 +27,11 @@ VLLM := .venv-vllm
 SGLANG := .venv-sglang
 RAY := .venv-ray
 JAX := .venv-jax
+AGENTS := .venv-agents
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-ui lint bench bench-quick docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-agents test-ui lint bench bench-quick docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -58,6 +61,12 @@ setup-jax: $(JAX)/.installed
 
 $(JAX)/.installed: $(STAMP) scripts/setup-jax
 	@PYTHON="$(PYTHON)" scripts/setup-jax
+	@touch $@
+
+setup-agents: $(AGENTS)/.installed
+
+$(AGENTS)/.installed: $(STAMP) scripts/setup-agents
+	@PYTHON="$(PYTHON)" scripts/setup-agents
 	@touch $@
 
 quickstart: $(STAMP)
@@ -94,6 +103,9 @@ test-jax: $(JAX)/.installed
 	PYTHONPATH=src $(JAX)/bin/python -m pytest -n 2 --dist worksteal tests/jax_trainer \
 		"tests/chaos/test_chaos.py::test_a_run_killed_at_any_point_resumes_to_the_same_weights[jax]" \
 		"tests/chaos/test_chaos.py::test_a_run_that_is_preempted_again_and_again_ends_with_the_same_weights[jax]"
+
+test-agents: $(AGENTS)/.installed
+	PYTHONPATH=src $(AGENTS)/bin/python -m pytest tests/agents
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
 test-ui: $(STAMP)

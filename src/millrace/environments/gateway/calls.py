@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.core.errors import DataError
+from millrace.environments.gateway.arguments import canonical
 
 CallFinish = Literal["stop", "length", "tool_calls"]
 
@@ -21,7 +22,7 @@ class RefusedCall(DataError):
 
 
 class CallOfTool(msgspec.Struct, frozen=True):
-    """`arguments`: a JSON object as text."""
+    """`arguments`: a JSON object as text. Requests have it in the spelling of `canonical`."""
 
     id: str
     name: str
@@ -65,6 +66,8 @@ class Call(msgspec.Struct, kw_only=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One sampled turn. `pieces` are the texts of the ids; `logprobs` are those of sampling, in nats.
 
+    `id` is letters and digits: a dialect puts its own prefix before the id.
+
     `content` is the text without reasoning and calls. `text` is the whole text of the ids, without special
     tokens. A reply without ids was not sampled: it ends an agent whose budget is used up.
     """
@@ -81,3 +84,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     ids: list[int] = []
     pieces: list[str] = []
     logprobs: list[float] = []
+
+    @property
+    def turn(self) -> ChatTurn:
+        """The turn as the agent's next request has it. Equal to what every chat dialect reads."""
+        calls = tuple(CallOfTool(one.id, one.name, canonical(one.arguments)) for one in self.calls)
+        return ChatTurn(role="assistant", content=self.content, calls=calls, reasoning=self.reasoning)

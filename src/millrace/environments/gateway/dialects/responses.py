@@ -1,0 +1,109 @@
+"""OpenAI's Responses: `/v1/responses`. Nothing is stored: each request has the whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from millrace.environments.gateway.calls import Call, ChatTurn, Reply
+from millrace.environments.gateway.dialects.fields import (
+    CONSTRAINS,
+    CONSTRAINTS,
+    Fields,
+    decode,
+    refuse_more_than_one,
+    take_alternatives,
+)
+from millrace.environments.gateway.dialects.openai_shapes import openai_error
+from millrace.environments.gateway.dialects.response_events import response_events
+from millrace.environments.gateway.dialects.response_items import read_items, write_items
+from millrace.environments.gateway.dialects.server_sent import event
+from millrace.environments.gateway.dialects.tool_schemas import take_tools
+
+STORED = ("previous_response_id", "conversation", "background", "prompt")
+LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesDialect:
+    def read(self, body: bytes) -> Call:
+        fields = decode(body)
+        call = Call(model=fields.text("model"))
+        fields.refuse_given(STORED, "needs what was stored, and nothing is: send the whole conversation")
+        fields.refuse_given(CONSTRAINTS, CONSTRAINS)
+        refuse_more_than_one(fields, "n")
+        text = fields.inner("text")
+        if text.inner("format").text("type") not in ("", "text"):
+            text.refuse("format", CONSTRAINS)
+        call.messages = _conversation(fields)
+        take_tools(fields, call, schema="parameters")
+        call.max_tokens = fields.integer("max_output_tokens", 1)
+        call.stop = fields.strings("stop")
+        call.stream = fields.flag("stream")
+        call.top_logprobs = take_alternatives(fields, "top_logprobs") or 0
+        include = fields.strings("include")
+        call.logprobs = LOGPROBS in include
+        if others := [one for one in include if one != LOGPROBS]:
+            call.unheeded["include"] = others
+        call.unheeded |= {**fields.rest, **({"text": text.rest} if text.rest else {})}
+        return call
+
+    def reply(self, call: Call, reply: Reply) -> dict[str, Any]:
+        """`reasoning_tokens` is 0: the tokens of reasoning are not counted apart."""
+        status = "incomplete" if reply.finish == "length" else "completed"
+        num_prompt, num_sampled = len(reply.prompt_ids), len(reply.ids)
+        usage = {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": num_sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_prompt + num_sampled,
+        }
+        return {**_head(call, reply, status), "output": list(write_items(call, reply)), "usage": usage}
+
+    def events(self, call: Call, reply: Reply) -> Iterator[bytes]:
+        begun = {**_head(call, reply, "in_progress"), "output": [], "usage": None}
+        return response_events(begun, self.reply(call, reply))
+
+    def error(self, status: int, message: str, field: str | None = None) -> dict[str, Any]:
+        return openai_error(status, message, field)
+
+    def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
+        """The event has the number 0, because nothing is streamed before a reply is whole."""
+        error = {"code": openai_error(status, message, field)["error"]["type"], "message": message}
+        return event({"type": "error", "sequence_number": 0, **error, "param": field}, "error")
+
+
+def _conversation(fields: Fields) -> list[ChatTurn]:
+    instructions = fields.text("instructions")
+    system = [ChatTurn(role="system", content=instructions)] if instructions else []
+    if isinstance(fields.rest.get("input"), str):
+        return [*system, ChatTurn(role="user", content=fields.text("input"))]
+    items = fields.objects("input")
+    if not items:
+        fields.refuse("input", "has no item: give a text, or a list of items")
+    return [*system, *read_items(items)]
+
+
+def _head(call: Call, reply: Reply, status: str) -> dict[str, Any]:
+    """A response without its output and counts."""
+    return {
+        "id": f"resp_{reply.id}",
+        "object": "response",
+        "created_at": reply.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": None,
+        "metadata": {},
+        "model": reply.model,
+        "max_output_tokens": call.max_tokens,
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in call.tools],
+        "top_p": None,
+        "truncation": "disabled",
+    }
