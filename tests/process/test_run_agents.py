@@ -47,8 +47,6 @@ def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):
     forked = 0
     for one in trained(calm):
         columns, stretches = one.columns, one.columns.turns()
-        for (_, stop, _), (begin, _, sampled) in zip(stretches, stretches[1:], strict=False):
-            assert stop == begin and not sampled or columns.tokens[begin] in columns.tokens
         observed = [
             tokenizer.decode(columns.tokens[a:b].tolist()) for a, b, sampled in stretches if not sampled
         ]
@@ -90,7 +88,7 @@ def test_a_controller_killed_in_a_turn_of_an_agent_resumes_the_same(agents, calm
 
 def test_an_agent_that_is_a_command_does_the_same(agents, calm, tmp_path):
     text = agents.read_text()
-    command = f'command = ["{sys.executable}", "{tmp_path}/acting_agent.py"]\nvariables = {{ PYTHONPATH = "{tmp_path}" }}'
+    command = f'command = ["{sys.executable}", "{tmp_path}/acting_agent.py"]'
     text = text.replace('function = "acting_agent.py:solve"', command)
     agents.write_text(text.replace("acting_agent.py:reward", "acting_agent.py:printed"))
     run = train(agents, tmp_path / "run", "steps=1")

@@ -14,7 +14,7 @@ from tests.unit.chat_templates import STYLES, make_tokenizer
 from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, RefusedCall
 from millrace.environments.gateway.conversation import HISTORY, OTHER, TEMPLATE, TOOLS, Conversation, Place
 from millrace.environments.gateway.rendering import PlainRendering, make_rendering
-from millrace.environments.gateway.replies import Replies, as_message
+from millrace.environments.gateway.replies import Replies
 from millrace.environments.turns.environment import SampledTurn
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {}}}}}
@@ -47,7 +47,7 @@ class Talk:
         reply = self.replies.make(f"turn{self.number}", call, place.context, SampledTurn(ids, [], "turn"))
         self.conversation.add(call, place, reply)
         self.number += 1
-        return as_message(reply)
+        return reply.turn
 
     def turn(self, *messages: ChatTurn, text: str, tools: list[Any] | None = None) -> tuple[Place, ChatTurn]:
         call, place = self.place(*messages, tools=tools)

@@ -17,7 +17,7 @@ from millrace.environments.gateway.agent_environment import AgentEnvironment, Ag
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.calls import Call, ChatTurn, RefusedCall, Reply
 from millrace.environments.gateway.rendering import make_rendering
-from millrace.environments.gateway.replies import Replies, as_message
+from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.sessions import Session, closing_reply
 from millrace.environments.rows import Row
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
@@ -168,7 +168,7 @@ def user(text: str) -> ChatTurn:
 
 def two_turns(row: Row, ask: Ask) -> str:
     first = ask(user(row["prompt"]))
-    return ask(user(row["prompt"]), as_message(first), user("more")).content
+    return ask(user(row["prompt"]), first.turn, user("more")).content
 
 
 def test_calls_are_turns_and_the_end_is_scored(tokenizer: Any) -> None:
@@ -198,7 +198,7 @@ def test_a_repeated_agent_that_asks_something_else_fails(tokenizer: Any) -> None
 
     def fickle(row: Row, ask: Ask) -> str:
         first = ask(user(row["prompt"]))
-        return ask(user(row["prompt"]), as_message(first), user(f"more {next(asked)}")).content
+        return ask(user(row["prompt"]), first.turn, user(f"more {next(asked)}")).content
 
     worker = Worker(tokenizer, fickle)
     request = worker.say(worker.begin(), "no")
@@ -252,7 +252,7 @@ def test_a_budget_ends_the_agent_with_a_plain_text(tokenizer: Any) -> None:
     def endless(row: Row, ask: Ask) -> str:
         messages = [user(row["prompt"])]
         while (reply := ask(*messages)).ids:
-            messages += [as_message(reply), user("more")]
+            messages += [reply.turn, user("more")]
         heard.append(reply.content)
         return "yes"
 

@@ -10,7 +10,6 @@ from millrace.core.completion.forks import num_shared
 from millrace.core.errors import ConfigError
 from millrace.environments.gateway.calls import Call, ChatTurn, RefusedCall, Reply
 from millrace.environments.gateway.rendering import PlainRendering, Rendering, as_table
-from millrace.environments.gateway.replies import as_message
 
 TEMPLATE, TOOLS, HISTORY, OTHER = "template", "tools", "history", "other"
 CAUSES = (TEMPLATE, TOOLS, HISTORY, OTHER)
@@ -66,7 +65,7 @@ class Conversation:
         """The model has answered the call that has this place."""
         if self._turns and place.after == 0:
             self.forks[place.cause] += 1
-        self._turns.append(_Turn(call, place.context, list(reply.ids), as_message(reply)))
+        self._turns.append(_Turn(call, place.context, list(reply.ids), reply.turn))
 
     def _appended(self, call: Call) -> tuple[Place | None, str]:
         """The place behind the turn with the longest history that the call goes on from; or why none is."""

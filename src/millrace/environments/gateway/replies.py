@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millrace.environments.gateway.calls import Call, CallFinish, CallOfTool, ChatTurn, Reply
+from millrace.environments.gateway.calls import Call, CallFinish, CallOfTool, Reply
 from millrace.environments.turns.environment import SampledTurn
 from millrace.environments.turns.tool_calls import ToolCall, find_calls
 
@@ -59,11 +59,6 @@ class Replies:
     def _text(self, ids: Sequence[int], special: bool = False) -> str:
         decode: Callable[..., str] = self._tokenizer.decode
         return decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-
-
-def as_message(reply: Reply) -> ChatTurn:
-    """The reply as the agent's history has it."""
-    return ChatTurn(role="assistant", content=reply.content, calls=reply.calls, reasoning=reply.reasoning)
 
 
 def _thought(text: str) -> tuple[str, str]:

@@ -42,7 +42,7 @@ class CallCounts:
 def closing_reply(text: str = "", model: str = "") -> Reply:
     """A reply that was not sampled. The reply ends an agent's loop: it has text, and calls no tool."""
     text = text if text.strip() else CLOSING_TEXT
-    name = f"closing-{secrets.token_hex(8)}"
+    name = f"closing{secrets.token_hex(8)}"
     return Reply(id=name, created=int(time.time()), model=model, text=text, content=text)
 
 
