@@ -8,13 +8,16 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from acting import digest, harm
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # of several runs in one process
+
+from acting import digest, harm  # noqa: E402
+
 LETTERS = str.maketrans("0123456789abcdef", "ab>ab>ab>ab>ab>a")
 
 

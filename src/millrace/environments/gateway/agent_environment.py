@@ -25,6 +25,9 @@ from millrace.environments.turns.environment import (
 Reward = float | dict[str, float] | None
 
 
+LINE_CHARACTERS = 120
+
+
 class AgentError(Exception):
     """An agent that died, hangs or never asked. Its episode fails."""
 
@@ -185,4 +188,5 @@ def _said(end: AgentEnd | None) -> str:
     if end is None:
         return "it runs"
     how = f"by {end.signal}" if end.signal is not None else f"with exit code {end.exit_code}"
-    return f"the agent ended {how}; its last words: {end.last_words[-300:]!r}"
+    line = (end.last_words.strip().splitlines() or ["(none)"])[-1]
+    return f"the agent ended {how}; its last words: {line[:LINE_CHARACTERS]}"

@@ -197,7 +197,7 @@ class Episodes:
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         episode = _Episode(self._kind())
         begun = to_begin(self._name, episode.environment.reset(row))
-        if isinstance(begun, Ids) and list(begun) != list(request.prompt):
+        if isinstance(begun, Ids) and request.prompt and list(begun) != list(request.prompt):
             episode.close()
             raise RecoveryError(
                 "the first request differs from the one of another agent of this row\n"
