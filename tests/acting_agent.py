@@ -54,7 +54,7 @@ def ask(connection: http.client.HTTPConnection, key: str, messages: list[dict[st
 
 
 def reward(end: Any) -> float:
-    return float(end.returned)
+    return float(end.returned or 0.0)
 
 
 def main() -> None:

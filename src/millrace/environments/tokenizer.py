@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from millrace.core.errors import DataError
@@ -25,6 +26,8 @@ error."""
 READ = (*FILES, "tokenizer_config.json", "config.json", "merges.txt", "special_tokens_map.json",
         "added_tokens.json", "chat_template.jinja", "chat_template.json")  # fmt: skip
 FILE_BYTES_MAX = 256 << 20
+
+_ENCODING = Lock()
 
 # A tokenizer of one of these classes consists of its tokenizer.json alone. So it can be read without the auto
 # classes of transformers, which import torch. A reward worker saves 2 s and 100 MB.
@@ -91,7 +94,14 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a prompt, with the tokenizer's begin-of-sequence token exactly once. A chat template may
     have rendered that token already."""
     rendered = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-    return list(tokenizer.encode(text, add_special_tokens=not rendered))
+    return encode(tokenizer, text, add_special_tokens=not rendered)
+
+
+def encode(tokenizer: Any, text: str, *, add_special_tokens: bool = False, **options: bool) -> list[int]:
+    """The ids of a text, from any thread. A tokenizer keeps `split_special_tokens` from one call to the next,
+    so two threads at once would read each other's."""
+    with _ENCODING:
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
 
 
 def _refuse_odd(directory: Path) -> None:
