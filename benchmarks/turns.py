@@ -13,8 +13,11 @@ answers is there.
 Redundancy is simulated too, in the same world, with the schedule `roll_flash` and a staleness of 0: without
 redundant trajectories and groups, and with 2 trajectories a group and 2 groups a batch.
 
-The next figure is of the real controller and ledger. The roles compute nothing (`players.py`), in three other
-processes.
+The next figures are of the real controller and ledger. The roles compute nothing (`players.py`), in three
+other processes. A run has costs that grow with time and not with turns: heartbeats, a report a second of each
+replica, with the new tokens of its trajectories. So two runs of the same fleet are measured for the same
+time. In one of them turns and answers take four times as long. The difference of their CPU seconds, over the
+difference of their turns, is the cost of a turn.
 
 The last figure is of the torch engine alone, with a small random model. Eight episodes have eight turns each.
 The prompt has 256 tokens, a turn about 24, and an observation 96. An answer takes 0 to 23 decode steps. Two
@@ -27,7 +30,9 @@ redundancy_gain                  trained tokens/s of `roll_flash`, with redundan
 redundancy_step_s                the same of the time of a step
 redundancy_length                the same of the mean length of a trained trajectory
 episodes_wait                    share of their time that episodes wait for answers, with asynchrony
-controller_cpu_s_per_1000_turns  CPU seconds of the controller's process
+controller_cpu_s_per_1000_turns  CPU seconds of the controller's process that 1,000 more turns take
+controller_cpu_s_with_time       all its CPU seconds in the faster run, per 1,000 turns
+turns_per_s                      of the faster run
 kv_kept_over_dropped             sampled tokens/s with `rollout.keep_kv`, over those without
 row_split_error                  relative difference of gradients, if every turn is a sequence of its own
 
@@ -186,12 +191,14 @@ def _roll_flash(seed: int, steps: int, redundant: int) -> Result:
 
 # ---------------------------------------------------------------- the real controller
 
-REPLICAS, SLOTS, WORKERS = sized((16, 32, 16), (2, 8, 2))
+REPLICAS, SLOTS, WORKERS = sized((16, 32, 16), (2, 32, 2))
 TOOL_S = sized(0.5, 0.05)
 TURN_TOKENS, RATE = sized((100, 50.0), (10, 40.0))  # tokens of a turn, tokens a second of a trajectory
 MAX_TOKENS, OBSERVATION = 1024, 32
-CHECKED_EVERY = 10
-WARM_UP, MEASURED = sized((2000, 4000), (20, 40))  # turns
+CHECKED_EVERY = 5
+SLOWER = 4  # times as long take turns and answers in the slower run
+WARM_UP = sized(2000, 80)  # turns of the faster run
+MEASURED_S = sized(30.0, 6.0)
 
 
 class ActingReplica(PlayedReplica):
@@ -209,15 +216,15 @@ class ActingReplica(PlayedReplica):
 class ActingEnvironment(PlayedEnvironment):
     """Answers after a while; an episode has 4 to 8 turns."""
 
-    def __init__(self, prompt_tokens: int, seed: int) -> None:
+    def __init__(self, prompt_tokens: int, seed: int, tool_s: float) -> None:
         super().__init__(prompt_tokens)
-        self._seed = seed
+        self._seed, self._tool_s = seed, tool_s
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:  # type: ignore[override]
         for request in requests:
             done = len(request.turns) // 2 + 1
             rng = np.random.default_rng((self._seed, request.trajectory_id, done))
-            await asyncio.sleep(TOOL_S * math.exp(SIGMA * rng.standard_normal()))
+            await asyncio.sleep(self._tool_s * math.exp(SIGMA * rng.standard_normal()))
             due = TURNS[0] + request.trajectory_id % (TURNS[1] - TURNS[0] + 1)
             if request.finish is Finish.TURN and done < due:
                 yield request.trajectory_id, Observed(self._text.columns.tokens[:OBSERVATION])
@@ -238,7 +245,7 @@ def configuration(seed: int) -> Config:
                 "workers": WORKERS,
                 "timeout_s": 600.0,
             },
-            "batch": {"prompts": sized(32, 2), "group_size": sized(8, 2)},
+            "batch": {"prompts": sized(32, 8), "group_size": sized(8, 4)},
             "sampling": {"max_tokens": MAX_TOKENS},
             "rollout": {"replicas": REPLICAS, "slots": SLOTS, "max_sequence_tokens": 16_384},
             "checkpoints": {"every": 1_000_000},
@@ -246,9 +253,10 @@ def configuration(seed: int) -> Config:
     )
 
 
-def fleet(config: Config) -> Fleet:
-    replica = {"slots": SLOTS, "rate": RATE, "median": TURN_TOKENS, "sigma": 0.6}
-    environment = {"prompt_tokens": 256, "seed": config.seed}
+def fleet(config: Config, slower: int) -> Fleet:
+    """Its turns and answers take `slower` times as long."""
+    replica = {"slots": SLOTS, "rate": RATE / slower, "median": TURN_TOKENS, "sigma": 0.6}
+    environment = {"prompt_tokens": 256, "seed": config.seed, "tool_s": TOOL_S * slower}
     return Fleet(
         trainer=WorkerSpec("trainer", "trainer", "players:PlayedTrainer", {"step_s": 0.1}),
         relays=(WorkerSpec("relay", "relay", "players:PlayedRelay", {"slots": config.relay_slots}),),
@@ -263,8 +271,8 @@ def fleet(config: Config) -> Fleet:
     )
 
 
-async def controlled(directory: Path, seed: int) -> dict[str, float]:
-    """A run whose controller is this process."""
+async def controlled(directory: Path, seed: int, slower: int) -> dict[str, float]:
+    """A run whose controller is this process: its CPU seconds and its turns in `MEASURED_S`."""
     config, events, num_turns = configuration(seed), Events(clock.now, clock.wall), 0
     counted = Pulse()
 
@@ -285,7 +293,7 @@ async def controlled(directory: Path, seed: int) -> dict[str, float]:
         events.subscribe(count)
         controller = Controller(
             config,
-            fleet=fleet(config),
+            fleet=fleet(config, slower),
             runtime=troupe,
             ledger=ledger,
             schedule=build(config),
@@ -296,9 +304,9 @@ async def controlled(directory: Path, seed: int) -> dict[str, float]:
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(controller.run())
-                await until(WARM_UP)
+                await until(WARM_UP // slower)
                 cpu_s, wall_s, before = time.process_time(), time.monotonic(), num_turns
-                await until(before + MEASURED)
+                await asyncio.sleep(MEASURED_S)
                 cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
                 measured = num_turns - before
                 controller.stop()
@@ -306,20 +314,28 @@ async def controlled(directory: Path, seed: int) -> dict[str, float]:
         finally:
             await troupe.close()
             ledger.close()
-    return {
-        "controller_cpu_s_per_1000_turns": 1000 * cpu_s / measured,
-        "turns_per_s": measured / wall_s,
-    }
+    return {"cpu_s_per_s": cpu_s / wall_s, "turns_per_s": measured / wall_s}
 
 
 def control(seeds: int) -> dict[str, float]:
-    """Each seed in a controller's process of its own."""
+    """Each run in a controller's process of its own."""
     found = []
     for seed in range(seeds):
-        command = [sys.executable, __file__, "--one", str(seed)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-        say(done.stdout.splitlines()[-1])
+        runs = []
+        for slower in (1, SLOWER):
+            command = [sys.executable, *sys.argv, "--one", str(seed), str(slower)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+            runs.append(json.loads(done.stdout.splitlines()[-1]))
+            say(f"seed {seed}, {slower} times as long: {runs[-1]}")
+        fast, slow = runs
+        more_s, more_turns = (fast[name] - slow[name] for name in ("cpu_s_per_s", "turns_per_s"))
+        found.append(
+            {
+                "controller_cpu_s_per_1000_turns": 1000 * more_s / more_turns,
+                "controller_cpu_s_with_time": 1000 * fast["cpu_s_per_s"] / fast["turns_per_s"],
+                "turns_per_s": fast["turns_per_s"],
+            }
+        )
     return medians(found)
 
 
@@ -327,11 +343,11 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=sized(3, 1))
     parser.add_argument("--steps", type=int, default=sized(6, 3), help="of each simulated run")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
         with tempfile.TemporaryDirectory() as directory:
-            print(json.dumps(asyncio.run(controlled(Path(directory), options.one))))
+            print(json.dumps(asyncio.run(controlled(Path(directory), *options.one))))
         return
     from turns_kept import kept  # these need torch, and the other figures do not
     from turns_split import split

@@ -70,12 +70,12 @@ class Decisions:
         for trajectory in queued:
             if (version := state.queued_view(trajectory).version) in lost:
                 self._run.restart(trajectory, f"version {version} is no longer held")
-        if any(trajectory.columns.turn_start for trajectory in queued):
-            self._run.flush()  # an observation is durable before the lease that goes on from it
         placed = schedule.place(view, [state.queued_view(trajectory) for trajectory in queued])
-        for trajectory, replica in zip(queued, placed, strict=True):
-            if replica is not None:
-                works.add(replica, state.lease(trajectory, replica))
+        leased = [(one, replica) for one, replica in zip(queued, placed, strict=True) if replica is not None]
+        for trajectory, replica in leased:
+            works.add(replica, state.lease(trajectory, replica))
+        if any(trajectory.columns.turn_start for trajectory, _ in leased):
+            self._run.flush()  # an observation is durable before a replica goes on from it
         self._submit(works)
 
     def _admit(self) -> None:

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
 from millrace.controller.supervisor import PlannedRestart
-from millrace.controller.turns.score_requests import BATCH, DEATHS_MAX, ScoreRequests
+from millrace.controller.turns.score_requests import ANY, BATCH, DEATHS_MAX, ScoreRequests
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import MillraceError, OutOfMemory, WorkerDied
@@ -48,7 +48,7 @@ class RewardPool:
         lanes: int = 1,
     ) -> None:
         self._pulse, self._waits, self._on_score = pulse, waits, on_score
-        self._work = Pulse()
+        self._idle: dict[str, Pulse] = {}  # the sessions that wait for work, by worker
         self._timeout_s, self._look_s, self._lanes = timeout_s, look_s, lanes
         self._requests = ScoreRequests(lanes)
         self.spare = frozenset[str]()  # workers that are to end
@@ -56,12 +56,18 @@ class RewardPool:
         self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
 
     def request(self, request: ScoreRequest) -> None:
-        self._requests.put(request)
-        self._work.fire()
+        self._wake(self._requests.put(request))
 
     def forget(self, ids: Collection[int]) -> None:
         """These trajectories need no answer any more, and the ledger is about to say so."""
-        self._requests.forget(ids)
+        for worker in self._requests.forget(ids):
+            self._wake(worker)
+
+    def _wake(self, worker: str = ANY) -> None:
+        """The session of `worker`, or of all workers (ANY), looks for work."""
+        for name in [*self._idle] if worker == ANY else (worker,):
+            if pulse := self._idle.pop(name, None):
+                pulse.fire()
 
     @property
     def num_requests(self) -> int:
@@ -75,13 +81,13 @@ class RewardPool:
     def spare_all(self, names: Iterable[str]) -> None:
         """These workers, and no others, end after their present job."""
         self.spare = frozenset(names)
-        self._work.fire()
+        self._wake()
 
     def next_prompt(self) -> Prompt | BadPrompt | None:
         """The next prompt of the stream, or None: not fetched yet."""
         prompt = self._prompts.next()
         if prompt is not None and self._prompts.wanted:
-            self._work.fire()
+            self._wake()
         return prompt
 
     def is_scoring(self, handle: Handle) -> bool:
@@ -100,14 +106,15 @@ class RewardPool:
                         await self._fetch(handle)
                     elif ended := self._requests.ended(handle.name):
                         await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
-                    elif len(calls) < self._lanes and (requests := self._requests.take(handle)):
+                    elif requests := self._requests.take(handle):
                         if self._lanes == 1:
                             await self._score(handle, requests)
                             continue
                         calls.add(call := group.create_task(self._score(handle, requests)))
                         call.add_done_callback(calls.discard)
                     else:
-                        await self._work.wait(timeout_s=TICK_S)
+                        work = self._idle[handle.name] = Pulse()
+                        await work.wait(timeout_s=TICK_S)
                         if self._look_s:
                             await asyncio.sleep(self._look_s)
                 if calls:
@@ -116,13 +123,14 @@ class RewardPool:
             raise failures.exceptions[0] from None
         finally:
             self._requests.left(handle.name)
-            self._work.fire()
+            self._idle.pop(handle.name, None)
+            self._wake()
 
     async def _fetch(self, handle: Handle) -> None:
         try:
             await self._prompts.fetch(handle)
         except BaseException:
-            self._work.fire()  # another worker can fetch the prompts
+            self._wake()  # another worker can fetch the prompts
             raise
         self._waits.progress(handle.name)
         self._pulse.fire()
@@ -158,7 +166,10 @@ class RewardPool:
             raise PlannedRestart(f"{handle.name}: lost while scoring: {error}") from error
         finally:
             self._requests.give_back(handle.name, waiting)
-            self._work.fire()
+            if waiting or self._lanes == 1:
+                self._wake()
+            elif self._requests or self._prompts.wanted:
+                self._wake(handle.name)
 
     def _average(self, score_s: float) -> None:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s

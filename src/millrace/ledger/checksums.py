@@ -20,6 +20,7 @@ from millrace.ledger.schema import CHECKED, TABLES, computed, intact
 
 _KEYS = {table: columns[0] for table, columns in CHECKED.items()} | {"run": "rowid"}
 _PROBLEMS_MAX = 3
+_encode, _digest = msgspec.msgpack.Encoder().encode, xxhash.xxh3_64_intdigest
 
 
 class DamageError(Exception):
@@ -28,7 +29,7 @@ class DamageError(Exception):
 
 def row_checksum(*values: Any) -> int:
     """XXH3 of the values with their types, as a positive SQLite integer."""
-    return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(values)) >> 1
+    return _digest(_encode(values)) >> 1
 
 
 def register(db: sqlite3.Connection) -> None:

@@ -53,8 +53,8 @@ def work(
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
     columns, begin, most = trajectory.columns, trajectory.columns.sequence_start, sampling.max_tokens
     if episode_tokens:
-        sampled = sum(count for _, count in columns[: columns.turn_start].sampled_runs)
-        most = max(1, min(most, episode_tokens - sampled))
+        sampled = sum(count for _, count in columns.sampled_runs)
+        most = max(1, min(most, episode_tokens - sampled + len(columns) - columns.turn_start))
     if begin:  # with random numbers of its own
         prompt, seed = context(prompt, columns, begin), seed ^ begin << 32
     start = columns.turn_start - begin

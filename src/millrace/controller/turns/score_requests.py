@@ -10,8 +10,10 @@ served alone.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
+from itertools import count
+from operator import itemgetter
 
 from millrace.core.errors import RewardError
 from millrace.core.protocols import Handle
@@ -27,7 +29,7 @@ DEATHS_MAX = 2
 FAILURES_MAX = 256
 """Failed scores in a row that stop the run."""
 
-ANY = ""
+ANY, SUSPECTS = "", "*"
 """In place of the name of a worker."""
 
 
@@ -35,8 +37,10 @@ class ScoreRequests:
     """A request is in one place: it waits, or one worker has taken it. `lanes`: calls of a worker at once."""
 
     def __init__(self, lanes: int) -> None:
-        self._several, self._most = lanes > 1, 1 if lanes > 1 else BATCH
-        self._waiting: deque[ScoreRequest] = deque()
+        self._lanes, self._several, self._most = lanes, lanes > 1, 1 if lanes > 1 else BATCH
+        # The requests that one worker may serve, with their places: the lowest place is the oldest.
+        self._waiting: defaultdict[str, deque[tuple[int, ScoreRequest]]] = defaultdict(deque)
+        self._last_places, self._first_places = count(), count(-1, -1)
         self._calls = Counter[str]()  # of each worker
         self._taken: dict[str, dict[int, ScoreRequest]] = {}  # by worker and trajectory
         self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
@@ -47,7 +51,7 @@ class ScoreRequests:
         self._forgotten = set[int]()  # trajectories whose answer is on its way, and nobody waits for it
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     @property
     def num_busy(self) -> int:
@@ -57,24 +61,30 @@ class ScoreRequests:
     def is_busy(self, worker: str) -> bool:
         return self._calls[worker] > 0
 
-    def put(self, request: ScoreRequest) -> None:
-        self._waiting.append(request)
+    def put(self, request: ScoreRequest) -> str:
+        """Returns the worker that is to serve the request; ANY: every worker may."""
+        home = self._homes.get(request.trajectory_id, ANY)
+        self._waiting[home].append((next(self._last_places), request))
+        return home
 
     def is_alone(self, worker: str) -> bool:
         """Whether a worker serves a suspect, so that nothing else may end the worker."""
         return worker in self._alone
 
-    def forget(self, ids: Collection[int]) -> None:
-        """These trajectories need no answer any more. The worker of an episode is to end it."""
-        if ids:
-            self._waiting = deque(one for one in self._waiting if one.trajectory_id not in ids)
+    def forget(self, ids: Collection[int]) -> set[str]:
+        """These trajectories need no answer any more. Returns the workers that are to end an episode."""
+        workers = set[str]()
+        for name, waiting in self._waiting.items() if ids else ():
+            self._waiting[name] = deque(one for one in waiting if one[1].trajectory_id not in ids)
         for trajectory_id in ids:
             self._suspects.discard(trajectory_id)
             self._deaths.pop(trajectory_id, None)
             if any(trajectory_id in taken for taken in self._taken.values()):
                 self._forgotten.add(trajectory_id)
             if self._several:
-                self._ended.setdefault(self._homes.pop(trajectory_id, ANY), []).append(trajectory_id)
+                workers.add(home := self._homes.pop(trajectory_id, ANY))
+                self._ended.setdefault(home, []).append(trajectory_id)
+        return workers
 
     def ended(self, worker: str) -> list[int]:
         """The trajectories whose episodes this worker is to end."""
@@ -89,20 +99,18 @@ class ScoreRequests:
         return taken
 
     def _for(self, handle: Handle) -> list[ScoreRequest]:
-        worker = handle.name
+        worker, waiting = handle.name, self._waiting
         if worker in self._alone or (self._several and handle.dead.done()):
             return []
-        if suspect := next((one for one in self._waiting if one.trajectory_id in self._suspects), None):
+        if waiting[SUSPECTS]:
             if self.is_busy(worker):
                 return []
             self._alone.add(worker)
-            self._waiting.remove(suspect)
-            return [suspect]
-        taken, others = list[ScoreRequest](), deque[ScoreRequest]()
-        for one in self._waiting:
-            is_mine = self._homes.get(one.trajectory_id, worker) == worker and len(taken) < self._most
-            (taken if is_mine else others).append(one)
-        self._waiting = others
+            return [waiting[SUSPECTS].popleft()[1]]
+        taken = list[ScoreRequest]()
+        if self._calls[worker] < self._lanes:
+            while len(taken) < self._most and (mine := list(filter(None, (waiting[worker], waiting[ANY])))):
+                taken.append(min(mine, key=itemgetter(0)).popleft()[1])
         return taken
 
     def give_back(self, worker: str, unanswered: Sequence[ScoreRequest]) -> None:
@@ -144,7 +152,9 @@ class ScoreRequests:
             if one.trajectory_id in self._forgotten:
                 self._forgotten.discard(one.trajectory_id)
             else:
-                self._waiting.appendleft(one)
+                is_suspect = one.trajectory_id in self._suspects
+                queue = SUSPECTS if is_suspect else self._homes.get(one.trajectory_id, ANY)
+                self._waiting[queue].appendleft((next(self._first_places), one))
 
     def left(self, worker: str) -> None:
         """The worker is gone, with its episodes: other workers repeat them. A call that was cancelled before
@@ -154,3 +164,4 @@ class ScoreRequests:
         self._alone.discard(worker)
         self._ended.setdefault(ANY, []).extend(self._ended.pop(worker, []))
         self._homes = {tid: name for tid, name in self._homes.items() if name != worker}
+        self._waiting[ANY] = deque(sorted([*self._waiting.pop(worker, ()), *self._waiting[ANY]]))

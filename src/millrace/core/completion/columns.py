@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import nan
 from typing import Any
 
@@ -147,17 +147,17 @@ class TokenColumns:
     @property
     def sampled_runs(self) -> list[tuple[int, int]]:
         """The runs without observed tokens."""
-        return [run for run in self.runs if run[0] != OBSERVED]
+        return list(filter(_is_sampled, self.runs))
 
     @property
     def version_first(self) -> int | None:
         """The version of the first sampled token; None: there is none."""
-        return self.sampled_runs[0][0] if self.runs else None
+        return next((version for version, _ in self.runs if version != OBSERVED), None)
 
     @property
     def version_last(self) -> int | None:
         """The version of the last sampled token; None: there is none."""
-        return self.sampled_runs[-1][0] if self.runs else None
+        return next((version for version, _ in reversed(self.runs) if version != OBSERVED), None)
 
     @property
     def version_open(self) -> int | None:
@@ -174,10 +174,7 @@ class TokenColumns:
     @property
     def turn_start(self) -> int:
         """The number of tokens before the present turn."""
-        if not self.runs:
-            return 0
-        start, stop, sampled = self.turns()[-1]
-        return start if sampled else stop
+        return len(self) - sum(count for _, count in takewhile(_is_sampled, reversed(self.runs)))
 
     def versions(self) -> list[int]:
         """The version of every token; OBSERVED of observed tokens."""
@@ -192,7 +189,7 @@ class TokenColumns:
     def turns(self) -> list[tuple[int, int, bool]]:
         """(start, stop, sampled) of the stretches of sampled and of observed tokens, in order."""
         found, start = list[tuple[int, int, bool]](), 0
-        for sampled, runs in groupby(self.runs, lambda run: run[0] != OBSERVED):
+        for sampled, runs in groupby(self.runs, _is_sampled):
             stop = start + sum(count for _, count in runs)
             found.append((start, stop, sampled))
             start = stop
@@ -342,6 +339,10 @@ def unpack(packed: Packed) -> list[TokenColumns]:
     if not start == len(tokens) == len(logprobs):
         raise ValueError(f"runs for {start} tokens, {len(tokens)} token ids, {len(logprobs)} log-probs")
     return unpacked
+
+
+def _is_sampled(run: tuple[int, int]) -> bool:
+    return run[0] != OBSERVED
 
 
 def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:

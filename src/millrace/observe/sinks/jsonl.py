@@ -32,19 +32,23 @@ class EventLog:
     def __init__(self, path: Path, part_bytes: int = PART_BYTES) -> None:
         self._path, self._part_bytes = path, part_bytes
         remove_left_over(path)
-        self._file = _append(path)
         self._thinned = Thinned(self._write)
+        self._open()
 
     def __call__(self, event: Event) -> None:
         self._thinned(event)
 
     def _write(self, event: Event) -> None:
         head = {"kind": event.kind, "time_s": event.time_s, "wall_s": event.wall_s}
-        _write_line(self._file, head | event.fields)
-        if self._file.tell() >= self._part_bytes:
+        self._num_bytes += _write_line(self._file, head | event.fields)
+        if self._num_bytes >= self._part_bytes:
             rotate(self._path)
-            full, self._file = self._file, _append(self._path)
-            full.close()
+            self._file.close()
+            self._open()
+
+    def _open(self) -> None:
+        self._file = _append(self._path)
+        self._num_bytes = self._file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
         self._file.close()
@@ -138,16 +142,17 @@ def _append(path: Path) -> BinaryIO:
     return file
 
 
-def _write_line(file: BinaryIO, record: dict[str, Any]) -> None:
-    """Write all of a line or nothing. Raises StorageError."""
+def _write_line(file: BinaryIO, record: dict[str, Any]) -> int:
+    """Write all of a line or nothing. Returns its bytes. Raises StorageError."""
     line, written = encoded(record) + b"\n", 0
-    with writing(file.name):
-        try:
-            while written < len(line):  # a disk that fills up may write only some bytes
-                written += file.write(line[written:])
-        except OSError:
+    try:
+        while written < len(line):  # a disk that fills up may write only some bytes
+            written += file.write(line[written:])
+    except OSError:
+        with writing(file.name):
             file.truncate(file.seek(0, os.SEEK_END) - written)
             raise
+    return written
 
 
 def encoded(record: dict[str, Any]) -> bytes:

@@ -51,6 +51,9 @@ class Kind(IntEnum):
     ERROR = 9  # a MillraceError: ends the call or the stream
 
 
+_KINDS = sorted(Kind)
+
+
 class Payload:
     """A message's value, still pickled."""
 
@@ -59,6 +62,8 @@ class Payload:
 
     def value(self) -> Any:
         """Raises what unpickling raises."""
+        if not self._num_buffers:
+            return pickle.loads(self._body)
         sizes_at = len(self._body) - 8 * self._num_buffers
         sizes = struct.unpack_from(f"!{self._num_buffers}Q", self._body, sizes_at)
         start = sizes_at - sum(sizes)
@@ -232,13 +237,13 @@ class Framing(asyncio.BufferedProtocol):
                 start = min(end, len(arrived))
                 self._take_fragment(arrived[begin:start], num_bytes)
             elif num_bytes > FRAGMENT_BYTES:
-                self._large = _Arriving(Kind(kind), epoch, call_id, num_buffers, bytearray(num_bytes))
+                self._large = _Arriving(_KINDS[kind], epoch, call_id, num_buffers, bytearray(num_bytes))
                 start = begin
             elif end > len(arrived):
                 break
             else:
                 start = end
-                self._receive(Kind(kind), epoch, call_id, Payload(bytes(arrived[begin:end]), num_buffers))
+                self._receive(_KINDS[kind], epoch, call_id, Payload(bytes(arrived[begin:end]), num_buffers))
         self._arrived = len(arrived) - start
         self._buffer[: self._arrived] = bytes(arrived[start:])
 

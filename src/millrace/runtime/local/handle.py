@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -60,9 +62,9 @@ class LocalHandle:
         return await self._answer(Kind.CALL, method, (method, args), timeout_s)
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
-        inbox: asyncio.Queue[tuple[Kind, Any]] = asyncio.Queue()  # bounded by the window
+        inbox = _Inbox()
         command = (method, args, STREAM_WINDOW)
-        call_id = self._open(Kind.STREAM, method, command, lambda *message: inbox.put_nowait(message))
+        call_id = self._open(Kind.STREAM, method, command, inbox.put)
         complete = False
         try:
             for num_taken in itertools.count(1):
@@ -77,8 +79,7 @@ class LocalHandle:
                     self._framing.send(Kind.CREDIT, self.epoch, call_id, CREDIT_STEP)
         finally:
             del self._pending[call_id]
-            while not complete and not inbox.empty():  # the end may be in the inbox
-                complete = inbox.get_nowait()[0] is not Kind.ITEM
+            complete = complete or any(kind is not Kind.ITEM for kind, _ in inbox.messages)
             if not complete:
                 self._framing.send(Kind.CANCEL, self.epoch, call_id, None)
 
@@ -164,7 +165,7 @@ class LocalHandle:
             deliver(Kind.ERROR, late(self.name, self.epoch, method, timeout_s))
 
         call_id = self._open(kind, method, command, deliver)
-        timer = None if timeout_s is None else self._loop.call_later(timeout_s, expire, timeout_s)
+        timer = None if timeout_s in (None, math.inf) else self._loop.call_later(timeout_s, expire, timeout_s)
         try:
             return await answer
         finally:
@@ -230,3 +231,23 @@ class LocalHandle:
         self._framing.close()
         for method, deliver in self._pending.values():
             deliver(Kind.ERROR, died(self.name, self.epoch, method, self.dead.result()))
+
+
+class _Inbox:
+    """Messages of one stream that nobody has read. The stream's window bounds them."""
+
+    def __init__(self) -> None:
+        self.messages: deque[tuple[Kind, Any]] = deque()
+        self._more: asyncio.Future[None] | None = None
+
+    def put(self, kind: Kind, value: Any) -> None:
+        self.messages.append((kind, value))
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+
+    async def get(self) -> tuple[Kind, Any]:
+        """Only one coroutine reads a stream."""
+        while not self.messages:
+            self._more = asyncio.get_running_loop().create_future()
+            await self._more
+        return self.messages.popleft()
