@@ -75,7 +75,7 @@ def _blocks(reply: Reply) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]
         yield {"type": "tool_use", **called}, deltas
 
 
-EMPTY = {
+EMPTY: dict[str, dict[str, Any]] = {
     "thinking": {"thinking": "", "signature": ""},
     "text": {"text": ""},
     "tool_use": {"input": {}},
@@ -86,7 +86,7 @@ EMPTY = {
 def _events(reply: Reply) -> Iterator[dict[str, Any]]:
     message = write_message(reply)
     usage = message["usage"]
-    begun = {"content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+    begun: dict[str, Any] = {"content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
     yield {"type": "message_start", "message": {**message, **begun}}
     for index, (block, deltas) in enumerate(_blocks(reply)):
         yield {
