@@ -46,8 +46,11 @@ class SayDialect:
             yield f"data: {word}\n\n".encode()
         yield b"data: [DONE]\n\n"
 
-    def error(self, status: int, message: str, field: str | None) -> dict[str, Any]:
+    def error(self, status: int, message: str, field: str | None = None) -> dict[str, Any]:
         return {"type": "error", "error": {"message": message, "status": status, "field": field}}
+
+    def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
+        return f"event: error\ndata: {json.dumps(self.error(status, message, field))}\n\n".encode()
 
 
 class Gateway:

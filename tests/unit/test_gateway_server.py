@@ -187,14 +187,14 @@ def stream_begun(gateway: Gateway) -> Iterator[tuple[PendingCall, http.client.HT
         connection.request("POST", PATH, b'{"say": "hi", "stream": true}', headers)
         pending = taken(session)
         answer = connection.getresponse()
-        assert [answer.readline() for _ in range(4)] == [b": waiting\n", b"\n"] * 2
+        assert [answer.readline() for _ in range(4)] == [b": keep-alive\n", b"\n"] * 2
         yield pending, answer
 
 
 def test_a_stream_that_waits_has_comments_and_then_the_events(gateway: Gateway) -> None:
     with stream_begun(gateway) as (pending, answer):
         pending.answer(reply("a"))
-        events = answer.read().replace(b": waiting\n\n", b"")
+        events = answer.read().replace(b": keep-alive\n\n", b"")
     assert answer.status == 200
     assert events == b"data: a\n\ndata: [DONE]\n\n"
 
@@ -206,7 +206,7 @@ def test_an_error_after_a_stream_began_is_an_event(fails: str) -> None:
             pending.refuse(500, "the gateway failed to find an engine")
         else:
             pending.answer(reply("bug"))
-        event, data, *_ = answer.read().replace(b": waiting\n\n", b"").splitlines()
+        event, data, *_ = answer.read().replace(b": keep-alive\n\n", b"").splitlines()
         assert (answer.status, event) == (200, b"event: error")
         assert json.loads(data.removeprefix(b"data: "))["error"]["message"].startswith("the gateway failed")
         assert len(gateway.faults) == (fails == "has a bug")

@@ -84,15 +84,13 @@ class Exchange(HTTPMessageDelegate):
             return
         if self._session is not None:
             self._session.counts.refused += 1
-        error = self._error(refusal)
         if self._answer.streaming:
-            kind = b"event: error\n" if "type" in error else b""
-            self._answer.end_stream(kind + b"data: " + encode(error) + b"\n\n")
+            self._answer.end_stream(self._error(refusal, as_event=True))
         else:
             headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
             if refusal.status in (409, 500):
                 headers["x-should-retry"] = "false"  # SDKs would ask again, and get the same answer
-            self._answer.send(refusal.status, encode(error), headers)
+            self._answer.send(refusal.status, self._error(refusal), headers)
         self._leave()
 
     def _run(self, step: Callable[[], None]) -> None:
@@ -195,22 +193,19 @@ class Exchange(HTTPMessageDelegate):
         self._answer.send(200, encode(answer), {})
         self._leave()
 
-    def _error(self, refusal: RefusedCall) -> dict[str, Any]:
+    def _error(self, refusal: RefusedCall, *, as_event: bool = False) -> bytes:
         """In the form of the path's dialect, or else in OpenAI's."""
         message = str(refusal).encode(errors="replace").decode()
         kind = "invalid_request_error" if refusal.status < 500 else "server_error"
         error = {"message": message, "type": kind, "param": refusal.field, "code": refusal.status}
-        plain: dict[str, Any] = {"error": error}
-        dialect = self._around.dialects.get(self._target.path)
-        if dialect is None:
-            return plain
+        dialect, told = self._around.dialects.get(self._target.path), (refusal.status, message, refusal.field)
         try:
-            of_dialect = dialect.error(refusal.status, message, refusal.field)
-            encode(of_dialect)
-            return of_dialect
+            if dialect is not None:
+                return dialect.error_event(*told) if as_event else encode(dialect.error(*told))
         except Exception as error_of_dialect:
             self._around.fault(error_of_dialect)
-            return plain
+        plain = encode({"error": error})
+        return b"data: " + plain + b"\n\n" if as_event else plain
 
     def _wait(self) -> None:
         self._around.waiting.add(self.refuse)

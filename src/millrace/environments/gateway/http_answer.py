@@ -9,9 +9,10 @@ from tornado.concurrent import Future
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPHeaders, ResponseStartLine, responses
 
+from millrace.environments.gateway.dialects.server_sent import KEEP_ALIVE
+
 SEND_S = 60.0
 """A client that does not read its answer for so long is left."""
-WAITING = b": waiting\n\n"
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -36,10 +37,10 @@ class HttpAnswer:
     def keep_alive(self) -> None:
         """Begin the stream, if it has not begun. Clients skip the comment."""
         if self.streaming:
-            self._connection.write(WAITING)
+            self._connection.write(KEEP_ALIVE)
         else:
             self._connection.stream.set_nodelay(True)
-            self._head(200, EVENTS, WAITING)
+            self._head(200, EVENTS, KEEP_ALIVE)
             self.streaming = True
 
     def end_stream(self, content: bytes) -> None:

@@ -24,9 +24,10 @@ from tornado.netutil import bind_sockets
 
 from millrace.core.errors import DeadlineExceeded
 from millrace.environments.gateway.calls import RefusedCall
+from millrace.environments.gateway.dialects.dialect import GatewayDialect
 from millrace.environments.gateway.exchange import Exchange
 from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.surroundings import Auxiliary, GatewayLimits, HttpDialect, Surroundings
+from millrace.environments.gateway.surroundings import Auxiliary, GatewayLimits, Surroundings
 
 LOOPBACK = "127.0.0.1"
 START_S = 10.0
@@ -54,7 +55,7 @@ class GatewayServer:
     def __init__(
         self,
         sessions: OpenSessions,
-        dialects: Mapping[str, HttpDialect],
+        dialects: Mapping[str, GatewayDialect],
         *,
         auxiliary: Mapping[str, Auxiliary] | None = None,
         model: str = "millrace",

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import traceback
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tornado.concurrent import Future
 
-from millrace.environments.gateway.calls import Call, RefusedCall, Reply
+from millrace.environments.gateway.calls import RefusedCall
+from millrace.environments.gateway.dialects.dialect import GatewayDialect
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.sessions import Session
 
 Auxiliary = Callable[[Session, bytes], dict[str, Any]]
-
-
-class HttpDialect(Protocol):
-    """What a request and its answer look like at one path."""
-
-    def read(self, body: bytes) -> Call: ...
-
-    def reply(self, call: Call, reply: Reply) -> dict[str, Any]: ...
-
-    def events(self, call: Call, reply: Reply) -> Iterator[bytes]: ...
-
-    def error(self, status: int, message: str, field: str | None) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +40,7 @@ class Surroundings:
     refuses each request that waits. `writes`: of answers that their clients have yet to read."""
 
     sessions: OpenSessions
-    dialects: Mapping[str, HttpDialect]
+    dialects: Mapping[str, GatewayDialect]
     auxiliary: Mapping[str, Auxiliary]
     limits: GatewayLimits
     models: dict[str, Any]
