@@ -43,8 +43,9 @@ class EventLog:
         self._num_bytes += _write_line(self._file, head | event.fields)
         if self._num_bytes >= self._part_bytes:
             rotate(self._path)
-            self._file.close()
+            full = self._file
             self._open()
+            full.close()
 
     def _open(self) -> None:
         self._file = _append(self._path)

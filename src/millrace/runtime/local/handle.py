@@ -165,7 +165,11 @@ class LocalHandle:
             deliver(Kind.ERROR, late(self.name, self.epoch, method, timeout_s))
 
         call_id = self._open(kind, method, command, deliver)
-        timer = None if timeout_s in (None, math.inf) else self._loop.call_later(timeout_s, expire, timeout_s)
+        timer = (
+            None
+            if timeout_s is None or timeout_s == math.inf
+            else self._loop.call_later(timeout_s, expire, timeout_s)
+        )
         try:
             return await answer
         finally:
