@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from tests.unit.chat_templates import STYLES, make_tokenizer
 
 from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, RefusedCall
-from millrace.environments.gateway.conversation import HISTORY, OTHER, TEMPLATE, TOOLS, Conversation, Place
+from millrace.environments.gateway.conversation import (
+    HISTORY,
+    OTHER,
+    TEMPLATE,
+    TOOLS,
+    Conversation,
+    CallPlace,
+)
 from millrace.environments.gateway.rendering import PlainRendering, make_rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.turns.environment import SampledTurn
@@ -38,18 +45,20 @@ class Talk:
         self.replies = Replies(tokenizer, plain=not rendering.shows_tools)
         self.number = 0
 
-    def place(self, *messages: ChatTurn, tools: list[Any] | None = None) -> tuple[Call, Place]:
+    def place(self, *messages: ChatTurn, tools: list[Any] | None = None) -> tuple[Call, CallPlace]:
         call = Call(messages=list(messages), tools=tools or [])
         return call, self.conversation.place(call)
 
-    def say(self, call: Call, place: Place, text: str) -> ChatTurn:
+    def say(self, call: Call, place: CallPlace, text: str) -> ChatTurn:
         ids = self.tokenizer.encode(text + self.end, add_special_tokens=False)
         reply = self.replies.make(f"turn{self.number}", call, place.context, SampledTurn(ids, [], "turn"))
         self.conversation.add(call, place, reply)
         self.number += 1
         return reply.turn
 
-    def turn(self, *messages: ChatTurn, text: str, tools: list[Any] | None = None) -> tuple[Place, ChatTurn]:
+    def turn(
+        self, *messages: ChatTurn, text: str, tools: list[Any] | None = None
+    ) -> tuple[CallPlace, ChatTurn]:
         call, place = self.place(*messages, tools=tools)
         return place, self.say(call, place, text)
 
@@ -151,7 +160,9 @@ def test_ids_as_a_prompt_go_on_where_they_begin_like_a_turn(talk: Talk) -> None:
     assert (place.context, place.after) == ([5, 6, 7], 0)
     reply = talk.replies.make("turn0", first, place.context, SampledTurn([8, 9], [], "turn"))
     talk.conversation.add(first, place, reply)
-    assert talk.conversation.place(Call(prompt=[5, 6, 7, 8, 9, 10])) == Place([5, 6, 7, 8, 9, 10], [10], None)
+    assert talk.conversation.place(Call(prompt=[5, 6, 7, 8, 9, 10])) == CallPlace(
+        [5, 6, 7, 8, 9, 10], [10], None
+    )
     assert talk.conversation.place(Call(prompt=[5, 6, 7, 8, 9])).after == 0, "nothing new to observe"
     assert talk.conversation.place(Call(prompt=[5, 6, 7, 8, 1])).after == 0
 

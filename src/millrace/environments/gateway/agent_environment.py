@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.calls import Call, RefusedCall
-from millrace.environments.gateway.conversation import Conversation, Place
+from millrace.environments.gateway.conversation import Conversation, CallPlace
 from millrace.environments.gateway.rendering import PlainRendering, Rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.sessions import PendingCall, Session
@@ -53,7 +53,7 @@ class RunningAgent(Protocol):
         """Kill what is left of it, and remove its directory."""
 
 
-class Agents(Protocol):
+class AgentStarter(Protocol):
     """Starts agents. `Session.wake` is called when one ends."""
 
     def start(self, row: Row) -> RunningAgent: ...
@@ -74,7 +74,7 @@ class AgentParts(NamedTuple):
     episode. `stop`: the stop strings of the run. `num_tokens`: of the vocabulary.
     """
 
-    agents: Agents
+    agents: AgentStarter
     rendering: Rendering | PlainRendering
     replies: Replies
     score: Callable[[EpisodeEnd, Row], Reward]
@@ -91,7 +91,7 @@ class AgentEnvironment:
         self._parts = parts
         self._conversation = Conversation(parts.rendering)
         self._agent: RunningAgent | None = None
-        self._asked: tuple[PendingCall, Place] | None = None
+        self._asked: tuple[PendingCall, CallPlace] | None = None
         self._texts = list[str]()
         self._refused = 0
 
@@ -141,7 +141,7 @@ class AgentEnvironment:
         if self._agent is not None:
             self._agent.close()
 
-    def _next(self, agent: RunningAgent) -> tuple[PendingCall, Place] | None:
+    def _next(self, agent: RunningAgent) -> tuple[PendingCall, CallPlace] | None:
         """The next call that can be answered, and its place; None: the agent has ended."""
         until_s = time.monotonic() + self._parts.timeout_s
         while pending := agent.session.next_call(max(0.0, until_s - time.monotonic())):

@@ -17,7 +17,7 @@ CAUSES = (TEMPLATE, TOOLS, HISTORY, OTHER)
 its history; the call has another begin, as that of a second agent has."""
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """`context`: all ids that the model sees. `ids`: those that are new behind turn `after`. `after`: None:
     behind the newest turn. 0: they stand in place of all, so `ids` is `context`. `cause`: of a sequence."""
 
@@ -46,7 +46,7 @@ class Conversation:
         self._turns = list[_Turn]()
         self.forks = Counter[str](dict.fromkeys(CAUSES, 0))
 
-    def place(self, call: Call) -> Place:
+    def place(self, call: Call) -> CallPlace:
         """Raises: RefusedCall: the call has no prompt that can be rendered."""
         cause = ""
         if call.prompt is None:
@@ -61,13 +61,13 @@ class Conversation:
             raise RefusedCall("the prompt has no token")
         return self._by_prefix(whole, cause)
 
-    def add(self, call: Call, place: Place, reply: Reply) -> None:
+    def add(self, call: Call, place: CallPlace, reply: Reply) -> None:
         """The model has answered the call that has this place."""
         if self._turns and place.after == 0:
             self.forks[place.cause] += 1
         self._turns.append(_Turn(call, place.context, list(reply.ids), reply.turn))
 
-    def _appended(self, call: Call) -> tuple[Place | None, str]:
+    def _appended(self, call: Call) -> tuple[CallPlace | None, str]:
         """The place behind the turn with the longest history that the call goes on from; or why none is."""
         cause = OTHER
         for number, turn in sorted(
@@ -92,19 +92,19 @@ class Conversation:
             return self._behind(number, ids), ""
         return None, cause
 
-    def _by_prefix(self, whole: list[int], cause: str) -> Place:
+    def _by_prefix(self, whole: list[int], cause: str) -> CallPlace:
         """Behind the turn whose ids are the longest begin of the prompt. Text decides nothing."""
         best, most = 0, 0
         for number, turn in enumerate(self._turns, 1):
             length = len(turn.context) + len(turn.ids)
             if most < length < len(whole) and num_shared([*turn.context, *turn.ids], whole) == length:
                 best, most = number, length
-        return self._behind(best, whole[most:]) if best else Place(whole, whole, 0, cause or OTHER)
+        return self._behind(best, whole[most:]) if best else CallPlace(whole, whole, 0, cause or OTHER)
 
-    def _behind(self, number: int, ids: list[int]) -> Place:
+    def _behind(self, number: int, ids: list[int]) -> CallPlace:
         turn = self._turns[number - 1]
         after = None if number == len(self._turns) else number
-        return Place([*turn.context, *turn.ids, *ids], ids, after)
+        return CallPlace([*turn.context, *turn.ids, *ids], ids, after)
 
 
 def _same(messages: Sequence[ChatTurn], known: Sequence[ChatTurn]) -> bool:
