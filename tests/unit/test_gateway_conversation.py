@@ -17,8 +17,8 @@ from millrace.environments.gateway.conversation import (
     OTHER,
     TEMPLATE,
     TOOLS,
-    Conversation,
     CallPlace,
+    Conversation,
 )
 from millrace.environments.gateway.rendering import PlainRendering, make_rendering
 from millrace.environments.gateway.replies import Replies

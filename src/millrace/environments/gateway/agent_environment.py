@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.calls import Call, RefusedCall
-from millrace.environments.gateway.conversation import Conversation, CallPlace
+from millrace.environments.gateway.conversation import CallPlace, Conversation
 from millrace.environments.gateway.rendering import PlainRendering, Rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.sessions import PendingCall, Session
