@@ -16,6 +16,8 @@ ANSWER_S = 20.0  # for an answer that the server only looks up
 WORK_S = 60.0  # for an answer that the server computes, or that waits for the end of a step
 LOAD_S = 600.0  # for a load, while the server answers that it lives
 LOOK_S = 5.0  # between two looks whether it lives
+FRESH = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+"""A connection for each request: a server may close an idle one just when a request is sent on it."""
 ERROR_CHARS_MAX = 500  # characters of an error's text
 
 
@@ -27,7 +29,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._client = httpx2.Client(base_url=self.url, trust_env=False)
+        self._client = httpx2.Client(base_url=self.url, trust_env=False, limits=FRESH)
 
     def close(self) -> None:
         self._client.close()

@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 
 from millrace.core.errors import WorkerError
-from millrace.engines.server.client import ERROR_CHARS_MAX
+from millrace.engines.server.client import ERROR_CHARS_MAX, FRESH
 from millrace.engines.server.dialect import Dialect, Sampled
 
 CONNECT_S = 10.0
@@ -86,8 +86,7 @@ class Streams:
     async def _serve(self) -> None:
         """The owner of every request; ends with `close`."""
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        limits = httpx2.Limits(max_connections=None)
-        client = httpx2.AsyncClient(base_url=self._server.url, trust_env=False, limits=limits)
+        client = httpx2.AsyncClient(base_url=self._server.url, trust_env=False, limits=FRESH)
         async with client, asyncio.TaskGroup() as group:
             self._client, self._group = client, group
             self._ready.set()

@@ -1,0 +1,30 @@
+"""Agents on one host, and replicas on two hosts with networks of their own."""
+
+from __future__ import annotations
+
+import pytest
+from tests.agent_runs import make_agents
+from tests.namespaces import hosts as namespaces
+from tests.runs import events, summary, train, weights
+
+from millrace.compose import run_hosts
+from millrace.core.placement import Host
+
+GB = 1_000_000_000
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+def test_agents_do_not_know_where_their_turns_are_sampled(tmp_path, monkeypatch):
+    config = make_agents(tmp_path)
+    alone = train(config, tmp_path / "alone")
+    with namespaces(2) as made:
+        found = tuple(Host(host.name, 2, 8 * GB, 8 * GB, address=host.address) for host in made)
+        monkeypatch.setattr(run_hosts, "hosts", lambda config, this: found)
+        monkeypatch.setattr(run_hosts, "logical", lambda config: {host.name: host.prefix for host in made})
+        run = train(config, tmp_path / "run")
+    assert {event.fields["replica"] for event in events(run, "leased")} == {"replica-0", "replica-1"}
+    assert {event.fields["host"] for event in events(run, "fetched")} >= {made[1].name}
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == accounting["admitted"] == 64
+    assert weights(run) == weights(alone)
