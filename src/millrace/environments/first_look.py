@@ -12,6 +12,7 @@ from millrace.environments.chat import find_reference
 from millrace.environments.reward_worker import TaskRewardWorker
 from millrace.environments.scores import encodable
 from millrace.environments.tasks import PROBED_ROWS
+from millrace.environments.tokenizer import encode
 
 LOOK_S = 10.0
 """After so long, probing ends at the first usable row, because a task may make its rows slowly."""
@@ -56,5 +57,5 @@ class FirstLook(TaskRewardWorker):
         room = self._config.sampling.max_tokens
         characters = room * self._characters_per_token  # so that megabytes are not tokenized
         for kind, text in texts.items():
-            tokens = self._tokenizer.encode(encodable(text[:characters]), add_special_tokens=False)[:room]
+            tokens = encode(self._tokenizer, encodable(text[:characters]))[:room]
             yield TriedCompletion(prompt.group_id, prompt.row_id, kind, tokens)

@@ -24,7 +24,7 @@ from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
 from millrace.environments.stream.parts import Part, Parts, made
 from millrace.environments.tasks import More, Task
-from millrace.environments.tokenizer import encode_prompt, load_tokenizer
+from millrace.environments.tokenizer import encode, encode_prompt, load_tokenizer
 from millrace.environments.turns.environment import Ids
 from millrace.environments.turns.episodes import Episodes, make_episodes
 from millrace.environments.verifiers.sum_calls import make_calls
@@ -224,7 +224,7 @@ class TaskRewardWorker:
             self._check_characters(row_id, text)
             _check_surrogates(row_id, text)
             if part.task.is_chat(row):  # a chat template writes its own special tokens
-                tokens = self._tokenizer.encode(text, add_special_tokens=False)
+                tokens = encode(self._tokenizer, text)
             else:
                 tokens = encode_prompt(self._tokenizer, text)
             self._check_length(row_id, text, len(tokens))

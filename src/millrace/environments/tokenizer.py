@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ FILE_BYTES_MAX = 256 << 20
 # A tokenizer of one of these classes consists of its tokenizer.json alone. So it can be read without the auto
 # classes of transformers, which import torch. A reward worker saves 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+_encoding = threading.Lock()
 
 
 def make_character_tokenizer(directory: str | Path, alphabet: str) -> None:
@@ -91,7 +93,14 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a prompt, with the tokenizer's begin-of-sequence token exactly once. A chat template may
     have rendered that token already."""
     rendered = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-    return list(tokenizer.encode(text, add_special_tokens=not rendered))
+    return encode(tokenizer, text, add_special_tokens=not rendered)
+
+
+def encode(tokenizer: Any, text: str, *, add_special_tokens: bool = False, **options: bool) -> list[int]:
+    """`tokenizer.encode`, for one thread at a time. A fast tokenizer keeps `split_special_tokens` of the last
+    call for all threads. Another thread would encode a special token as text, or text as a special token."""
+    with _encoding:
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
 
 
 def _refuse_odd(directory: Path) -> None:

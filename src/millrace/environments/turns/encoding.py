@@ -6,6 +6,8 @@ import re
 from itertools import pairwise
 from typing import Any
 
+from millrace.environments.tokenizer import encode
+
 
 class Encoding:
     """`template` encodes special tokens as such. In `plain`, what looks like a special or an added token is
@@ -13,7 +15,7 @@ class Encoding:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._newline = list(tokenizer.encode("\n", add_special_tokens=False))
+        self._newline = encode(tokenizer, "\n")
         self._added = dict(getattr(tokenizer, "added_tokens_encoder", {}))
         markup = sorted((one for one in self._added if one.strip() and len(one) > 1), key=len, reverse=True)
         self._markup = re.compile(f"(?=({'|'.join(map(re.escape, markup)) or '(?!)'}))")
@@ -45,8 +47,8 @@ class Encoding:
         """Encoded behind a line break, because some tokenizers put a space before the begin of a text."""
         if not text:
             return []
-        ids = list(self._tokenizer.encode("\n" + text, add_special_tokens=False, **options))
+        ids = encode(self._tokenizer, "\n" + text, **options)
         begin = len(self._newline)
         if ids[:begin] == self._newline:
             return ids[begin:]
-        return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
+        return encode(self._tokenizer, text, **options)
