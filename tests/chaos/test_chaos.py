@@ -18,6 +18,7 @@ from millrace.runtime import sockets
 
 pytestmark = pytest.mark.usefixtures("warm")
 POINTS = {"POINTS": 3, "SEED": 6}
+AGENT_POINTS = {"POINTS": 3, "SEED": 1}
 
 
 def failed(checks):
@@ -46,8 +47,17 @@ def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
 
 def test_a_run_of_episodes_killed_in_its_turns_ends_with_the_same_weights(tmp_path):
     """MILLRACE_POINTS=100 makes as many points, MILLRACE_SEED others."""
-    points, seed = (int(os.environ.get(f"MILLRACE_{name}", default)) for name, default in POINTS.items())
-    checks = kill_and_resume(turn_runs.make_start(tmp_path), tmp_path, [], points, seed, print)
+    killed_in_turns(turn_runs.make_start(tmp_path), POINTS)
+
+
+def test_a_run_of_agents_killed_in_their_turns_ends_with_the_same_weights(tmp_path):
+    """The gateways, the agents, the replicas and the controller. As above."""
+    killed_in_turns(turn_runs.make_agent_start(tmp_path), AGENT_POINTS)
+
+
+def killed_in_turns(config, defaults):
+    points, seed = (int(os.environ.get(f"MILLRACE_{name}", default)) for name, default in defaults.items())
+    checks = kill_and_resume(config, config.parent, [], points, seed, print)
     print(checks[0].detail)
     assert not failed(checks)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, trained
-from tests import acting
 from tests.runs import events, train, weights
-from tests.turn_runs import make_start
+from tests.turn_runs import make_agent_start
 
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.run_directory.run_directory import RunDirectory
@@ -20,26 +18,16 @@ from millrace.run_directory.run_directory import RunDirectory
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def made(directory: Path) -> Path:
-    """A configuration of `tests.turn_runs` whose environment is an agent."""
-    path = make_start(directory)
-    shutil.copy(Path(acting.__file__).with_name("acting_agent.py"), directory)
-    text = path.read_text().replace('path = "acting.py:Acting"', 'path = "acting_agent.py:reward"')
-    text = text.replace("[batch]", '[reward.agent]\nfunction = "acting_agent.py:solve"\n\n[batch]')
-    path.write_text(text)
-    return path
-
-
 @pytest.fixture
 def agents(tmp_path: Path) -> Path:
-    return made(tmp_path)
+    return make_agent_start(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory, warm) -> RunDirectory:
     """The run when nothing is killed."""
     directory = tmp_path_factory.mktemp("calm")
-    return train(made(directory), directory / "run")
+    return train(make_agent_start(directory), directory / "run")
 
 
 def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):

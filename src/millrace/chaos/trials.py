@@ -32,6 +32,7 @@ from millrace.observe.check import Check
 TURNS = "leased", "finished", "observed"
 """After these events a turn begins, waits for its answer, or is answered, and other turns are under way."""
 ACTORS = ["controller", "replica", "reward worker"]
+AGENTS = [*ACTORS, "agent"]
 POINTS_OF_TURNS = 3
 """In one run. An episode that two workers die of fails, and rightly: more deaths may meet one twice."""
 
@@ -91,8 +92,9 @@ def kill_and_resume(
     bit.
 
     The process is the controller, and the run resumes. Where an environment answers turns, it may also be a
-    replica or a reward worker. A point is then in the middle of turns, and a run has `POINTS_OF_TURNS`.
-    The engine is exact (`rollout.exact`). If the engine cannot be exact, the first run ends with the reason.
+    replica, a reward worker or an agent. A point is then in the middle of turns, and a run has
+    `POINTS_OF_TURNS`. The engine is exact (`rollout.exact`). If the engine cannot be exact, the first run
+    ends with the reason.
     """
     overrides = [*overrides, "rollout.exact=true"]
     config = load(config_file, overrides)
@@ -102,18 +104,20 @@ def kill_and_resume(
             "--resume-points out"
         )
     kinds: tuple[str, ...] = ()
-    roles, each = ["controller"], 1
+    roles, each, agents = ["controller"], 1, None
     if config.reward.kind == "environment":
-        kinds, roles, each = TURNS, ACTORS, POINTS_OF_TURNS
+        agents = None if config.reward.agent is None else dict(config.reward.agent.variables)
+        kinds, roles, each = TURNS, ACTORS if agents is None else AGENTS, POINTS_OF_TURNS
         overrides += SUPERVISION
-    whole = ChildRun(config_file, root / "undisturbed", overrides)
+    whole = ChildRun(config_file, root / "undisturbed", overrides, agents=agents)
     finish(whole)
     expected, num_events = weights(whole), whole.num_of(kinds)
     rng, orphans, broken, killed = random.Random(seed), list[int](), list[str](), Counter[str]()
     moments = rng.sample(range(1, num_events), min(points, num_events - 1))
     for first in range(0, len(moments), each):
         at = {moment: rng.choice(roles) for moment in sorted(moments[first : first + each])}
-        run = ChildRun(config_file, root / f"killed-after-{'-'.join(map(str, at))}", overrides)
+        killed_after = root / f"killed-after-{'-'.join(map(str, at))}"
+        run = ChildRun(config_file, killed_after, overrides, agents=agents)
         orphans += _kill_at(run, kinds, at, killed)
         wrong = [one.claim for one in aftermath.check_ledger(run.directory.ledger, config) if not one.holds]
         wrong += [] if weights(run) == expected else ["different weights"]
