@@ -54,13 +54,14 @@ def run_at_once(directory: Path) -> dict[str, float]:
         figures = watched(run, number)
     finally:
         run.end()
-    steps = [event.fields["step_s"] for event in run.events if event.kind == "step"]
+    begun = [event.time_s for event in run.events if event.kind == "leased"]
+    steps = [event.time_s for event in run.events if event.kind == "step"]
     accounting = json.loads(run.directory.summary.read_text())["accounting"]
-    say(f"{accounting}, steps {steps}")
+    say(f"{accounting}; steps {[round(one - begun[0], 1) for one in steps]} s after the first lease")
     return {
         **figures,
         "run_s": time.monotonic() - began_s,
-        "run_step_s": max(steps),
+        "run_batch_s": steps[0] - begun[0],
         "run_failed": float(accounting["failed"]),
         "run_trained": float(accounting["trained"]),
     }
