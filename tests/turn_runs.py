@@ -35,3 +35,12 @@ def make_start(directory: Path) -> Path:
     path = directory / "run.toml"
     path.write_text(head + TASK + rest.partition("[batch]\n")[2].replace("tokens = 32", "tokens = 64"))
     return path
+
+
+def make_agent_start(directory: Path) -> Path:
+    """As `make_start`. The environment is an agent that asks by HTTP."""
+    path = make_start(directory)
+    shutil.copy(Path(acting.__file__).with_name("acting_agent.py"), directory)
+    text = path.read_text().replace('path = "acting.py:Acting"', 'path = "acting_agent.py:reward"')
+    path.write_text(text.replace("[batch]", '[reward.agent]\nfunction = "acting_agent.py:solve"\n\n[batch]'))
+    return path

@@ -17,7 +17,8 @@ from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
 
 pytestmark = pytest.mark.usefixtures("warm")
-POINTS = {"POINTS": 3, "SEED": 6}
+POINTS = {"POINTS": 3, "SEED": 6, "STEPS": 4}
+AGENT_POINTS = {"POINTS": 3, "SEED": 1, "STEPS": 4}
 
 
 def failed(checks):
@@ -45,9 +46,19 @@ def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
 
 
 def test_a_run_of_episodes_killed_in_its_turns_ends_with_the_same_weights(tmp_path):
-    """MILLRACE_POINTS=100 makes as many points, MILLRACE_SEED others."""
-    points, seed = (int(os.environ.get(f"MILLRACE_{name}", default)) for name, default in POINTS.items())
-    checks = kill_and_resume(turn_runs.make_start(tmp_path), tmp_path, [], points, seed, print)
+    """MILLRACE_POINTS=100 makes as many points, MILLRACE_SEED others. With MILLRACE_STEPS=16, fewer runs have
+    them."""
+    killed_in_turns(turn_runs.make_start(tmp_path), POINTS)
+
+
+def test_a_run_of_agents_killed_in_their_turns_ends_with_the_same_weights(tmp_path):
+    """The gateways, the agents, the replicas and the controller. As above."""
+    killed_in_turns(turn_runs.make_agent_start(tmp_path), AGENT_POINTS)
+
+
+def killed_in_turns(config, defaults):
+    points, seed, steps = (int(os.environ.get(f"MILLRACE_{name}", it)) for name, it in defaults.items())
+    checks = kill_and_resume(config, config.parent, [f"steps={steps}"], points, seed, print)
     print(checks[0].detail)
     assert not failed(checks)
 

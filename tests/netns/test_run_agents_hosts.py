@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.agent_runs import make_agents
 from tests.namespaces import hosts as namespaces
 from tests.runs import events, summary, train, weights
+from tests.turn_runs import make_agent_start
 
 from millrace.compose import run_hosts
 from millrace.core.placement import Host
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 
 def test_agents_do_not_know_where_their_turns_are_sampled(tmp_path, monkeypatch):
-    config = make_agents(tmp_path)
+    config = make_agent_start(tmp_path)
     alone = train(config, tmp_path / "alone")
     with namespaces(2) as made:
         found = tuple(Host(host.name, 2, 8 * GB, 8 * GB, address=host.address) for host in made)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, trained
-from tests.agent_runs import make_agents
 from tests.runs import events, train, weights
+from tests.turn_runs import make_agent_start
 
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.run_directory.run_directory import RunDirectory
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Path:
-    return make_agents(tmp_path)
+    return make_agent_start(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory, warm) -> RunDirectory:
     """The run when nothing is killed."""
     directory = tmp_path_factory.mktemp("calm")
-    return train(make_agents(directory), directory / "run")
+    return train(make_agent_start(directory), directory / "run")
 
 
 def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):

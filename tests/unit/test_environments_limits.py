@@ -1,7 +1,8 @@
-"""Imports in a process whose memory is bounded."""
+"""Imports in a process whose memory is bounded, and its open files."""
 
 from __future__ import annotations
 
+import resource
 import threading
 
 from millrace.environments import limits
@@ -30,3 +31,14 @@ def test_an_import_that_waits_for_another_thread_keeps_no_third_module_from_load
     waiting.join()
     other.join()
     assert found == [True]
+
+
+def test_a_worker_may_open_as_many_files_as_the_system_permits() -> None:
+    """An agent that waits takes two: often a process may have 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        limits.permit_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -3,11 +3,14 @@
 import string
 import subprocess
 import sys
+import threading
+from functools import partial
 
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.environments.tokenizer import END, USER, encode_prompt, load_tokenizer, make_character_tokenizer
+from millrace.environments.turns.encoding import Encoding
 
 ALPHABET = string.digits + string.ascii_letters + " +-*/=?!.,\n"
 
@@ -71,3 +74,28 @@ def test_a_directory_without_a_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(DataError, match="cannot be read"):
         load_tokenizer(tmp_path)
+
+
+def test_threads_that_encode_at_once_get_what_one_thread_gets(directory):
+    """A fast tokenizer keeps for all threads whether special tokens are text."""
+    tokenizer = load_tokenizer(directory)
+    encoding, text = Encoding(tokenizer), f"{USER}word{END}"
+    ways = [encoding.template, encoding.plain, partial(encode_prompt, tokenizer)] * 2
+    expected = [way(text) for way in ways]
+    assert expected[0] != expected[1]
+    found = [[] for _ in ways]
+
+    def work(number):
+        found[number] += [ways[number](text) == expected[number] for _ in range(300)]
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(ways))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert [one.count(False) for one in found] == [0] * len(ways)

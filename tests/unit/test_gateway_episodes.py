@@ -207,6 +207,56 @@ def test_a_repeated_agent_that_asks_something_else_fails(tokenizer: Any) -> None
     assert isinstance(end, Failed) and "after turn 1" in end.reason
 
 
+def killed_before(kills: list[bool]) -> Program:
+    """`two_turns`, or the agent is killed before it asks."""
+
+    def killed(row: Row, ask: Ask) -> str:
+        if kills.pop(0):
+            ask.__self__.kill()  # type: ignore[attr-defined]
+            return ""
+        return two_turns(row, ask)
+
+    return killed
+
+
+def test_an_agent_that_was_killed_before_its_first_call_is_run_again_once(tokenizer: Any) -> None:
+    kills = [True, False, True, False]
+    worker = Worker(tokenizer, killed_before(kills))
+    request = worker.begin()
+    assert isinstance(worker.episodes.answer(worker.say(request, "one"), worker.row), Observed)
+    kills += [True, True, True, True]
+    failed = worker.episodes._first(worker.row)
+    assert isinstance(failed, Failed) and "SIGKILL" in failed.reason and "twice" in failed.reason
+    end = worker.restarted().answer(worker.say(request, "one"), worker.row)
+    assert isinstance(end, Failed) and "SIGKILL" in end.reason and "twice" in end.reason
+    assert not kills
+
+
+def test_an_agent_that_was_killed_when_a_budget_ended_it_is_run_again_once(tokenizer: Any) -> None:
+    kills = [True, False]
+
+    def killed(row: Row, ask: Ask) -> str:
+        ask(user(row["prompt"]))
+        ask(user(row["prompt"]))
+        if kills.pop(0):
+            ask.__self__.kill()  # type: ignore[attr-defined]
+        return "yes"
+
+    worker = Worker(tokenizer, killed, turns=1)
+    end = worker.episodes.answer(worker.say(worker.begin(), "one"), worker.row)
+    assert isinstance(end, Scored) and end.truncated and end.value == 2.0
+
+
+def test_an_agent_that_never_asks_is_closed(tokenizer: Any) -> None:
+    worker = Worker(tokenizer, two_turns, timeout_s=0.2)
+    request = worker.say(worker.begin(), "one")
+    silent = threading.Event()
+    worker.agents.program = lambda row, ask: silent.wait(10)
+    assert isinstance(worker.episodes.answer(request, worker.row), Failed)
+    silent.set()
+    assert worker.running[-1].session._ended
+
+
 def test_an_agent_that_was_killed_is_run_again_once(tokenizer: Any) -> None:
     kills = [True, False]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.agent_runs import make_agents
 from tests.runs import events, make_model, summary, train
+from tests.turn_runs import make_agent_start
 from tests.vllm_runs.test_vllm_runs import VLLM, WITH_VLLM
 
 pytestmark = WITH_VLLM
 
 
 def test_an_agent_asks_a_replica_of_vllm(tmp_path: Path) -> None:
-    config = make_agents(tmp_path)
+    config = make_agent_start(tmp_path)
     make_model(tmp_path / "start", 32)
     run = train(config, tmp_path / "run", *VLLM, "rollout.replicas=1", "reward.timeout_s=120")
     accounting = summary(run)["accounting"]

@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +28,8 @@ class ChildRun:
     """One run directory, and its present controller.
 
     Every process of the run has a mark in its environment, so that `processes` finds all of them. `prefix` is
-    a command that runs the controller, for example on another host.
+    a command that runs the controller, for example on another host. `agents`: variables of the agents,
+    which get the mark too; None: the run has no agents.
     """
 
     def __init__(
@@ -38,12 +39,16 @@ class ChildRun:
         overrides: Sequence[str] = (),
         *,
         prefix: Sequence[str] = (),
+        agents: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = RunDirectory(run_dir.resolve())
+        self._mark = uuid.uuid4().hex
+        if agents is not None:
+            table = ", ".join(f'{name} = "{value}"' for name, value in {**agents, MARK: self._mark}.items())
+            overrides = [*overrides, f"reward.agent.variables={{{table}}}"]
         sets = [word for override in overrides for word in ("--set", override)]
         train = [*prefix, sys.executable, "-m", "millrace", "train", str(config_file), *sets]
         self._command = [*train, "--run-dir", str(self.directory.path)]
-        self._mark = uuid.uuid4().hex
         self._log = self.directory.path.with_name(self.directory.path.name + ".log")
         self._controller: subprocess.Popen[bytes] | None = None
         self._workers: dict[str, tuple[str, int]] = {}  # name -> (role, pid)
@@ -131,7 +136,7 @@ class ChildRun:
 
     def pids(self, role: str) -> dict[str, int]:
         """Living processes of a role, by name. Further ranks of a worker are `NAME.RANK`. The role `engine`
-        has the processes of vLLM beside a replica, `NAME.PID`."""
+        has the processes of vLLM beside a replica, `NAME.PID`. An `agent` has the name of its directory."""
         assert self._controller is not None
         if role == "controller":
             return {"controller": self._controller.pid}
@@ -142,7 +147,17 @@ class ChildRun:
             replicas = self.pids("replica").items()
             beside = [(name, pid) for name, replica in replicas for pid in process.descendants(replica)]
             return {f"{name}.{pid}": pid for name, pid in beside if _title(pid).startswith("VLLM::")}
+        if role == "agent":
+            return {directory: pid for pid in self.processes() if (directory := self._agent_of(pid))}
         return {name: pid for name, (its, pid) in self._workers.items() if its == role and _title(pid)}
+
+    def _agent_of(self, pid: int) -> str:
+        """The name of the directory in which a process of an agent works; empty: it is of none."""
+        try:
+            path = Path(f"/proc/{pid}/cwd").readlink()
+        except OSError:
+            return ""
+        return path.name if path.parent.name == "agents" and _title(pid) else ""
 
     # ------------------------------------------------------------ its events
 

@@ -32,8 +32,10 @@ from millrace.observe.check import Check
 TURNS = "leased", "finished", "observed"
 """After these events a turn begins, waits for its answer, or is answered, and other turns are under way."""
 ACTORS = ["controller", "replica", "reward worker"]
-POINTS_OF_TURNS = 3
-"""In one run. An episode that two workers die of fails, and rightly: more deaths may meet one twice."""
+AGENTS = [*ACTORS, "agent"]
+EVENTS_OF_A_POINT = 140
+"""So many events of turns for each point in one run. An episode that two workers die of fails, and rightly:
+more deaths may meet one twice."""
 
 
 def attack(
@@ -91,8 +93,9 @@ def kill_and_resume(
     bit.
 
     The process is the controller, and the run resumes. Where an environment answers turns, it may also be a
-    replica or a reward worker. A point is then in the middle of turns, and a run has `POINTS_OF_TURNS`.
-    The engine is exact (`rollout.exact`). If the engine cannot be exact, the first run ends with the reason.
+    replica, a reward worker or an agent. A point is then in the middle of turns, and a run has several, one
+    for `EVENTS_OF_A_POINT`. The engine is exact (`rollout.exact`). If the engine cannot be exact, the first
+    run ends with the reason.
     """
     overrides = [*overrides, "rollout.exact=true"]
     config = load(config_file, overrides)
@@ -102,18 +105,21 @@ def kill_and_resume(
             "--resume-points out"
         )
     kinds: tuple[str, ...] = ()
-    roles, each = ["controller"], 1
+    roles, agents = ["controller"], None
     if config.reward.kind == "environment":
-        kinds, roles, each = TURNS, ACTORS, POINTS_OF_TURNS
+        agents = None if config.reward.agent is None else dict(config.reward.agent.variables)
+        kinds, roles = TURNS, ACTORS if agents is None else AGENTS
         overrides += SUPERVISION
-    whole = ChildRun(config_file, root / "undisturbed", overrides)
+    whole = ChildRun(config_file, root / "undisturbed", overrides, agents=agents)
     finish(whole)
     expected, num_events = weights(whole), whole.num_of(kinds)
+    each = max(1, num_events // EVENTS_OF_A_POINT) if kinds else 1
     rng, orphans, broken, killed = random.Random(seed), list[int](), list[str](), Counter[str]()
     moments = rng.sample(range(1, num_events), min(points, num_events - 1))
     for first in range(0, len(moments), each):
         at = {moment: rng.choice(roles) for moment in sorted(moments[first : first + each])}
-        run = ChildRun(config_file, root / f"killed-after-{'-'.join(map(str, at))}", overrides)
+        killed_after = root / f"killed-after-{'-'.join(map(str, at))[:200]}"
+        run = ChildRun(config_file, killed_after, overrides, agents=agents)
         orphans += _kill_at(run, kinds, at, killed)
         wrong = [one.claim for one in aftermath.check_ledger(run.directory.ledger, config) if not one.holds]
         wrong += [] if weights(run) == expected else ["different weights"]
@@ -133,7 +139,7 @@ def _kill_at(run: ChildRun, kinds: Sequence[str], at: Mapping[int, str], killed:
     run.start()
     orphans = list[int]()
     for moment, role in at.items():
-        orphans += _kill_after(run, partial(_has_events, run, kinds, moment), role)
+        orphans += _kill_after(run, partial(_has_events, run, kinds, moment), role, moment)
         killed[role] += run.exit_code != 0
     _await_end(run)
     return orphans
@@ -143,11 +149,12 @@ def _has_events(run: ChildRun, kinds: Sequence[str], count: int) -> bool:
     return run.num_of(kinds) >= count
 
 
-def _kill_after(run: ChildRun, has_come: Callable[[], bool], role: str) -> list[int]:
-    """Kill a process of `role` when the moment has come, and resume a run without controller. Returns the
-    processes that outlive their controller. A run that has ended is left alone."""
+def _kill_after(run: ChildRun, has_come: Callable[[], bool], role: str, which: int) -> list[int]:
+    """Kill a process of `role` when the moment has come, and resume a run without controller. `which` of the
+    processes, counted again and again. Returns the processes that outlive their controller. A run that has
+    ended is left alone."""
     deadline_s = time.monotonic() + QUIET_S_MAX
-    while not (has_come() and run.pids(role)):
+    while not (has_come() and (pids := sorted(run.pids(role).values()))):
         if run.exit_code is not None:
             return []
         if time.monotonic() > deadline_s:
@@ -159,7 +166,7 @@ def _kill_after(run: ChildRun, has_come: Callable[[], bool], role: str) -> list[
         run.start()
         return left
     with suppress(ProcessLookupError):
-        os.kill(min(run.pids(role).values()), signal.SIGKILL)
+        os.kill(pids[which % len(pids)], signal.SIGKILL)
     return []
 
 

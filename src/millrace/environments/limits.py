@@ -27,6 +27,12 @@ def limit_process_memory(extra_mb: int) -> None:
     builtins.__import__ = _Uncounted(builtins.__import__)
 
 
+def permit_open_files() -> None:
+    """Let this process have as many open files as the system permits."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class _Uncounted:
     """`__import__` without the limit while modules are loaded. The limit then grows by the memory of the
     modules.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from millrace.core.errors import DataError
@@ -27,11 +27,10 @@ READ = (*FILES, "tokenizer_config.json", "config.json", "merges.txt", "special_t
         "added_tokens.json", "chat_template.jinja", "chat_template.json")  # fmt: skip
 FILE_BYTES_MAX = 256 << 20
 
-_ENCODING = Lock()
-
 # A tokenizer of one of these classes consists of its tokenizer.json alone. So it can be read without the auto
 # classes of transformers, which import torch. A reward worker saves 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+_encoding = threading.Lock()
 
 
 def make_character_tokenizer(directory: str | Path, alphabet: str) -> None:
@@ -98,9 +97,9 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
 
 
 def encode(tokenizer: Any, text: str, *, add_special_tokens: bool = False, **options: bool) -> list[int]:
-    """The ids of a text, from any thread. A tokenizer keeps `split_special_tokens` from one call to the next,
-    so two threads at once would read each other's."""
-    with _ENCODING:
+    """`tokenizer.encode`, for one thread at a time. A fast tokenizer keeps `split_special_tokens` of the last
+    call for all threads. Another thread would encode a special token as text, or text as a special token."""
+    with _encoding:
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
 
 

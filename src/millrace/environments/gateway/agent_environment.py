@@ -98,17 +98,18 @@ class AgentEnvironment:
     def reset(self, row: Row) -> Ids:
         """The prompt of the first call.
 
-        Raises: AgentError: the agent has ended or asks nothing.
+        Raises: AgentError: the agent has ended or asks nothing. EpisodeLost: it was killed.
         """
         self._row = row
         self._agent = self._parts.agents.start(row)
         self._asked = self._next(self._agent)
         if self._asked is None:
-            raise AgentError(f"the agent ended without a call: {_said(self._agent.wait(0))}")
+            end = _not_killed(self._agent.wait(0))
+            raise AgentError(f"the agent ended without a call: {_said(end)}")
         return Ids(self._asked[1].context)
 
     def step(self, turn: SampledTurn) -> Observation | Done:
-        """Raises: AgentError: the agent hangs, or its exit code is not 0."""
+        """Raises: AgentError: the agent hangs, or its exit code is not 0. EpisodeLost: it was killed."""
         assert self._agent is not None and self._asked is not None
         pending, place = self._asked
         reply = self._parts.replies.make(f"turn{len(self._texts)}", pending.call, place.context, turn)
@@ -120,18 +121,18 @@ class AgentEnvironment:
         self._asked = self._next(self._agent)
         if self._asked is not None:
             return Observation(Ids(self._asked[1].ids), metrics=self._metrics(), after=self._asked[1].after)
-        end = self._agent.wait(0)
-        if end is not None and end.signal == "SIGKILL":
-            raise EpisodeLost(_said(end))
+        end = _not_killed(self._agent.wait(0))
         if end is None or end.exit_code != 0:
             raise AgentError(_said(end))
         return Done(self._score(end), self._metrics())
 
     def cut_off(self) -> float:
-        """A budget has ended the episode: the agent gets no more turns, and ends."""
+        """A budget has ended the episode: the agent gets no more turns, and ends.
+
+        Raises: EpisodeLost: somebody else killed it."""
         assert self._agent is not None
         self._agent.conclude()
-        end = self._agent.wait(self._parts.end_s)
+        end = _not_killed(self._agent.wait(self._parts.end_s))
         if end is None:
             self._agent.kill()
             end = self._agent.wait(self._parts.end_s)
@@ -182,6 +183,13 @@ class AgentEnvironment:
             "calls_refused": float(self._refused),
             "calls_auxiliary": float(counts.auxiliary),
         }
+
+
+def _not_killed(end: AgentEnd | None) -> AgentEnd | None:
+    """Raises: EpisodeLost: SIGKILL ended the agent."""
+    if end is not None and end.signal == "SIGKILL":
+        raise EpisodeLost(_said(end))
+    return end
 
 
 def _said(end: AgentEnd | None) -> str:

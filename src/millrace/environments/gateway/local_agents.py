@@ -21,6 +21,7 @@ from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.rendering import PlainRendering, Rendering
 from millrace.environments.gateway.server import GatewayServer
 from millrace.environments.gateway.sessions import Session, closing_reply
+from millrace.environments.limits import permit_open_files
 from millrace.environments.rows import Row, find_column
 
 _log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class LocalAgents:
     @cached_property
     def _started(self) -> tuple[str, OpenSessions, Agents]:
         directory = self._directory or Path(tempfile.mkdtemp(prefix="millrace-agents-"))
+        permit_open_files()  # an agent that waits has a link and a connection
         agents = Agents(directory, function=self._config.function, environment=self._config.variables)
         sessions = OpenSessions()
         server = GatewayServer(

@@ -76,11 +76,13 @@ class Rendering:
 
     def _bridge(self, tools: Tools) -> ChatBridge:
         key = json.dumps(list(tools), sort_keys=True).encode()
-        if key not in self._bridges:
+        bridge = self._bridges.get(key)  # another thread may clear the table
+        if bridge is None:
+            bridge = ChatBridge(self._tokenizer, "user", self._arguments, tools)
             if len(self._bridges) >= BRIDGES_MAX:
                 self._bridges.clear()
-            self._bridges[key] = ChatBridge(self._tokenizer, "user", self._arguments, tools)
-        return self._bridges[key]
+            self._bridges[key] = bridge
+        return bridge
 
     def _marked(self, one: ChatTurn, texts: list[str]) -> dict[str, Any]:
         """A message as templates take one, with a mark in place of each text of the agent's."""

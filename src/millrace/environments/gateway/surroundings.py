@@ -22,11 +22,12 @@ Auxiliary = Callable[[Session, bytes], dict[str, Any]]
 @dataclass(frozen=True, kw_only=True)
 class GatewayLimits:
     """`call_s`: a connection waits so long for a reply. A stream that waits longer than `grace_s` begins with
-    comments, one each `keepalive_s`. Until then, an error keeps its HTTP status."""
+    comments, one each `keepalive_s`. Until then, an error keeps its HTTP status. `connections_max`: two for
+    each of the agents that a worker keeps (`turns.episodes.LIVE_MAX`)."""
 
     body_bytes_max: int = 64 << 20
     header_bytes_max: int = 64 << 10
-    connections_max: int = 512
+    connections_max: int = 8192
     idle_s: float = 120.0
     body_s: float = 120.0
     call_s: float = 3600.0

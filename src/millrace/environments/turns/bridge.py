@@ -126,11 +126,13 @@ class ChatBridge:
 
     def _frame(self, messages: list[Message]) -> _Frame:
         shape = tuple((one["role"], one.get("name", "")) for one in messages)
-        if len(self._frames) > FRAMES_MAX:
-            self._frames.clear()
-        if shape not in self._frames:
-            self._frames[shape] = self._new_frame(_marked(messages))
-        return self._frames[shape]
+        frame = self._frames.get(shape)  # another thread may clear the table
+        if frame is None:
+            frame = self._new_frame(_marked(messages))
+            if len(self._frames) >= FRAMES_MAX:
+                self._frames.clear()
+            self._frames[shape] = frame
+        return frame
 
     def _new_frame(self, marked: list[Message]) -> _Frame:
         seen = self._render(_BEGUN[:1], True)

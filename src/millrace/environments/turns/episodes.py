@@ -135,12 +135,16 @@ class Episodes:
         return Failed(reason)
 
     def _first(self, row: Row) -> More | Ids | Failed:
+        return self._twice(partial(self._begun, row), again=True)
+
+    def _begun(self, row: Row) -> More | Ids | Failed:
+        """Raises: EpisodeLost."""
         episode = None
         try:
             episode = _Episode(self._kind())
             return to_begin(self._name, episode.environment.reset(row))
         except BaseException as error:
-            if isinstance(error, MemoryError):
+            if isinstance(error, MemoryError | EpisodeLost):
                 raise
             return raised(self._name, error, self._file)
         finally:
@@ -150,13 +154,17 @@ class Episodes:
     def answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """The answer to the last turn of the request. An exception of the environment becomes a Failed. An
         episode that is lost is repeated once, if it can be."""
+        return self._twice(partial(self._answer, request, row), again=self._recovery == "replayed")
+
+    def _twice(self, call: Callable[[], T], *, again: bool) -> T | Failed:
+        """`again`: a call whose episode is lost is made once more."""
         try:
-            return self._answer(request, row)
+            return call()
         except EpisodeLost as lost:
-            if self._recovery != "replayed":
+            if not again:
                 return Failed(f"{self._name}: {lost}")
         try:
-            return self._answer(request, row)
+            return call()
         except EpisodeLost as lost:
             return Failed(f"{self._name}: {lost}, twice")
 
@@ -196,28 +204,34 @@ class Episodes:
         if actions and self._recovery == "failed":
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         episode = _Episode(self._kind())
+        try:
+            self._repeat(episode, request, row, len(actions))
+        except BaseException:
+            episode.close()
+            raise
+        return episode
+
+    def _repeat(self, episode: _Episode, request: ScoreRequest, row: Row, turns: int) -> None:
+        """Raises: RecoveryError: the episode differs from the recorded one."""
         begun = to_begin(self._name, episode.environment.reset(row))
         if isinstance(begun, Ids) and request.prompt and list(begun) != list(request.prompt):
-            episode.close()
             raise RecoveryError(
                 "the first request differs from the one of another agent of this row\n"
                 "  Make the request depend on the row alone: leave out times, random names and directories."
             )
         forks = {fork.start: fork for fork in request.forks}
-        for number in range(1, len(actions) + 1):
+        for number in range(1, turns + 1):
             answer = self._step(episode, request, number)
             start, stop, _ = request.turns[2 * number - 1]
             _, *follows = forks.get(start, (start, None, 0))
             recorded = [list(request.tokens[start:stop]), *follows]
             if not isinstance(answer, Observation) or self._appended(request, number, answer) != recorded:
-                episode.close()
                 raise RecoveryError(
                     f"the repeated episode differs from the recorded one after turn {number}: its "
                     "answers depend on more than the row and the actions\n"
                     '  Make them depend on these alone, or set `recovery` in the class to "restored" or '
                     '"failed".'
                 )
-        return episode
 
     def _step(self, episode: _Episode, request: ScoreRequest, number: int) -> Answer:
         """The answer to turn `number`, from 1 on."""
