@@ -126,7 +126,7 @@ def test_the_live_line_tells_who_episodes_wait_for_before_the_first_answer_and_n
         step(9.0, 1),
     ):
         status(one)
-    said = "episodes wait: 1 for the model (longest 9 s), 1 for the environment (longest 7 s)"
+    said = "episodes wait: 1 for the model (longest 0:09), 1 for the environment (longest 0:07)"
     assert said in plain_line(status)
     status(run_ended(10.0))
     assert "episodes wait" not in plain_line(status)

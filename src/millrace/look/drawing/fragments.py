@@ -12,6 +12,7 @@ from millrace.look.record.runs import RunLine
 from millrace.look.record.tokens import Shown, ShownTurn, TokenText
 from millrace.look.record.waiting import WaitingEpisode
 from millrace.observe.doctor.finding import Finding
+from millrace.observe.live.phrases import duration
 from millrace.observe.samples import turn_title
 from millrace.observe.terminal import harmless
 from millrace.run_directory.resume import ABSENT, Change
@@ -108,14 +109,14 @@ def waiting(
 ) -> str:
     """Who episodes wait for, and the longest waits. `counts` has how many wait for each role, and the seconds
     of the longest. `trajectories` is the address of their page; empty: no links."""
-    told = ", ".join(f"{num:,} for the {role} (longest {s:.2g} s)" for role, (num, s) in counts.items())
+    told = ", ".join(f"{num:,} for the {role} (longest {duration(s)})" for role, (num, s) in counts.items())
     rows = []
     for one in shown:
         name = str(one.trajectory_id)
         address = f"{trajectories}?trajectory={name}"
         number = link(address, name) if trajectories else name
-        rows.append((number, one.role, f"{one.waited_s:,.1f} s", one.turn, one.tokens))
-    head = ("trajectory", "waits for", "since", "turn", "tokens")
+        rows.append((number, one.role, duration(one.waited_s), one.turn, one.tokens))
+    head = ("trajectory", "waits for", "time", "turn", "tokens")
     return f"<h2>Episodes</h2><p>They wait: {safe(told)}.</p>{table(head, rows)}"
 
 

@@ -57,7 +57,7 @@ def environment(status: Status) -> list[str]:
 
 def _waits(waits: EpisodeWaits, wall_s: float) -> str:
     oldest = {role: waits.longest_s(role, wall_s) for role in (MODEL, ENVIRONMENT)}
-    told = (f"{waits.count(role)} for the {role} (longest {s:.2g} s)" for role, s in oldest.items())
+    told = (f"{waits.count(role)} for the {role} (longest {duration(s)})" for role, s in oldest.items())
     return f"episodes wait: {', '.join(told)}"
 
 
