@@ -115,3 +115,18 @@ def ancestors(pid: int) -> set[int]:
         except FileNotFoundError:
             break
     return found
+
+
+def test_a_refused_request_is_counted(agents, tmp_path):
+    text = (tmp_path / "acting_agent.py").read_text()
+    ask = "        reply = ask(connection, key, messages)\n"
+    assert ask in text
+    asking = (
+        '        body = json.dumps({"model": "policy", "messages": messages, "n": 2})\n'
+        '        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}\n'
+        '        connection.request("POST", "/v1/chat/completions", body, headers)\n'
+        '        assert b"more than one turn" in connection.getresponse().read()\n'
+    )
+    (tmp_path / "acting_agent.py").write_text(text.replace(ask, asking + ask))
+    run = train(agents, tmp_path / "run", "steps=1")
+    assert all(one.metrics["calls_refused"] == one.metrics["turns"] for one in trained(run))

@@ -8,6 +8,7 @@ import pytest
 
 from millrace.config.tables.schedules import Synchronous
 from millrace.core.fairness import LengthMoments
+from millrace.observe.conversation import CAUSES
 from millrace.observe.doctor.evidence import BatchFigures, Evidence, ScoredText, Step
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.rules import diagnose
@@ -107,6 +108,56 @@ def test_some_broken_turns_are_no_fault() -> None:
     seen.late_texts = texts(20, 1.0, malformed=1.0)
     seen.unpaid_texts = texts(10, 0.0, malformed=4.0)
     assert not found(seen)
+
+
+# ---------------------------------------------------------------- agents
+
+
+def of_agents(num: int = 10, **metrics: float) -> Evidence:
+    """Episodes of 4 turns, whose agents fork, repeat and are refused as often as `metrics` tell."""
+    names = *(f"forks_{cause}" for cause in CAUSES), "retries", "calls_refused"
+    return Evidence(by_version=steps(num, turns=4.0, **dict.fromkeys(names, 0.0) | metrics))
+
+
+@pytest.mark.parametrize(
+    ("cause", "advice"),
+    [("template", "chat template"), ("history", "messages unchanged"), ("tools", "the same tools")],
+)
+def test_turns_that_begin_sequences_name_the_cause(cause: str, advice: str) -> None:
+    finding = found(of_agents(**{f"forks_{cause}": 1.0}))["forked-turns"]
+    line = f"25% of the turns of the last 5 steps begin a sequence: {CAUSES[cause]}"
+    assert finding.evidence == (line,) and advice in finding.advice[0]
+
+
+def test_each_frequent_cause_has_its_advice() -> None:
+    finding = found(of_agents(forks_template=1.0, forks_tools=1.0, forks_history=0.5))["forked-turns"]
+    assert len(finding.evidence) == len(finding.advice) == 2
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        of_agents(forks_template=0.8, forks_history=0.8, forks_tools=0.8),
+        of_agents(forks_other=3.0),  # a second agent
+        of_agents(3, forks_template=3.0),
+        of_agents(retries=0.8, calls_refused=0.5),
+        of_agents(3, retries=4.0, calls_refused=4.0),
+    ],
+)
+def test_agents_that_seldom_fork_repeat_or_are_refused_are_no_fault(evidence: Evidence) -> None:
+    assert not found(evidence)
+
+
+def test_an_agent_whose_client_gives_up_too_early_is_told() -> None:
+    finding = found(of_agents(retries=2.0))["repeated-calls"]
+    assert finding.evidence == ("agents sent 0.5 retries a turn, over the last 5 steps",)
+    assert "timeout" in finding.advice[0]
+
+
+def test_an_agent_that_asks_for_what_the_run_cannot_do_is_told() -> None:
+    finding = found(of_agents(calls_refused=1.5))["refused-calls"]
+    assert "1.5 requests of each episode of the last 5 steps were refused" in finding.evidence[0]
+    assert "`sampling.stop`" in finding.advice[1]
 
 
 # ---------------------------------------------------------------- time

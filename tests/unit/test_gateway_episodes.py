@@ -66,6 +66,7 @@ class ThreadAgent:
             assert settled.wait(10)
         assert pending.outcome is not None
         if isinstance(pending.outcome, RefusedCall):
+            self.session.counts.refused += 1  # as the server does, before the agent reads the answer
             raise pending.outcome
         return pending.outcome
 

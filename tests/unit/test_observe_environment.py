@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from observe_events import event, run_started, step
+from observe_events import event, run_ended, run_started, step
 
 from millrace.core.events import Event
 from millrace.observe.environment_use import EnvironmentUse
+from millrace.observe.episode_waits import EpisodeWait
 from millrace.observe.live.live_view import plain_line
 from millrace.observe.live.status import Status
 from millrace.observe.sinks.exported import Exported
@@ -63,6 +64,9 @@ SCALARS = {
     "environment/answer_s": 3.0,
     "environment/observed_share": pytest.approx(4 / 24),
     "environment/waiting": 1.0,
+    "environment/waiting_s": 2.0,
+    "environment/model_waiting": 0.0,
+    "environment/model_waiting_s": 0.0,
     "environment/reused_tokens": 0.0,
     "environment/evicted_tokens": 0.0,
 }
@@ -93,6 +97,50 @@ def test_services_get_the_same_scalars() -> None:
     for one in (*EPISODES, step(9.0, 1)):
         told(one)
     assert {name: told.scalars[name] for name in SCALARS} == SCALARS
+
+
+def test_each_episode_waits_for_the_model_or_for_its_environment() -> None:
+    waits = of(*EPISODES[:6]).waits  # both are leased, 1 has an answer, 2 has none
+    assert waits.oldest(9) == [
+        EpisodeWait(1003.0, 2, "environment"),
+        EpisodeWait(1005.0, 1, "model"),  # since the answer, not since the lease
+    ]
+    assert waits.oldest(1) == waits.oldest(9)[:1]
+    assert (waits.longest_s("environment"), waits.longest_s("model")) == (3.0, 1.0)
+    assert waits.longest_s("model", 1010.0) == 5.0
+
+
+@pytest.mark.parametrize("kind", ["run_started", "run_ended", "restarted", "ended", "scored"])
+def test_what_has_ended_or_begins_again_waits_no_more(kind: str) -> None:
+    use = of(*EPISODES)
+    assert use.waits.count("environment") == 1
+    use(event(kind, 9.0, trajectory_id=1))
+    assert use.waits.oldest(9) == [] and use.waits.longest_s("environment") == 0.0
+
+
+def test_the_live_line_tells_who_episodes_wait_for_before_the_first_answer_and_not_after_the_end() -> None:
+    status = Status()
+    for one in (
+        *EPISODES[:2],
+        event("finished", 2.0, trajectory_id=1, tokens=10, finish="turn"),
+        step(9.0, 1),
+    ):
+        status(one)
+    said = "episodes wait: 1 for the model (longest 0:09), 1 for the environment (longest 0:07)"
+    assert said in plain_line(status)
+    status(run_ended(10.0))
+    assert "episodes wait" not in plain_line(status)
+
+
+def test_completions_of_one_turn_are_no_episodes() -> None:
+    status = Status()
+    for one in (
+        *EPISODES[:2],
+        event("finished", 2.0, trajectory_id=1, tokens=10, finish="stop"),
+        step(9.0, 1),
+    ):
+        status(one)
+    assert "episodes wait" not in plain_line(status)
 
 
 def test_the_live_line_tells_answers_and_who_waits() -> None:

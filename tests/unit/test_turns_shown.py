@@ -20,15 +20,17 @@ from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.events import Event, Events
 from millrace.core.types import Finish, Group, State
+from millrace.environments.gateway.conversation import CAUSES as GATEWAY_CAUSES
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample
 from millrace.look.drawing.fragments import sample as sample_html
+from millrace.look.drawing.fragments import samples as samples_html
 from millrace.look.record.story import Story
-from millrace.look.record.tokens import choose
+from millrace.look.record.tokens import choose, choose_one
 from millrace.look.record.views import tokenizer_of, trajectory_record
-from millrace.observe.conversation import conversation, ended_by, sampled_tokens, turns_of
+from millrace.observe.conversation import CAUSES, conversation, ended_by, sampled_tokens, turns_of
 from millrace.observe.live.live_view import sample_line
 from millrace.observe.live.status import Status
 from millrace.observe.samples import as_markdown, outcome_line, render_sample
@@ -56,15 +58,21 @@ def letters(tokens) -> str:
     return "".join(chr(ord("a") + token - A) for token in tokens)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    """A trained group of two episodes, and one whose environment raised while it waited."""
+def begun(tmp_path: Path) -> RunDirectory:
+    """A run directory without a ledger."""
     path = tmp_path / "run"
     path.mkdir()
     directory = RunDirectory(path)
     (tmp_path / "start").mkdir()
     make_character_tokenizer(tmp_path / "start", "abcdefghijklmnopqrstuvwxyz")
     record(config(tmp_path / "start"), directory.config)
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A trained group of two episodes, and one whose environment raised while it waited."""
+    directory = begun(tmp_path)
     ledger = SqliteLedger(directory.ledger, run={})
     trained, failed = make_group(0), make_group(1)
     for member in (*trained.members, *failed.members):
@@ -92,6 +100,8 @@ def test_turns_have_role_tokens_versions_and_rewards() -> None:
             "versions": [3, 4],
             "reward": 0.25,
             "after": None,
+            "sequence": 1,
+            "causes": [],
             "text": "ab",
         },
         {
@@ -101,6 +111,8 @@ def test_turns_have_role_tokens_versions_and_rewards() -> None:
             "versions": [],
             "reward": None,
             "after": None,
+            "sequence": 1,
+            "causes": [],
             "text": "xyz",
         },
         {
@@ -110,12 +122,102 @@ def test_turns_have_role_tokens_versions_and_rewards() -> None:
             "versions": [5],
             "reward": 0.5,
             "after": None,
+            "sequence": 1,
+            "causes": [],
             "text": "ac",
         },
     ]
     assert letters(sampled_tokens(episode())) == "abac"
     assert ended_by(ENDED) == "turns"
     assert ended_by({"ended_by_turns": 0.0, "won": 1.0}) == ""
+
+
+def forked() -> TokenColumns:
+    """Turn 1 is "a". Turns 2 and 3 begin sequences in place of the prompt, and turn 4 follows turn 1."""
+    columns = TokenColumns()
+    for token, after in (A, None), (A + 1, 0), (A + 2, 0), (A + 3, 1):
+        if after is not None:
+            columns.fork(after, 0)
+            columns.observe([A + 25])
+        columns.append(token, -0.5, 1)
+    return columns
+
+
+@pytest.mark.parametrize(
+    ("counts", "causes"),
+    [
+        ({"forks_history": 2.0, "forks_template": 0.0}, [("history",), ("history",), ()]),
+        ({"forks_history": 1.0, "forks_tools": 1.0}, [("history", "tools"), ("history", "tools"), ()]),
+        ({"forks_template": 1.0}, [("template",), (), ()]),  # the second one has no complete turn yet
+        ({"forks_of_a_road": 2.0}, [(), (), ()]),
+    ],
+)
+def test_a_sequence_has_the_cause_that_the_metrics_tell(counts: dict, causes: list) -> None:
+    turns = turns_of(forked(), counts)
+    begins = [turn for turn in turns if turn.after is not None]
+    assert [(turn.sequence, turn.after) for turn in begins] == [(2, 0), (3, 0), (4, 1)]
+    assert [turn.causes for turn in begins] == causes
+    assert [turn.sequence for turn in turns if turn.role == "model"] == [1, 2, 3, 4]
+
+
+def test_the_gateway_counts_the_causes_that_are_shown() -> None:
+    assert set(CAUSES) == set(GATEWAY_CAUSES)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> RunDirectory:
+    """Trajectory 0 has forks, and trajectory 1 a turn of 120 tokens."""
+    directory = begun(tmp_path)
+    group = make_group(0)
+    long = TokenColumns.of([A] * 120, [-0.5] * 120, 1)
+    for member, columns in zip(group.members, (forked(), long), strict=True):
+        member.columns, member.replica, member.lease = columns, "replica-0", 1
+        member.state, member.reward, member.finish = State.BUFFERED, 1.0, Finish.STOP
+        member.metrics = ENDED | {"forks_history": 2.0}
+    ledger = SqliteLedger(directory.ledger, run={})
+    ledger.admit([group])
+    ledger.close()
+    return directory
+
+
+def test_each_place_says_why_a_sequence_begins(agents, capsys) -> None:
+    begins = "environment 1: 1 tokens, observed, sequence 2 (rewritten history)"
+    assert millrace(["show", str(agents.path), "--trajectory", "0"]) == 0
+    assert begins in " ".join(capsys.readouterr().out.replace("─", " ").split())
+    (one,) = choose_one(agents, tokenizer_of(agents), 0)
+    assert begins in sample_html(one)
+    assert "environment 3: 1 tokens, observed, sequence 4, follows turn 1<" in sample_html(one)
+
+
+def test_a_turn_is_shown_with_every_token_beside_its_text(run, capsys) -> None:
+    assert millrace(["show", str(run.path), "--trajectory", "0", "--turn", "2", "--json"]) == 0
+    view = json.loads(capsys.readouterr().out)
+    tokens = [(one["token"], one["text"], one["version"], one["turn"]) for one in view["tokens"]]
+    assert tokens == [(A, "a", 5, 2), (A + 2, "c", 5, 2)]
+    assert [turn["text"] for turn in view["turns"]] == ["ac"]
+    assert millrace(["show", str(run.path), "--trajectory", "0", "--turn", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in lines if line.split()[:1] == ["3"]] == [[str(A + 24), "y"]]
+    assert millrace(["show", str(run.path), "--trajectory", "0", "--turn", "3"]) == 1
+    assert "has no turn 3: it has 2" in capsys.readouterr().err
+    assert millrace(["show", str(run.path), "--turn", "1"]) == 2
+    assert "--trajectory" in capsys.readouterr().err
+
+
+def test_a_turn_of_many_tokens_is_shown_whole(agents, capsys) -> None:
+    shown = ["show", str(agents.path), "--trajectory", "1"]
+    assert millrace([*shown, "--turn", "1"]) == 0
+    assert "more: --json" not in capsys.readouterr().out
+    assert millrace(shown) == 0
+    assert "more: --json" in capsys.readouterr().out
+
+
+def test_the_page_has_the_ids_of_the_tokens_that_it_shows(run) -> None:
+    (best,) = choose_one(run, tokenizer_of(run), 0)
+    html = samples_html([best])
+    assert f'data-ids="{A}"' in html and f'title="observed" data-ids="{A + 23}">x<' in html
+    assert 'type="checkbox" name="ids"' in html
+    assert choose_one(run, tokenizer_of(run), 10**6) == []
 
 
 def test_a_completion_that_no_environment_answered_has_no_turns() -> None:
@@ -163,7 +265,7 @@ def test_the_page_shows_turns_and_colours_no_observed_token(run) -> None:
     (best,) = choose(run, tokenizer_of(run), Choice.BEST, 1)
     html = sample_html(best)
     assert "environment 1: 3 tokens, observed" in html and "reward 0.25" in html
-    assert html.count('<span title="observed">') == 3 and html.count("<i ") == 4
+    assert html.count('<span title="observed"') == 3 and html.count("<i ") == 4
     assert "nan" not in html and "ended by the budget of turns" in html
 
 

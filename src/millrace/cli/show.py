@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,6 +58,9 @@ def command(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Show the step that made this version.")] = None,
     trajectory: Annotated[int | None, typer.Option(help="Show this trajectory.")] = None,
+    turn: Annotated[
+        int | None, typer.Option(help="Of the trajectory, show this turn alone, with each of its tokens.")
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help=f"Show this many trajectories; {SAMPLES} with one of the next.")
     ] = None,
@@ -75,6 +79,8 @@ def command(
     chosen = sum(option is not None for option in (step, trajectory, choice, evaluation))
     if chosen > 1:
         raise typer.BadParameter("these exclude each other: --step, --trajectory, --evaluation, samples")
+    if turn is not None and trajectory is None:
+        raise typer.BadParameter("--turn is of a trajectory: name it with --trajectory")
     if not chosen and len(runs := _runs(run)) > 1:
         lines = (run_line(name, one) for name, one in runs.items())
         _list(list(islice(lines, None if as_json else RUNS_MAX)), len(runs), as_json)
@@ -90,7 +96,8 @@ def command(
         elif step is not None:
             view, render = views.step_view(reader, step), _step
         elif trajectory is not None:
-            view, render = views.trajectory_view(reader, directory, trajectory), _trajectory
+            view = views.trajectory_view(reader, directory, trajectory, turn)
+            render = partial(_trajectory, tokens_max=ROWS_SHOWN if turn is None else len(view["tokens"]))
         else:
             view, render = views.run_view(reader, directory), _run
     if as_json:
@@ -215,13 +222,14 @@ def _step(view: dict[str, Any]) -> Group:
     )
 
 
-def _trajectory(view: dict[str, Any]) -> Group:
+def _trajectory(view: dict[str, Any], tokens_max: int) -> Group:
     passages = [("prompt", view["prompt"]), *passages_of(view)]
     texts = [Panel(_plain(text), title=title, title_align="left") for title, text in passages]
     facts = {key: value for key, value in view.items() if key not in TEXTS}
     measured = facts.pop("reward_metrics")
     rewards = [_named("Metrics of the reward", measured)] if measured else []
-    return Group(_named("", facts), *rewards, *texts, _records("Tokens", list(map(_token, view["tokens"]))))
+    tokens = _records("Tokens", list(map(_token, view["tokens"])), tokens_max)
+    return Group(_named("", facts), *rewards, *texts, tokens)
 
 
 def _token(token: dict[str, Any]) -> dict[str, Any]:
@@ -243,11 +251,11 @@ def _words(name: str) -> str:
     return WORDS.get(name, name.replace("_", " "))
 
 
-def _records(title: str, records: list[dict[str, Any]]) -> Group:
-    """A row for each of the first `ROWS_SHOWN` records."""
+def _records(title: str, records: list[dict[str, Any]], rows_max: int = ROWS_SHOWN) -> Group:
+    """A row for each of the first `rows_max` records."""
     columns = [_words(name) for name in records[0]] if records else ["none yet"]
-    rest = len(records) - ROWS_SHOWN
-    table = _table(title, columns, [tuple(record.values()) for record in records[:ROWS_SHOWN]])
+    rest = len(records) - rows_max
+    table = _table(title, columns, [tuple(record.values()) for record in records[:rows_max]])
     return Group(table, f"... and {rest} more: --json shows all") if rest > 0 else table
 
 

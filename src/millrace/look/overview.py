@@ -9,6 +9,7 @@ from typing import Any
 from millrace.compose.examine import count_rewards
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
+from millrace.core import clock
 from millrace.core.errors import MillraceError
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.look.drawing import figures, fragments
@@ -19,6 +20,8 @@ from millrace.look.record.runs import state_of
 from millrace.look.record.steps import POINTS, Axis, Steps
 from millrace.look.record.story import TROUBLES_MAX, Story
 from millrace.look.record.views import tokenizer_of
+from millrace.look.record.waiting import SHOWN_MAX, waiting_episodes
+from millrace.observe.conversation import ENVIRONMENT, MODEL
 from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.sinks.log_files import SLICE_BYTES
 from millrace.observe.speeds import GENERATED, TRAINED
@@ -32,13 +35,14 @@ AXES = {Axis.STEP: "step", Axis.TOKENS: "trained tokens", Axis.TIME: "minutes si
 
 
 class Overview:
-    """One run, as of the last `update`. Not for use from several threads.
+    """One run, as of the last `update`. Not for use from several threads. `trajectories` is the address of
+    the page of its trajectories; empty: there is none.
 
     Raises: DataError, ConfigError: the directory is no run, or a file in it is damaged.
     """
 
-    def __init__(self, name: str, run: RunDirectory) -> None:
-        self.name, self.run = name, run
+    def __init__(self, name: str, run: RunDirectory, trajectories: str = "") -> None:
+        self.name, self.run, self._trajectories = name, run, trajectories
         self.config: Config = run.read_config()
         self.steps = Steps(run.metrics)
         self.story = Story(run.events, self.config)
@@ -105,6 +109,7 @@ class Overview:
         return {
             "facts": fragments.facts(self._facts(), MEANINGS) + self._accounts() + self._evaluations(),
             "notice": self._notice(),
+            "waiting": self._waiting(),
             "findings": self._findings(),
             "troubles": fragments.table(
                 ("minute", "who", "what"), troubles, empty="Nobody died, and nothing stalled."
@@ -133,6 +138,22 @@ class Overview:
                 count_rewards(evidence, reader)
         findings = diagnose(evidence)
         return fragments.findings(findings, gone(evidence, findings))
+
+    def _waiting(self) -> str:
+        """Episodes that wait. Empty: the run has none, or does not go on."""
+        waits = self.story.evidence.environment.waits
+        if not (self.is_whole and waits.plays and self.run.is_owned()):
+            return ""
+        try:
+            wall_s = clock.wall()
+            shown = waiting_episodes(self.run, waits.oldest(SHOWN_MAX), wall_s)
+        except MillraceError as error:
+            return fragments.notice(f"The episodes that wait cannot be read: {error}")
+        return fragments.waiting(
+            {role: (waits.count(role), waits.longest_s(role, wall_s)) for role in (MODEL, ENVIRONMENT)},
+            shown,
+            self._trajectories,
+        )
 
     def _facts(self) -> dict[str, Any]:
         summary = self.story.summary()

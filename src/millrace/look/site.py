@@ -21,7 +21,7 @@ from millrace.look.drawing import fragments
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.record.runs import RUNS_MAX, find_runs, run_line
 from millrace.look.record.steps import Axis
-from millrace.look.record.tokens import choose, search
+from millrace.look.record.tokens import choose, choose_one, search
 from millrace.look.report import WHOLE
 from millrace.run_directory.resume import diff
 
@@ -91,7 +91,8 @@ class Site:
         places = {key: page.place(key, html) for key, html in run.html_by_id().items()}
         html = (
             f"{self._head(name, 'run')}{places['facts']}{places['notice']}{places['findings']}"
-            f"{self._axes(f'run/{quote(name)}?', by)}{drawn.html}<h2>Troubles</h2>{places['troubles']}"
+            f"{places['waiting']}{self._axes(f'run/{quote(name)}?', by)}{drawn.html}"
+            f"<h2>Troubles</h2>{places['troubles']}"
         )
         return page.PageContent(html, drawn.script)
 
@@ -111,23 +112,25 @@ class Site:
         return kept.content
 
     def samples(self, name: str, query: Query) -> page.PageContent:
-        """A choice of trajectories, or the trajectories with a text."""
-        run, text = self._run(name), _one(query, "text")
+        """A choice of trajectories, the trajectories with a text, or the one with an id."""
+        run, text, one = self._run(name), _one(query, "text"), _number(query, "trajectory")
         choice = _choice(query)
         num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
         address = f"{self._base}samples/{quote(name)}"
         links = [
-            fragments.link(f"{address}?choice={one}", one)
-            if one != choice or text
-            else fragments.Raw(f"<b>{one}</b>")
-            for one in Choice
+            fragments.link(f"{address}?choice={each}", each)
+            if each != choice or text or one is not None
+            else fragments.Raw(f"<b>{each}</b>")
+            for each in Choice
         ]
         form = (
             f'<form action="{escape(address)}"><input name="text" value="{escape(text)}" aria-label="text" '
             'placeholder="in prompt or completion"> <button>Search</button></form>'
         )
         content = self._search(run, text, num, query, address) if text else ""
-        if not text:
+        if one is not None:
+            content = fragments.samples(choose_one(run.run, run.tokenizer, one))
+        elif not text:
             shown = choose(run.run, run.tokenizer, choice, num)
             more = fragments.link(f"{address}?choice={choice}&num={2 * num}", "Show more")
             content = fragments.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
@@ -200,7 +203,7 @@ class Site:
             runs = find_runs(self._root)
             if name not in runs:
                 raise DataError(f"there is no run {name} in {self._root} any more")
-            kept = Overview(name, runs[name])
+            kept = Overview(name, runs[name], f"{self._base}samples/{quote(name)}")
         self._kept[name] = kept
         while len(self._kept) > KEPT_MAX:
             del self._kept[next(iter(self._kept))]

@@ -10,6 +10,14 @@ from millrace.core.completion.columns import OBSERVED, TokenColumns
 
 MODEL, ENVIRONMENT = "model", "environment"
 ENDED_BY = "ended_by_"
+FORKS = "forks_"
+CAUSES = {
+    "history": "rewritten history",
+    "tools": "other tools",
+    "template": "rewriting template",
+    "other": "another conversation",
+}
+"""Why an agent's call begins a sequence, in words. The metrics `forks_CAUSE` of a trajectory count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +25,8 @@ class Turn:
     """Tokens `start` to `stop` of a completion. An answer of the environment has the number of the turn that
     it answers. `versions` sampled the tokens, in ascending order; empty: they are observed. `reward` is of
     the model's turn. `after`: the answer begins another sequence, and follows the turn of this number; 0: it
-    stands in place of the prompt; None: it begins none."""
+    stands in place of the prompt; None: it begins none. `causes`: why it begins a sequence. Several: the
+    record does not tell which of them. None: the record does not know."""
 
     number: int
     role: str
@@ -26,6 +35,8 @@ class Turn:
     versions: tuple[int, ...]
     reward: float | None
     after: int | None = None
+    sequence: int = 1
+    causes: tuple[str, ...] = ()
 
 
 def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
@@ -34,6 +45,7 @@ def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
     if columns.sampled() is None and not any(name.startswith(ENDED_BY) for name in metrics):
         return []
     turns, number, forks = list[Turn](), 0, {fork.start: fork for fork in columns.forks}
+    causes, sequence = _causes(columns, metrics), 1
     for start, stop, sampled in columns.turns():
         number += sampled
         versions = sorted({version for version, _ in columns[start:stop].sampled_runs})
@@ -41,8 +53,19 @@ def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
         role = MODEL if sampled else ENVIRONMENT
         fork = forks.get(start)
         after = fork and sum(one.role == MODEL and one.stop <= fork.after for one in turns)
-        turns.append(Turn(number, role, start, stop, tuple(versions), reward, after))
+        sequence += fork is not None
+        why = causes.get(start, ())
+        turns.append(Turn(number, role, start, stop, tuple(versions), reward, after, sequence, why))
     return turns
+
+
+def _causes(columns: TokenColumns, metrics: Mapping[str, float]) -> dict[int, tuple[str, ...]]:
+    """The causes of sequences that stand in place of the prompt, by the first token of each. The metrics
+    count a sequence when its first turn is complete. So the newest may have no cause yet."""
+    counts = {cause: round(metrics.get(f"{FORKS}{cause}", 0)) for cause in CAUSES}
+    begins = [fork.start for fork in columns.forks if not fork.after]
+    causes = tuple(cause for cause, count in counts.items() if count)
+    return dict.fromkeys(begins[: sum(counts.values())], causes)
 
 
 def conversation(
@@ -57,6 +80,8 @@ def conversation(
             "versions": list(turn.versions),
             "reward": turn.reward,
             "after": turn.after,
+            "sequence": turn.sequence,
+            "causes": list(turn.causes),
             "text": decode(columns.tokens[turn.start : turn.stop].tolist()) if decode else None,
         }
         for turn in turns_of(columns, metrics)

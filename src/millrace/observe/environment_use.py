@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core.events import Event
+from millrace.observe.conversation import ENVIRONMENT, MODEL
+from millrace.observe.episode_waits import EpisodeWaits
 
 
 @dataclass(slots=True)
@@ -21,12 +23,14 @@ class EnvironmentUse:
     sampled_tokens: int = 0  # of complete turns
     reused_tokens: int = 0  # of earlier turns, whose keys and values were still there
     evicted_tokens: int = 0  # of turns whose keys and values made room
+    waits: EpisodeWaits = field(default_factory=EpisodeWaits)
     _leased: dict[int, float] = field(default_factory=dict)
     _ended: dict[int, tuple[float, int]] = field(default_factory=dict)  # turns: when, tokens so far
     _begun: dict[int, int] = field(default_factory=dict)  # turns: tokens before them
     _loads: dict[str, tuple[int, int]] = field(default_factory=dict)  # of replicas: reused, evicted
 
     def __call__(self, event: Event) -> None:
+        self.waits(event)
         match event.kind:
             case "run_started":
                 for turns in self._leased, self._ended, self._begun:
@@ -93,6 +97,9 @@ class EnvironmentUse:
             "environment/answer_s": self.answer_s / self.num_answers,
             "environment/observed_share": self.observed_share,
             "environment/waiting": float(self.num_waiting),
+            "environment/waiting_s": self.waits.longest_s(ENVIRONMENT),
+            "environment/model_waiting": float(self.waits.count(MODEL)),
+            "environment/model_waiting_s": self.waits.longest_s(MODEL),
             "environment/reused_tokens": float(self.reused_tokens),
             "environment/evicted_tokens": float(self.evicted_tokens),
         }

@@ -9,13 +9,14 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
+from millrace.observe.conversation import CAUSES
 from millrace.observe.terminal import harmless
 
 UNREADABLE = "(its tokens cannot be read: the model's tokenizer is not at `model.path` any more)"
 SHOWN_CHARACTERS = 2000
 """The middle of a longer text is left out: the end of a completion often has its answer."""
 
-_TITLE = "turn", "role", "tokens", "versions", "reward", "after"
+_TITLE = "turn", "role", "tokens", "versions", "reward", "after", "sequence", "causes"
 
 
 def clipped(text: str, characters: int = SHOWN_CHARACTERS) -> str:
@@ -69,11 +70,15 @@ def turn_title(
     versions: Sequence[int],
     reward: float | None,
     after: int | None,
+    sequence: int = 1,
+    causes: Sequence[str] = (),
 ) -> str:
-    """Who wrote a turn of an episode, how long it is, what it earned, and where it begins a sequence."""
+    """Who wrote a turn of an episode, how long it is, what it earned, and why it begins which sequence."""
     parts = [f"{role} {turn}: {tokens} tokens", version_range(versions) if versions else "observed"]
     if after is not None:
-        parts.append(f"follows turn {after}" if after else "in place of the prompt")
+        place = f", follows turn {after}" if after else ", in place of the prompt"
+        why = f" ({' or '.join(CAUSES[cause] for cause in causes)})" if causes else place
+        parts.append(f"sequence {sequence}{why}")
     return ", ".join([*parts, *([] if reward is None else [f"reward {reward:.4g}"])])
 
 

@@ -93,7 +93,6 @@ class AgentEnvironment:
         self._agent: RunningAgent | None = None
         self._asked: tuple[PendingCall, CallPlace] | None = None
         self._texts = list[str]()
-        self._refused = 0
 
     def reset(self, row: Row) -> Ids:
         """The prompt of the first call.
@@ -150,7 +149,6 @@ class AgentEnvironment:
                 self._check(pending.call)
                 return pending, self._conversation.place(pending.call)
             except RefusedCall as error:
-                self._refused += 1
                 pending.refuse(error.status, str(error))
         if agent.wait(0) is None:
             raise AgentError(
@@ -180,7 +178,7 @@ class AgentEnvironment:
         counts = self._agent.session.counts
         return forks | {
             "retries": float(counts.joined + counts.replayed),
-            "calls_refused": float(self._refused),
+            "calls_refused": float(counts.refused),
             "calls_auxiliary": float(counts.auxiliary),
         }
 

@@ -123,6 +123,13 @@ class LedgerReader:
                 self._db, self._required(row, what, "trajectories", "trajectory_id")
             )
 
+    def find(self, trajectory_id: int) -> Trajectory | None:
+        """As `trajectory`; None: there is none with this id."""
+        with self._snapshot(f"read trajectory {trajectory_id}"):
+            query = f"{records.SELECT_TRAJECTORIES} WHERE trajectory_id = ?"
+            row = self._db.execute(query, (trajectory_id,)).fetchone()
+            return None if row is None else records.load_trajectory(self._db, row)
+
     def group_ids(self) -> set[int]:
         """The ids of all admitted groups."""
         with self._snapshot("read the groups"):

@@ -10,7 +10,9 @@ from urllib.parse import quote
 
 from millrace.look.record.runs import RunLine
 from millrace.look.record.tokens import Shown, ShownTurn, TokenText
+from millrace.look.record.waiting import WaitingEpisode
 from millrace.observe.doctor.finding import Finding
+from millrace.observe.live.phrases import duration
 from millrace.observe.samples import turn_title
 from millrace.observe.terminal import harmless
 from millrace.run_directory.resume import ABSENT, Change
@@ -102,6 +104,22 @@ def runs(base: str, lines: Sequence[RunLine]) -> str:
     return f'<form action="{escape(base)}compare">{button}{table(head, rows)}</form>'
 
 
+def waiting(
+    counts: Mapping[str, tuple[int, float]], shown: Sequence[WaitingEpisode], trajectories: str
+) -> str:
+    """Who episodes wait for, and the longest waits. `counts` has how many wait for each role, and the seconds
+    of the longest. `trajectories` is the address of their page; empty: no links."""
+    told = ", ".join(f"{num:,} for the {role} (longest {duration(s)})" for role, (num, s) in counts.items())
+    rows = []
+    for one in shown:
+        name = str(one.trajectory_id)
+        address = f"{trajectories}?trajectory={name}"
+        number = link(address, name) if trajectories else name
+        rows.append((number, one.role, duration(one.waited_s), one.turn, one.tokens))
+    head = ("trajectory", "waits for", "time", "turn", "tokens")
+    return f"<h2>Episodes</h2><p>They wait: {safe(told)}.</p>{table(head, rows)}"
+
+
 def swatch(color: str, name: str) -> str:
     return f'<span><i style="background: {color}"></i> {safe(name)}</span>'
 
@@ -120,7 +138,8 @@ def differences(changes: Sequence[Change], names: tuple[str, str]) -> str:
 
 
 def samples(shown: Sequence[Shown], *, group: str = "color") -> str:
-    """Prompts and completions. Buttons choose what colours a token; `group` is their name in the form."""
+    """Prompts and completions. Buttons choose what colours a token; `group` is their name in the form. A box
+    shows the id of each token behind its text."""
     if not shown:
         return '<p class="quiet">There is none.</p>'
     radio = f'<input type="radio" name="{safe(group)}"'
@@ -128,6 +147,7 @@ def samples(shown: Sequence[Shown], *, group: str = "color") -> str:
         f'<label>{radio} value="{value}"{" checked" * (value == "logprob")}>{words}</label>'
         for value, words in (("logprob", "log-prob"), ("version", "version"), ("none", "nothing"))
     )
+    buttons += '<label><input type="checkbox" name="ids"> token ids</label>'
     legend = (
         '<span class="only-logprob">likely '
         + "".join(f'<i class="p{level}">&nbsp;</i>' for level in range(LEVELS + 1))
@@ -167,6 +187,8 @@ def _turn(shown: ShownTurn) -> str:
         versions=turn.versions,
         reward=turn.reward,
         after=turn.after,
+        sequence=turn.sequence,
+        causes=turn.causes,
     )
     style = "completion" if turn.versions else "prompt"
     return f'<p class="quiet">{safe(title)}</p>{_tokens(style, shown.token_texts)}'
@@ -177,12 +199,13 @@ def _tokens(style: str, tokens: Sequence[TokenText]) -> str:
 
 
 def _token(token: TokenText) -> str:
+    ids = " ".join(map(str, token.ids))
     if token.logprob is None or token.version is None:
-        return f'<span title="observed">{safe(token.text)}</span>'
+        return f'<span title="observed" data-ids="{ids}">{safe(token.text)}</span>'
     level = int(max(0, min(LEVELS, -token.logprob / NATS_PER_LEVEL)))  # NaN gets the last level
     title = f"{token.logprob:.3f} nats, version {token.version}"
     color = f"p{level} v{token.version % VERSION_COLORS}"
-    return f'<i class="{color}" title="{title}">{safe(token.text)}</i>'
+    return f'<i class="{color}" title="{title}" data-ids="{ids}">{safe(token.text)}</i>'
 
 
 def _written(value: Any) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.core.completion.columns import TokenColumns
+from millrace.core.types import Prompt
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample
 from millrace.observe.conversation import Turn, ended_by, recorded, turns_of
@@ -29,6 +30,7 @@ class TokenText:
     text: str
     logprob: float | None
     version: int | None
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,18 @@ def choose(
         return []
     with _reader(run) as reader:
         return [shown_of(sample, tokenizer, tokens_max) for sample in reader.samples(choice, num)]
+
+
+def choose_one(run: RunDirectory, tokenizer: Any, trajectory_id: int) -> list[Shown]:
+    """The trajectory with this id, complete or not; empty: there is none. Raises LedgerError: as `choose`."""
+    if not run.ledger.exists():
+        return []
+    with _reader(run) as reader:
+        if (one := reader.find(trajectory_id)) is None:
+            return []
+        group = reader.group(one.group_id)
+        prompt = Prompt(group.group_id, group.row_id, group.prompt, group.text)
+        return [shown_of(Sample(prompt, one), tokenizer)]
 
 
 def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int | None = None) -> TokenPage:
@@ -150,6 +164,6 @@ def _token_texts(columns: TokenColumns, tokenizer: Any) -> tuple[TokenText, ...]
         text = tokenizer.decode(joined) if tokenizer is not None else f"[{token}]"
         if text.endswith(_BROKEN) and len(joined) < _JOINED_MAX and index < len(tokens) - 1:
             continue
-        texts.append(TokenText(text, None if version is None else least, version))
+        texts.append(TokenText(text, None if version is None else least, version, tuple(joined)))
         joined, least = [], 0.0
     return tuple(texts)

@@ -148,13 +148,27 @@ def step_view(reader: LedgerReader, version: int) -> View:
     }
 
 
-def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int) -> View:
+def trajectory_view(
+    reader: LedgerReader, run: RunDirectory, trajectory_id: int, turn: int | None = None
+) -> View:
     """One trajectory with every token: its position, version and log-prob, and with `sampling.logprobs` the
-    top log-probs there."""
+    top log-probs there. In an episode also its turn; with `turn` only what this turn and its answer have.
+
+    Raises: DataError: there is no such turn.
+    """
     trajectory = reader.trajectory(trajectory_id)
     group = reader.group(trajectory.group_id)
     tokenizer = tokenizer_of(run)
     turns = conversation(trajectory.columns, trajectory.metrics, tokenizer and tokenizer.decode)
+    turn_of = [each["turn"] for each in turns for _ in range(each["tokens"])]
+    if turn is not None and turn not in turn_of:
+        raise DataError(f"trajectory {trajectory_id} has no turn {turn}: it has {max(turn_of, default=0)}")
+    tokens = [
+        _token_line(trajectory, i, tokenizer, turn_of)
+        for i in range(len(trajectory.columns))
+        if turn in (None, *turn_of[i : i + 1])
+    ]
+    turns = [each for each in turns if turn in (None, each["turn"])]
     return _outcome(group, trajectory) | {
         "reward_metrics": trajectory.metrics,
         "lease": trajectory.lease,
@@ -164,7 +178,7 @@ def trajectory_view(reader: LedgerReader, run: RunDirectory, trajectory_id: int)
         "prompt": group.text,
         "completion": tokenizer.decode(trajectory.columns.tokens.tolist()) if tokenizer else None,
         **_turns(turns, trajectory),
-        "tokens": [_token_line(trajectory, i, tokenizer) for i in range(len(trajectory.columns))],
+        "tokens": tokens,
     }
 
 
@@ -287,10 +301,11 @@ def _trajectory_line(trajectory: Trajectory) -> View:
     }
 
 
-def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None) -> View:
+def _token_line(trajectory: Trajectory, position: int, tokenizer: Any | None, turn_of: Sequence[int]) -> View:
     token = trajectory.columns[position : position + 1]
     (logprob,), (version,) = recorded(token)
     line = {"position": position, **_logprob_line(token.tokens[0], logprob, tokenizer), "version": version}
+    line |= {"turn": turn_of[position]} if turn_of else {}
     if token.top_logprobs is None:
         return line
     (top_logprobs,) = token.top_logprobs.rows()

@@ -1,11 +1,11 @@
-"""Episodes with an environment: budgets end them, answers take the time, or most turns are of no use."""
+"""Episodes: budgets end them, answers take the time, turns are of no use, or an agent asks badly."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from millrace.observe.conversation import ENDED_BY, ended_by
+from millrace.observe.conversation import CAUSES, ENDED_BY, FORKS, ended_by
 from millrace.observe.doctor.evidence import Evidence, ScoredText
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.keys import ahead
@@ -16,6 +16,8 @@ BROKEN = 0.5  # of the turns of an episode
 BROKEN_METRICS = "malformed", "tool_errors"
 LONGER, WAITS = 4.0, 0.5
 """Answers take so many times as long as turns, and the trainer waits for this share of its time."""
+FORKED, RETRIED, REFUSED = 0.2, 0.2, 0.5
+"""Forks for one cause and retries, both by turns; refused calls of an episode."""
 
 
 def episodes_cut(evidence: Evidence) -> Finding | None:
@@ -78,6 +80,48 @@ def slow_environment(evidence: Evidence) -> Finding | None:
     return Finding("slow-environment", (line,), (f"let more episodes wait at once: raise {keys}", _WORKERS))
 
 
+def forked_turns(evidence: Evidence) -> Finding | None:
+    """A request of an agent that does not go on from an earlier one has all of its prompt computed again."""
+    late = _with_turns(evidence, "forks_template")
+    shares = {cause: _per_turn(late, f"{FORKS}{cause}") for cause in _FORKED} if late else {}
+    lines = {
+        cause: f"{share:.0%} of the turns of the last {len(late)} steps begin a sequence: {CAUSES[cause]}"
+        for cause, share in shares.items()
+        if share > FORKED
+    }
+    advice = tuple(_FORKED[cause] for cause in lines)
+    return Finding("forked-turns", tuple(lines.values()), advice) if lines else None
+
+
+def repeated_calls(evidence: Evidence) -> Finding | None:
+    """The client of an agent gives up before the model has answered, and asks again."""
+    late = _with_turns(evidence, "retries")
+    if not late or (share := _per_turn(late, "retries")) <= RETRIED:
+        return None
+    line = f"agents sent {share:.2g} retries a turn, over the last {len(late)} steps"
+    return Finding("repeated-calls", (line,), _RETRIED)
+
+
+def refused_calls(evidence: Evidence) -> Finding | None:
+    """The agent wants what the run cannot do. It lives on, so nothing else tells."""
+    late = _with_turns(evidence, "calls_refused")
+    if not late or (mean := fmean(step["calls_refused"] for step in late)) <= REFUSED:
+        return None
+    line = f"{mean:.2g} requests of each episode of the last {len(late)} steps were refused, in the mean"
+    return Finding("refused-calls", (line,), _REFUSED)
+
+
+def _with_turns(evidence: Evidence, name: str) -> list[dict[str, float]]:
+    """The metrics of the later steps that have this one of agents. Empty: there are too few steps."""
+    late = [step.reward_metrics for step in evidence.steps[len(evidence.steps) // 2 :]]
+    late = [metrics for metrics in late if name in metrics and metrics.get("turns")]
+    return late if len(late) >= STEPS_MIN else []
+
+
+def _per_turn(steps: Sequence[Mapping[str, float]], name: str) -> float:
+    return sum(step.get(name, 0.0) for step in steps) / sum(step["turns"] for step in steps)
+
+
 def _budgets(metrics: Mapping[str, float]) -> dict[str, float]:
     """For each budget whether it ended the episode, or the share of the episodes."""
     return {
@@ -113,4 +157,26 @@ _BROKEN = (
 _WORKERS = (
     "more workers answer more turns at once: raise `reward.workers`. If few answers are very long, lower "
     "`reward.timeout_s`"
+)
+_FORKED = {
+    "template": "take a chat template that keeps earlier messages as they were. This one drops or rewrites "
+    "them, so no request goes on from the ids of the one before. `task.chat_arguments` may switch that off, "
+    "and the model's `chat_template.jinja` can be edited",
+    "history": "let the agent send its earlier messages unchanged, and append to them. An agent that cuts or "
+    "sums up its history should do so seldom",
+    "tools": "let the agent offer the same tools in the same order in each request: the chat template writes "
+    "them before the messages",
+}
+"""Another conversation (`other`) is what a second agent has, and no fault."""
+_RETRIED = (
+    "the client's timeout is shorter than a turn takes: raise it, as in `OpenAI(timeout=3600)` or "
+    "`Anthropic(timeout=3600)`. A retry costs no turn, but a client that has used up its retries fails the "
+    "episode",
+    "turns become shorter with more `rollout.replicas`, or with a smaller `sampling.max_tokens`",
+)
+_REFUSED = (
+    "the error that the agent gets names the field: let the agent raise it, and `millrace try-task CONFIG "
+    "--completion TEXT` shows it",
+    "usual are stop strings that `sampling.stop` lacks, more than one choice (`n`), a `response_format`, and "
+    "parts of messages that are no text: leave them out of the request, or add the stop strings to the run",
 )

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.observe.doctor.batches import needless_staleness, unfair_batches
-from millrace.observe.doctor.episodes import broken_turns, episodes_cut, rewarded_cut, slow_environment
+from millrace.observe.doctor.episodes import (
+    broken_turns,
+    episodes_cut,
+    forked_turns,
+    refused_calls,
+    repeated_calls,
+    rewarded_cut,
+    slow_environment,
+)
 from millrace.observe.doctor.evaluator import evaluations_skipped, overfitting
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.finding import Finding, withdrawn
@@ -35,6 +43,9 @@ RULES: tuple[Rule, ...] = (
     episodes_cut,
     rewarded_cut,
     broken_turns,
+    forked_turns,
+    repeated_calls,
+    refused_calls,
     no_signal,
     numeric_gap,
     true_staleness,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from millrace.observe.conversation import ENVIRONMENT, MODEL
+from millrace.observe.episode_waits import EpisodeWaits
 from millrace.observe.live.status import Status
 from millrace.observe.samples import transcript
 
@@ -42,11 +44,21 @@ def failed_rewards(status: Status) -> str:
 
 
 def environment(status: Status) -> list[str]:
-    """Nothing while no environment has answered between two turns."""
+    """Who episodes wait for. Then the answers between two turns, if there are any."""
     use = status.environment
+    waits = [_waits(use.waits, status.wall_s)] if use.waits.plays and status.ended is None else []
     if use.mean_answer_s is None:
-        return []
-    return [f"answers {use.num_answers:,}, {use.mean_answer_s:.2g} s each, {use.observed_share:.0%} observed"]
+        return waits
+    return [
+        *waits,
+        f"answers {use.num_answers:,}, {use.mean_answer_s:.2g} s each, {use.observed_share:.0%} observed",
+    ]
+
+
+def _waits(waits: EpisodeWaits, wall_s: float) -> str:
+    oldest = {role: waits.longest_s(role, wall_s) for role in (MODEL, ENVIRONMENT)}
+    told = (f"{waits.count(role)} for the {role} (longest {duration(s)})" for role, s in oldest.items())
+    return f"episodes wait: {', '.join(told)}"
 
 
 def memory(status: Status) -> list[str]:
