@@ -105,7 +105,8 @@ def kill_and_resume(
             "--resume-points out"
         )
     kinds: tuple[str, ...] = ()
-    roles, agents = ["controller"], None
+    roles = ["controller"]
+    agents: dict[str, str] | None = None
     if config.reward.kind == "environment":
         agents = None if config.reward.agent is None else dict(config.reward.agent.variables)
         kinds, roles = TURNS, ACTORS if agents is None else AGENTS
