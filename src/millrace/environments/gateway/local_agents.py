@@ -59,7 +59,7 @@ class LocalAgents:
     """Starts agents. The gateway and the launcher begin with the first agent.
 
     Args:
-        directory: where the agents have their directories; None: a temporary one.
+        directory: where the agents have their directories; None: that of temporary files.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class LocalAgents:
 
     @cached_property
     def _started(self) -> tuple[str, OpenSessions, Agents]:
-        directory = self._directory or Path(tempfile.mkdtemp(prefix="millrace-agents-"))
+        directory = self._directory or Path(tempfile.gettempdir())
         permit_open_files()  # an agent that waits has a link and a connection
         agents = Agents(directory, function=self._config.function, environment=self._config.variables)
         sessions = OpenSessions()
