@@ -1,7 +1,7 @@
 """A taskset and a harness of `verifiers` 0.4, run by its own code. The gateway is its endpoint.
 
-Needs: pip install 'verifiers>=0.4,<0.5'. With `variables = {RENDERER = "/path/to/model"}`, verifiers makes the
-tokens of each prompt itself, by that model's chat template, and asks `/inference/v1/generate`.
+Needs: pip install 'verifiers>=0.4,<0.5', and rows with `index`. With `variables = {RENDERER = "MODEL"}`,
+verifiers makes the tokens of each prompt by that model's chat template, and asks `/inference/v1/generate`.
 """
 
 import os
@@ -30,7 +30,7 @@ class Products(vf.Taskset[Multiply, vf.TasksetConfig]):
 
 
 class Chat(vf.Harness[vf.HarnessConfig]):
-    """Asks again until the reply is a number, in this process. The built-in harnesses start programs with uv."""
+    """Asks again until the reply is a number, in this process. Built-in harnesses start programs with uv."""
 
     EXECUTES_CODE = NEEDS_CONTAINER = False
 
