@@ -11,6 +11,7 @@
 # make test-jax     the trainer in JAX, on simulated devices
 # make setup-agents .venv-agents with the SDKs of OpenAI and Anthropic, for tests alone
 # make test-agents  the gateway's dialects, as the SDKs write and read them
+# make test-verifiers  environments of the package `verifiers`, v1 and v0, as agents
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
@@ -28,10 +29,11 @@ SGLANG := .venv-sglang
 RAY := .venv-ray
 JAX := .venv-jax
 AGENTS := .venv-agents
+VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-agents test-ui lint bench bench-quick docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-verifiers quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-agents test-verifiers test-ui lint bench bench-quick docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -67,6 +69,12 @@ setup-agents: $(AGENTS)/.installed
 
 $(AGENTS)/.installed: $(STAMP) scripts/setup-agents
 	@PYTHON="$(PYTHON)" scripts/setup-agents
+	@touch $@
+
+setup-verifiers: $(VERIFIERS)/.installed
+
+$(VERIFIERS)/.installed: $(STAMP) scripts/setup-verifiers
+	@PYTHON="$(PYTHON)" scripts/setup-verifiers
 	@touch $@
 
 quickstart: $(STAMP)
@@ -106,6 +114,10 @@ test-jax: $(JAX)/.installed
 
 test-agents: $(AGENTS)/.installed
 	PYTHONPATH=src $(AGENTS)/bin/python -m pytest tests/agents
+
+test-verifiers: $(VERIFIERS)/.installed
+	PYTHONPATH=src $(VERIFIERS)/bin/python -m pytest tests/agents/test_verifiers.py
+	PYTHONPATH=src $(VERIFIERS)-v0/bin/python -m pytest tests/agents/test_verifiers_v0.py
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
 test-ui: $(STAMP)
