@@ -1,7 +1,8 @@
 """An agent with the `openai-agents` framework. Only `reward` is for Millrace."""
 
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
+
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 
 set_tracing_disabled(True)
 
