@@ -21,7 +21,7 @@ from tests.turn_runs import make_agent_start
 
 from millrace.chaos.child_run import ChildRun
 
-PROMPTS, GROUP_SIZE, WORKERS = sized((25, 8, 4), (2, 4, 2))
+PROMPTS, GROUP_SIZE, WORKERS, REPLICAS = sized((25, 8, 4, 2), (2, 4, 1, 1))
 STEPS = sized(2, 1)
 POLL_S = 0.1
 END_S = 600.0
@@ -40,6 +40,7 @@ def run_at_once(directory: Path) -> dict[str, float]:
         "reward.timeout_s": 300.0,
         "batch.prompts": PROMPTS,
         "batch.group_size": GROUP_SIZE,
+        "rollout.replicas": REPLICAS,
         "rollout.slots": number,
         "sampling.max_tokens": 40,
         "steps": STEPS,

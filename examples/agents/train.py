@@ -22,6 +22,7 @@ from millrace.environments.tokenizer import ASSISTANT, END, USER
 from millrace.quickstart.start_model import learn
 
 HERE = Path(__file__).parent
+AGENTS = ("with_anthropic", "with_openai", "with_openai_agents")
 NUM_DEMONSTRATIONS = 20_000
 
 
@@ -80,7 +81,7 @@ def train(args, directory):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("agent", choices=sorted(one.stem for one in HERE.glob("with_*.py")))
+    parser.add_argument("agent", choices=AGENTS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-start-steps", type=int, default=300)

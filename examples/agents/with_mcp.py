@@ -1,4 +1,4 @@
-"""An agent whose tools are those of an MCP server, which is a program of its own. Only `reward` is for Millrace.
+"""An agent whose tools are those of an MCP server, a program of its own. Only `reward` is for Millrace.
 
 Needs: pip install openai 'mcp>=2,<3'. The server here is mcp_multiply.py; any stdio server takes its place.
 """

@@ -1,4 +1,4 @@
-"""An environment of the frozen v0 of `verifiers`, with tools, run by its own code. The gateway is its endpoint.
+"""An environment of the frozen v0 of `verifiers`, with a tool, run by its own code at the gateway.
 
 Needs: pip install 'verifiers>=0.3.1,<0.4', and rows with `index`.
 """
@@ -19,7 +19,7 @@ def right(completion, answer):
 
 
 def load_environment():
-    """What a package of an environment has. Such a package has its environment by `vf.load_environment(name)`."""
+    """As in the package of an environment, which `vf.load_environment(name)` loads."""
     rows = [{"question": f"{a}*7=", "answer": str(a * 7)} for a in range(10, 100)]
     return vf.ToolEnv(
         dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[right]), tools=[multiply], max_turns=3

@@ -13,6 +13,7 @@ from millrace.environments.tokenizer import make_character_tokenizer
 NEEDS = {
     "test_sdk_conformance.py": ("openai", "anthropic", "agents"),  # make test-agents
     "test_mcp_agent.py": ("openai", "mcp", "agents"),
+    "test_skyrl_gym.py": ("skyrl_gym",),
     "test_verifiers.py": ("verifiers.v1.agent",),  # make test-verifiers
     "test_verifiers_v0.py": ("verifiers.legacy",),
 }
