@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 from millrace.config.tables.agent import AgentSection
+from millrace.core.errors import DataError
 from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
 from millrace.environments.gateway.agents.agent_process import AgentProcess
 from millrace.environments.gateway.agents.agents import Agents
@@ -72,7 +73,11 @@ class LocalAgents:
         """Raises: ConfigError, DataError, WorkerError: as `Agents.start` and `read_task`."""
         task = None
         if (column := self._config.task_directory) is not None:
-            task = read_task(str(find_column(row, column)))
+            if not isinstance(path := find_column(row, column), str):
+                raise DataError(
+                    f"`reward.agent.task_directory`: the row has no `{column}`, only {sorted(row)}"
+                )
+            task = read_task(path)
             row = {**row, "instruction": task.instruction}
         with self._lock:
             url, sessions, agents = self._started
