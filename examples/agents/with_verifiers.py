@@ -39,7 +39,7 @@ class Chat(vf.Harness[vf.HarnessConfig]):
         messages = [{"role": "user", "content": data.prompt}]
         for _ in range(3):
             reply = await client.chat.completions.create(model=ctx.model, messages=messages)
-            text = reply.choices[0].message.content
+            text = reply.choices[0].message.content or ""
             if re.fullmatch(r"\d+", text):
                 break
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "A number."}]

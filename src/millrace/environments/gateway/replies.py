@@ -39,7 +39,7 @@ class Replies:
             prompt_ids=list(prompt_ids),
             ids=turn.ids,
             pieces=[self._text([one], special=True) for one in turn.ids] if call.logprobs else [],
-            logprobs=turn.logprobs,
+            logprobs=turn.logprobs or [0.0] * len(turn.ids),  # a turn that was given, not sampled
         )
 
     def _calls(self, name: str, call: Call, content: str) -> list[CallOfTool]:

@@ -1,0 +1,24 @@
+"""What a turn is as a reply, in each dialect."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import pytest
+
+from millrace.environments.gateway.calls import Call
+from millrace.environments.gateway.dialects.paths import DIALECTS
+from millrace.environments.gateway.replies import Replies
+from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.environments.turns.environment import SampledTurn
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_a_turn_that_was_given_has_a_logprob_for_each_token(path: str, tmp_path: Path) -> None:
+    make_character_tokenizer(tmp_path, string.printable)
+    call = Call(prompt=[3, 4], logprobs=True, top_logprobs=1)
+    turn = SampledTurn(ids=[20, 21, 1], logprobs=[], finish="stop")
+    reply = Replies(load_tokenizer(tmp_path), plain=True).make("r1", call, [3, 4], turn)
+    assert reply.logprobs == [0.0, 0.0, 0.0]
+    assert DIALECTS[path].reply(call, reply)
