@@ -32,7 +32,7 @@ MARGIN = 0.05
 
 
 class _Agents:
-    """Makes environments. The server begins with the first one."""
+    """Makes environments."""
 
     wants_ids = True
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from millrace.config.tables.agent import AgentSection
@@ -57,17 +55,26 @@ class LocalAgent:
 
 
 class LocalAgents:
-    """Starts agents. The gateway and the launcher begin with the first agent.
+    """Starts agents, in processes that a launcher forks, and the gateway that they ask.
 
     Args:
         directory: where the agents have their directories; None: that of temporary files.
+    Raises:
+        ConfigError: the function cannot be loaded.
+        WorkerError: the launcher does not start.
     """
 
     def __init__(
         self, config: AgentSection, rendering: Rendering | PlainRendering, directory: Path | None
     ) -> None:
-        self._config, self._rendering, self._directory = config, rendering, directory
-        self._lock = Lock()
+        self._config, self._rendering = config, rendering
+        permit_open_files()  # an agent that waits has a link and a connection
+        directory = directory or Path(tempfile.gettempdir())
+        self._agents = Agents(directory, function=config.function, environment=config.variables)
+        self._sessions = OpenSessions()
+        auxiliary = {COUNT_TOKENS: self._counted}
+        self._server = GatewayServer(self._sessions, DIALECTS, auxiliary=auxiliary, on_fault=_log.error)
+        self._server.start()
 
     def start(self, row: Row) -> LocalAgent:
         """Raises: ConfigError, DataError, WorkerError: as `Agents.start` and `read_task`."""
@@ -79,14 +86,12 @@ class LocalAgents:
                 )
             task = read_task(path)
             row = {**row, "instruction": task.instruction}
-        with self._lock:
-            url, sessions, agents = self._started
-        session = sessions.open()
+        session = self._sessions.open()
         try:
-            process = agents.start(
+            process = self._agents.start(
                 self._config.command or None,
                 row,
-                base_url=url,
+                base_url=self._server.url,
                 key=session.key,
                 limits=AgentLimits(memory_mb=self._config.memory_mb),
                 prepare=None if task is None else task.lay_out,
@@ -95,20 +100,8 @@ class LocalAgents:
         except BaseException:
             session.end()
             raise
-        return LocalAgent(session, process, agents, task)
+        return LocalAgent(session, process, self._agents, task)
 
     def _counted(self, _: Session, body: bytes) -> dict[str, Any]:
         call = MESSAGES.read_count(body)
         return MESSAGES.counted(len(self._rendering.whole(call.messages, call.tools)))
-
-    @cached_property
-    def _started(self) -> tuple[str, OpenSessions, Agents]:
-        directory = self._directory or Path(tempfile.gettempdir())
-        permit_open_files()  # an agent that waits has a link and a connection
-        agents = Agents(directory, function=self._config.function, environment=self._config.variables)
-        sessions = OpenSessions()
-        server = GatewayServer(
-            sessions, DIALECTS, auxiliary={COUNT_TOKENS: self._counted}, on_fault=_log.error
-        )
-        server.start()
-        return server.url, sessions, agents
