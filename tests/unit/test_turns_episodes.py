@@ -47,7 +47,7 @@ class Counter:
         if "none" in action:
             return Done(None)
         if "late" in action:
-            return Observation("a", after=2)
+            return Observation("a", after=True if "true" in action else 2)
         if "empty" in action:
             return Observation("", after=1 if "after" in action else None)
         if "number" in action:
@@ -141,6 +141,7 @@ def test_an_episode_that_cannot_be_repeated_fails(tokenizer: Any) -> None:
         ("empty", "an observation without a token"),
         ("empty after", "an observation without a token"),
         ("late", "an observation after turn 2: 0 to 1, or None"),
+        ("late true", "an observation after turn True: 0 to 1, or None"),
     ],
 )
 def test_a_broken_environment_fails_with_the_reason(tokenizer: Any, action: str, reason: str) -> None:

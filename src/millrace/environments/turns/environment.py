@@ -169,7 +169,7 @@ def _can_be_seen(observation: Any) -> bool:
 
 
 def _is_turn(after: Any, turns: int) -> bool:
-    return after is None or (isinstance(after, int) and 0 <= after <= turns)
+    return after is None or (type(after) is int and 0 <= after <= turns)
 
 
 def _is_message(one: Any) -> bool:
