@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from millrace.core.completion.forks import num_shared
 from millrace.core.errors import ConfigError
+from millrace.environments.gateway.arguments import canonical
 from millrace.environments.gateway.calls import Call, ChatTurn, RefusedCall, Reply
-from millrace.environments.gateway.rendering import PlainRendering, Rendering, as_table
+from millrace.environments.gateway.rendering import PlainRendering, Rendering
 
 TEMPLATE, TOOLS, HISTORY, OTHER = "template", "tools", "history", "other"
 CAUSES = (TEMPLATE, TOOLS, HISTORY, OTHER)
@@ -35,11 +36,7 @@ class _Turn(NamedTuple):
 
 
 class Conversation:
-    """The calls of one agent, each with its reply.
-
-    Args:
-        chat: renders the messages.
-    """
+    """The calls of one agent, each with its reply."""
 
     def __init__(self, rendering: Rendering | PlainRendering) -> None:
         self._rendering = rendering
@@ -118,7 +115,7 @@ def _same(messages: Sequence[ChatTurn], known: Sequence[ChatTurn]) -> bool:
 def _compared(one: ChatTurn, reasoning: bool) -> Any:
     if one.role != "assistant":
         return one
-    calls = [(call.id, call.name, as_table(call.arguments)) for call in one.calls]
+    calls = [(call.id, call.name, canonical(call.arguments)) for call in one.calls]
     return one.content.strip(), calls, reasoning and one.reasoning.strip()
 
 

@@ -103,7 +103,7 @@ class Rendering:
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": as_table(call.arguments)},
+                    "function": {"name": call.name, "arguments": _table(call.arguments)},
                 }
                 for call in one.calls
             ]
@@ -138,7 +138,7 @@ def _lines(messages: Sequence[ChatTurn]) -> str:
     return encodable("".join(f"{one.content}\n" for one in messages))
 
 
-def as_table(arguments: str) -> Any:
+def _table(arguments: str) -> Any:
     """Arguments as a table: templates write tables as JSON, and would quote a text."""
     try:
         return json.loads(arguments)

@@ -17,7 +17,7 @@ from millrace.environments.gateway.dialects.fields import (
     take_alternatives,
     take_arguments,
 )
-from millrace.environments.gateway.dialects.openai_shapes import openai_error, token_counts, token_logprobs
+from millrace.environments.gateway.dialects.openai_shapes import OpenAIErrors, token_counts, token_logprobs
 from millrace.environments.gateway.dialects.server_sent import DELTA_TOKENS, DONE, event, slices
 from millrace.environments.gateway.dialects.tool_schemas import take_tools
 
@@ -31,7 +31,7 @@ ROLES = {
 OLD = "is an older form of calls: write `tools` and `tool_calls`"
 
 
-class ChatDialect:
+class ChatDialect(OpenAIErrors):
     def read(self, body: bytes) -> Call:
         fields = decode(body)
         call = Call(model=fields.text("model"))
@@ -94,12 +94,6 @@ class ChatDialect:
         if call.usage:
             yield event({**head, "choices": [], "usage": token_counts(reply)})
         yield DONE
-
-    def error(self, status: int, message: str, field: str | None = None) -> dict[str, Any]:
-        return openai_error(status, message, field)
-
-    def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
-        return event(openai_error(status, message, field))
 
 
 def _refuse_formats(fields: Fields) -> None:

@@ -17,12 +17,12 @@ from millrace.environments.gateway.dialects.fields import (
     refuse_more_than_one,
     take_alternatives,
 )
-from millrace.environments.gateway.dialects.openai_shapes import finite, openai_error, token_counts
+from millrace.environments.gateway.dialects.openai_shapes import OpenAIErrors, finite, token_counts
 from millrace.environments.gateway.dialects.server_sent import DELTA_TOKENS, DONE, event
 from millrace.environments.gateway.dialects.text import is_token_ids
 
 
-class GenerateDialect:
+class GenerateDialect(OpenAIErrors):
     def read(self, body: bytes) -> Call:
         fields = decode(body)
         call = Call(model=fields.text("model"))
@@ -58,12 +58,6 @@ class GenerateDialect:
         if call.usage:
             yield event({"request_id": reply.id, "choices": [], "usage": token_counts(reply)})
         yield DONE
-
-    def error(self, status: int, message: str, field: str | None = None) -> dict[str, Any]:
-        return openai_error(status, message, field)
-
-    def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
-        return event(openai_error(status, message, field))
 
 
 def _finish(reply: Reply) -> str:

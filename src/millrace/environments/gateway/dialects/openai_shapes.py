@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.environments.gateway.calls import Reply
+from millrace.environments.gateway.dialects.server_sent import event
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -20,6 +21,16 @@ LOGPROB_MIN = -9999.0
 def openai_error(status: int, message: str, field: str | None) -> dict[str, Any]:
     kind = ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": field, "code": str(status)}}
+
+
+class OpenAIErrors:
+    """Errors of a `GatewayDialect` of OpenAI."""
+
+    def error(self, status: int, message: str, field: str | None = None) -> dict[str, Any]:
+        return openai_error(status, message, field)
+
+    def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
+        return event(openai_error(status, message, field))
 
 
 def token_counts(reply: Reply) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from millrace.environments.gateway.dialects.fields import (
     refuse_more_than_one,
     take_alternatives,
 )
-from millrace.environments.gateway.dialects.openai_shapes import openai_error
+from millrace.environments.gateway.dialects.openai_shapes import OpenAIErrors, openai_error
 from millrace.environments.gateway.dialects.response_events import response_events
 from millrace.environments.gateway.dialects.response_items import read_items, write_items
 from millrace.environments.gateway.dialects.server_sent import event
@@ -24,7 +24,7 @@ STORED = ("previous_response_id", "conversation", "background", "prompt")
 LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesDialect:
+class ResponsesDialect(OpenAIErrors):
     def read(self, body: bytes) -> Call:
         fields = decode(body)
         call = Call(model=fields.text("model"))
@@ -63,9 +63,6 @@ class ResponsesDialect:
     def events(self, call: Call, reply: Reply) -> Iterator[bytes]:
         begun = {**_head(call, reply, "in_progress"), "output": [], "usage": None}
         return response_events(begun, self.reply(call, reply))
-
-    def error(self, status: int, message: str, field: str | None = None) -> dict[str, Any]:
-        return openai_error(status, message, field)
 
     def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
         """The event has the number 0, because nothing is streamed before a reply is whole."""

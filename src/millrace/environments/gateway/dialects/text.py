@@ -15,11 +15,11 @@ from millrace.environments.gateway.dialects.fields import (
     refuse_more_than_one,
     take_alternatives,
 )
-from millrace.environments.gateway.dialects.openai_shapes import finite, openai_error, token_counts
+from millrace.environments.gateway.dialects.openai_shapes import OpenAIErrors, finite, token_counts
 from millrace.environments.gateway.dialects.server_sent import DELTA_TOKENS, DONE, event, slices
 
 
-class TextDialect:
+class TextDialect(OpenAIErrors):
     """The reply is the whole text of the sampled tokens: reasoning and calls stay in the text."""
 
     def read(self, body: bytes) -> Call:
@@ -63,12 +63,6 @@ class TextDialect:
         if call.usage:
             yield event({**head, "choices": [], "usage": token_counts(reply)})
         yield DONE
-
-    def error(self, status: int, message: str, field: str | None = None) -> dict[str, Any]:
-        return openai_error(status, message, field)
-
-    def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
-        return event(openai_error(status, message, field))
 
 
 def _prompt(fields: Fields) -> str | list[int]:
