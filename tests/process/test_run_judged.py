@@ -7,7 +7,9 @@ import json
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from contextlib import closing
 
 import pytest
@@ -74,24 +76,36 @@ def kept(run):
 
 @pytest.mark.parametrize("again", [[], ["--from-version", "2"]], ids=["resumed", "from an earlier version"])
 def test_a_run_that_is_killed_and_resumed_pays_for_no_judgement_twice(again, start, tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    with judging(says) as judge:
-        sets = ["--set", f"reward={reward(judge).replace('0.2', '0.0')}"]
-        command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(run.path), *sets]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as controller:
-            while not (run.events.exists() and len(events(run, "step")) >= 3 and judge.at_once):
-                assert controller.poll() is None
-                time.sleep(0.005)
-            controller.kill()
+    """Each completion is graded twice. The kill comes in the last step, between the two."""
+    run, held, killed = RunDirectory(tmp_path / "run"), threading.Event(), threading.Event()
+
+    def graded(_, asked):
+        if held.is_set() or (asked and run.events.exists() and len(events(run, "step")) >= 3):
+            held.set()
+            killed.wait(WAIT_S)
+            return "close"
+        return "SCORE: 7"
+
+    def command(judge):
+        sets = ["--set", f"reward={reward(judge).replace('asked_twice=0.2', 'asked_twice=1.0')}"]
+        return [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(run.path), *sets]
+
+    with judging(graded) as judge, subprocess.Popen(command(judge), stdout=subprocess.DEVNULL) as controller:
+        assert held.wait(WAIT_S)
+        controller.kill()
         before = kept(run)
-        first = len(judge.requests)
-        subprocess.run([*command, "--resume", *again], check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
-        later = {key_of(body, 0) for body in judge.requests[first:]}
-    check(run)
-    assert before and later and not before & later
-    if again:  # its steps were done again, with the same completions
-        used = [one for one in millrace.Run(run.path).trajectories() if one.get("reward/judge_requests") == 0]
-        assert used
+        killed.set()
+    with judging(lambda *_: "SCORE: 7") as judge:
+        resume = [*command(judge), "--resume", *again]
+        subprocess.run(resume, check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
+    later = Counter(json.dumps(body) for body in judge.requests)
+    assert before and later
+    for body, count in later.items():
+        assert count <= sum(key_of(json.loads(body), asking) not in before for asking in (0, 1))
+    accounting = summary(run)["accounting"]
+    assert accounting["failed"] == accounting["in_flight"] == 0
+    if not again:  # an earlier version has undone the groups of the last step
+        assert any(one.get("reward/judge_requests") == 0 for one in millrace.Run(run.path).trajectories())
 
 
 SUM = """reward={{kind='sum', timeout_s=30.0, members=[
