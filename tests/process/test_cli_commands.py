@@ -240,7 +240,7 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     ) as first:
         wait_for_steps(directory, first)
         first.send_signal(signal.SIGINT)
-        _, said = first.communicate(timeout=60)
+        _, said = first.communicate(timeout=280)
     assert first.returncode == INTERRUPTED, said
     assert "--resume" in said
     with LedgerReader(directory.ledger) as reader:
@@ -248,7 +248,7 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     assert stopped.checkpoint is not None
     assert stopped.checkpoint.version == stopped.version
     again = [*command, *arguments, f"steps={stopped.version + 2}", "--resume"]
-    subprocess.run(again, check=True, timeout=100, env=environment, capture_output=True)
+    subprocess.run(again, check=True, timeout=280, env=environment, capture_output=True)
     with LedgerReader(directory.ledger) as reader:
         done, trained = reader.overview(), [i for step in reader.steps() for i in step.trajectory_ids]
     assert done.version == stopped.version + 2
@@ -257,7 +257,7 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     assert (directory.model / "model.safetensors").is_file()
     events = list(read_events(directory.events))
     assert [event.wall_s for event in events] == sorted(event.wall_s for event in events)
-    told = subprocess.run(again, check=True, timeout=100, env=environment, capture_output=True, text=True)
+    told = subprocess.run(again, check=True, timeout=280, env=environment, capture_output=True, text=True)
     assert f"All {done.version} steps are done" in told.stderr
     assert len(list(read_events(directory.events))) == len(events)
 

@@ -27,7 +27,7 @@ def test_an_interrupt_before_the_first_step_ends_the_run(start: Path, tmp_path: 
         while after == "events.jsonl" and not (tmp_path / "run" / "events.jsonl").exists():
             time.sleep(0.01)
         run.send_signal(signal.SIGINT)
-        said = "".join(run.communicate(timeout=60))
+        said = "".join(run.communicate(timeout=280))
     assert run.returncode == INTERRUPTED, said
     assert "Traceback" not in said and "by an error" not in said
     if after == "events.jsonl":

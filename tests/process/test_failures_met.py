@@ -281,7 +281,7 @@ def on_a_disk(tmp_path: Path, options: str, script: str) -> str:
     try:
         done = subprocess.run(
             ["unshare", "-rm", "sh", "-c", mount + script],
-            env=environment, capture_output=True, text=True, timeout=110, check=False,
+            env=environment, capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         pytest.skip("there is no unshare here")

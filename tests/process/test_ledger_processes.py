@@ -79,7 +79,7 @@ def check_kept(path: Path, least: tuple[int, ...]) -> None:
 
 def test_a_full_disk_stops_the_run_and_nothing_flushed_is_lost(path: Path) -> None:
     with writer(path, str(400_000)) as process:
-        lines, errors = process.communicate(timeout=60)
+        lines, errors = process.communicate(timeout=280)
     assert process.returncode == 1
     assert "LedgerError" in errors and "disk is full or failing" in errors
     check_kept(path, tuple(map(int, lines.splitlines()[-1].split())))
@@ -92,7 +92,7 @@ def test_a_full_file_system_stops_the_run_and_nothing_flushed_is_lost(tmp_path: 
     try:
         path = tmp_path / "ledger.sqlite"
         with writer(path) as process:
-            lines, errors = process.communicate(timeout=60)
+            lines, errors = process.communicate(timeout=280)
         assert "disk is full or failing (0 MiB free)" in errors
         subprocess.run(["mount", "-o", "remount,size=8m", str(tmp_path)], check=True)
         check_kept(path, tuple(map(int, lines.splitlines()[-1].split())))

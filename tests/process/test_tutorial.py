@@ -43,7 +43,7 @@ def test_every_command_of_the_first_tutorial_runs_and_its_model_can_be_loaded(
     for line in COMMAND.findall(FIRST):
         program, *words = shlex.split(line)
         if program == "python":
-            subprocess.run([sys.executable, *words], check=True, timeout=100)
+            subprocess.run([sys.executable, *words], check=True, timeout=280)
         elif words[0] != "ui":  # it serves until it is interrupted; tests/browser has it
             code = run([*words, *shlex.split(SMALLER.get(words[0], ""))])
             assert code == 0 or words[0] == "doctor", line  # it finds that a random model earns nothing
@@ -58,7 +58,7 @@ def test_every_command_of_the_first_tutorial_runs_and_its_model_can_be_loaded(
 
 def test_the_held_out_rows_are_no_training_rows(clone: Path) -> None:
     (clone / "codes" / "rows.py").write_text(BLOCK.findall(FIRST)[0])
-    subprocess.run([sys.executable, "codes/rows.py"], check=True, timeout=100)
+    subprocess.run([sys.executable, "codes/rows.py"], check=True, timeout=280)
     train, held_out = (
         {json.loads(line)["word"] for line in (clone / "codes" / name).read_text().splitlines()}
         for name in ("train.jsonl", "held-out.jsonl")
