@@ -74,6 +74,7 @@ def make_played(directory: Path) -> tuple[Played, Played]:
             lambda end, row: {f"call_{number}": one for number, one in enumerate(end.end.returned)},
             timeout_s=TIMEOUT_S,
             end_s=1.0,
+            max_tokens=1_000,
             stop=(),
             num_tokens=len(tokenizer),
         )

@@ -12,6 +12,7 @@ from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, tr
 from tests.runs import events, train, weights
 from tests.turn_runs import make_agent_start
 
+from millrace.core.types import Finish
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -82,6 +83,77 @@ def test_an_agent_that_is_a_command_does_the_same(agents, calm, tmp_path):
     run = train(agents, tmp_path / "run", "steps=1")
     assert [one.reward for one in trained(run)] == [one.reward for one in trained(calm)[:16]]
     assert [one.columns for one in trained(run)] == [one.columns for one in trained(calm)[:16]]
+
+
+MOST = 4  # tokens that an agent with bounds asks for, or fewer
+
+
+def bounded(config: Path) -> Path:
+    """The agent asks for at most 2 to 4 tokens, and for another stop string. It acts on what ended a turn."""
+    agent = config.parent / "acting_agent.py"
+    text = agent.read_text()
+    for old, new in (
+        (
+            '"messages": messages}',
+            '"messages": messages, "max_tokens": most(messages), "stop": ["ab"]}',
+        ),
+        ("said.append(reply)", "said.append(reply + ended[-1])"),
+        ("    return str(", OBEYED + "    return str("),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    agent.write_text(text.replace("HERE = ", BEGIN + "HERE = "))
+    return config
+
+
+BEGIN = """
+def most(messages):
+    return 2 + len(messages) % 3
+
+ended = []
+"""
+OBEYED = """
+    choice = data["choices"][0]
+    assert data["usage"]["completion_tokens"] <= most(messages)
+    assert "ab" not in choice["message"]["content"]
+    ended.append(choice["finish_reason"])
+"""
+
+
+@pytest.fixture(scope="module")
+def calm_bounded(tmp_path_factory, warm) -> RunDirectory:
+    directory = tmp_path_factory.mktemp("calm_bounded")
+    return train(bounded(make_agent_start(directory)), directory / "run")
+
+
+def test_a_turn_has_no_more_tokens_than_its_request_asks_for(calm_bounded):
+    tokenizer, ends = load_tokenizer(calm_bounded.model), set()
+    for one in trained(calm_bounded):
+        assert one.finish is Finish.STOP and one.metrics["turns"] in (3, 4)
+        turns = [one.columns.tokens[start:stop] for start, stop, sampled in one.columns.turns() if sampled]
+        assert len(turns[0]) <= 3 and max(map(len, turns)) <= MOST  # the run permits 16
+        for ids in turns:
+            text = tokenizer.decode(ids.tolist())
+            ended = tokenizer.eos_token_id == ids[-1], text.endswith("ab"), len(ids)
+            assert True in ended[:2] or len(ids) in (2, 3, MOST)
+            ends.add(ended)
+    assert {(False, False, length) for length in (2, 3, MOST)} | {(False, True, 2)} <= ends
+    assert weights(calm_bounded)
+
+
+def test_bounds_of_turns_outlive_a_killed_controller(agents, calm_bounded, tmp_path):
+    at = plan(bounded(agents), "controller", 6, 3)
+    run, kills = resumed_to_the_end(agents, tmp_path)
+    assert 1 <= kills <= len(at)
+    check(run, calm_bounded)
+
+
+def test_bounds_of_turns_outlive_a_killed_gateway(agents, calm_bounded, tmp_path):
+    at = plan(bounded(agents), "held", 7, 3)
+    with GatewayKiller(tmp_path) as killer:
+        run = train(agents, tmp_path / "run", "supervision.restarts=100", sinks=(killer,))
+    assert killer.killed and set(killer.killed) <= set(at)
+    check(run, calm_bounded)
 
 
 def test_agents_that_fail_have_reasons_and_the_run_goes_on(agents, tmp_path):

@@ -14,6 +14,7 @@ from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.completion.marked import unmarked
+from millrace.core.turns.turn_bounds import FIRST, TurnBounds
 from millrace.core.types import (
     EvaluationRecord,
     Failed,
@@ -116,6 +117,12 @@ def test_an_attempt_goes_on_with_what_an_environment_answered_and_is_recorded_wi
     assert columns.turns() == [(0, 1, True), (1, 3, False), (3, 4, True)]
     assert columns.tokens == one.trajectory.columns.tokens
     assert columns.runs == one.trajectory.columns.runs
+
+
+def test_an_attempt_begins_with_the_bounds_of_its_prompt() -> None:
+    prompt = Prompt(5, "row", token_array([1, 2]), "p", TurnBounds(2, ("x",)).metrics(FIRST))
+    work = PromptAttempt(0, 0, prompt, 1).lease(1, Sampling(max_tokens=4), 0, 0)
+    assert (work.sampling.max_tokens, work.sampling.stop) == (2, ("x",))
 
 
 def test_an_episode_that_fails_has_no_reward_and_one_that_a_budget_ends_is_truncated() -> None:

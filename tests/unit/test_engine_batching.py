@@ -7,9 +7,9 @@ import torch
 from engine_models import EOS, make_engine, make_model, make_work, prompt_of, run
 
 from millrace.core.errors import DataError
+from millrace.core.turns.stop_strings import StopStrings
 from millrace.core.types import Finish, Sampling
 from millrace.engines.own.cache import KVCache
-from millrace.rollout.stop import StopStrings
 
 LONG = Sampling(max_tokens=200, temperature=1.0)
 

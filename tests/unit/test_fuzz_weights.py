@@ -18,8 +18,8 @@ from trainer_doubles import make_batch, make_trainer, save_checkpoint, weights_o
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import MillraceError
+from millrace.core.turns.end_ids import end_ids
 from millrace.engines.own.architecture import read_architecture
-from millrace.rollout.model_tokens import end_ids
 from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.weights.layout import MANIFEST_BYTES
 

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.core.completion.columns import token_array
+from millrace.core.turns.turn_bounds import FIRST, NEXT, NO_BOUNDS, TurnBounds
 from millrace.core.types import Failed, Finish, Observed, Scored, ScoreRequest
 from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts
 from millrace.environments.gateway.agents.agent_end import AgentEnd
@@ -116,10 +117,11 @@ class Worker:
         parts = AgentParts(
             self.agents,
             rendering,
-            Replies(tokenizer, plain=True),
+            Replies(tokenizer, plain=True, end_ids={tokenizer.eos_token_id}, stop=("|",)),
             lambda end, row: {"right": float(end.end.returned == row["answer"]), "said": len(end.replies)},
             timeout_s=timeout_s,
             end_s=0.2,
+            max_tokens=100,
             stop=("|",),
             num_tokens=len(tokenizer),
         )
@@ -353,7 +355,8 @@ def test_an_agent_that_dies_or_hangs_fails_its_episode(tokenizer: Any, act: Any,
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (Call(messages=[user("x")], stop=["|", "END"]), "sampling.stop"),
+        (Call(messages=[user("x")], stop=["a", "b" * 300]), "16 stop strings of 256 characters"),
+        (Call(messages=[user("x")], stop=["a"] * 17), "16 stop strings of 256 characters"),
         (Call(prompt=[1, 10**6]), "token ids are from 0"),
         (Call(messages=[ChatTurn(role="assistant", content="x")]), "the assistant's"),
     ],
@@ -373,6 +376,48 @@ def test_a_call_that_the_run_cannot_answer_is_refused_and_no_turn(
     end = worker.episodes.answer(worker.say(worker.begin(), "yes"), worker.row)
     assert isinstance(end, Scored) and end.metrics["calls_refused"] == 1.0
     assert all(reason in one for one in said)
+
+
+def bounded(row: Row, ask: Ask) -> str:
+    """Three turns. The second has no bounds."""
+    messages = [user(row["prompt"])]
+    for number, fields in enumerate([{"max_tokens": 3}, {"max_tokens": 100}, {"stop": ["|", "END"]}]):
+        reply = ask(*messages, **fields)
+        messages += [reply.turn, user(f"{number} {reply.finish} {reply.stop}")]
+    return reply.content
+
+
+def test_the_bounds_of_a_request_go_with_its_prompt(tokenizer: Any) -> None:
+    worker = Worker(tokenizer, bounded)
+    first = worker.episodes._first(worker.row)
+    assert isinstance(first, Ids) and first.bounds == TurnBounds(3)
+    request, seen = worker.say(worker.begin(), "abc"), []
+    for said in ("d", "yesEND"):
+        for episodes in (worker.episodes, worker.restarted()):  # a repeated agent hears and asks the same
+            answer = episodes.answer(request, worker.row)
+            assert isinstance(answer, Observed)
+            seen += [(tokenizer.decode(list(answer.tokens)), TurnBounds.of(answer.metrics, NEXT))]
+        request = worker.say(worker.observe(request, answer), said)
+    assert seen == [("0 length \n", NO_BOUNDS)] * 2 + [("1 stop \n", TurnBounds(0, ("END",)))] * 2
+    end = worker.restarted().answer(request, worker.row)
+    assert isinstance(end, Scored) and end.metrics["right"] == 1.0  # without the stop string
+    assert not any(name.startswith((FIRST, NEXT)) for name in end.metrics)
+
+
+@pytest.mark.parametrize(
+    ("said", "finish"), [("abc", "length"), ("ab|", "stop"), ("aXY", "stop"), ("ab", "stop")]
+)
+def test_what_ended_a_turn_as_long_as_asked_is_told(tokenizer: Any, said: str, finish: str) -> None:
+    heard: list[Reply] = []
+
+    def program(row: Row, ask: Ask) -> str:
+        heard.append(ask(user(row["prompt"]), max_tokens=3, stop=["XY"]))
+        return heard[-1].content
+
+    worker = Worker(tokenizer, program)
+    assert isinstance(worker.episodes.answer(worker.say(worker.begin(), said), worker.row), Scored)
+    assert heard[-1].finish == finish and heard[-1].ids == worker.ids(said)
+    assert (heard[-1].content, heard[-1].stop) == (("a", "XY") if "XY" in said else (said, ""))
 
 
 def test_log_probs_are_those_of_the_record(tokenizer: Any) -> None:

@@ -28,12 +28,12 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.core.errors import DataError
 from millrace.core.supported import JAX_TRAINER, SERVER, TORCH_ENGINE, TRAINER, VLLM, refuse_unsupported
+from millrace.core.turns.end_ids import end_ids
 from millrace.core.types import Sampling
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.families.gates import ACTIVATIONS
 from millrace.engines.own.load import load_engine
 from millrace.evaluation.generate import generate
-from millrace.rollout.model_tokens import end_ids
 from millrace.sft.supervised import sft
 from millrace.trainer.model import load_model
 

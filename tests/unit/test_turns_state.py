@@ -10,6 +10,7 @@ from millrace.controller.state.groups import make_batch
 from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.turns.metric_names import ENVIRONMENT_S
+from millrace.core.turns.turn_bounds import FIRST, NEXT, NO_BOUNDS, TurnBounds
 from millrace.core.types import Failed, Finish, Observed, Progress, Prompt, Scored, State, Work
 from millrace.rollout.continuation import Continuation
 from millrace.schedule.view import QueuedView
@@ -18,20 +19,28 @@ EPISODE = NUMBERS.sampling.max_tokens + 2
 """Most sampled tokens of an episode."""
 
 
-def started() -> tuple[RunState, Work]:
-    state = run_state(replace(NUMBERS, episode_tokens=EPISODE, group_size=2), ["a", "b"])
+def started(bounds: TurnBounds = NO_BOUNDS, *, one_version: bool = False) -> tuple[RunState, Work]:
+    numbers = replace(NUMBERS, episode_tokens=EPISODE, group_size=2, one_version=one_version)
+    state = run_state(numbers, ["a", "b"])
     for name in ("a", "b"):
         state.replicas.up(name, 1)
         state.replicas.served(name, 0)
-    _, works = state.admit(Prompt(0, "row-0", token_array([1, 2]), "text"), "a", now_s=0.0)
+    _, works = state.admit(
+        Prompt(0, "row-0", token_array([1, 2]), "text", bounds.metrics(FIRST)), "a", now_s=0.0
+    )
     return state, works[0]
 
 
-def turn(state: RunState, work: Work, tokens: list[int], version: int = 0, replica: str = "a") -> None:
+def turn(
+    state: RunState,
+    work: Work,
+    tokens: list[int],
+    version: int = 0,
+    replica: str = "a",
+    finish: Finish = Finish.STOP,
+) -> None:
     columns = TokenColumns.of(tokens, [-1.0] * len(tokens), version)
-    state.progress(
-        replica, [Progress(work.trajectory_id, work.lease, len(work.tokens), columns, Finish.STOP)]
-    )
+    state.progress(replica, [Progress(work.trajectory_id, work.lease, len(work.tokens), columns, finish)])
 
 
 def test_a_turn_waits_and_its_observation_makes_the_next_lease() -> None:
@@ -161,3 +170,38 @@ def test_the_seconds_of_an_environment_are_recorded_with_its_answer() -> None:
     state.score(0, Observed(token_array([7]), {ENVIRONMENT_S: 2.5}))
     turn(state, state.lease(state.trajectories[0], "a"), [6])
     assert state.score_request(state.trajectories[0]).spent_s == 2.5
+
+
+def test_the_bounds_of_a_request_bound_its_turn_alone() -> None:
+    state, work = started(TurnBounds(2, ("END",)))
+    assert (work.sampling.max_tokens, work.sampling.stop) == (2, (*NUMBERS.sampling.stop, "END"))
+    turn(state, work, [5, 3], finish=Finish.LENGTH)
+    trajectory = state.trajectories[0]
+    assert (trajectory.state, trajectory.finish) == (State.WAITING, Finish.TURN)
+    state.score(0, Observed(token_array([7]), TurnBounds(1).metrics(NEXT)))
+    again = state.lease(trajectory, "a")
+    assert (again.sampling.max_tokens, again.sampling.stop) == (3 + 1, NUMBERS.sampling.stop)
+    turn(state, again, [6], finish=Finish.LENGTH)
+    state.score(0, Observed(token_array([7])))
+    last = state.lease(trajectory, "a")
+    assert last.sampling.max_tokens == 5 + EPISODE - 3
+    turn(state, last, [6] * (EPISODE - 3), finish=Finish.LENGTH)
+    assert (trajectory.state, trajectory.finish) == (State.GENERATED, Finish.LENGTH)
+    state.score(0, Scored(1.0, truncated=True))
+    assert trajectory.metrics == {}
+
+
+def test_a_turn_that_is_cut_before_what_its_request_asks_ends_the_episode() -> None:
+    state, work = started(TurnBounds(100))
+    assert work.sampling.max_tokens == NUMBERS.sampling.max_tokens
+    turn(state, work, [5] * NUMBERS.sampling.max_tokens, finish=Finish.LENGTH)
+    assert state.trajectories[0].state is State.GENERATED
+
+
+def test_an_episode_that_begins_again_has_its_first_bounds() -> None:
+    state, work = started(TurnBounds(2), one_version=True)
+    turn(state, work, [5, 3])
+    state.score(0, Observed(token_array([7]), TurnBounds(1, ("x",)).metrics(NEXT)))
+    state.restart(state.trajectories[0])
+    again = state.lease(state.trajectories[0], "a")
+    assert (again.sampling.max_tokens, again.sampling.stop) == (2, NUMBERS.sampling.stop)

@@ -89,12 +89,13 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt of the data stream: a pure function of (data set, run seed, group id)."""
+    """One prompt: a pure function of (data set, run seed, group id). `metrics`: a trajectory begins so."""
 
     group_id: int
     row_id: str
     tokens: array[int]
     text: str
+    metrics: dict[str, float] = {}
 
 
 RESTS = "rests: "
@@ -102,8 +103,7 @@ RESTS = "rests: "
 
 
 class BadPrompt(msgspec.Struct, frozen=True):
-    """A row that cannot be a prompt (broken, or longer than the context), or that rests; skipped and
-    counted."""
+    """A row that cannot be a prompt (broken, or too long), or that rests; skipped and counted."""
 
     group_id: int
     row_id: str
@@ -334,10 +334,10 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """How the last version was written to the directory of weights. -1: none was."""
+    """How the last version was written to the directory of weights. -1: none was. `digest`: as published."""
 
     version: int
-    digest: str  # as the trainer published the version
+    digest: str
     weights_bytes: int = 0
     written: dict[str, int] = {}  # anchor_bytes, delta_bytes, chunks of each kind; empty: it was there
     store_s: float = 0.0

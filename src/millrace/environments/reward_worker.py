@@ -15,6 +15,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needing_memory
+from millrace.core.turns.turn_bounds import FIRST
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, Scored, ScoreRequest
 from millrace.environments.answers import make_answer
 from millrace.environments.chat import find_reference
@@ -77,7 +78,9 @@ class TaskRewardWorker:
             else:
                 from millrace.environments.gateway.agent_episodes import make_agent_episodes
 
-                self._episodes = make_agent_episodes(*shared, self._config.sampling, directory)
+                self._episodes = make_agent_episodes(
+                    *shared, self._config.sampling, directory, self._config.model.path
+                )
         else:
             self._calls = made(parts, lambda part: make_calls(part.config.reward, part.task, directory))
             if answers:
@@ -200,19 +203,19 @@ class TaskRewardWorker:
         if isinstance(more, Failed):
             return BadPrompt(group_id, part.row_id(row), f"{part.row_id(row)}: {more.reason}")
         if isinstance(more, Ids):
-            return self._of_ids(group_id, list(more))
+            return self._of_ids(group_id, more)
         return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
 
-    def _of_ids(self, group_id: int, ids: list[int]) -> Prompt | BadPrompt:
+    def _of_ids(self, group_id: int, ids: Ids) -> Prompt | BadPrompt:
         """The prompt that the first request of an agent has."""
         part, row = self._parts.locate(group_id)
         row_id = part.row_id(row)
-        text = self._tokenizer.decode(ids)
+        text = self._tokenizer.decode(list(ids))
         try:
             self._check_length(row_id, text, len(ids))
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))
-        return Prompt(group_id, row_id, token_array(ids), text)
+        return Prompt(group_id, row_id, token_array(ids), text, ids.bounds.metrics(FIRST))
 
     def _prompt(
         self, group_id: int, more: More = "", tools: Sequence[dict[str, Any]] = ()

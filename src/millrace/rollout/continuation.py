@@ -9,8 +9,8 @@ from millrace.core.completion.columns import LOGPROB_MAX, TokenColumns
 from millrace.core.completion.routing import Routing
 from millrace.core.completion.top_logprobs import Row
 from millrace.core.errors import WorkerError
+from millrace.core.turns.stop_strings import StopStrings
 from millrace.core.types import Finish, Progress, Work
-from millrace.rollout.stop import StopStrings
 
 
 class Continuation:

@@ -45,7 +45,7 @@ class PromptAttempt:
     score: Score | None = None
 
     def __post_init__(self) -> None:
-        self.trajectory = Trajectory(self.index, self.prompt_index)
+        self.trajectory = Trajectory(self.index, self.prompt_index, metrics=dict(self.prompt.metrics))
 
     @property
     def is_queued(self) -> bool:

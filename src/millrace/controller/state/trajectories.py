@@ -77,7 +77,8 @@ class Trajectories:
     def admit(self, prompt: Prompt, replica: str, *, now_s: float) -> tuple[Group, list[Work]]:
         """A new group, with its members leased to `replica`, except those that are held back."""
         first = prompt.group_id * self.numbers.group_size
-        members = [Trajectory(first + k, prompt.group_id) for k in range(self.numbers.group_size)]
+        ids = range(first, first + self.numbers.group_size)
+        members = [Trajectory(tid, prompt.group_id, metrics=dict(prompt.metrics)) for tid in ids]
         group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
         record, samples = self.replicas[replica], self.numbers.screen_samples
         owner = self.groups[group.group_id] = GroupRecord(group, record.version, samples, now_s)

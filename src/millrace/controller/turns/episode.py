@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from millrace.core.completion.forks import context, num_seen
 from millrace.core.errors import DataError
 from millrace.core.turns.metric_names import ENVIRONMENT_S
+from millrace.core.turns.turn_bounds import FIRST, NEXT, TurnBounds
 from millrace.core.types import (
     Finish,
     Observed,
@@ -49,18 +50,29 @@ def work(
     trajectory: Trajectory, prompt: array[int], sampling: Sampling, seed: int, episode_tokens: int
 ) -> Work:
     """The present lease. `sampling.max_tokens` bounds each turn, `episode_tokens` all turns together (0: it
-    does not). A `Work` counts from its prompt: all that precedes what the present sequence samples."""
+    does not). The bounds of the present turn may be tighter. A `Work` counts from its prompt: all that
+    precedes what the present sequence samples."""
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
     columns, begin, most = trajectory.columns, trajectory.columns.sequence_start, sampling.max_tokens
     if episode_tokens:
         sampled = sum(count for _, count in columns.sampled_runs)
         most = max(1, min(most, episode_tokens - sampled + len(columns) - columns.turn_start))
+    bounds = bounds_of(trajectory)
+    if bounds.max_tokens:
+        most = max(1, min(most, bounds.max_tokens))
+    if bounds.stop:
+        sampling = replace(sampling, stop=(*sampling.stop, *bounds.stop))
     if begin:  # with random numbers of its own
         prompt, seed = context(prompt, columns, begin), seed ^ begin << 32
     start = columns.turn_start - begin
     if start + most != sampling.max_tokens:
         sampling = replace(sampling, max_tokens=start + most)
     return Work(*ids, prompt, columns.tokens[begin:], sampling, seed, start)
+
+
+def bounds_of(trajectory: Trajectory) -> TurnBounds:
+    """What the request of the present turn asks, until the episode ends."""
+    return TurnBounds.of(trajectory.metrics, NEXT if trajectory.columns.turn_start else FIRST)
 
 
 def extend(trajectory: Trajectory, progress: Progress, worker: str) -> None:
@@ -104,13 +116,15 @@ def restart(trajectory: Trajectory, *, one_version: bool) -> int:
     num_tokens, kept = len(trajectory.columns), 0 if one_version else trajectory.columns.turn_start
     trajectory.columns = trajectory.columns[:kept]
     if not kept:
-        trajectory.metrics = {}
+        trajectory.metrics = TurnBounds.of(trajectory.metrics, FIRST).metrics(FIRST)
     return num_tokens - kept
 
 
 def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:
-    """Generation has ended. `answered`: an environment answers turns. It answers no turn that was cut."""
-    waits = answered and finish is Finish.STOP
+    """Generation has ended. `answered`: an environment answers turns. It answers no turn that was cut, except
+    where its own request wanted no more tokens."""
+    num_tokens = len(trajectory.columns) - trajectory.columns.turn_start
+    waits = answered and (finish is Finish.STOP or num_tokens == bounds_of(trajectory).max_tokens)
     trajectory.state = State.WAITING if waits else State.GENERATED
     trajectory.finish = Finish.TURN if waits else finish
 
@@ -132,14 +146,19 @@ def observe(trajectory: Trajectory, answer: Observed) -> None:
         trajectory.columns.fork(answer.after, answer.kept)
     trajectory.columns.observe(answer.tokens)
     trajectory.state, trajectory.finish = State.QUEUED, None
-    trajectory.metrics = trajectory.metrics | answer.metrics
+    trajectory.metrics = _without(trajectory.metrics, NEXT) | answer.metrics
 
 
 def end_episode(trajectory: Trajectory, score: Scored) -> None:
     """The trajectory has its reward. Its metrics are those of all turns."""
     trajectory.state, trajectory.reward = State.SCORED, score.value
-    trajectory.metrics = trajectory.metrics | score.metrics
+    trajectory.metrics = _without(trajectory.metrics, FIRST, NEXT) | score.metrics
     if score.truncated:
         trajectory.finish = Finish.LENGTH
     elif trajectory.finish is Finish.TURN:
         trajectory.finish = Finish.STOP
+
+
+def _without(metrics: Mapping[str, float], *kinds: str) -> dict[str, float]:
+    """Without the bounds of turns that have ended."""
+    return {name: value for name, value in metrics.items() if not name.startswith(kinds)}

@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.turns.end_ids import end_ids
 from millrace.engines.own.architecture import read_architecture
 from millrace.engines.own.torch_engine import TorchEngine
-from millrace.rollout.model_tokens import end_ids, load_tokenizer, text_decoder
+from millrace.rollout.model_tokens import load_tokenizer, text_decoder
 from millrace.rollout.protocol import EngineOptions
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from millrace.core.turns.turn_bounds import TurnBounds
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.calls import Call, RefusedCall
 from millrace.environments.gateway.conversation import CallPlace, Conversation
@@ -13,6 +14,7 @@ from millrace.environments.gateway.rendering import PlainRendering, Rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.sessions import PendingCall, Session
 from millrace.environments.rows import Row
+from millrace.environments.scores import encodable
 from millrace.environments.turns.environment import (
     Done,
     EpisodeLost,
@@ -26,6 +28,8 @@ Reward = float | dict[str, float] | None
 
 
 LINE_CHARACTERS = 120
+STOP_MAX, STOP_CHARACTERS = 16, 256
+"""Of one request. The record has them while the turn is generated."""
 
 
 class AgentError(Exception):
@@ -71,7 +75,8 @@ class AgentParts(NamedTuple):
     """What the episodes of a worker share.
 
     `score`: the user's reward of an episode. `timeout_s`: of one answer. `end_s`: after a budget has ended an
-    episode. `stop`: the stop strings of the run. `num_tokens`: of the vocabulary.
+    episode. `max_tokens`, `stop`: most tokens of a turn, and the stop strings, of the run. `num_tokens`: of
+    the vocabulary.
     """
 
     agents: AgentStarter
@@ -80,6 +85,7 @@ class AgentParts(NamedTuple):
     score: Callable[[EpisodeEnd, Row], Reward]
     timeout_s: float
     end_s: float
+    max_tokens: int
     stop: tuple[str, ...]
     num_tokens: int
 
@@ -105,7 +111,7 @@ class AgentEnvironment:
         if self._asked is None:
             end = _not_killed(self._agent.wait(0))
             raise AgentError(f"the agent ended without a call: {_said(end)}")
-        return Ids(self._asked[1].context)
+        return Ids(self._asked[1].context, self._bounds(self._asked[0].call))
 
     def step(self, turn: SampledTurn) -> Observation | Done:
         """Raises: AgentError: the agent hangs, or its exit code is not 0. EpisodeLost: it was killed."""
@@ -119,7 +125,9 @@ class AgentEnvironment:
             return Observation(Ids([0]), metrics=self._metrics())
         self._asked = self._next(self._agent)
         if self._asked is not None:
-            return Observation(Ids(self._asked[1].ids), metrics=self._metrics(), after=self._asked[1].after)
+            call, place = self._asked[0].call, self._asked[1]
+            ids = Ids(place.ids, self._bounds(call))
+            return Observation(ids, metrics=self._metrics(), after=place.after)
         end = _not_killed(self._agent.wait(0))
         if end is None or end.exit_code != 0:
             raise AgentError(_said(end))
@@ -159,14 +167,19 @@ class AgentEnvironment:
 
     def _check(self, call: Call) -> None:
         """Raises: RefusedCall: the run cannot do what the call wants."""
-        if unknown := [one for one in call.stop if one not in self._parts.stop]:
+        if len(call.stop) > STOP_MAX or any(len(one) > STOP_CHARACTERS for one in call.stop):
             raise RefusedCall(
-                f"the stop strings {unknown} are not those of the run: add them to `sampling.stop`",
-                field="stop",
+                f"there may be {STOP_MAX} stop strings of {STOP_CHARACTERS} characters each", field="stop"
             )
         ids = call.prompt if isinstance(call.prompt, list) else []
         if any(not 0 <= one < self._parts.num_tokens for one in ids):
             raise RefusedCall(f"token ids are from 0 to {self._parts.num_tokens - 1}", field="prompt")
+
+    def _bounds(self, call: Call) -> TurnBounds:
+        """What the call asks beyond what the run does to every turn."""
+        asked, most = call.max_tokens or 0, self._parts.max_tokens
+        stop = tuple(sorted({encodable(one) for one in call.stop} - {*self._parts.stop}))
+        return TurnBounds(asked if asked < most else 0, stop)
 
     def _score(self, end: AgentEnd) -> Reward:
         assert self._agent is not None

@@ -10,6 +10,7 @@ from millrace.config.objects import load_function
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.errors import ConfigError, RewardError
+from millrace.core.turns.end_ids import end_ids
 from millrace.environments.function import accepted
 from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, EpisodeEnd, Reward
 from millrace.environments.gateway.local_agents import LocalAgents
@@ -73,19 +74,24 @@ def make_agent_episodes(
     tokenizer: Any,
     sampling: SamplingConfig,
     run_dir: Path | None,
+    model_path: str,
 ) -> Episodes:
     """Raises: RewardError: the reward or the agent's function cannot be loaded."""
     agent = config.agent
     assert agent is not None
     reward = AgentReward(config.path, rows)
     rendering = make_rendering(tokenizer, task.chat_arguments)
+    ends = {*sampling.stop_token_ids}
+    if not sampling.ignore_eos:
+        ends |= end_ids(model_path, tokenizer)
     parts = AgentParts(
         LocalAgents(agent, rendering, run_dir and run_dir / DIRECTORY),
         rendering,
-        Replies(tokenizer, plain=not rendering.shows_tools),
+        Replies(tokenizer, plain=not rendering.shows_tools, end_ids=ends, stop=sampling.stop),
         reward,
         timeout_s=config.timeout_s * (1 - MARGIN) - agent.end_s,
         end_s=agent.end_s,
+        max_tokens=sampling.max_tokens,
         stop=sampling.stop,
         num_tokens=len(tokenizer),
     )

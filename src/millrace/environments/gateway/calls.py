@@ -69,7 +69,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     `id` is letters and digits: a dialect puts its own prefix before the id.
 
     `content` is the text without reasoning and calls. `text` is the whole text of the ids, without special
-    tokens. A reply without ids was not sampled: it ends an agent whose budget is used up.
+    tokens. Both end before `stop`, the stop string of the request that has ended the turn; empty: none has.
+    A reply without ids was not sampled: it ends an agent whose budget is used up.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     calls: tuple[CallOfTool, ...] = ()
     finish: CallFinish = "stop"
+    stop: str = ""
     prompt_ids: list[int] = []
     ids: list[int] = []
     pieces: list[str] = []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
+from millrace.core.turns.stop_strings import StopStrings
 from millrace.environments.gateway.calls import Call, CallFinish, CallOfTool, Reply
+from millrace.environments.scores import encodable
 from millrace.environments.turns.environment import SampledTurn
 from millrace.environments.turns.tool_calls import ToolCall, find_calls
 
@@ -15,18 +18,22 @@ _THINK, _THOUGHT, _TAG = "<think>", "</think>", "<tool_call>"
 
 
 class Replies:
-    """`plain`: nothing shows tools to the model, so a call is a line `name(...)`."""
+    """`plain`: nothing shows tools to the model, so a call is a line `name(...)`. `end_ids`, `stop`: what
+    ends each turn of the run."""
 
-    def __init__(self, tokenizer: Any, *, plain: bool) -> None:
-        self._tokenizer, self._plain = tokenizer, plain
+    def __init__(
+        self, tokenizer: Any, *, plain: bool, end_ids: Collection[int] = (), stop: Sequence[str] = ()
+    ) -> None:
+        self._tokenizer, self._plain, self._end_ids, self._stop = tokenizer, plain, end_ids, stop
 
     def make(self, name: str, call: Call, prompt_ids: Sequence[int], turn: SampledTurn) -> Reply:
         """The reply to a call. `name`: of the reply. The same turn makes the same reply, so that a repeated
         agent sees the same ids."""
-        text = self._text(turn.ids)
+        text, stop = _before(self._text(turn.ids), call.stop)
         reasoning, content = _thought(text)
         calls = self._calls(name, call, content)
-        finish: CallFinish = "length" if turn.finish == "length" else "tool_calls" if calls else "stop"
+        is_cut = turn.finish == "length" or self._is_cut(call, turn.ids)
+        finish: CallFinish = "length" if is_cut else "tool_calls" if calls else "stop"
         return Reply(
             id=name,
             created=int(time.time()),
@@ -36,11 +43,20 @@ class Replies:
             reasoning=reasoning,
             calls=tuple(calls),
             finish=finish,
+            stop=stop,
             prompt_ids=list(prompt_ids),
             ids=turn.ids,
             pieces=[self._text([one], special=True) for one in turn.ids] if call.logprobs else [],
             logprobs=turn.logprobs or [0.0] * len(turn.ids),  # a turn that was given, not sampled
         )
+
+    def _is_cut(self, call: Call, ids: Sequence[int]) -> bool:
+        """Whether a turn has as many tokens as the call wants, and nothing else ended it. The record says so
+        of no turn but the last, and a repeated agent gets the same answer."""
+        if len(ids) != call.max_tokens or ids[-1] in self._end_ids:
+            return False
+        strings = [*self._stop, *map(encodable, call.stop)]
+        return not (strings and StopStrings(partial(self._text, special=True), strings).hit(ids))
 
     def _calls(self, name: str, call: Call, content: str) -> list[CallOfTool]:
         """A text with a malformed call has no calls: the agent gets the text."""
@@ -59,6 +75,12 @@ class Replies:
     def _text(self, ids: Sequence[int], special: bool = False) -> str:
         decode: Callable[..., str] = self._tokenizer.decode
         return decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+
+
+def _before(text: str, stop: Sequence[str]) -> tuple[str, str]:
+    """The text before the first stop string, and which one it is; empty: there is none."""
+    at, found = min(((text.find(one), one) for one in stop if one in text), default=(len(text), ""))
+    return text[:at], found
 
 
 def _thought(text: str) -> tuple[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from millrace.config.tables.task import OF_THE_SUM
+from millrace.core.turns.turn_bounds import NO_BOUNDS, TurnBounds
 from millrace.core.types import Finish
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite
@@ -20,7 +21,14 @@ _WORD = re.compile(r"[\w.-]{1,64}")
 
 
 class Ids(tuple[int, ...]):
-    """Token ids in place of a text."""
+    """Token ids in place of a text. `bounds`: of the turn that follows them."""
+
+    bounds: TurnBounds
+
+    def __new__(cls, ids: Iterable[int], bounds: TurnBounds = NO_BOUNDS) -> Ids:
+        self = super().__new__(cls, ids)
+        self.bounds = bounds
+        return self
 
 
 class SampledTurn(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -20,6 +20,7 @@ from millrace.core.completion.columns import token_array
 from millrace.core.completion.forks import num_seen, num_shared
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.turns.metric_names import ENVIRONMENT_S
+from millrace.core.turns.turn_bounds import NEXT, NO_BOUNDS, is_bound
 from millrace.core.types import (
     Abstain,
     Failed,
@@ -258,8 +259,7 @@ class Episodes:
         actions: list[list[int]],
         answer: Answer,
     ) -> Score | Observed:
-        numbers = ((encodable(str(key)), finite(value)) for key, value in answer.metrics.items())
-        metrics = {key: value for key, value in numbers if value is not None}
+        metrics = _finite(answer.metrics)
         if answer.reward is not None:
             metrics[f"turn_{episode.turns}"] = sum(by_name(answer.reward).values())
         metrics |= episode.rewards
@@ -289,7 +289,8 @@ class Episodes:
             self._live[request.trajectory_id] = episode
         while len(self._live) > LIVE_MAX:
             self._live.popitem(last=False)[1].close()
-        return Observed(token_array(tokens), metrics, after, kept)
+        bounds = getattr(answer.text, "bounds", NO_BOUNDS).metrics(NEXT)
+        return Observed(token_array(tokens), metrics | bounds, after, kept)
 
     def _appended(self, request: ScoreRequest, turns: int, observation: Observation) -> list[Any]:
         """The ids of the answer to a turn, and what they follow: `Observed.after` and `Observed.kept`."""
@@ -318,6 +319,12 @@ class Episodes:
         if isinstance(score, Scored) and budget:
             return Scored(score.value, score.metrics, truncated=True)
         return score
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The finite numbers. Names of bounds are not an environment's to give."""
+    numbers = ((encodable(str(key)), finite(value)) for key, value in metrics.items())
+    return {key: value for key, value in numbers if value is not None and not is_bound(key)}
 
 
 def _after(observation: Observation, request: ScoreRequest) -> int | None:

@@ -29,7 +29,7 @@ def anthropic_error(status: int, message: str) -> dict[str, Any]:
 
 
 def write_message(reply: Reply) -> dict[str, Any]:
-    """Without calls there is a text, even if it is empty. Which stop sequence ended a reply is not told."""
+    """Without calls there is a text, even if it is empty."""
     usage = {
         "input_tokens": len(reply.prompt_ids),
         "output_tokens": len(reply.ids),
@@ -42,8 +42,8 @@ def write_message(reply: Reply) -> dict[str, Any]:
         "role": "assistant",
         "model": reply.model,
         "content": [block for block, _ in _blocks(reply)],
-        "stop_reason": STOP_REASONS[reply.finish],
-        "stop_sequence": None,
+        "stop_reason": "stop_sequence" if reply.stop else STOP_REASONS[reply.finish],
+        "stop_sequence": reply.stop or None,
         "usage": usage,
     }
 
@@ -86,7 +86,8 @@ EMPTY: dict[str, dict[str, Any]] = {
 def _events(reply: Reply) -> Iterator[dict[str, Any]]:
     message = write_message(reply)
     usage = message["usage"]
-    begun: dict[str, Any] = {"content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+    begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+    begun["usage"] = {**usage, "output_tokens": 0}
     yield {"type": "message_start", "message": {**message, **begun}}
     for index, (block, deltas) in enumerate(_blocks(reply)):
         yield {
@@ -97,6 +98,6 @@ def _events(reply: Reply) -> Iterator[dict[str, Any]]:
         for delta in deltas:
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    ended = {name: message[name] for name in ("stop_reason", "stop_sequence")}
     yield {"type": "message_delta", "delta": ended, "usage": usage}
     yield {"type": "message_stop"}
