@@ -157,7 +157,7 @@ def test_an_agent_whose_client_gives_up_too_early_is_told() -> None:
 def test_an_agent_that_asks_for_what_the_run_cannot_do_is_told() -> None:
     finding = found(of_agents(calls_refused=1.5))["refused-calls"]
     assert "1.5 requests of each episode of the last 5 steps were refused" in finding.evidence[0]
-    assert "`sampling.stop`" in finding.advice[1]
+    assert "`response_format`" in finding.advice[1]
 
 
 # ---------------------------------------------------------------- time

@@ -146,6 +146,26 @@ def test_two_calls_from_one_begin_are_two_branches(talk: Talk) -> None:
     assert place.after == 3
 
 
+def test_a_summary_that_a_later_request_has_is_used_and_one_that_was_thrown_away_is_not(talk: Talk) -> None:
+    _, said = talk.turn(BEGIN, text="I look around")
+    history = [BEGIN, said]
+    talk.turn(*history, user("in short"), text="<think>well</think>nothing yet")
+    assert talk.conversation.replies_unused == 0, "it is the newest"
+    talk.turn(*history, user("in short, again"), text="a room")
+    assert talk.conversation.replies_unused == 1
+    talk.turn(BEGIN, user("Until now: a room. Go on"), text="I go")
+    assert talk.conversation.replies_unused == 1
+    talk.turn(BEGIN, user("nothing yet"), text="at last")
+    assert talk.conversation.replies_unused == 1, "`I go` in place of the first summary"
+
+
+def test_prompts_of_ids_do_not_tell_which_replies_are_used(talk: Talk) -> None:
+    for prompt in ([5, 6], [7, 8], [9, 5]):
+        call = Call(prompt=prompt)
+        talk.say(call, talk.conversation.place(call), "yes")
+    assert talk.conversation.replies_unused == 0
+
+
 def test_an_agent_may_leave_out_reasoning(talk: Talk) -> None:
     _, said = talk.turn(BEGIN, text="<think>hm</think>yes")
     assert (said.reasoning, said.content) == ("hm", "yes")

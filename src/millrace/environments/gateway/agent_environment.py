@@ -190,6 +190,7 @@ class AgentEnvironment:
         forks = {f"forks_{cause}": float(count) for cause, count in self._conversation.forks.items()}
         counts = self._agent.session.counts
         return forks | {
+            "replies_unused": float(self._conversation.replies_unused),
             "retries": float(counts.joined + counts.replayed),
             "calls_refused": float(counts.refused),
             "calls_auxiliary": float(counts.auxiliary),

@@ -42,6 +42,7 @@ class Conversation:
         self._rendering = rendering
         self._turns = list[_Turn]()
         self.forks = Counter[str](dict.fromkeys(CAUSES, 0))
+        self._unused = dict[int, str]()  # by the number of the turn, its text
 
     def place(self, call: Call) -> CallPlace:
         """Raises: RefusedCall: the call has no prompt that can be rendered."""
@@ -62,7 +63,25 @@ class Conversation:
         """The model has answered the call that has this place."""
         if self._turns and place.after == 0:
             self.forks[place.cause] += 1
+        self._use(call, place)
         self._turns.append(_Turn(call, place.context, list(reply.ids), reply.turn))
+        if not isinstance(call.prompt, list):
+            self._unused[len(self._turns)] = reply.content
+
+    @property
+    def replies_unused(self) -> int:
+        """Replies but the newest that no later request goes on from, and whose text none has. Prompts of ids
+        say nothing."""
+        return sum(number < len(self._turns) for number in self._unused)
+
+    def _use(self, call: Call, place: CallPlace) -> None:
+        """A call shows which earlier replies its agent uses."""
+        self._unused.pop(len(self._turns) if place.after is None else place.after, None)
+        if self._unused:
+            seen = (
+                call.prompt if isinstance(call.prompt, str) else "\n".join(m.content for m in call.messages)
+            )
+            self._unused = {number: text for number, text in self._unused.items() if text not in seen}
 
     def _appended(self, call: Call) -> tuple[CallPlace | None, str]:
         """The place behind the turn with the longest history that the call goes on from; or why none is."""

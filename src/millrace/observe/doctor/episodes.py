@@ -177,6 +177,6 @@ _RETRIED = (
 _REFUSED = (
     "the error that the agent gets names the field: let the agent raise it, and `millrace try-task CONFIG "
     "--completion TEXT` shows it",
-    "usual are stop strings that `sampling.stop` lacks, more than one choice (`n`), a `response_format`, and "
-    "parts of messages that are no text: leave them out of the request, or add the stop strings to the run",
+    "usual are more than one choice (`n`), a `response_format`, a forced call of a tool, and parts of "
+    "messages that are no text: leave them out of the request",
 )
