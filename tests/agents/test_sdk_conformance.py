@@ -219,6 +219,20 @@ def test_a_reply_that_was_cut_says_so(
     assert message.stop_reason == streamed.stop_reason == "max_tokens"
 
 
+def test_a_stop_sequence_that_ended_a_reply_is_named(
+    gateway: StubGateway, client: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    gateway.replies = [replace(CUT, finish="stop", stop="END")] * 3
+    asked: Any = {"model": "policy", "max_tokens": 9, "messages": ASK, "stop_sequences": ["END"]}
+    message = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as events:
+        streamed = events.get_final_message()
+    assert message.stop_reason == streamed.stop_reason == "stop_sequence"
+    assert message.stop_sequence == streamed.stop_sequence == "END"
+    chat = client.chat.completions.create(messages=ASK, model="policy", stop=["END"])
+    assert chat.choices[0].finish_reason == "stop"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_message_with_tools_goes_on_with_an_equal_turn(
     gateway: StubGateway, claude: anthropic.Anthropic, stream: bool
