@@ -198,6 +198,12 @@ def test_a_turn_that_is_cut_before_what_its_request_asks_ends_the_episode() -> N
     assert state.trajectories[0].state is State.GENERATED
 
 
+def test_a_turn_without_room_for_a_token_has_no_bound_to_reach() -> None:
+    state, work = started()
+    turn(state, work, [], finish=Finish.LENGTH)
+    assert state.trajectories[0].state is State.GENERATED
+
+
 def test_an_episode_that_begins_again_has_its_first_bounds() -> None:
     state, work = started(TurnBounds(2), one_version=True)
     turn(state, work, [5, 3])

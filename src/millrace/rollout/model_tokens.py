@@ -1,4 +1,4 @@
-"""A model's tokens for an engine with vLLM, and the tokenizer that decodes them."""
+"""A model's tokenizer for an engine, and the intake of an engine with vLLM."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:
     """Generation has ended. `answered`: an environment answers turns. It answers no turn that was cut, except
     where its own request wanted no more tokens."""
     num_tokens = len(trajectory.columns) - trajectory.columns.turn_start
-    waits = answered and (finish is Finish.STOP or num_tokens == bounds_of(trajectory).max_tokens)
+    waits = answered and (finish is Finish.STOP or 0 < num_tokens == bounds_of(trajectory).max_tokens)
     trajectory.state = State.WAITING if waits else State.GENERATED
     trajectory.finish = Finish.TURN if waits else finish
 
