@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_algorithms_sequences import episodes
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.algorithms import build
@@ -52,4 +53,15 @@ def test_gradients_equal_those_of_torch(family: str, tmp_path: Path) -> None:
     assert list(named) == list(gradient) == list(shapes(read_architecture(tmp_path)))
     assert loss == pytest.approx(summary.loss, rel=1e-5, abs=1e-6)
     for name, expected in named.items():
+        assert np.abs(gradient[name] - expected).max() < 1e-6 * max(1.0, np.abs(expected).max()), name
+
+
+def test_sequences_of_a_trajectory_have_their_own_advantages_as_in_torch(tmp_path: Path) -> None:
+    model, algorithm, batch = tiny_model(), build(PolicyGradient(sequence_share=0.7)), episodes(5)
+    model.save_pretrained(tmp_path)
+    summary = make_trainer(algorithm, model=model).accumulate(batch)
+    loss, gradient = loss_and_gradient(tmp_path, algorithm, batch, 64)
+    assert loss == pytest.approx(summary.loss, rel=1e-5, abs=1e-6)
+    for name, parameter in model.named_parameters():
+        expected = parameter.grad.numpy()
         assert np.abs(gradient[name] - expected).max() < 1e-6 * max(1.0, np.abs(expected).max()), name

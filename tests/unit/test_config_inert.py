@@ -83,3 +83,10 @@ def test_what_looks_at_older_policies_alone_says_that_there_are_none() -> None:
 
 def test_an_own_algorithm_is_not_judged() -> None:
     assert inert(validate(Config, BASE | {"algorithm": {"kind": "function", "path": "a.py:b"}}, {})) == []
+
+
+def test_a_share_of_sequences_without_an_environment_is_told() -> None:
+    (line,) = inert(
+        validate(Config, BASE | STALE | {"algorithm": {"clip": "none", "sequence_share": 0.5}}, {})
+    )
+    assert line.startswith("`algorithm.sequence_share` (0.5) changes nothing")

@@ -19,7 +19,7 @@ from millrace.algorithms.objective import policy_gradient
 from millrace.algorithms.overlong import overlong_penalty
 from millrace.algorithms.second_moment import within_second_moment
 from millrace.algorithms.selection import selected
-from millrace.algorithms.turns import turn_advantages
+from millrace.algorithms.turns import sequence_advantages, turn_advantages
 from millrace.config.objects import load_object
 from millrace.config.schema import Config
 from millrace.config.tables import algorithms as config_of
@@ -134,17 +134,19 @@ def _advantages(group: ComparedGroup, config: PolicyGradient) -> Advantages:
         shaped = group.minus(overlong_penalty(group, fraction=config.overlong))
         return value_advantages(shaped, discount=config.discount, gae_lambda=config.gae_lambda)
     kept_G = selected(group, select=config.select, keep=config.keep)
-    compared = group.part(kept_G)
-    found_G = np.zeros(kept_G.size)
+    found_G, compared = np.zeros(kept_G.size), group.part(kept_G)
     if not kept_G.any():
         return found_G
     shaped = compared.minus(overlong_penalty(compared, fraction=config.overlong))
-    scale = "none" if config.scale == "batch" else config.scale
-    if config.turn_discount is None:
-        found_G[kept_G] = group_advantages(shaped, scale=scale, baseline=config.baseline)
+    scale, baseline = "none" if config.scale == "batch" else config.scale, config.baseline
+    if config.turn_discount is not None:
+        found = turn_advantages(shaped, scale=scale, baseline=baseline, discount=config.turn_discount)
+    elif config.sequence_share > 0:
+        found = sequence_advantages(shaped, scale=scale, baseline=baseline, share=config.sequence_share)
+    else:
+        found_G[kept_G] = group_advantages(shaped, scale=scale, baseline=baseline)
         return found_G
-    turns = turn_advantages(shaped, scale=scale, baseline=config.baseline, discount=config.turn_discount)
-    of_kept = iter(turns)
+    of_kept = iter(found)
     return [next(of_kept) if kept else np.zeros(1) for kept in kept_G]
 
 

@@ -23,6 +23,7 @@ class ComparedGroup:
     truncated_G  cut by a budget
     turns_G      stretches of sampled tokens: 1 without an environment that answers
     turn_of      of each completion the turn of each token, from 0; -1: it is not trained
+    sequence_of  of each completion the sequence of each token, from 0: 0 of all without forks
     max_tokens   the budget of a completion
     values       of each completion the critic's value before each token, NaN where none is trained; None:
                  there is no critic
@@ -35,6 +36,7 @@ class ComparedGroup:
     truncated_G: NDArray[np.bool_]
     turns_G: NDArray[np.int64]
     turn_of: Sequence[NDArray[np.int64]]
+    sequence_of: Sequence[NDArray[np.int64]]
     max_tokens: int = 0
     values: Sequence[NDArray[np.float64]] | None = None
     turn_rewards: Sequence[NDArray[np.float64]] | None = None
@@ -68,6 +70,7 @@ class ComparedGroup:
             truncated_G=np.broadcast_to(np.asarray(truncated, dtype=bool), rewards_G.shape),
             turns_G=np.asarray([turns.max(initial=-1) + 1 for turns in turn_of]),
             turn_of=turn_of,
+            sequence_of=[np.zeros(mask.size, int) for mask in every],
             max_tokens=max_tokens,
             values=values,
             turn_rewards=turn_rewards,

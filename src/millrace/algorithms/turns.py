@@ -1,7 +1,11 @@
-"""Credit for each turn of a trajectory. Shape suffixes: G = trajectories of one group, K = turns of one."""
+"""Credit for parts of a trajectory: its turns, or its sequences.
+
+Shape suffixes: G = trajectories of one group; K = turns, S = sequences, T = tokens of one trajectory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -33,13 +37,8 @@ def turn_advantages(
         its own, and every trajectory has K turns. Here both may be otherwise.
     """
     outcome_G = group_advantages(group, scale=scale, baseline=baseline)
-    told_GK = _table(group)
-    own_GK = np.zeros(told_GK.shape)
-    for told_G, own_G in zip(told_GK.T, own_GK.T, strict=True):
-        has_G = ~np.isnan(told_G)
-        if has_G.any():
-            rewarded = replace(group, rewards_G=told_G[has_G])
-            own_G[has_G] = group_advantages(rewarded, scale=scale, baseline=baseline)
+    told = group.turn_rewards or [np.full(turns, np.nan) for turns in group.turns_G]
+    own_GK = _by_number(group, told, scale=scale, baseline=baseline)
     found = []
     for outcome, own_K, turns, turn_T in zip(outcome_G, own_GK, group.turns_G, group.turn_of, strict=True):
         advantages_K = own_K[:turns].copy()
@@ -50,9 +49,58 @@ def turn_advantages(
     return found
 
 
-def _table(group: ComparedGroup) -> NDArray[np.float64]:
-    """Rewards of turns, (G, most turns); NaN: none."""
-    told_GK = np.full((group.rewards_G.size, max(group.turns_G.max(), 1)), np.nan)
-    for told_K, rewards in zip(told_GK, group.turn_rewards or (), strict=False):
-        told_K[: len(rewards)] = rewards
-    return told_GK
+def sequence_advantages(
+    group: ComparedGroup, *, scale: Scale, baseline: Baseline, share: float
+) -> list[NDArray[Any]]:
+    """Mix what a sequence earned with what its trajectory earned.
+
+        A_s = (1 - share) O + share I_s
+
+    O is the advantage of the trajectory's reward in its group. I_s is that of the return of sequence s, among
+    those trajectories of the group that have a sequence s.
+
+    Shapes:
+        returns  for each trajectory (length,): all tokens of a sequence have that of the sequence
+    Degenerate:
+        share 0, or one sequence in every trajectory -> `group_advantages`. The only sequence s of its group
+        -> I_s is 0 (with a baseline).
+    Source:
+        Our own. AT-GRPO, arXiv:2510.11062, compares an agent with itself too.
+    """
+    outcome_G = group_advantages(group, scale=scale, baseline=baseline)
+    own_GS = _by_number(group, sequence_returns(group), scale=scale, baseline=baseline)
+    mixed_GS = (1 - share) * outcome_G[:, None] + share * own_GS
+    return [mixed_S[sequence_T] for mixed_S, sequence_T in zip(mixed_GS, group.sequence_of, strict=True)]
+
+
+def sequence_returns(group: ComparedGroup) -> list[NDArray[np.float64]]:
+    """What each sequence of a trajectory earned: the rewards of its turns. The sequence of the last turn has
+    the rest of the trajectory's reward. So their sum is the reward."""
+    found = []
+    told = group.turn_rewards or [np.zeros(turns) for turns in group.turns_G]
+    members = zip(group.rewards_G, told, group.turn_of, group.sequence_of, strict=True)
+    for reward, told_K, turn_T, own_T in members:
+        sequence_K = own_T[np.flatnonzero(np.diff(turn_T, prepend=-1) > 0)]
+        returns_S = np.bincount(sequence_K, np.nan_to_num(told_K), own_T.max(initial=0) + 1).astype(float)
+        last = sequence_K[-1:]
+        returns_S[last] = 0.0
+        returns_S[last] = reward - returns_S.sum()
+        found.append(returns_S)
+    return found
+
+
+def _by_number(
+    group: ComparedGroup, rewards: Sequence[NDArray[np.float64]], *, scale: Scale, baseline: Baseline
+) -> NDArray[np.float64]:
+    """Compare the k-th of each trajectory's rewards with the k-th of the others that have one: (G, most). 0:
+    there is none. NaN: none."""
+    told_GK = np.full((len(rewards), max(map(len, rewards))), np.nan)
+    for told_K, own in zip(told_GK, rewards, strict=True):
+        told_K[: len(own)] = own
+    own_GK = np.zeros(told_GK.shape)
+    for told_G, own_G in zip(told_GK.T, own_GK.T, strict=True):
+        has_G = ~np.isnan(told_G)
+        if has_G.any():
+            rewarded = replace(group, rewards_G=told_G[has_G])
+            own_G[has_G] = group_advantages(rewarded, scale=scale, baseline=baseline)
+    return own_GK

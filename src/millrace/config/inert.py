@@ -35,6 +35,9 @@ def _inert(config: Config, a: PolicyGradient) -> Iterator[str]:
     if one and a.baseline == "value" and a.value_clip is not None:
         clip = f"`algorithm.value_clip` ({a.value_clip:g})"
         yield f"{_named([clip])} nothing: no value moves before a batch's one optimizer step. {several}"
+    if a.sequence_share > 0 and config.reward.kind != "environment":
+        share = f"`algorithm.sequence_share` ({a.sequence_share:g})"
+        yield f'{_named([share])} nothing: only with `reward.kind` "environment" has a trajectory several sequences'
     if not on_policy:
         return
     of_age = of_ratio if one and a.anchor == "behavior" else []

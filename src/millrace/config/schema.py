@@ -226,7 +226,8 @@ class Config(Section):
             raise ValueError(
                 f"`batch.screen_samples` ({self.batch.screen_samples}) ends groups whose first rewards are "
                 f"all equal, and `algorithm` ({a.kind}) learns from them: by `baseline` ({a.baseline}), "
-                f"`teacher` ({a.teacher}) or `turn_discount` ({a.turn_discount}).\n  Set it to 0"
+                f"`teacher` ({a.teacher}), `turn_discount` ({a.turn_discount}) or `sequence_share` "
+                f"({a.sequence_share}).\n  Set it to 0"
             )
         return self
 

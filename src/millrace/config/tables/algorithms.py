@@ -158,11 +158,14 @@ class PolicyGradient(Section):
     """Dynamic sampling: groups with equal rewards end as `rejected`, and other groups take their place. For
     each batch at most this many times `batch.prompts` groups are replaced. Further groups with equal rewards
     are trained, with advantages of 0. 0: no replacement. Not with `baseline` `"none"` or `"value"`, with
-    `turn_discount` or with a teacher, because groups with equal rewards teach there."""
+    `turn_discount`, `sequence_share` or a teacher, because groups with equal rewards teach there."""
     turn_discount: Fraction | None = None
     """Each turn of a trajectory has its own advantage, from the rewards `turn_1`, `turn_2`, ... that the
     reward function returns. The value is the discount of the next turn's reward (gamma). `"none"`: all tokens
     have the advantage of the trajectory."""
+    sequence_share: Fraction = 0.0
+    """Share of a sequence's own reward in the advantage of its tokens, where an environment's answers begin
+    several sequences in a trajectory. 0: all tokens have the advantage of the trajectory."""
     ratio: Level = "token"
     """The level of the probability ratio. `"token"`: each token has its own ratio. `"sequence"`: the
     geometric mean of the ratios of the sequence's trained tokens."""
@@ -249,7 +252,8 @@ class PolicyGradient(Section):
     def learns_from_equal_rewards(self) -> bool:
         """Whether a group whose rewards are all equal teaches something."""
         uncompared = self.baseline in ("none", "value")
-        return uncompared or self.teacher is not None or self.turn_discount is not None
+        by_part = self.turn_discount is not None or self.sequence_share > 0
+        return uncompared or self.teacher is not None or by_part
 
     @classmethod
     def default_of(cls, kind: str, key: str) -> Any:
@@ -265,7 +269,7 @@ class PolicyGradient(Section):
         """
         for key in PRESETS[self.kind].defaults.keys() - self.model_fields_set:
             object.__setattr__(self, key, self.default_of(self.kind, key))
-        for wrong, message in (*_contradictions(self), *_of_teacher(self)):
+        for wrong, message in (*_contradictions(self), *_of_parts(self), *_of_teacher(self)):
             if wrong:
                 raise ValueError(message)
         return self
@@ -290,11 +294,6 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         f'"{a.baseline}".\n  Set the scale to "batch" or "none"',
     )
     yield (
-        a.turn_discount is not None and a.baseline == "value",
-        f"`algorithm.turn_discount` ({_shown(a.turn_discount)}) compares turns within a group, and "
-        '`algorithm.baseline` ("value") compares tokens with a critic.\n  Set one of them to "none"',
-    )
-    yield (
         (a.select in ("shortest", "efficient")) != (a.keep is not None),
         f'`algorithm.keep` ({_shown(a.keep)}) and `algorithm.select` ("{a.select}") do not belong together.\n'
         '  Set `keep` with "shortest" or "efficient", and "none" otherwise',
@@ -304,12 +303,6 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         f"`algorithm.resample` ({a.resample}) replaces groups whose rewards are all equal, and "
         f'`algorithm.baseline` ("{a.baseline}") with `algorithm.teacher` ({_shown(a.teacher)}) learns from '
         "them.\n  Set `resample` to 0",
-    )
-    yield (
-        a.resample > 0 and a.turn_discount is not None,
-        f"`algorithm.resample` ({a.resample}) replaces groups whose rewards are all equal, and with "
-        f"`algorithm.turn_discount` ({_shown(a.turn_discount)}) rewards of their turns teach.\n"
-        "  Set `resample` to 0",
     )
     yield (
         a.clip_dual is not None and (a.clip != "ppo" or a.clip_dual <= 1 + a.clip_high),
@@ -325,6 +318,36 @@ def _contradictions(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
         a.kl > 0 and a.kl_estimator == "k1" and a.kl_in == "loss",
         '`algorithm.kl_estimator` ("k1") in the loss (`algorithm.kl_in`) has a gradient whose mean is 0.\n'
         '  Set the estimator to "k2" or "k3", or `algorithm.kl_in` to "reward"',
+    )
+
+
+def _of_parts(a: PolicyGradient) -> Iterator[tuple[bool, str]]:
+    """Of advantages of turns and of sequences."""
+    turns = f"`algorithm.turn_discount` ({_shown(a.turn_discount)})"
+    share = f"`algorithm.sequence_share` ({a.sequence_share:g})"
+    part, unit = (turns, "turns") if a.turn_discount is not None else (share, "sequences")
+    by_part = a.turn_discount is not None or a.sequence_share > 0
+    yield (
+        a.turn_discount is not None and a.sequence_share > 0,
+        f"{turns} and {share} give the same tokens different advantages.\n"
+        '  Set `turn_discount` to "none", or `sequence_share` to 0',
+    )
+    yield (
+        by_part and a.baseline == "value",
+        f'{part} compares {unit} within a group, and `algorithm.baseline` ("value") compares tokens with a '
+        "critic.\n  Leave one of them out",
+    )
+    yield (
+        by_part and a.resample > 0,
+        f"`algorithm.resample` ({a.resample}) replaces groups whose rewards are all equal, and with {part} "
+        f"rewards of their {unit} teach.\n  Set `resample` to 0",
+    )
+    off = {"overlong": a.overlong, "kl": a.kl if a.kl_in == "reward" else 0.0}
+    key = next((key for key, value in off.items() if value), "")
+    yield (
+        a.sequence_share > 0 and bool(key),
+        f"`algorithm.{key}` ({off.get(key)}) is taken off the reward of a trajectory, and {share} divides "
+        f"the reward among sequences.\n  Set `algorithm.{key}` to 0, or leave `sequence_share` out",
     )
 
 

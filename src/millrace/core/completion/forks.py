@@ -47,6 +47,22 @@ def path(forks: Sequence[Fork], stop: int) -> Path:
     return Path(None, [*([(0, stop)] if stop else []), *parts[::-1]])
 
 
+def continued(forks: Sequence[Fork], stop: int) -> list[tuple[int, int]]:
+    """The sequences of the first `stop` tokens, as runs: (number from 0 on, how many tokens in a row).
+
+    The first fork that follows the last token of a sequence goes on with that sequence, as an agent does that
+    has asked another one. Every other fork begins a sequence of its own.
+    """
+    runs, at_end, num_begun = list[tuple[int, int]](), dict[int, int](), 0
+    starts = [Fork(0, 0), *forks]
+    for fork, end in zip(starts, [*(fork.start for fork in forks), stop], strict=True):
+        number = at_end.pop(fork.after, num_begun)
+        num_begun = max(num_begun, number + 1)
+        at_end[end] = number
+        runs.append((number, end - fork.start))
+    return runs
+
+
 def num_seen(forks: Sequence[Fork], stop: int, num_prompt: int) -> int:
     """How many tokens precede the token after the first `stop` tokens of the columns, with the prompt's."""
     kept, parts = path(forks, stop)

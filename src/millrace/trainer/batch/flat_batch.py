@@ -19,10 +19,17 @@ from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm, ComparedGroup
 from millrace.core.errors import DataError
-from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.core.types import Batch, TrainGroup
 from millrace.trainer.batch.forks.trees import trees_of
 from millrace.trainer.batch.packing import Tree
 from millrace.trainer.batch.reduction import token_weights
+from millrace.trainer.recorded.token_columns import (
+    mask_of,
+    numbers_of,
+    reference_of,
+    refuse_misaligned,
+    versions_of,
+)
 from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
 
 
@@ -71,8 +78,8 @@ def flatten(
     """
     sequences = [sequence for group in batch.groups for sequence in group.sequences]
     for sequence in sequences:
-        _check(sequence, batch.version)
-    masks = [_mask(sequence) for sequence in sequences]
+        refuse_misaligned(sequence, batch.version)
+    masks = [mask_of(sequence) for sequence in sequences]
     if not any(mask.any() for mask in masks):
         raise DataError(f"the batch of version {batch.version} has no token to train on: every mask is empty")
     if penalties_S is None:
@@ -98,12 +105,12 @@ def flatten(
         behavior_C=behavior_C,
         advantages_C=_over_batch(algorithm, advantages_C.copy(), np.concatenate(masks)),
         weights_C=np.concatenate(weights),
-        staleness_C=batch.version - np.concatenate([_versions(s) for s in sequences]),
-        after_swap_C=np.concatenate([_versions(s) != s.columns.version_first for s in sequences]),
+        staleness_C=batch.version - np.concatenate([versions_of(s) for s in sequences]),
+        after_swap_C=np.concatenate([versions_of(s) != s.columns.version_first for s in sequences]),
         sequence_C=np.repeat(np.arange(len(masks)), lengths),
         trained_S=trained_S,
         proximal_C=np.full(len(behavior_C), np.nan),
-        reference_C=np.concatenate([_reference(s) for s in sequences]),
+        reference_C=np.concatenate([reference_of(s) for s in sequences]),
         values_C=values_C,
         returns_C=advantages_C + values_C,
         num_trained=int(trained_S.sum()),
@@ -155,7 +162,8 @@ def _advantages(
         group_values = values[members] if algorithm.critic else None
         compared = ComparedGroup.of(rewards, masks[members], truncated, max_tokens, group_values)
         compared = compared.minus(penalties_S[members])
-        compared = replace(compared, turn_rewards=_turn_rewards(group, compared.turns_G))
+        own = [numbers_of(s) for s in group.sequences]
+        compared = replace(compared, turn_rewards=_turn_rewards(group, compared.turns_G), sequence_of=own)
         trains_G = np.ones(len(rewards), bool) if algorithm.trained is None else algorithm.trained(compared)
         advantages += _by_token(algorithm, compared, group.group_id)
         trained_masks += [mask & trains for mask, trains in zip(masks[members], trains_G, strict=True)]
@@ -189,43 +197,3 @@ def _by_token(algorithm: Algorithm, group: ComparedGroup, group_id: int) -> list
         ) from error
     pairs = zip(advantages, group.lengths_G, strict=True)
     return [np.broadcast_to(np.asarray(advantage, float), length) for advantage, length in pairs]
-
-
-def _mask(sequence: TrainSequence) -> NDArray[np.bool_]:
-    if sequence.mask is None:
-        return np.ones(len(sequence.columns), dtype=bool)
-    return np.asarray(sequence.mask, dtype=bool)
-
-
-def _reference(sequence: TrainSequence) -> NDArray[np.float64]:
-    if sequence.reference is None:
-        return np.full(len(sequence.columns), np.nan)
-    return np.asarray(sequence.reference, float)
-
-
-def _versions(sequence: TrainSequence) -> NDArray[np.int64]:
-    """The version of every token."""
-    runs = np.array(sequence.columns.runs, dtype=np.int64).reshape(-1, 2)
-    return np.repeat(runs[:, 0], runs[:, 1])
-
-
-def _check(sequence: TrainSequence, version: int) -> None:
-    mask, columns = _mask(sequence), sequence.columns
-    if len(mask) != len(columns):
-        raise DataError(
-            f"trajectory {sequence.trajectory_id} does not align: {len(columns)} tokens, "
-            f"{len(mask)} mask entries"
-        )
-    trained = np.asarray(columns.logprobs)[mask]
-    if not np.isfinite(trained).all():
-        raise DataError(
-            f"trajectory {sequence.trajectory_id} has behavior log-probs that are not finite: "
-            f"{trained[~np.isfinite(trained)].tolist()[:5]}. The engine must record the log-probs of sampled "
-            "tokens"
-        )
-    newest = max((run_version for run_version, _ in columns.runs), default=version)
-    if newest > version:
-        raise DataError(
-            f"trajectory {sequence.trajectory_id} has a token of version {newest}, "
-            f"newer than the trainer's version {version}"
-        )
