@@ -37,7 +37,7 @@ def _inert(config: Config, a: PolicyGradient) -> Iterator[str]:
         yield f"{_named([clip])} nothing: no value moves before a batch's one optimizer step. {several}"
     if a.sequence_share > 0 and config.reward.kind != "environment":
         share = f"`algorithm.sequence_share` ({a.sequence_share:g})"
-        yield f'{_named([share])} nothing: only with `reward.kind` "environment" has a trajectory several sequences'
+        yield f'{_named([share])} nothing: several sequences need `reward.kind` "environment"'
     if not on_policy:
         return
     of_age = of_ratio if one and a.anchor == "behavior" else []
