@@ -19,7 +19,8 @@ def streamrl(keys: StreamRL) -> Schedule:
     Differs: a trained ranker predicts lengths in the paper, and the earlier completions of a row do here. In
     the paper the trainer computes on micro-batches while the rest of their batch is generated. Here a step
     begins when its batch is complete, and the stream is one of groups: whatever is ready first is trained
-    first. docs/stragglers.md has the reason, and an estimate of the gain. The paper plans how many devices generate; `millrace plan` does that.
+    first. docs/stragglers.md has the reason, and an estimate of the gain. The paper plans how many devices
+    generate; `millrace plan` does that.
     """
     return Schedule(
         kind="streamrl",
