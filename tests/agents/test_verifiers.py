@@ -78,15 +78,15 @@ def test_a_run_trains_on_what_the_train_client_asked_for(tmp_path: Path) -> None
         },
         run_dir=tmp_path / "run",
         steps=3,
-        batch={"prompts": 2, "group_size": 2},
+        batch={"prompts": 2, "group_size": 4},
         sampling={"max_tokens": 8},
         schedule={"kind": "synchronous"},
         rollout={"max_sequence_tokens": 96, "slots": 8},
     )
     accounting = run.summary()["accounting"]
-    assert accounting["trained"] == accounting["admitted"] == 3 * 2 * 2
+    assert accounting["trained"] == accounting["admitted"] == 3 * 2 * 4
     trained = list(run.trajectories(tokens=True))
-    assert {one["reward"] for one in trained} <= {0.0, 1.0} and len(trained) == 3 * 2 * 2
+    assert {one["reward"] for one in trained} <= {0.0, 1.0} and len(trained) == 3 * 2 * 4
     longer = [one for one in trained if one["reward/turns"] > 1]
     assert longer and all("A number." in one["completion"] for one in longer)
     for one in trained:  # what verifiers sent back is what was sampled, and went on from it
