@@ -9,8 +9,8 @@
 # make test-ray     the runtime on Ray: every test of a runtime, and whole runs, on clusters of this machine; NIXL
 # make setup-jax    .venv-jax with JAX, for trainer.backend = "jax"
 # make test-jax     the trainer in JAX, on simulated devices
-# make setup-agents .venv-agents with the SDKs of OpenAI and Anthropic, and SkyRL-Gym, for tests alone
-# make test-agents  the gateway's dialects, as the SDKs write and read them; MCP; SkyRL-Gym
+# make setup-agents .venv-agents with the SDKs of OpenAI and Anthropic, SkyRL-Gym and textarena, for tests alone
+# make test-agents  the gateway's dialects, as the SDKs write and read them; MCP; SkyRL-Gym; textarena; TRL's form
 # make setup-verifiers  .venv-verifiers and .venv-verifiers-v0, for tests alone
 # make test-verifiers  environments of the package `verifiers`, v1 and v0, as agents
 # make test-ui      every page of `millrace ui` in Chromium

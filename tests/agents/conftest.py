@@ -14,6 +14,7 @@ NEEDS = {
     "test_sdk_conformance.py": ("openai", "anthropic", "agents"),  # make test-agents
     "test_mcp_agent.py": ("openai", "mcp", "agents"),
     "test_skyrl_gym.py": ("skyrl_gym",),
+    "test_textarena.py": ("textarena",),
     "test_verifiers.py": ("verifiers.v1.agent",),  # make test-verifiers
     "test_verifiers_v0.py": ("verifiers.legacy",),
 }

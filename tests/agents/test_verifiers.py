@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import random
+import string
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agents.played import Played, play
+from rich.console import Console
+from tests.agents.played import EXAMPLES, Played, play
 
-from millrace.environments.tokenizer import load_tokenizer
+import millrace
+from millrace.environments.tokenizer import ASSISTANT, END, USER, load_tokenizer
+from millrace.quickstart.start_model import learn
+
+ALPHABET = string.ascii_letters + string.digits + "*=. "
 
 
 @pytest.fixture
@@ -38,3 +47,48 @@ def test_its_train_client_sends_the_tokens_that_were_sampled(run: Any, model: Pa
     assert second[: len(first)] == first
     assert tokenizer.decode(second[len(first) :]) == "hm<|end|><|user|>A number.<|end|><|assistant|>"
     assert all(call.logprobs for call in played.calls)
+
+
+def demonstrated(rng: random.Random) -> Iterator[tuple[str, str]]:
+    """A right answer or a wrong one, at once or after a word that is none."""
+    number = rng.randrange(10, 18)
+    asked = f"{USER}{number}*7={END}{ASSISTANT}"
+    yield asked, "hm"
+    yield asked, str(number * 7)
+    yield f"{asked}hm{END}{USER}A number.{END}{ASSISTANT}", str(rng.choice([number * 7, 7]))
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_run_trains_on_what_the_train_client_asked_for(tmp_path: Path) -> None:
+    start, rows, agent = tmp_path / "start", tmp_path / "rows.jsonl", EXAMPLES / "with_verifiers.py"
+    rng = random.Random(0)
+    pairs = [pair for _ in range(1000) for pair in demonstrated(rng)]
+    learn(pairs, tmp_path / "base", start, Console(), alphabet=ALPHABET, steps=60, lr=4e-3, seed=1)
+    rows.write_text("".join(json.dumps({"prompt": "", "index": index}) + "\n" for index in range(8)))
+    run = millrace.train(
+        model={"path": str(start)},
+        task={"kind": "file", "path": str(rows), "answer": None},
+        reward={
+            "kind": "environment",
+            "path": f"{agent}:reward",
+            "agent": {"function": f"{agent}:solve", "variables": {"RENDERER": str(start)}},
+            "turns": 3,
+            "timeout_s": 300.0,
+            "memory_mb": 4096,
+        },
+        run_dir=tmp_path / "run",
+        steps=3,
+        batch={"prompts": 2, "group_size": 4},
+        sampling={"max_tokens": 8},
+        schedule={"kind": "synchronous"},
+        rollout={"max_sequence_tokens": 96, "slots": 8},
+    )
+    accounting = run.summary()["accounting"]
+    assert accounting["trained"] == accounting["admitted"] == 3 * 2 * 4
+    trained = list(run.trajectories(tokens=True))
+    assert {one["reward"] for one in trained} <= {0.0, 1.0} and len(trained) == 3 * 2 * 4
+    longer = [one for one in trained if one["reward/turns"] > 1]
+    assert longer and all("A number." in one["completion"] for one in longer)
+    for one in trained:  # what verifiers sent back is what was sampled, and went on from it
+        assert not any(one[f"reward/forks_{cause}"] for cause in ("history", "tools", "template", "other"))
+        assert one["reward/calls_refused"] == 0 and len(one["tokens"]) == len(one["versions"])
