@@ -66,9 +66,10 @@ class Optuna:
     """
 
     def __init__(self, config: SweepConfig, search: OptunaSearch) -> None:
-        if find_spec("optuna") is None:
+        needed = ["optuna", *(["scipy"] if search.sampler == "gp" else [])]
+        if missing := [name for name in needed if find_spec(name) is None]:
             raise ConfigError(
-                "`optuna` needs Optuna, which is not installed here.\n"
+                f"`optuna` needs {' and '.join(missing)}, which is not installed here.\n"
                 "  Install it (pip install 'millrace[optuna]'), or use [random]"
             )
         self._config, self._search = config, search
@@ -97,12 +98,7 @@ class Optuna:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        kinds = {
-            "tpe": optuna.samplers.TPESampler,
-            "gp": optuna.samplers.GPSampler,
-            "cmaes": optuna.samplers.CmaEsSampler,
-            "random": optuna.samplers.RandomSampler,
-        }
+        kinds = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
         done = combinations(trials)
         sampler = kinds[self._search.sampler](seed=self._search.seed + len(done))
         direction = "maximize" if self._config.goal == "max" else "minimize"

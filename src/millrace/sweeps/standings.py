@@ -35,7 +35,7 @@ def standings(trials: Trials) -> list[Standing]:
     those come before those without a value."""
     sign = 1 if trials.goal == "max" else -1
     every = [_standing(overrides, members) for overrides, members in combinations(trials)]
-    return sorted(every, key=lambda one: (one.stopped, one.value is None, -sign * (one.value or 0.0)))
+    return sorted(every, key=lambda one: (one.value is None, one.stopped, -sign * (one.value or 0.0)))
 
 
 def combinations(trials: Trials) -> list[tuple[Mapping[str, Any], dict[str, SweepTrial]]]:

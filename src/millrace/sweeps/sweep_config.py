@@ -46,8 +46,8 @@ class OptunaSearch(Section):
     """Configurations that Optuna proposes, each after the results of those before."""
     seed: Seed = 0
     """Seed of the sampler."""
-    sampler: Literal["tpe", "gp", "cmaes", "random"] = "tpe"
-    """The sampler: `TPESampler`, `GPSampler`, `CmaEsSampler` or `RandomSampler` of Optuna."""
+    sampler: Literal["tpe", "gp"] = "tpe"
+    """Optuna's `TPESampler` or `GPSampler`. The first 10 combinations are random with both."""
     keys: dict[str, Any]
     """As `random.keys`."""
 
