@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runs import events, summary
 
 import millrace
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import driver
-from tests.runs import events, summary
 
 WAIT_S = 100.0
 STEPS, EACH = 5, 16

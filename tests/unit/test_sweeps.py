@@ -14,17 +14,17 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.hosts import Layout, lay_out
-from millrace.sweeps import trials as record
-from millrace.sweeps.capacity import at_once, slots
+from millrace.sweeps import trial_record as record
+from millrace.sweeps.decisions.capacity import at_once, slots
+from millrace.sweeps.decisions.naming import trial_name
+from millrace.sweeps.decisions.space import Range, choices, domains, drawn, grid, with_seeds
+from millrace.sweeps.decisions.standings import standings
+from millrace.sweeps.decisions.stopping import halving_reason, median_reason
+from millrace.sweeps.decisions.values import value_at, value_of
 from millrace.sweeps.loading import load_sweep
-from millrace.sweeps.naming import trial_name
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
-from millrace.sweeps.space import Range, choices, domains, drawn, grid, with_seeds
-from millrace.sweeps.standings import standings
-from millrace.sweeps.stopping import halving_reason, median_reason
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
-from millrace.sweeps.trials import SweepTrial, Trials, TrialState
-from millrace.sweeps.values import value_at, value_of
+from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
 
 LR = {"optimizer.lr": {"low": 1e-5, "high": 1e-3, "log": True}}
 BASE = '[model]\npath = "start"\n[task]\nkind = "gym"\nname = "x"\n[reward]\nkind = "gym"\n'

@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millrace.sweeps.naming import short_keys, shown
-from millrace.sweeps.standings import Standing, standings
-from millrace.sweeps.trials import SweepTrial, Trials, TrialState
+from millrace.sweeps.decisions.naming import short_keys, shown
+from millrace.sweeps.decisions.standings import Standing, standings
+from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
 
 ROWS_MAX = 20
 REASON_MAX = 160

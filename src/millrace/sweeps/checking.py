@@ -12,9 +12,9 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
 from millrace.run_directory.resume import diff
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.sweeps.decisions.naming import trial_name
+from millrace.sweeps.decisions.space import Overrides, identity
 from millrace.sweeps.loading import LoadedSweep, check_metric
-from millrace.sweeps.naming import trial_name
-from millrace.sweeps.space import Overrides, identity
 
 
 def check_trials(

@@ -13,11 +13,11 @@ from millrace.compose.interrupt import INTERRUPTED
 from millrace.observe.terminal import Terminal
 from millrace.observe.typed import typed
 from millrace.sweeps.board import ranking
+from millrace.sweeps.decisions.naming import trial_name
+from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.loading import LoadedSweep, load_sweep
-from millrace.sweeps.naming import trial_name
 from millrace.sweeps.run_sweep import checked, directory_of, run_sweep
-from millrace.sweeps.standings import standings
-from millrace.sweeps.trials import Trials, TrialState
+from millrace.sweeps.trial_record import Trials, TrialState
 
 
 def command(

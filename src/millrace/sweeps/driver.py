@@ -14,16 +14,16 @@ from millrace.api.helper_process import WorkProcess, is_held
 from millrace.core.errors import MillraceError
 from millrace.look.record.views import is_finished
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.sweeps import trials as record
+from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import Board
-from millrace.sweeps.capacity import Slot
+from millrace.sweeps.decisions.capacity import Slot
+from millrace.sweeps.decisions.stopping import halving_reason, median_reason
+from millrace.sweeps.decisions.values import Series, value_of
 from millrace.sweeps.loading import EVALUATION, LoadedSweep
 from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import Proposals
-from millrace.sweeps.stopping import halving_reason, median_reason
 from millrace.sweeps.sweep_config import HalvingRule
-from millrace.sweeps.trials import SweepTrial, Trials, TrialState
-from millrace.sweeps.values import Series, value_of
+from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
 
 POLL_S = 0.5
 STOP_S = 60.0

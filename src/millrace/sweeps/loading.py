@@ -13,7 +13,7 @@ from millrace.config.lines import key_lines
 from millrace.config.load import Source, load_as, merge, read_file, read_mapping, read_overrides, validate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.sweeps.space import Overrides
+from millrace.sweeps.decisions.space import Overrides
 from millrace.sweeps.sweep_config import SweepConfig
 
 SweepLike = str | os.PathLike[str] | Mapping[str, Any]

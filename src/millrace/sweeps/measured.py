@@ -14,8 +14,8 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.log_files import Tail
 from millrace.observe.sinks.scalars import evaluation_scalars
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.sweeps.decisions.values import Series
 from millrace.sweeps.loading import EVALUATION
-from millrace.sweeps.values import Series
 
 
 class Measured:

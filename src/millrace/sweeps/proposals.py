@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from millrace.core.errors import ConfigError
-from millrace.sweeps.space import (
+from millrace.sweeps.decisions.space import (
     DRAWS_PER_TRIAL,
     Domain,
     Overrides,
@@ -21,9 +21,9 @@ from millrace.sweeps.space import (
     identity,
     with_seeds,
 )
-from millrace.sweeps.standings import combinations, finished_value
+from millrace.sweeps.decisions.standings import combinations, finished_value
 from millrace.sweeps.sweep_config import OptunaSearch, SweepConfig
-from millrace.sweeps.trials import ENDED, SweepTrial, Trials
+from millrace.sweeps.trial_record import ENDED, SweepTrial, Trials
 
 
 class Proposals(Protocol):

@@ -9,14 +9,14 @@ from rich.console import Console
 from millrace.compose.compose import place
 from millrace.config.schema import Config
 from millrace.run_directory import run_directory
-from millrace.sweeps import trials as record
+from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import Board, counts
-from millrace.sweeps.capacity import Slot, at_once, slots
 from millrace.sweeps.checking import check_trials
+from millrace.sweeps.decisions.capacity import Slot, at_once, slots
 from millrace.sweeps.driver import Driver
 from millrace.sweeps.loading import LoadedSweep
 from millrace.sweeps.proposals import Proposals, proposals
-from millrace.sweeps.trials import Trials, TrialState
+from millrace.sweeps.trial_record import Trials, TrialState
 
 
 def directory_of(sweep: LoadedSweep, explicit: Path | None) -> Path:

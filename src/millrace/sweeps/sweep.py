@@ -14,12 +14,12 @@ from millrace.api.records import Records
 from millrace.api.run import Run
 from millrace.core.errors import DataError
 from millrace.observe.terminal import Terminal
-from millrace.sweeps import trials as record
+from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import counts, ranking
+from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.loading import SweepLike, load_sweep
 from millrace.sweeps.run_sweep import directory_of, run_sweep
-from millrace.sweeps.standings import standings
-from millrace.sweeps.trials import Trials
+from millrace.sweeps.trial_record import Trials
 
 
 class Sweep:
@@ -59,9 +59,9 @@ class Sweep:
         )
 
     def ranking(self) -> Records:
-        """One record per combination of keys, the best first: the keys, `value` (the mean over seeds),
-        `standard_error` (None for one trial alone), the names of its `trials`, and how many of them
-        `finished`, were `stopped` or `failed`."""
+        """One record per combination of keys, the best first. `value` is the mean over seeds, and
+        `standard_error` is None for one trial alone. `trials` has names. `finished`, `stopped` and `failed`
+        count them."""
         return Records(
             {
                 "overrides": dict(one.overrides),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from millrace.config.tables.section import COUNT_MAX, Count, Section, Seed
-from millrace.sweeps.space import choices, domains
+from millrace.sweeps.decisions.space import choices, domains
 
 
 def _base(value: Any) -> Any:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.estimates.interval import standard_error
-from millrace.sweeps.space import identity
-from millrace.sweeps.trials import ENDED, SweepTrial, Trials, TrialState
+from millrace.sweeps.decisions.space import identity
+from millrace.sweeps.trial_record import ENDED, SweepTrial, Trials, TrialState
 
 
 @dataclass(frozen=True)

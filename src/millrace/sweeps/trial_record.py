@@ -14,8 +14,8 @@ import msgspec
 
 from millrace.core import files
 from millrace.core.errors import ConfigError, DataError, boundary, writing
-from millrace.sweeps.naming import trial_name
-from millrace.sweeps.space import Overrides
+from millrace.sweeps.decisions.naming import trial_name
+from millrace.sweeps.decisions.space import Overrides
 
 FILE, LOCK = "sweep.json", "sweep.lock"
 

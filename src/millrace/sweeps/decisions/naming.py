@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from millrace.sweeps.space import DIGITS, identity
+from millrace.sweeps.decisions.space import DIGITS, identity
 
 NAME_MAX = 100
 DIGEST_BYTES = 4

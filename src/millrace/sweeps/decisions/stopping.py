@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from millrace.sweeps.decisions.values import Series, value_at
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
-from millrace.sweeps.values import Series, value_at
 
 
 def median_reason(rule: MedianRule, own: Series, finished: Sequence[Series], sign: int = 1) -> str:
