@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
     from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
+    from millrace.sweeps.sweep import Sweep, sweep
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "train": "api.train",
+    "sweep": "sweeps.sweep",
     "evaluate": "api.questions",
     "simulate": "api.questions",
     "plan": "api.questions",
     "Run": "api.run",
+    "Sweep": "sweeps.sweep",
     "Records": "api.records",
     "Evaluation": "estimates.evaluation",
     "Config": "config.schema",
@@ -52,9 +55,11 @@ __all__ = [
     "Records",
     "RewardError",
     "Run",
+    "Sweep",
     "evaluate",
     "plan",
     "simulate",
+    "sweep",
     "train",
 ]
 

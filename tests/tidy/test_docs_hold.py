@@ -23,6 +23,7 @@ from millrace.config.tree import leaves
 from millrace.sft.sft_config import SupervisedConfig
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.request import PlanConfig
+from millrace.sweeps.sweep_config import SweepConfig
 from tests.tidy.sources import tracked_files
 from tests.tidy.test_words import BINARY
 
@@ -43,6 +44,7 @@ OTHERS: dict[str, type[Section]] = {
     "data": SupervisedConfig,
     "cluster": SimulatedConfig,
     "devices": PlanConfig,
+    "base": SweepConfig,
 }
 """Configurations that are not a training run's, by a key that only they have."""
 
@@ -158,7 +160,12 @@ def test_the_configuration_reference_is_the_schema(
         assert leaf.endswith(".kind") or f"`{leaf}`" in text, leaf
 
 
-@pytest.mark.parametrize("schema", [Config, SupervisedConfig, SimulatedConfig])
+def test_the_page_of_sweeps_has_every_key() -> None:
+    text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    assert [leaf for leaf, _, _ in leaves(SweepConfig) if f"`{leaf}`" not in text] == ["random", "optuna"]
+
+
+@pytest.mark.parametrize("schema", [Config, SupervisedConfig, SimulatedConfig, SweepConfig])
 def test_every_configuration_key_says_what_it_means(schema: type[Section]) -> None:
     silent = [
         leaf for leaf, _, field in leaves(schema) if not field.description and not leaf.endswith(".kind")
@@ -169,6 +176,8 @@ def test_every_configuration_key_says_what_it_means(schema: type[Section]) -> No
 def test_the_page_of_public_names_is_made_from_them() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert names.refreshed(text) == text, "run `make docs`"
+    apart = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    assert names.refreshed(apart) == apart, "run `make docs`"
     missing = [name for name in millrace.__all__ if f"`millrace.{name}`" not in text]
     assert not missing
 

@@ -49,6 +49,7 @@ WITHOUT_TORCH = (
     "look",
     "chaos",
     "api",
+    "sweeps",
     "cli",
 )
 

@@ -24,6 +24,8 @@ from millrace.environments.function import accepted
 S = TypeVar("S", bound=Section)
 
 ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Section | None
+Base = ConfigLike | Source
+"""A layer that is read already is a base too."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def configure(schema: type[S], config: ConfigLike, keywords: Mapping[str, Any], 
 
 
 def prepare(
-    config: ConfigLike, components: Components, keywords: Mapping[str, Any], own: Iterable[str]
+    config: Base, components: Components, keywords: Mapping[str, Any], own: Iterable[str]
 ) -> PreparedConfig:
     """A run's configuration, with functions pickled and rows as JSON, in memory.
 
@@ -85,8 +87,10 @@ def prepare(
     return PreparedConfig(checked, files)
 
 
-def _base(schema: type[Section], config: ConfigLike) -> Source:
+def _base(schema: type[Section], config: Base) -> Source:
     match config:
+        case Source():
+            return config
         case None:
             return Source({}, {})
         case Section():

@@ -7,12 +7,14 @@ own event loop, so the script may run one too.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,22 @@ class WorkProcess:
     """One piece of work in another process. That process ends when this process ends, or before.
 
     Signals of a terminal do not reach the other process: the caller decides what an interrupt means.
+    While the process lives, it holds a lock on its log, also when this process is gone: see `is_held`.
     """
 
-    def __init__(self, work: str, arguments: dict[str, Any], log: Path | None = None) -> None:
+    def __init__(
+        self,
+        work: str,
+        arguments: dict[str, Any],
+        log: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._log = log
         self._answers = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in `result`
         log_file = None if log is None else log.open("ab")
+        if log_file is not None:
+            with suppress(BlockingIOError):  # who may work on a run is the ledger's decision
+                fcntl.flock(log_file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the open file, which is inherited
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "millrace.api.work"],
@@ -43,6 +55,7 @@ class WorkProcess:
                 stdout=self._answers,
                 stderr=log_file,
                 start_new_session=True,
+                env={**os.environ, **(environ or {})},
             )
         finally:
             if log_file is not None:
@@ -87,6 +100,18 @@ class WorkProcess:
             return ""
         lines = self._log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         return f":\n  {self._log} ends with\n" + "\n".join(lines)
+
+
+def is_held(log: Path) -> bool:
+    """Whether a process that began with this log is alive, or one of its children that write there."""
+    try:
+        with log.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def ask(work: str, arguments: dict[str, Any]) -> Any:

@@ -41,6 +41,7 @@ from millrace.cli import (
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
 from millrace.serve import command as serve
+from millrace.sweeps import command as sweep
 
 app = typer.Typer(
     name="millrace",
@@ -53,6 +54,7 @@ app = typer.Typer(
 )
 app.command("quickstart")(quickstart.command)
 app.command("train")(train.command)
+app.command("sweep")(sweep.command)
 app.command("check")(check.command)
 app.command("fetch")(fetch.command)
 app.command("text-part")(text_part.command)

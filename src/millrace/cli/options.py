@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,16 +20,3 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN...", help="Runs, the first is compared with.", show_default=False)
 ]
-
-
-def typed() -> str:
-    """The command that started this process, for hints that a user can paste.
-
-    `millrace` if the shell finds this program under that name, else its path."""
-    program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        return shlex.join([sys.executable, "-m", "millrace"])
-    path = shutil.which("millrace")
-    if program.name != "millrace" or (path is not None and Path(path).resolve() == program.resolve()):
-        return "millrace"
-    return shlex.quote(sys.argv[0])

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from millrace.cli.options import Overrides, typed
+from millrace.cli.options import Overrides
 from millrace.compose import compose
 from millrace.compose.interrupt import run_stoppable
 from millrace.config.load import load
@@ -31,6 +31,7 @@ from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_confi
 from millrace.evaluation.kept import keep
 from millrace.observe.check import print_checks
 from millrace.observe.terminal import Terminal
+from millrace.observe.typed import typed
 from millrace.quickstart.checks import GAP_MAX, checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model

@@ -15,11 +15,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from millrace.api.simulated import base_scenario, compared
-from millrace.cli.options import AsJson, Overrides, typed
+from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load, load_as
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
 from millrace.observe.terminal import Terminal
+from millrace.observe.typed import typed
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.explore.verdicts import Exploration, Verdict, explore
 from millrace.sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, ComparisonProgress, OnProgress

@@ -15,7 +15,7 @@ import typer
 from millrace.checks import derived
 from millrace.checks.first_try import FirstTry, try_first, warnings
 from millrace.checks.preflight import preflight
-from millrace.cli.options import Overrides, typed
+from millrace.cli.options import Overrides
 from millrace.compose import compose
 from millrace.compose.interrupt import INTERRUPTED, run_stoppable
 from millrace.config.freeze import dump
@@ -26,6 +26,7 @@ from millrace.core.events import Event
 from millrace.look.record.views import is_finished
 from millrace.observe.live.structured import StructuredLog
 from millrace.observe.terminal import Terminal
+from millrace.observe.typed import typed
 from millrace.run_directory import run_directory
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory

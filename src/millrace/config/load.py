@@ -103,10 +103,13 @@ def read_file(schema: type[Section], path: Path) -> Source:
     return Source(_normal(schema, tree, path.absolute().parent), origins)
 
 
-def read_mapping(schema: type[Section], mapping: Mapping[str, Any], origin: str) -> Source:
+def read_mapping(
+    schema: type[Section], mapping: Mapping[str, Any], origin: str, base: Path | None = None
+) -> Source:
     """Keys and values from Python. A name with dots is a key of a table; a table may be a mapping.
 
-    `origin` is named in errors in place of a file and its line.
+    `origin` is named in errors in place of a file and its line. Paths are relative to `base`, by default the
+    working directory.
     """
     tree: Tree = {}
     for name, value in mapping.items():
@@ -114,7 +117,7 @@ def read_mapping(schema: type[Section], mapping: Mapping[str, Any], origin: str)
             raise ConfigError(f"{name!r} cannot be a key of a configuration: it must be text")
         _put(tree, name.split("."), _over(_at(tree, name), _plain(value)))
     origins = {name: origin for name in tree}
-    return Source(_normal(schema, tree, Path.cwd()), origins)
+    return Source(_normal(schema, tree, base or Path.cwd()), origins)
 
 
 def _at(tree: Tree, key: str) -> Any:

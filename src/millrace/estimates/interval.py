@@ -72,6 +72,18 @@ def of_mean(values: Sequence[float]) -> Interval:
     n = len(values)
     if n < 2:
         return math.nan, math.nan
-    mean = math.fsum(values) / n
-    error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
+    mean, error = math.fsum(values) / n, standard_error(values)
     return mean - t_975(n - 1) * error, mean + t_975(n - 1) * error
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """The standard error of the mean: sqrt(sum (x - mean)^2 / (n - 1) / n).
+
+    Degenerate:
+        Fewer than two values -> nan.
+    """
+    n = len(values)
+    if n < 2:
+        return math.nan
+    mean = math.fsum(values) / n
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)

@@ -1,6 +1,7 @@
 """The page of public names as Markdown, made from signatures and docstrings.
 
-`python -m millrace.api.pages.names_page FILE` rewrites the text between the markers in FILE.
+`python -m millrace.api.pages.names_page FILE` rewrites the text between the markers in FILE. A marker says
+`names of A, B` for these names alone, and `names` for all others.
 """
 
 from __future__ import annotations
@@ -9,32 +10,40 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import millrace
 from millrace.core.errors import MillraceError
 
-_BLOCK = re.compile(r"(<!-- names: [^\n]* -->\n).*?(<!-- end of names -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- names(?: of ([\w, ]+))?: [^\n]* -->\n).*?(<!-- end of names -->)", re.DOTALL)
+_APART = ("sweep", "Sweep")
+"""Names of a page of their own, docs/sweeps.md."""
 _SECTIONS = ("Args:", "Returns:", "Raises:")
 _ENTRY = re.compile(r"([\w, ]+): (.*)")
 
 
 def refreshed(text: str) -> str:
     """The document with its names renewed."""
-    return _BLOCK.sub(lambda m: f"{m[1]}\n{reference()}\n{m[2]}", text)
+    others = [name for name in millrace.__all__ if name not in _APART]
+
+    def renewed(block: re.Match[str]) -> str:
+        return f"{block[1]}\n{reference(block[2].split(', ') if block[2] else others)}\n{block[3]}"
+
+    return _BLOCK.sub(renewed, text)
 
 
-def reference() -> str:
-    """Every name of `millrace.__all__`: functions, classes, errors."""
-    public = {name: getattr(millrace, name) for name in millrace.__all__}
+def reference(names: Sequence[str]) -> str:
+    """Functions, classes, errors of `millrace.__all__`."""
+    public = {name: getattr(millrace, name) for name in names}
     errors = {n: v for n, v in public.items() if isinstance(v, type) and issubclass(v, MillraceError)}
     classes = {n: v for n, v in public.items() if isinstance(v, type) and n not in errors}
     functions = {n: v for n, v in public.items() if n not in errors and n not in classes}
     texts = [text for name, function in functions.items() for text in _function(f"millrace.{name}", function)]
     texts += [text for name, kind in classes.items() for text in _class(name, kind)]
-    texts += ["## Errors", *(f"- `millrace.{name}`: {_line(_doc(kind))}" for name, kind in errors.items())]
+    told = [f"- `millrace.{name}`: {_line(_doc(kind))}" for name, kind in errors.items()]
+    texts += ["## Errors", *told] if told else []
     return "\n\n".join(texts).replace("\n\n- ", "\n- ").replace("## Errors\n-", "## Errors\n\n-") + "\n"
 
 

@@ -1,0 +1,68 @@
+"""All trials are looked at before the first starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from millrace.api.checked import check
+from millrace.checks.preflight import preflight
+from millrace.config.carried import is_carried
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError, MillraceError
+from millrace.run_directory.resume import diff
+from millrace.run_directory.run_directory import RunDirectory
+from millrace.sweeps.decisions.naming import trial_name
+from millrace.sweeps.decisions.space import Overrides, identity
+from millrace.sweeps.loading import LoadedSweep, check_metric
+
+
+def check_trials(
+    sweep: LoadedSweep, trials: list[Overrides], directory: Path, warn: Callable[[str], None]
+) -> Config:
+    """Load each configuration, and see whether this machine can run it. The first is also tried: its task
+    and its reward. Returns the first configuration.
+
+    Raises: ConfigError, DataError, RewardError: a trial could not begin; its name is a note of the error.
+    """
+    first: Config | None = None
+    seen, warned = set[str](), set[str]()
+    for overrides in trials:
+        try:
+            prepared = sweep.prepared(overrides)
+            refuse_changed(RunDirectory(directory / trial_name(overrides)), prepared.config)
+            combination = identity({key: value for key, value in overrides.items() if key != "seed"})
+            if first is None:
+                check_metric(sweep, prepared.config)
+                check(prepared, directory)
+            elif combination not in seen:
+                warned.update(preflight(prepared.config, directory))
+            seen.add(combination)
+            first = first or prepared.config
+        except MillraceError as error:
+            error.add_note(f"in the trial {trial_name(overrides)}")
+            raise
+    for warning in sorted(warned):
+        warn(warning)
+    assert first is not None, "a sweep has a trial"
+    return first
+
+
+def refuse_changed(run: RunDirectory, config: Config) -> None:
+    """A trial that has begun goes on as it began. What a script passed is not compared: the run keeps it.
+
+    Raises: ConfigError: a key was changed that decides what is learned, or the number of steps.
+    """
+    if not run.config.exists():
+        return
+    changes = [
+        change
+        for change in diff(run.read_config(), config)
+        if (not change.allowed or change.key == "steps") and not is_carried(str(change.new))
+    ]
+    if changes:
+        listed = "\n".join(f"  `{change.key}`: {change.old!r} -> {change.new!r}" for change in changes)
+        raise ConfigError(
+            f"the sweep in {run.path.parent} has begun, and these keys have changed since:\n{listed}\n"
+            "  Put them back, or name another directory with --dir (in Python: `directory`)"
+        )

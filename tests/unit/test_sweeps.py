@@ -1,0 +1,271 @@
+"""Decisions of a sweep: which trials, their names, which is stopped, which is best, how many at once."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+
+import pytest
+from placement_needs import GB, ON_CPU, ON_GPU
+
+from millrace.config.schema import Config
+from millrace.core.errors import ConfigError
+from millrace.core.placement import Gpu, Host
+from millrace.placement.hosts import Layout, lay_out
+from millrace.sweeps import trial_record as record
+from millrace.sweeps.decisions.capacity import at_once, slots
+from millrace.sweeps.decisions.naming import trial_name
+from millrace.sweeps.decisions.space import Range, choices, domains, drawn, grid, with_seeds
+from millrace.sweeps.decisions.standings import standings
+from millrace.sweeps.decisions.stopping import halving_reason, median_reason
+from millrace.sweeps.decisions.values import value_at, value_of
+from millrace.sweeps.loading import load_sweep
+from millrace.sweeps.proposals import AllKnown, Optuna, proposals
+from millrace.sweeps.sweep_config import HalvingRule, MedianRule
+from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
+
+LR = {"optimizer.lr": {"low": 1e-5, "high": 1e-3, "log": True}}
+BASE = '[model]\npath = "start"\n[task]\nkind = "gym"\nname = "x"\n[reward]\nkind = "gym"\n'
+
+
+def test_a_grid_has_every_combination_and_all_of_the_first_seed_come_first() -> None:
+    keys = choices({"optimizer": {"lr": [1, 2]}, "batch.group_size": [4]})
+    assert with_seeds(grid(keys), [7, 8]) == [
+        {"optimizer.lr": 1, "batch.group_size": 4, "seed": 7},
+        {"optimizer.lr": 2, "batch.group_size": 4, "seed": 7},
+        {"optimizer.lr": 1, "batch.group_size": 4, "seed": 8},
+        {"optimizer.lr": 2, "batch.group_size": 4, "seed": 8},
+    ]
+    assert with_seeds(grid({}), [7]) == [{"seed": 7}]
+
+
+def test_more_draws_leave_the_first_as_they_are_and_none_comes_twice() -> None:
+    keys = domains({**LR, "batch.group_size": [4, 8]}, "random.keys")
+    assert drawn(keys, 3, seed=5) == drawn(keys, 9, seed=5)[:3] != drawn(keys, 3, seed=6)
+    few = drawn(domains({"batch.group_size": [4, 8]}, "random.keys"), 10, seed=0)
+    assert sorted(one["batch.group_size"] for one in few) == [4, 8]
+
+
+@pytest.mark.parametrize(
+    "domain", [Range(1e-5, 1e-3, log=True), Range(0.1, 0.3), Range(2, 9), Range(2, 9, True)]
+)
+def test_a_draw_is_within_its_range_and_has_few_digits(domain: Range) -> None:
+    for seed in range(200):
+        value = domain.draw(Random(seed))
+        assert domain.low <= value <= domain.high
+        assert float(f"{value:.4g}") == value and isinstance(value, int) == domain.of_integers
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ({"optimizer.lr": 1e-4, "seed": 1}, "lr=0.0001,seed=1"),
+        ({"model.path": "a", "task.path": "b"}, "model.path=a,task.path=b"),
+        ({"rollout.exact": True, "schedule": "areal"}, "exact=true,schedule=areal"),
+    ],
+)
+def test_a_name_tells_the_keys(overrides: dict[str, object], name: str) -> None:
+    assert trial_name(overrides) == name
+
+
+def test_values_that_a_name_cannot_show_still_get_different_names() -> None:
+    paths = [trial_name({"model.path": path}) for path in ("a/b", "a_b", "a:b")]
+    tables = [trial_name({"schedule": {"kind": "areal", "eta": eta}}) for eta in (1, 2)]
+    numbers = [trial_name({"optimizer.lr": lr}) for lr in (0.1, 0.10000001)]
+    assert len({*paths, *tables, *numbers}) == 7
+    assert all("/" not in name and len(trial_name({"x": "y" * 300})) < 120 for name in paths)
+
+
+def test_the_value_is_the_mean_of_the_last_fifth_of_the_steps() -> None:
+    series = [(step, float(step)) for step in range(1, 11)]
+    assert value_of(series, 0.2) == 9.5
+    assert value_at(series, 5, 0.2) == 5.0
+    assert value_of([(1, 4.0), (2, math.nan)], 0.2) == 4.0
+    assert value_of([], 0.2) is None
+
+
+def test_the_median_rule_compares_the_best_value_so_far_with_the_means_of_finished_trials() -> None:
+    rule = MedianRule(steps_min=2, trials_min=3)
+    finished = [[(1, mean), (2, mean), (3, 100.0)] for mean in (1.0, 2.0, 3.0)]
+    assert median_reason(rule, [(1, 2.0), (2, 0.0)], finished) == ""  # its best equals the median
+    assert "1.9 is worse than 2, the median of 3" in median_reason(rule, [(1, 1.9), (2, 0.0)], finished)
+    assert median_reason(rule, [(1, 0.0)], finished) == ""  # too few steps
+    assert median_reason(rule, [(2, 0.0)], finished[:2]) == ""  # too few trials
+    lower = [[(step, -value) for step, value in series] for series in finished]
+    assert "2.1 is worse than 2" in median_reason(rule, [(2, -2.1)], lower, sign=-1)
+
+
+def test_halving_ends_at_a_rung_what_is_not_among_the_best_third() -> None:
+    rule = HalvingRule(steps_min=2, factor=3)
+    others = [[(1, 0.0), (2, value)] for value in (1.0, 2.0)]
+
+    def reason(value: float, looked: int = 0, step: int = 2) -> str:
+        return halving_reason(rule, [(step, value)], others, looked=looked, last=0.2)
+
+    assert reason(3.0) == reason(2.0) == ""
+    assert "step 2: its value 1.5 is in place 2 of 3" in reason(1.5)
+    assert reason(1.5, looked=2, step=3) == ""  # the rung was decided before, and the next is at 6
+    assert reason(1.5, step=1) == ""
+    assert halving_reason(rule, [(2, 0.0)], others[:1], looked=0, last=0.2) == ""  # fewer than three
+
+
+def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:
+    return SweepTrial(overrides, state, value)
+
+
+def test_the_ranking_has_means_over_seeds_and_puts_what_was_stopped_behind_what_finished() -> None:
+    done, stopped, failed = TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED
+    every = {
+        "a": of(done, 1.0, lr=1, seed=1),
+        "b": of(done, 3.0, lr=1, seed=2),
+        "c": of(done, 2.5, lr=2, seed=1),
+        "d": of(stopped, 9.0, lr=2, seed=2),
+        "e": of(stopped, 8.0, lr=3, seed=1),
+        "f": of(failed, None, lr=4, seed=1),
+    }
+    ranked = standings(Trials("reward/mean", "max", True, every))
+    assert [(one.overrides["lr"], one.value) for one in ranked] == [(2, 2.5), (1, 2.0), (3, 8.0), (4, None)]
+    assert ranked[1].error == 1.0 and math.isnan(ranked[0].error)  # sqrt(2 / 1 / 2)
+    assert (ranked[0].num_finished, ranked[0].num_stopped, ranked[3].num_failed) == (1, 1, 1)
+    lowest = standings(Trials("reward/mean", "min", True, every))
+    assert [one.overrides["lr"] for one in lowest] == [1, 2, 3, 4]
+
+
+def test_what_ran_when_the_sweep_was_killed_comes_first_and_failed_trials_only_when_asked(
+    tmp_path: Path,
+) -> None:
+    trials = Trials("reward/mean", "max", False)
+    assert trials.add([{"x": value} for value in range(4)]) == ["x=0", "x=1", "x=2", "x=3"]
+    trials.trials["x=0"].state = TrialState.FINISHED
+    trials.trials["x=2"].state = TrialState.RUNNING
+    trials.trials["x=3"].state = TrialState.FAILED
+    record.write(tmp_path, trials)
+    for retry, due in ((False, ["x=2", "x=1"]), (True, ["x=2", "x=3", "x=1"])):
+        again = record.read(tmp_path)
+        assert again is not None
+        again.recover(retry=retry)
+        assert again.add([{"x": value} for value in range(4)]) == []
+        assert again.due() == due
+
+
+def test_a_directory_belongs_to_one_sweep_at_a_time(tmp_path: Path) -> None:
+    with record.owning(tmp_path / "sweep"):
+        with (
+            pytest.raises(ConfigError, match="another process works on the sweep"),
+            record.owning(tmp_path / "sweep"),
+        ):
+            pass
+    with record.owning(tmp_path / "sweep"):
+        pass
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(ConfigError, match="holds files and no sweep"), record.owning(tmp_path / "other"):
+        pass
+
+
+def loaded(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.toml").write_text(BASE)
+    (tmp_path / "sweep.toml").write_text(f'base = "run.toml"\n{text}')
+    sweep = load_sweep(tmp_path / "sweep.toml")
+    for overrides in proposals(sweep.config).examples():
+        sweep.prepared(overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"there is nothing to try.\n  Add \[grid\]"),
+        ("[grids]\nx = [1]", r"unknown key `grids`.\n  Did you mean `grid`\?.*sweep.toml:2\]"),
+        ("[grid]\noptimizer.lr = 0.1", r"`grid.optimizer.lr` \(0.1\) must be a list.*sweep.toml:3\]"),
+        ("[grid]\noptimizer.lr = [1e-3, 1e-3]", "has a value twice"),
+        ('[grid]\n"optimizer.lrr" = [1e-3]', r"unknown key `optimizer.lrr`.\n  Did you mean.*sweep.toml:3\]"),
+        ('[grid]\n"optimizer.lr" = [1e-3, -1]', r"`optimizer.lr` \(-1\) must be .*sweep.toml:3\]"),
+        ("seeds = [1, 1]", "has a seed twice"),
+        ("seeds = [1]\n[grid]\nseed = [1, 2]", "both set the seed"),
+        ("at_once = 0\nseeds = [1]", r"`at_once` \(0\) must be a number of runs.*sweep.toml:2\]"),
+        ('seeds = [1]\nstop = "soon"', r"`stop.kind` \('soon'\) is not known"),
+        ("[grid]\nseed = [1]\n[random]\ntrials = 2\nkeys = { seed = [2] }", "`grid` and `random` exclude"),
+        ("[random]\ntrials = 2\nkeys = { x = { low = 2, high = 1 } }", "must have low < high"),
+        ("[random]\ntrials = 2\nkeys = { x = { low = 0, high = 1, log = true } }", "must have 0 < low"),
+        ("[random]\ntrials = 2\n[random.keys]\nx = { low = 1, hi = 2 }", "must have `low` and `high`"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_its_key_and_place(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        loaded(tmp_path, text)
+
+
+def test_the_base_may_stand_in_the_file_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
+    tables = BASE.replace("[", "[base.")
+    (tmp_path / "sweep.toml").write_text(f'seeds = [5]\n[grid]\n"model.path" = ["other"]\n{tables}')
+    sweep = load_sweep(tmp_path / "sweep.toml", overrides=["steps=9"])
+    config = sweep.prepared({"model.path": "other", "seed": 5}).config
+    assert (config.model.path, config.seed, config.steps) == (str(tmp_path / "other"), 5, 9)
+    assert sweep.base.tree["model"]["path"] == str(tmp_path / "start")
+
+
+@pytest.mark.skipif(find_spec("optuna") is not None, reason="Optuna is installed here")
+def test_optuna_is_refused_in_words_where_it_is_not_installed() -> None:
+    sweep = load_sweep({"base": {"steps": 1}, "optuna": {"trials": 2, "keys": LR}})
+    with pytest.raises(
+        ConfigError, match=r"not installed here.\n  Install it \(pip install 'millrace\[optuna\]'"
+    ):
+        proposals(sweep.config)
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="Optuna is not installed here")
+def test_optuna_proposes_each_combination_once_and_goes_on_from_the_trials_alone() -> None:
+    keys = {**LR, "schedule": ["areal", {"kind": "synchronous"}]}
+    sweep = load_sweep({"base": {"steps": 1}, "seeds": [1, 2], "optuna": {"trials": 4, "keys": keys}})
+    trials = Trials("reward/mean", "max", True)
+    assert sweep.config.optuna is not None
+    for count in (1, 2, 3, 4):
+        names = trials.add(Optuna(sweep.config, sweep.config.optuna).more(trials))
+        assert len(names) == 2 and len(standings(trials)) == count
+        if count > 1:  # the first goes on running
+            for name in names:
+                trials.trials[name].state, trials.trials[name].value = TrialState.FINISHED, 0.5
+    assert Optuna(sweep.config, sweep.config.optuna).more(trials) == []
+
+
+def test_seeds_alone_are_a_sweep_too() -> None:
+    sweep = load_sweep({"base": {"steps": 1}, "seeds": [3, 4]})
+    assert AllKnown(sweep.config).first() == [{"seed": 3}, {"seed": 4}]
+
+
+def layout_of(config: Config, cores: int, gpus: int, free_gb: int = 1000) -> Layout:
+    listed = tuple(Gpu(index, "H100", 80 * GB, 80 * GB) for index in range(gpus))
+    host = Host("localhost", cores, 1000 * GB, free_gb * GB, listed)
+    return lay_out(config, [host], ON_GPU if gpus else ON_CPU)
+
+
+def config_for(replicas: int) -> Config:
+    tables = {"model": {"path": "m"}, "task": {"kind": "gym", "name": "x"}, "reward": {"kind": "gym"}}
+    return Config.model_validate({**tables, "rollout": {"replicas": replicas}})
+
+
+def test_cores_or_memory_decide_how_many_runs_a_host_without_gpus_holds() -> None:
+    config = config_for(2)
+    assert at_once("auto", config, layout_of(config, 16, 0)) == 5  # of 3 workers each
+    assert at_once("auto", config, layout_of(config, 2, 0)) == 1
+    layout = layout_of(config, 300, 0, free_gb=150)
+    run_gb = (layout.main.processes_bytes + layout.main.relay_bytes + 3 * 400_000_000) / GB
+    assert at_once("auto", config, layout) == int(0.95 * 150 / run_gb) > 1
+    assert at_once(7, config, layout_of(config, 2, 0)) == 7
+    assert slots(5, config, layout_of(config, 16, 0)) == [{"OMP_NUM_THREADS": "1"}] * 5
+    assert slots(1, config, layout_of(config, 16, 0)) == [{}]
+
+
+def test_runs_at_once_have_gpus_of_their_own_while_there_are_enough() -> None:
+    config = config_for(1)
+    layout = layout_of(config, 64, 8)
+    assert at_once("auto", config, layout) == 4  # a trainer and a replica each
+    devices = [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(4, config, layout)]
+    assert devices == ["0,1", "2,3", "4,5", "6,7"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots(3, config, layout_of(config, 64, 2))] == [
+        "0",
+        "1",
+        "0",
+    ]
