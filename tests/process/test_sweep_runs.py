@@ -140,5 +140,7 @@ def test_a_rule_stops_a_trial_of_a_script_whose_accounts_close(
     assert 2 <= second["step"] < 12
     run = sweep.run(second["name"])
     accounts = run.summary()["accounting"]
-    assert run.state == "stopped" and accounts["in_flight"] == 0
+    admitted = accounts.pop("admitted")
+    assert run.state == "stopped" and admitted == sum(accounts.values())
+    assert accounts["trained"] == second["step"] * EACH
     assert [one["value"] for one in sweep.ranking()] == [1e-3, pytest.approx(1e-4)]

@@ -58,7 +58,7 @@ def run_sweep(sweep: LoadedSweep, directory: Path, *, retry: bool, console: Cons
         trials.recover(retry=retry)
         trials.add(source.first())
         record.write(directory, trials)
-        console.print(f"Sweep: {directory}: {counts(trials)}; {len(places)} at once")
+        console.print(f"Sweep: {directory}: {counts(trials)}; {len(places)} at once", soft_wrap=True)
         steps: dict[str, int] = {}
         with Board(console, trials, steps) as board:
             Driver(sweep, directory, trials, source, places, board, steps).run()
