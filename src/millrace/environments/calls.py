@@ -31,36 +31,42 @@ class Calls:
         self._reward, self._timeout_s = reward, timeout_s
         self._thread = ThreadPoolExecutor(1, "reward")
 
-    async def score(self, completion: str, answer: Any, columns: Row) -> Score:
+    async def score(
+        self, completion: str, answer: Any, columns: Row, *, ends_s: float | None = None
+    ) -> Score:
         """Score a completion. An error of the reward becomes a Failed, except the want of memory.
+
+        `ends_s`: the deadline on the loop's clock; None: `timeout_s` from now.
 
         Raises:
             OutOfMemory: memory is used up, by this call or by earlier calls.
             DeadlineExceeded: a plain function is over its deadline, and its thread may never end.
         """
         arguments = (completion, answer, columns)
+        if ends_s is None:
+            ends_s = asyncio.get_running_loop().time() + self._timeout_s
         if self._reward.is_async:
-            return await self._awaited(self._reward(*arguments))
+            return await self._awaited(self._reward(*arguments), ends_s)
         if not self._reward.needs_thread:
-            return await self._in_place(arguments)
+            return await self._in_place(arguments, ends_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout_at(ends_s):
                 result = await asyncio.get_running_loop().run_in_executor(
                     self._thread, self._called, arguments
                 )
         except TimeoutError:
             raise DeadlineExceeded(self._too_long) from None
         # A plain function may return a coroutine, for example a lambda around an async function.
-        return result if isinstance(result, Score) else await self._awaited(result)
+        return result if isinstance(result, Score) else await self._awaited(result, ends_s)
 
-    async def _in_place(self, arguments: tuple[str, Any, Row]) -> Score:
+    async def _in_place(self, arguments: tuple[str, Any, Row], ends_s: float) -> Score:
         """Call on the loop. After a long call, the loop lets others run."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         score: Score = self._called(arguments)
-        if (took_s := loop.time() - began_s) > LONG_S:
+        if (ended_s := loop.time()) - began_s > LONG_S:
             await asyncio.sleep(0)
-        return Failed(self._too_long) if took_s > self._timeout_s else score
+        return Failed(self._too_long) if ended_s > ends_s else score
 
     def _called(self, arguments: tuple[str, Any, Row]) -> Any:
         try:
@@ -71,9 +77,9 @@ class Calls:
             return raised(self._reward.name, error, self._reward.file)
         return returned if inspect.isawaitable(returned) else to_score(self._reward.name, returned)
 
-    async def _awaited(self, awaitable: Any) -> Score:
+    async def _awaited(self, awaitable: Any, ends_s: float) -> Score:
         name = self._reward.name
-        limit = asyncio.timeout(self._timeout_s)
+        limit = asyncio.timeout_at(ends_s)
         try:
             async with limit:
                 returned = await awaitable

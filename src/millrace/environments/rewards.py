@@ -61,7 +61,7 @@ def make_reward(
         case table.JudgeRewardSection():
             return JudgeReward(config, task.prompt, run_dir=run_dir, workers=workers)
         case table.FunctionRewardSection():
-            return FunctionReward(config.path, first_usable(task))
+            return FunctionReward(config.path, first_usable(task), config.signature, task.prompt)
         case table.EnvironmentRewardSection():
             raise ConfigError('`reward.kind` "environment" is no member of a sum, and scores no lone text')
 

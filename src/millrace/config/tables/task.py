@@ -137,6 +137,13 @@ class FunctionRewardSection(RewardLimits):
     kind: Literal["function"] = "function"
     path: str
     """`package.module:name` or `file.py:name`: `def reward(completion, answer, **columns)`."""
+    signature: Literal["millrace", "trl", "verl"] = "millrace"
+    """What the function is called with: as above, as TRL's `reward(prompts, completions, **columns)`, or as
+    verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+    attempts: int = Field(default=1, ge=1, le=100)
+    """Calls for one score, before it has failed. All are within `timeout_s`."""
+    backoff_s: Seconds = 1.0
+    """Mean pause before the second attempt. It doubles with each attempt, up to 60 s."""
 
 
 class EnvironmentRewardSection(RewardLimits):
@@ -195,6 +202,9 @@ class RewardMember(Section):
     """What it is called in metrics and failures. Small letters, digits, `-` and `_`."""
     weight: float = 1.0
     """What its value is multiplied by. Negative: a penalty."""
+    leave_out: Literal["never", "abstained", "failed"] = "never"
+    """`"abstained"`: where the member has no opinion, the sum is that of the others. `"failed"`: also where
+    it fails. Each is a metric. `"never"`: the sum abstains or fails with it."""
     reward: OneReward = Field(discriminator="kind")
     """As `[reward]`, without limits: those of the sum hold."""
 
@@ -204,7 +214,7 @@ class SumRewardSection(RewardLimits):
     """The sum of several rewards, each with a name, a weight and a metric of its own."""
     members: tuple[RewardMember, ...] = Field(min_length=1)
     """`reward.members` is a list of tables, each headed `[[reward.members]]`. If one of the rewards fails or
-    abstains, the sum does."""
+    abstains, the sum does, unless the member says otherwise."""
     timeout_s: Seconds = 60.0
     """Deadline of one score, by all members, one after the other."""
 

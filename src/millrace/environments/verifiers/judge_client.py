@@ -6,15 +6,14 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import httpx2
 
 from millrace.config.tables.verifiers import JudgeRewardSection
 from millrace.core.errors import ConfigError, RewardError
+from millrace.environments.verifiers.pauses import PAUSE_S_MAX, pauses_s
 
-PAUSE_S_MAX = 60.0
 RETRIED = frozenset({408, 409, 425, 429})
 """Statuses after which the same request may succeed, beside those from 500 on."""
 REASON_CHARACTERS = 120
@@ -58,15 +57,12 @@ class JudgeClient:
 
         Raises: RewardError: no answer had a judgement, or the server refuses the request.
         """
-        jitter, pause_s, reason = Random(key), 0.0, ""
-        content = json.dumps(body).encode()
-        for attempt in range(attempts):
-            if attempt:
-                backoff_s = self._config.backoff_s * 2 ** (attempt - 1) * jitter.uniform(0.5, 1.5)
-                await asyncio.sleep(min(max(backoff_s, pause_s), PAUSE_S_MAX))
-            value, reason, pause_s = await self._attempt(content, read)
+        content, asked_s, reason = json.dumps(body).encode(), 0.0, ""
+        for attempt, backoff_s in enumerate([0.0, *pauses_s(key, attempts, self._config.backoff_s)], 1):
+            await asyncio.sleep(min(max(backoff_s, asked_s), PAUSE_S_MAX))
+            value, reason, asked_s = await self._attempt(content, read)
             if value is not None:
-                return value, attempt + 1
+                return value, attempt
         raise RewardError(self._without_key(f"no judgement after {attempts} attempts: {reason}"))
 
     async def _attempt(
