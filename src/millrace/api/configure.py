@@ -17,9 +17,11 @@ from millrace.config.carried import PICKLE, name_of, store
 from millrace.config.foreign import OURS
 from millrace.config.load import Source, combine, merge, read_file, read_mapping, validate
 from millrace.config.schema import Config
+from millrace.config.tables.reward_limits import RewardLimits
 from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError
-from millrace.environments.function import accepted
+from millrace.environments.function import accepted_columns
+from millrace.environments.verifiers.signatures import Kind
 
 S = TypeVar("S", bound=Section)
 
@@ -77,14 +79,60 @@ def prepare(
         _carry_rows(tree, files, rows)
     for name, value in objects.items():
         _check_object(name, value)
-        data = pickled(name, value)
-        path = name_of(name, PICKLE, data)
-        files[path] = data
-        tree = merge(Config, tree, {name: {"kind": "function", "path": path} | _limits(tree, name)})
+        table = _sum(value) if isinstance(value, list) else _function(value)
+        table = read_mapping(Config, {name: table}, "keyword").tree[name]
+        tree = merge(Config, tree, {name: table | _kept(tree, name, table["kind"])})
+    functions: list[tuple[Any, Kind]] = []
+    for name in named:
+        if name in tree:
+            tree[name] = _carry_functions(name, tree[name], files, functions)
     checked = validate(Config, tree, base.origins | above.origins)
-    if components.reward in objects.values() and rows is not None:
-        accepted(getattr(components.reward, "__qualname__", "reward"), components.reward, rows[0])
+    if rows is not None:
+        for function, signature in functions:
+            accepted_columns(_called(function), function, signature, rows[0])
     return PreparedConfig(checked, files)
+
+
+def _function(value: Any) -> dict[str, Any]:
+    return {"kind": "function", "path": value}
+
+
+def _sum(rewards: list[Any]) -> dict[str, Any]:
+    """A list of rewards as a table: each is a function, the name of a kind, one of these with its weight, or
+    a table as of `reward.members`. A member without a name has that of its function or kind."""
+    members = []
+    for one in rewards:
+        reward, weight = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
+        member = dict(one) if isinstance(one, Mapping) else {"weight": weight, "reward": reward}
+        if callable(reward := member.get("reward")):
+            member["reward"] = _function(reward)
+        if "name" not in member and (callable(reward) or isinstance(reward, str)):
+            member["name"] = _called(reward).lower()
+        members.append(member)
+    return {"kind": "sum", "members": members}
+
+
+def _called(value: Any) -> str:
+    return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+
+
+def _carry_functions(
+    name: str, value: Any, files: dict[str, bytes], functions: list[tuple[Any, Kind]]
+) -> Any:
+    """The table with the path of a file for each function; the reward functions join `functions`."""
+    if isinstance(value, list):
+        return [_carry_functions(name, inner, files, functions) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    table = {key: _carry_functions(name, inner, files, functions) for key, inner in value.items()}
+    thing = table.get("path")
+    if table.get("kind") == "function" and (callable(thing) or isinstance(thing, Algorithm)):
+        data = pickled(name, thing)
+        table["path"] = path = name_of(name, PICKLE, data)
+        files[path] = data
+        if name == "reward":
+            functions.append((thing, table.get("signature", "millrace")))
+    return table
 
 
 def _base(schema: type[Section], config: Base) -> Source:
@@ -129,17 +177,20 @@ def _carry_rows(tree: dict[str, Any], files: dict[str, bytes], rows: list[dict[s
     tree["task"] = task | {"path": path}
 
 
-def _limits(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """The keys of the table that a function has too."""
-    limits = ("timeout_s", "memory_mb", "workers", "workers_max")
-    kept = {"reward": limits, "schedule": ("staleness_max",)}.get(name, ())
-    return {key: value for key, value in (tree.get(name) or {}).items() if key in kept}
+def _kept(tree: dict[str, Any], name: str, kind: str) -> dict[str, Any]:
+    """The keys of the table that stay when a function, or a sum, takes its place: all that any kind has, and
+    of a function those of a table without another kind."""
+    table = tree.get(name) or {}
+    kept = {"reward": (*RewardLimits.model_fields,), "schedule": ("staleness_max",)}.get(name, ())
+    if name == "reward" and kind == "function" == table.get("kind", kind):
+        kept += ("signature", "attempts", "backoff_s")
+    return {key: value for key, value in table.items() if key in kept}
 
 
 def _check_object(name: str, value: Any) -> None:
     match name:
-        case "reward" if not callable(value):
-            wanted = "a function `reward(completion, answer, **columns)`"
+        case "reward" if not callable(value) and not isinstance(value, list):
+            wanted = "a function `reward(completion, answer, **columns)`, a list of rewards"
         case "schedule" if not callable(value):
             wanted = "a function of the configuration that returns a millrace.schedule.Schedule"
         case "algorithm" if not isinstance(value, Algorithm):

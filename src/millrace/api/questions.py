@@ -26,7 +26,7 @@ def evaluate(
     config: ConfigLike | Run = None,
     *,
     model: str | os.PathLike[str] | None = None,
-    reward: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+    reward: Callable[..., Any] | str | Mapping[str, Any] | list[Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | Any = None,
     prompts: int = 100,
     samples: int = 4,

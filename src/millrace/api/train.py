@@ -19,7 +19,7 @@ OWN_KEYWORDS = ("reward", "rows", "algorithm", "schedule", "run_dir", "wait", "s
 def train(
     config: ConfigLike = None,
     *,
-    reward: Callable[..., Any] | str | Mapping[str, Any] | None = None,
+    reward: Callable[..., Any] | str | Mapping[str, Any] | list[Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | Any = None,
     algorithm: Any = None,
     schedule: Any = None,
@@ -37,7 +37,8 @@ def train(
     Args:
         config: a TOML file, a dict with the same tables and keys, or a `millrace.Config`.
         reward: `reward(completion, answer, **columns)`, plain or async (docs/rewards.md); or the name of a
-            kind, or a dict with its keys.
+            kind, or a dict with its keys. A list is their sum, each with a weight if it has one:
+            `[right, (short, 0.2)]`.
         rows: a sequence of dicts, a `datasets.Dataset` or a pandas frame, with a column `prompt` and, for
             a reward that compares, `answer`. The rows replace the task of `config`.
         algorithm: a `millrace.algorithms.Algorithm`, the name of a kind, or a dict with its keys.

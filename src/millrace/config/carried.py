@@ -104,18 +104,23 @@ def _trusted(key: str, file: Path) -> bytes:
 def relative(tree: Tree, directory: Path) -> Tree:
     """A dumped configuration with carried files named relative to the run directory."""
     folder = str(directory / DIRECTORY) + os.sep
-    return _with_paths(tree, lambda path: DIRECTORY + os.sep + path[len(folder) :], folder)
+    changed: Tree = _with_paths(tree, lambda path: DIRECTORY + os.sep + path[len(folder) :], folder)
+    return changed
 
 
 def absolute(tree: Tree, directory: Path) -> Tree:
     """The reverse of `relative`."""
-    return _with_paths(tree, lambda path: str(directory.absolute() / path), DIRECTORY + os.sep)
+    changed: Tree = _with_paths(tree, lambda path: str(directory.absolute() / path), DIRECTORY + os.sep)
+    return changed
 
 
-def _with_paths(tree: Tree, change: Callable[[str], str], prefix: str) -> Tree:
-    changed = dict(tree)
-    for name, section in tree.items():
-        path = section.get("path") if isinstance(section, dict) else None
-        if isinstance(path, str) and path.startswith(prefix):
-            changed[name] = section | {"path": change(path)}
+def _with_paths(value: Any, change: Callable[[str], str], prefix: str) -> Any:
+    """The value with each such `path` changed, in its tables and in lists of tables."""
+    if isinstance(value, list):
+        return [_with_paths(inner, change, prefix) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {name: _with_paths(inner, change, prefix) for name, inner in value.items()}
+    if isinstance(path := value.get("path"), str) and path.startswith(prefix):
+        changed["path"] = change(path)
     return changed
