@@ -86,6 +86,38 @@ def test_a_closure_trains_live_in_a_running_loop_and_the_run_is_resumed(start: P
     assert (told.num_prompts, told.num_unscored, told.model) == (3, 0, str(again.model))
 
 
+def test_a_list_of_rewards_trains_with_a_flaky_function_and_one_of_trl(start: Path, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def flaky(completion: str) -> float:
+        calls.append(completion)
+        if len(calls) % 2:
+            raise OSError("busy")
+        return float(len(completion))
+
+    def opinions(completions: list[str], **columns: list[str]) -> list[float | None]:
+        return [1.0 if len(one) % 2 else None for one in completions]
+
+    own = {"kind": "function", "path": flaky, "attempts": 2, "backoff_s": 0.001}
+    trl = {"kind": "function", "path": opinions, "signature": "trl"}
+    rewards = [
+        {"name": "own", "weight": 0.5, "reward": own},
+        {"name": "odd", "leave_out": "abstained", "reward": trl},
+    ]
+    run = millrace.train(
+        start, reward=rewards, rows=ROWS, run_dir=tmp_path / "run", show=False, steps=2, **QUICK
+    )
+    assert (run.state, run.summary()["accounting"]["failed"]) == ("finished", 0)
+    for one in run.trajectories():
+        odd = one.get("reward/odd") or 0.0
+        assert one["reward"] == pytest.approx(0.5 * one["reward/own"] + odd)
+        assert (one["reward/own/attempts"], one["reward/odd/abstained"]) == (2.0, 1.0 - odd)
+    for step in run.metrics():
+        assert step["reward_metrics/own/attempts"] == 2.0 and 0 <= step["reward_metrics/odd/abstained"] <= 1
+    told = millrace.evaluate(run, prompts=2, samples=1)
+    assert told.num_unscored < 4
+
+
 def test_what_ends_a_run_is_raised_in_the_script(start: Path, tmp_path: Path) -> None:
     with pytest.raises(millrace.DataError, match="none of the first 4 rows can be used"):
         millrace.train(

@@ -12,7 +12,8 @@ import millrace
 from millrace.api.configure import Components, PreparedConfig, prepare
 from millrace.api.train import OWN_KEYWORDS
 from millrace.cli import app
-from millrace.config.carried import load_carried
+from millrace.config.carried import absolute, load_carried, relative
+from millrace.config.freeze import recorded
 from millrace.core.errors import ConfigError, DataError, RewardError
 
 MODEL = {"model": {"path": "m"}}
@@ -66,6 +67,49 @@ def test_a_data_set_and_a_frame_are_rows_like_a_list() -> None:
 def test_limits_of_a_reward_stay_when_a_function_takes_its_place() -> None:
     reward = prepared(MODEL | {"reward": {"kind": "math", "timeout_s": 3.0}}).config.reward
     assert (reward.kind, reward.timeout_s) == ("function", 3.0)
+
+
+def short(completion: str) -> float:
+    return -float(len(completion))
+
+
+def test_a_list_of_rewards_is_their_sum_with_names_and_weights(tmp_path: Path) -> None:
+    own = {"name": "own", "weight": 3.0, "reward": {"kind": "function", "path": short, "attempts": 2}}
+    given = ["exact", (backwards, 2.0), (short, 0.1), own]
+    found = prepared(MODEL | {"reward": {"kind": "math", "timeout_s": 3.0}}, reward=given)
+    reward = found.config.reward
+    assert reward.kind == "sum" and reward.timeout_s == 3.0
+    told = {one.name: (one.weight, one.reward.kind) for one in reward.members}
+    assert told == {
+        "exact": (1.0, "exact"),
+        "backwards": (2.0, "function"),
+        "short": (0.1, "function"),
+        "own": (3.0, "function"),
+    }
+    assert reward.members[3].reward.attempts == 2
+    tmp_path.chmod(0o700)
+    found.place(tmp_path)
+    path = reward.members[2].reward.path
+    assert load_carried("reward.path", str(tmp_path / path))(completion="abc") == -3.0
+    run = recorded(found.config)
+    moved = absolute(run, tmp_path)
+    assert moved["reward"]["members"][2]["reward"]["path"] == str(tmp_path / path)
+    assert relative(moved, tmp_path) == run, "a run's directory may be moved"
+
+
+def test_keys_of_a_function_stay_when_a_function_takes_its_place() -> None:
+    def score(completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(one)) for one in completions]
+
+    keys = {"reward.signature": "trl", "reward.attempts": 2}
+    reward = prepared(reward=score, **keys).config.reward
+    assert (reward.kind, reward.signature, reward.attempts) == ("function", "trl", 2)
+    judge = {"kind": "judge", "url": "http://h/v1", "model": "m", "rubric": "r", "attempts": 7}
+    assert prepared(MODEL | {"reward": judge}).config.reward.attempts == 1
+    with pytest.raises(RewardError, match=r'Set `reward\.signature` to "trl"'):
+        prepared(reward=score)
+    with pytest.raises(RewardError, match=r'Set `reward\.signature` to "trl"'):
+        prepared(reward=["exact", score])
 
 
 def test_a_closure_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -132,6 +176,9 @@ def test_what_cannot_be_carried_is_named(make: Any, variable: str, what: str) ->
     ("given", "kind", "said"),
     [
         ({"reward": 3}, ConfigError, r"`reward` \(3\) must be a function"),
+        ({"reward": [3]}, ConfigError, r"`reward.members\[0\]"),
+        ({"reward": [lambda completion: 0.0]}, ConfigError, r"`reward.members\[0\].name`.*<lambda>"),
+        ({"reward": [backwards, backwards]}, ConfigError, r"\(backwards\): the name is taken"),
         ({"schedule": 3}, ConfigError, r"`schedule` \(3\) must be a function of the configuration"),
         ({"algorithm": print}, ConfigError, "must be a millrace.algorithms.Algorithm"),
         ({"rows": [{"question": "?"}]}, DataError, r"no row has the column 'prompt' .*\['question'\]"),

@@ -59,14 +59,16 @@ def task(tmp_path):
     return make_task(FileTaskSection(path=str(tmp_path / "rows.jsonl")), None)
 
 
-def section(tmp_path, *members: str, weights: tuple[float, ...] = (), **keys: Any) -> SumRewardSection:
+def section(
+    tmp_path, *members: str, weights: tuple[float, ...] = (), leave_out: str = "never", **keys: Any
+) -> SumRewardSection:
     rewards = {
         "exact": {"kind": "exact"},
         "pattern": {"kind": "exact", "extract": "("},
         **{name: {"kind": "function", "path": f"{tmp_path / 'own.py'}:{name}"} for name in NAMES},
     }
     each = [
-        {"name": name, "weight": weight, "reward": rewards[name]}
+        {"name": name, "weight": weight, "leave_out": leave_out, "reward": rewards[name]}
         for name, weight in zip(members, weights or (1.0,) * len(members), strict=True)
     ]
     return SumRewardSection.model_validate({"members": each} | keys)
@@ -98,6 +100,39 @@ def test_a_member_that_fails_fails_the_sum_and_is_named(tmp_path, task, members)
 def test_a_member_that_abstains_makes_the_sum_abstain(tmp_path, task):
     abstains = score(section(tmp_path, "exact", "abstains"), task)
     assert isinstance(abstains, Abstain) and abstains.reason.startswith("abstains: ")
+
+
+def test_a_member_without_an_opinion_may_be_left_out_and_its_share_is_a_metric(tmp_path, task):
+    config = section(tmp_path, "exact", "abstains", weights=(2.0, 5.0), leave_out="abstained")
+    assert score(config, task) == Scored(
+        2.0, {"exact": 1.0, "exact/abstained": 0.0, "abstains/abstained": 1.0}
+    )
+    assert isinstance(score(section(tmp_path, "fails", "exact", leave_out="abstained"), task), Failed)
+
+
+def test_a_member_that_fails_may_be_left_out_and_its_first_reason_is_in_the_log(tmp_path, task, caplog):
+    config = section(tmp_path, "fails", "short", leave_out="failed")
+    calls = make_calls(config, task, None)
+
+    async def twice():
+        return [await calls.score("4", "4", {}) for _ in range(2)]
+
+    first, second = asyncio.run(twice())
+    assert first == second and first.value == 0.5
+    shares = {key: value for key, value in first.metrics.items() if key.endswith(("failed", "abstained"))}
+    assert shares == {
+        "fails/failed": 1.0,
+        "fails/abstained": 0.0,
+        "short/failed": 0.0,
+        "short/abstained": 0.0,
+    }
+    assert caplog.text.count("ZeroDivisionError") == 1
+
+
+def test_a_sum_whose_members_are_all_left_out_is_no_zero(tmp_path, task):
+    fails = score(section(tmp_path, "abstains", "fails", leave_out="failed"), task)
+    assert isinstance(fails, Failed) and fails.reason.startswith("fails: ")
+    assert isinstance(score(section(tmp_path, "abstains", leave_out="abstained"), task), Abstain)
 
 
 def test_a_sum_that_is_too_large_is_a_failure(tmp_path, task):
