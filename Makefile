@@ -135,7 +135,7 @@ bench-quick: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m millrace.api.pages.configuration_page docs/configuration.md docs/operation.md docs/simulation.md
-	$(BIN)/python -m millrace.api.pages.names_page docs/api.md docs/sweeps.md
+	$(BIN)/python -m millrace.api.pages.names_page docs/api.md docs/run.md docs/sweeps.md
 	$(BIN)/pytest tests/tidy/test_docs_*.py
 
 dist:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
     from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
+    from millrace.look.diagnosis import Diagnosis
+    from millrace.look.side_by_side import RunComparison
     from millrace.sweeps.sweep import Sweep, sweep
 
 __version__ = "0.1.0"
@@ -35,6 +37,8 @@ _HOMES = {
     "Sweep": "sweeps.sweep",
     "Records": "api.records",
     "Evaluation": "estimates.evaluation",
+    "Diagnosis": "look.diagnosis",
+    "RunComparison": "look.side_by_side",
     "Config": "config.schema",
     "Observation": "environments.turns.environment",
     "Done": "environments.turns.environment",
@@ -48,6 +52,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataError",
+    "Diagnosis",
     "Done",
     "Evaluation",
     "MillraceError",
@@ -55,6 +60,7 @@ __all__ = [
     "Records",
     "RewardError",
     "Run",
+    "RunComparison",
     "Sweep",
     "evaluate",
     "plan",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millrace.api.checked import check
 from millrace.api.configure import PreparedConfig
 from millrace.api.follow import lines
-from millrace.api.helper_process import WorkProcess
+from millrace.api.helper_process import WorkProcess, ask
 from millrace.api.messages import info
 from millrace.api.records import Records
 from millrace.compose.scaling import TIMEOUT_S, scale
@@ -27,6 +27,10 @@ from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.resume import check_resume
+
+if TYPE_CHECKING:  # pages and figures are imported when they are asked for
+    from millrace.look.diagnosis import Diagnosis
+    from millrace.look.side_by_side import RunComparison
 
 
 class Run:
@@ -127,6 +131,54 @@ class Run:
             raise DataError(f"{self.path} has no summary yet: it is written when a run ends")
         with boundary(str(self._directory.summary), "cannot be read", DataError):
             return dict(files.read_json(self._directory.summary))
+
+    # ------------------------------------------------------------ reading and using it
+
+    def doctor(self) -> Diagnosis:
+        """Look for known faults in the run, live or ended. Print the answer, or read its `findings`."""
+        from millrace.look.diagnosis import diagnosis_of
+
+        return diagnosis_of(self._directory)
+
+    def compare(self, *others: Run | str | os.PathLike[str]) -> RunComparison:
+        """This run beside others: figures, the curve of rewards, keys of the configuration that differ.
+
+        Raises: DataError: one of them is no run.
+        """
+        from millrace.look.side_by_side import side_by_side
+
+        runs = [one if isinstance(one, Run) else Run(one) for one in (self, *others)]
+        return side_by_side([run._directory for run in runs])
+
+    def report(self, out: str | os.PathLike[str] = "report.html") -> Path:
+        """Write the run into one HTML file that needs no server, and return its path."""
+        from millrace.look.overview import overviews
+        from millrace.look.report import write_report
+
+        write_report(overviews([self._directory]), Path(out))
+        return Path(out)
+
+    def export(
+        self,
+        version: int | None = None,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        adapter: bool = False,
+    ) -> Path:
+        """Write the model of a checkpoint as a Hugging Face directory, also while the run goes on.
+
+        Args:
+            version: of which checkpoint. Default: the newest.
+            out: where to. Default: RUN/exports/vNNNNNNNN.
+            adapter: write the adapter alone, as peft reads it.
+        Returns:
+            the directory.
+        Raises:
+            DataError: there is no such checkpoint, or the run trains no adapter.
+        """
+        target = None if out is None else str(Path(out).absolute())
+        arguments = {"version": version, "out": target, "adapter": adapter}
+        return Path(ask("export", {"run": str(self.path), **arguments}))
 
     # ------------------------------------------------------------ during training
 

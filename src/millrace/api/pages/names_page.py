@@ -18,8 +18,8 @@ import millrace
 from millrace.core.errors import MillraceError
 
 _BLOCK = re.compile(r"(<!-- names(?: of ([\w, ]+))?: [^\n]* -->\n).*?(<!-- end of names -->)", re.DOTALL)
-_APART = ("sweep", "Sweep")
-"""Names of a page of their own, docs/sweeps.md."""
+_APART = ("sweep", "Sweep", "Run")
+"""Names with pages of their own: docs/sweeps.md and docs/run.md."""
 _SECTIONS = ("Args:", "Returns:", "Raises:")
 _ENTRY = re.compile(r"([\w, ]+): (.*)")
 
