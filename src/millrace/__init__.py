@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millrace.api.callbacks import STOP
     from millrace.api.questions import evaluate, plan, simulate
     from millrace.api.records import Records
     from millrace.api.run import Run
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "train": "api.train",
     "sweep": "sweeps.sweep",
+    "STOP": "api.callbacks",
     "evaluate": "api.questions",
     "simulate": "api.questions",
     "plan": "api.questions",
@@ -49,6 +51,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "STOP",
     "Config",
     "ConfigError",
     "DataError",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
 from millrace.api.checked import check
 from millrace.api.configure import PreparedConfig
 from millrace.api.follow import lines
@@ -45,7 +46,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._directory = run_directory.find(Path(path))
         self._process: WorkProcess | None = None
-        self._heard = 0  # bytes of events that earlier sessions wrote
+        self._heard = self._measured = 0  # bytes of events and of metrics that earlier sessions wrote
 
     def __repr__(self) -> str:
         return f"<millrace.Run {self.path}: {self.state}>"
@@ -192,15 +193,23 @@ class Run:
                 yield line
         self._finish()
 
-    def wait(self, *, show: bool = True) -> Run:
+    def wait(
+        self, *, show: bool = True, on_step: OnRecord | None = None, on_evaluation: OnRecord | None = None
+    ) -> Run:
         """Wait for the end, and show the progress. After an interrupt (Ctrl-C, the notebook's stop) the run
         finishes the step and saves, and `wait` raises the interrupt. A second interrupt ends the run at once.
         In both cases nothing is lost.
 
-        Raises: the error that ended the run; KeyboardInterrupt.
+        `on_step` is called with each record of `metrics`, `on_evaluation` with each of `evaluations`, in
+        order. This thread calls them, and the run never waits for them. If one returns `millrace.STOP`, the
+        run finishes the step that is under way, saves and ends. If one raises, the run ends in the same way,
+        and `wait` raises the exception. No function is called after that. A run that another process
+        trains goes on.
+
+        Raises: the error that ended the run; what a function raised; KeyboardInterrupt.
         """
         try:
-            self._follow(show)
+            self._follow(show, Callbacks(self._directory, on_step, on_evaluation, self._measured))
         except KeyboardInterrupt:
             self._interrupted()
             raise
@@ -228,7 +237,14 @@ class Run:
         return self
 
     def resume(
-        self, *, from_version: int | None = None, wait: bool = True, show: bool = True, **keywords: Any
+        self,
+        *,
+        from_version: int | None = None,
+        wait: bool = True,
+        show: bool = True,
+        on_step: OnRecord | None = None,
+        on_evaluation: OnRecord | None = None,
+        **keywords: Any,
     ) -> Run:
         """Resume the run, from this or another process, with the functions and rows that the run has kept.
 
@@ -236,10 +252,12 @@ class Run:
             from_version: first undo the steps after this version.
             wait: return when the run ends; False: return at once.
             show: print the progress while waiting.
+            on_step, on_evaluation: as of `wait`.
             keywords: configuration keys, as of `train`. A key that would change what is learned is refused.
         Raises:
             ConfigError: a key cannot change. LedgerError: another process works on the run.
         """
+        refuse_unheard(wait, on_step, on_evaluation)
         if self._is_running():
             raise LedgerError(f"{self.path} is being trained already: wait for its end, or stop it")
         old = self.config
@@ -250,7 +268,7 @@ class Run:
             return self
         self._directory.write_config(config)
         self._start(config.observe.notify, from_version)
-        return self.wait(show=show) if wait else self
+        return self.wait(show=show, on_step=on_step, on_evaluation=on_evaluation) if wait else self
 
     # ------------------------------------------------------------ the process
 
@@ -258,8 +276,8 @@ class Run:
         self._directory.logs.mkdir(mode=0o700, exist_ok=True)
         log = self._directory.logs / "controller.log"
         log.touch(mode=0o600)
-        events = self._directory.events
-        self._heard = events.stat().st_size if events.exists() else 0
+        logs = self._directory.events, self._directory.metrics
+        self._heard, self._measured = (file.stat().st_size if file.exists() else 0 for file in logs)
         arguments = {"run": str(self.path), "from_version": from_version, "notify": notify}
         self._process = WorkProcess("train", arguments, log)
 
@@ -277,13 +295,23 @@ class Run:
             finally:
                 self._process = None if process.has_ended else process
 
-    def _follow(self, show: bool) -> None:
+    def _follow(self, show: bool, callbacks: Callbacks) -> None:
         console = Terminal(quiet=not show)
         with LiveView(console) as view:
             for line in lines(self._directory.events, self._has_ended, self._heard):
                 if line is not None:
-                    view(Event(line.pop("kind"), line.pop("time_s"), line.pop("wall_s"), line))
-        self._finish()
+                    event = Event(line.pop("kind"), line.pop("time_s"), line.pop("wall_s"), line)
+                    view(event)
+                    callbacks.note(event.kind, event.fields)
+                elif callbacks.call():
+                    if self._process is None:
+                        break
+                    self._process.stop()
+        callbacks.call()  # what the run wrote last
+        try:
+            self._finish()
+        finally:
+            callbacks.conclude()
 
     def _interrupted(self) -> None:
         if self._process is None:

@@ -47,9 +47,10 @@ def reference(names: Sequence[str]) -> str:
     return "\n\n".join(texts).replace("\n\n- ", "\n- ").replace("## Errors\n-", "## Errors\n\n-") + "\n"
 
 
-def _function(name: str, function: Callable[..., Any]) -> Iterator[str]:
+def _function(name: str, function: Any) -> Iterator[str]:
     yield f"## `{name}`"
-    yield _shown(_signature(function, name.rpartition(".")[2]))
+    if callable(function):
+        yield _shown(_signature(function, name.rpartition(".")[2]))
     yield from _text(_doc(function))
 
 
