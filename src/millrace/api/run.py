@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
 from millrace.api.checked import check
@@ -29,7 +29,8 @@ from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.resume import check_resume
 
-if TYPE_CHECKING:  # pages and figures are imported when they are asked for
+if TYPE_CHECKING:  # pages and figures are imported when they are asked for; of keys there is a stub alone
+    from millrace.api.keys import ResumeKeys
     from millrace.look.diagnosis import Diagnosis
     from millrace.look.side_by_side import RunComparison
 
@@ -244,7 +245,7 @@ class Run:
         show: bool = True,
         on_step: OnRecord | None = None,
         on_evaluation: OnRecord | None = None,
-        **keywords: Any,
+        **keywords: Unpack[ResumeKeys],
     ) -> Run:
         """Resume the run, from this or another process, with the functions and rows that the run has kept.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from millrace.api.callbacks import OnRecord, refuse_unheard
 from millrace.api.checked import check
@@ -13,6 +13,9 @@ from millrace.api.configure import Components, ConfigLike, prepare
 from millrace.api.messages import info
 from millrace.api.run import Run
 from millrace.run_directory import run_directory
+
+if TYPE_CHECKING:  # a stub alone
+    from millrace.api.keys import TrainKeys
 
 OWN_KEYWORDS = (
     "reward",
@@ -39,7 +42,7 @@ def train(
     show: bool = True,
     on_step: OnRecord | None = None,
     on_evaluation: OnRecord | None = None,
-    **keywords: Any,
+    **keywords: Unpack[TrainKeys],
 ) -> Run:
     """Train a model with reinforcement learning, in other processes.
 
