@@ -135,8 +135,9 @@ bench-quick: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m millrace.api.pages.configuration_page docs/configuration.md docs/operation.md docs/simulation.md
-	$(BIN)/python -m millrace.api.pages.names_page docs/api.md docs/sweeps.md
-	$(BIN)/pytest tests/tidy/test_docs_*.py
+	$(BIN)/python -m millrace.api.pages.names_page docs/api.md docs/run.md docs/sweeps.md
+	$(BIN)/python -m millrace.api.pages.keyword_types src/millrace/api/keys.pyi
+	$(BIN)/pytest tests/tidy/test_docs_*.py tests/tidy/test_keyword_types.py
 
 dist:
 	scripts/tool uv build --quiet --out-dir dist

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from millrace.api.callbacks import STOP
     from millrace.api.questions import evaluate, plan, simulate
     from millrace.api.records import Records
     from millrace.api.run import Run
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
     from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
+    from millrace.look.diagnosis import Diagnosis
+    from millrace.look.side_by_side import RunComparison
     from millrace.sweeps.sweep import Sweep, sweep
 
 __version__ = "0.1.0"
@@ -28,6 +31,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "train": "api.train",
     "sweep": "sweeps.sweep",
+    "STOP": "api.callbacks",
     "evaluate": "api.questions",
     "simulate": "api.questions",
     "plan": "api.questions",
@@ -35,6 +39,8 @@ _HOMES = {
     "Sweep": "sweeps.sweep",
     "Records": "api.records",
     "Evaluation": "estimates.evaluation",
+    "Diagnosis": "look.diagnosis",
+    "RunComparison": "look.side_by_side",
     "Config": "config.schema",
     "Observation": "environments.turns.environment",
     "Done": "environments.turns.environment",
@@ -45,9 +51,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "STOP",
     "Config",
     "ConfigError",
     "DataError",
+    "Diagnosis",
     "Done",
     "Evaluation",
     "MillraceError",
@@ -55,6 +63,7 @@ __all__ = [
     "Records",
     "RewardError",
     "Run",
+    "RunComparison",
     "Sweep",
     "evaluate",
     "plan",

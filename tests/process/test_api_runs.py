@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,52 @@ def test_a_list_of_rewards_trains_with_a_flaky_function_and_one_of_trl(start: Pa
         assert step["reward_metrics/own/attempts"] == 2.0 and 0 <= step["reward_metrics/odd/abstained"] <= 1
     told = millrace.evaluate(run, prompts=2, samples=1)
     assert told.num_unscored < 4
+
+
+def test_a_function_of_the_script_gets_each_step_and_evaluation_and_stops_the_run(
+    start: Path, tmp_path: Path
+) -> None:
+    steps, evaluations = list[dict[str, Any]](), list[dict[str, Any]]()
+
+    def on_step(step: dict[str, Any]) -> Any:
+        steps.append(step)
+        return millrace.STOP if len(steps) >= 2 and evaluations else None
+
+    run = millrace.train(
+        start,
+        run_dir=tmp_path / "run",
+        steps=100_000,
+        evaluations=[{"name": "same", "every": 1, "prompts": 2, "samples": 1}],
+        on_step=on_step,
+        on_evaluation=evaluations.append,
+        show=False,
+        **QUICK,
+    )
+    assert run.state == "stopped"
+    assert steps == run.metrics()[: len(steps)]
+    assert [one["version"] for one in evaluations] == list(range(len(evaluations)))
+    assert [one["greedy"] for one in evaluations] == [one["greedy"] for one in run.evaluations()][
+        : len(evaluations)
+    ]
+    counts = run.summary()["accounting"]
+    done = len(run.metrics())
+    assert counts["trained"] == 16 * done
+    later = list[dict[str, Any]]()
+    run.resume(steps=done + 1, on_step=later.append, show=False)
+    assert [one["version"] for one in later] == [done + 1]
+
+
+def test_what_a_function_of_the_script_raises_ends_the_run_and_is_raised(start: Path, tmp_path: Path) -> None:
+    def on_step(step: dict[str, Any]) -> None:
+        raise KeyError(step["version"])
+
+    with pytest.raises(KeyError, match="1") as raised:
+        millrace.train(start, run_dir=tmp_path / "run", steps=100_000, on_step=on_step, show=False, **QUICK)
+    assert raised.traceback[-1].name == "on_step"
+    run = millrace.Run(tmp_path / "run")
+    assert (run.state, run.summary()["steps"]) == ("stopped", len(run.metrics()))
+    with pytest.raises(ConfigError, match="Pass them to `run"):
+        run.resume(on_step=print, wait=False)
 
 
 def test_what_ends_a_run_is_raised_in_the_script(start: Path, tmp_path: Path) -> None:

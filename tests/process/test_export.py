@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 from tests import runs
 
+from millrace import Run
 from millrace.cli.app import run as millrace
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -26,7 +27,7 @@ def test_any_checkpoint_can_be_exported_and_evaluated(
     assert all((at_the_end[name] == newest[name]).all() for name in newest)
 
     out = tmp_path / "earlier"
-    assert millrace(["export", str(run.path), "--version", "2", "--out", str(out)]) == 0
+    assert Run(run.path).export(2, out) == out
     earlier = load_file(out / "model.safetensors")
     assert any((earlier[name] != newest[name]).any() for name in newest)
     assert millrace(["export", str(run.path), "--version", "3"]) == 1

@@ -44,6 +44,26 @@ def test_a_comparison_fits_a_terminal_of_80_columns(
     assert f"{1000 + num - 1:,}" in said
 
 
+def test_python_compares_and_examines_and_reports_as_the_command_line_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    a, b = (Run(write_run(tmp_path / name).path) for name in ("a", "b"))
+    compared, diagnosis = a.compare(b.path), a.doctor()
+    for command, shown in (
+        (["compare", str(a.path), str(b.path)], compared),
+        (["doctor", str(a.path)], diagnosis),
+    ):
+        run(command)
+        assert capsys.readouterr().out.rstrip("\n") == str(shown)
+        run([*command, "--json"])
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(shown.to_json()))
+    assert (compared.runs, compared.figures["steps"], compared.differences) == (["a", "b"], [4, 4], {"b": []})
+    assert compared._repr_html_().count("<svg") == 2
+    assert diagnosis.healthy and "no fault" in diagnosis._repr_html_()
+    assert a.report(tmp_path / "a.html").read_text().startswith("<!doctype html>")
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(write_run(tmp_path / name / "run").path) for name in ("a", "b")]
     assert run(["compare", *paths, "--json"]) == 0

@@ -23,12 +23,17 @@ def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Itera
     tail = Tail(path, position)
     while True:
         last = has_ended()  # before reading, so that the last lines are read
-        for taken in iter(tail.take, []):
-            for line in taken:
-                with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
-                    fields = msgspec.json.decode(line, type=dict[str, Any])
-                yield fields
+        yield from new_lines(path, tail)
         if last:
             return
         yield None
         time.sleep(POLL_S)
+
+
+def new_lines(path: Path, tail: Tail) -> Iterator[dict[str, Any]]:
+    """The lines of the file at `path` that `tail` has not taken yet. Raises DataError: a line is damaged."""
+    for taken in iter(tail.take, []):
+        for line in taken:
+            with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
+                fields = msgspec.json.decode(line, type=dict[str, Any])
+            yield fields

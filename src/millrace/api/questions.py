@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from millrace.api.configure import Components, ConfigLike, PreparedConfig, configure, prepare
 from millrace.api.helper_process import ask
@@ -21,6 +21,9 @@ from millrace.run_directory.run_directory import RunDirectory
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.plan.request import PlanConfig
 
+if TYPE_CHECKING:  # a stub alone
+    from millrace.api.keys import EvaluateKeys
+
 
 def evaluate(
     config: ConfigLike | Run = None,
@@ -33,7 +36,7 @@ def evaluate(
     noise_seed: int = 0,
     data_seed: int = HELD_OUT_SEED,
     correct_at: float = 1.0,
-    **keywords: Any,
+    **keywords: Unpack[EvaluateKeys],
 ) -> Evaluation:
     """Evaluate a model on a task: greedy and sampled accuracy, pass@k, mean reward.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
 from millrace.api.checked import check
 from millrace.api.configure import PreparedConfig
 from millrace.api.follow import lines
-from millrace.api.helper_process import WorkProcess
+from millrace.api.helper_process import WorkProcess, ask
 from millrace.api.messages import info
 from millrace.api.records import Records
 from millrace.compose.scaling import TIMEOUT_S, scale
@@ -28,6 +29,11 @@ from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.resume import check_resume
 
+if TYPE_CHECKING:  # pages and figures are imported when they are asked for; of keys there is a stub alone
+    from millrace.api.keys import ResumeKeys
+    from millrace.look.diagnosis import Diagnosis
+    from millrace.look.side_by_side import RunComparison
+
 
 class Run:
     """A run's directory: its records, during training and after, and its control.
@@ -41,7 +47,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._directory = run_directory.find(Path(path))
         self._process: WorkProcess | None = None
-        self._heard = 0  # bytes of events that earlier sessions wrote
+        self._heard = self._measured = 0  # bytes of events and of metrics that earlier sessions wrote
 
     def __repr__(self) -> str:
         return f"<millrace.Run {self.path}: {self.state}>"
@@ -128,6 +134,54 @@ class Run:
         with boundary(str(self._directory.summary), "cannot be read", DataError):
             return dict(files.read_json(self._directory.summary))
 
+    # ------------------------------------------------------------ reading and using it
+
+    def doctor(self) -> Diagnosis:
+        """Look for known faults in the run, live or ended. Print the answer, or read its `findings`."""
+        from millrace.look.diagnosis import diagnosis_of
+
+        return diagnosis_of(self._directory)
+
+    def compare(self, *others: Run | str | os.PathLike[str]) -> RunComparison:
+        """This run beside others: figures, the curve of rewards, keys of the configuration that differ.
+
+        Raises: DataError: one of them is no run.
+        """
+        from millrace.look.side_by_side import side_by_side
+
+        runs = [one if isinstance(one, Run) else Run(one) for one in (self, *others)]
+        return side_by_side([run._directory for run in runs])
+
+    def report(self, out: str | os.PathLike[str] = "report.html") -> Path:
+        """Write the run into one HTML file that needs no server, and return its path."""
+        from millrace.look.overview import overviews
+        from millrace.look.report import write_report
+
+        write_report(overviews([self._directory]), Path(out))
+        return Path(out)
+
+    def export(
+        self,
+        version: int | None = None,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        adapter: bool = False,
+    ) -> Path:
+        """Write the model of a checkpoint as a Hugging Face directory, also while the run goes on.
+
+        Args:
+            version: of which checkpoint. Default: the newest.
+            out: where to. Default: RUN/exports/vNNNNNNNN.
+            adapter: write the adapter alone, as peft reads it.
+        Returns:
+            the directory.
+        Raises:
+            DataError: there is no such checkpoint, or the run trains no adapter.
+        """
+        target = None if out is None else str(Path(out).absolute())
+        arguments = {"version": version, "out": target, "adapter": adapter}
+        return Path(ask("export", {"run": str(self.path), **arguments}))
+
     # ------------------------------------------------------------ during training
 
     def steps(self) -> Iterator[dict[str, Any]]:
@@ -140,15 +194,23 @@ class Run:
                 yield line
         self._finish()
 
-    def wait(self, *, show: bool = True) -> Run:
+    def wait(
+        self, *, show: bool = True, on_step: OnRecord | None = None, on_evaluation: OnRecord | None = None
+    ) -> Run:
         """Wait for the end, and show the progress. After an interrupt (Ctrl-C, the notebook's stop) the run
         finishes the step and saves, and `wait` raises the interrupt. A second interrupt ends the run at once.
         In both cases nothing is lost.
 
-        Raises: the error that ended the run; KeyboardInterrupt.
+        `on_step` is called with each record of `metrics`, `on_evaluation` with each of `evaluations`, in
+        order. This thread calls them, and the run never waits for them. If one returns `millrace.STOP`, the
+        run finishes the step that is under way, saves and ends. If one raises, the run ends in the same way,
+        and `wait` raises the exception. No function is called after that. A run that another process
+        trains goes on.
+
+        Raises: the error that ended the run; what a function raised; KeyboardInterrupt.
         """
         try:
-            self._follow(show)
+            self._follow(show, Callbacks(self._directory, on_step, on_evaluation, self._measured))
         except KeyboardInterrupt:
             self._interrupted()
             raise
@@ -176,7 +238,14 @@ class Run:
         return self
 
     def resume(
-        self, *, from_version: int | None = None, wait: bool = True, show: bool = True, **keywords: Any
+        self,
+        *,
+        from_version: int | None = None,
+        wait: bool = True,
+        show: bool = True,
+        on_step: OnRecord | None = None,
+        on_evaluation: OnRecord | None = None,
+        **keywords: Unpack[ResumeKeys],
     ) -> Run:
         """Resume the run, from this or another process, with the functions and rows that the run has kept.
 
@@ -184,10 +253,12 @@ class Run:
             from_version: first undo the steps after this version.
             wait: return when the run ends; False: return at once.
             show: print the progress while waiting.
+            on_step, on_evaluation: as of `wait`.
             keywords: configuration keys, as of `train`. A key that would change what is learned is refused.
         Raises:
             ConfigError: a key cannot change. LedgerError: another process works on the run.
         """
+        refuse_unheard(wait, on_step, on_evaluation)
         if self._is_running():
             raise LedgerError(f"{self.path} is being trained already: wait for its end, or stop it")
         old = self.config
@@ -198,7 +269,7 @@ class Run:
             return self
         self._directory.write_config(config)
         self._start(config.observe.notify, from_version)
-        return self.wait(show=show) if wait else self
+        return self.wait(show=show, on_step=on_step, on_evaluation=on_evaluation) if wait else self
 
     # ------------------------------------------------------------ the process
 
@@ -206,8 +277,8 @@ class Run:
         self._directory.logs.mkdir(mode=0o700, exist_ok=True)
         log = self._directory.logs / "controller.log"
         log.touch(mode=0o600)
-        events = self._directory.events
-        self._heard = events.stat().st_size if events.exists() else 0
+        logs = self._directory.events, self._directory.metrics
+        self._heard, self._measured = (file.stat().st_size if file.exists() else 0 for file in logs)
         arguments = {"run": str(self.path), "from_version": from_version, "notify": notify}
         self._process = WorkProcess("train", arguments, log)
 
@@ -225,13 +296,23 @@ class Run:
             finally:
                 self._process = None if process.has_ended else process
 
-    def _follow(self, show: bool) -> None:
+    def _follow(self, show: bool, callbacks: Callbacks) -> None:
         console = Terminal(quiet=not show)
         with LiveView(console) as view:
             for line in lines(self._directory.events, self._has_ended, self._heard):
                 if line is not None:
-                    view(Event(line.pop("kind"), line.pop("time_s"), line.pop("wall_s"), line))
-        self._finish()
+                    event = Event(line.pop("kind"), line.pop("time_s"), line.pop("wall_s"), line)
+                    view(event)
+                    callbacks.note(event.kind, event.fields)
+                elif callbacks.call():
+                    if self._process is None:
+                        break
+                    self._process.stop()
+        callbacks.call()  # what the run wrote last
+        try:
+            self._finish()
+        finally:
+            callbacks.conclude()
 
     def _interrupted(self) -> None:
         if self._process is None:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from millrace.api.callbacks import OnRecord, refuse_unheard
 from millrace.api.checked import check
 from millrace.api.configure import Components, ConfigLike, prepare
 from millrace.api.messages import info
 from millrace.api.run import Run
 from millrace.run_directory import run_directory
 
-OWN_KEYWORDS = ("reward", "rows", "algorithm", "schedule", "run_dir", "wait", "show")
+if TYPE_CHECKING:  # a stub alone
+    from millrace.api.keys import TrainKeys
+
+OWN_KEYWORDS = (
+    "reward",
+    "rows",
+    "algorithm",
+    "schedule",
+    "run_dir",
+    "wait",
+    "show",
+    "on_step",
+    "on_evaluation",
+)
 
 
 def train(
@@ -26,7 +40,9 @@ def train(
     run_dir: str | os.PathLike[str] | None = None,
     wait: bool = True,
     show: bool = True,
-    **keywords: Any,
+    on_step: OnRecord | None = None,
+    on_evaluation: OnRecord | None = None,
+    **keywords: Unpack[TrainKeys],
 ) -> Run:
     """Train a model with reinforcement learning, in other processes.
 
@@ -48,6 +64,7 @@ def train(
         wait: return when the run has ended; False: return at once. The run then trains in the background, and
             ends with this process if it has not ended before.
         show: print the progress while waiting.
+        on_step, on_evaluation: functions that are called with each step and evaluation, as of `Run.wait`.
         keywords: configuration keys, over those of `config`: `steps=20`, `optimizer={"lr": 1e-4}`. A key
             with a dot is passed as `**{"optimizer.lr": 1e-4}`.
     Raises:
@@ -55,6 +72,7 @@ def train(
         KeyboardInterrupt: the user interrupted; the step was finished and saved.
         MillraceError: the error that ended the run.
     """
+    refuse_unheard(wait, on_step, on_evaluation)
     prepared = prepare(config, Components(reward, rows, algorithm, schedule), keywords, OWN_KEYWORDS)
     chosen = Path(run_dir) if run_dir is not None else None
     check(prepared, chosen or run_directory.RUNS)
@@ -66,4 +84,4 @@ def train(
     if show:
         info(f"Run directory: {run.path}")
     run._start(prepared.config.observe.notify)
-    return run.wait(show=show) if wait else run
+    return run.wait(show=show, on_step=on_step, on_evaluation=on_evaluation) if wait else run

@@ -80,6 +80,13 @@ def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> di
     return result.to_json() | {"model": str(model)}
 
 
+def export(run: str, version: int | None, out: str | None, adapter: bool) -> str:
+    """The directory to which the model of a checkpoint was written."""
+    from millrace.run_directory.models import export
+
+    return str(export(RunDirectory(Path(run)), version, Path(out) if out else None, adapter=adapter)[1])
+
+
 def simulate(
     config: dict[str, Any] | None, run: str | None, names: list[str], seeds: int, seed: int | None, jobs: int
 ) -> list[dict[str, Any]]:
@@ -108,6 +115,7 @@ WORKS: dict[str, Callable[..., Any]] = {
     "train": train,
     "check": check,
     "evaluate": evaluate,
+    "export": export,
     "simulate": simulate,
     "plan": plan,
 }

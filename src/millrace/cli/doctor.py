@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -16,10 +16,8 @@ from rich.table import Table
 from millrace.checks.numerics.sequence import ProbedSequence, random_sequence, recorded_sequence
 from millrace.checks.numerics.sides import SideVerdict, examine_sides, write_jax_values
 from millrace.cli.options import AsJson, Run
-from millrace.compose.examine import examine
 from millrace.config.load import load
 from millrace.config.schema import Config
-from millrace.observe.doctor.rules import RULES
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import export
@@ -52,12 +50,14 @@ def command(
 
 
 def _faults(run: Path, as_json: bool) -> None:
-    record = examine(run_directory.find(run))
+    from millrace.look.diagnosis import diagnosis_of
+
+    diagnosis = diagnosis_of(run_directory.find(run))
     if as_json:
-        typer.echo(json.dumps(record, indent=2))
+        typer.echo(json.dumps(diagnosis.to_json(), indent=2))
     else:
-        _print(record)
-    if record["findings"]:
+        Terminal(soft_wrap=True).print(diagnosis)
+    if not diagnosis.healthy:
         raise typer.Exit(1)
 
 
@@ -99,22 +99,3 @@ def _shown(verdicts: list[SideVerdict]) -> list[Table | str]:
         place = "none" if verdict.first is None else verdict.first.place
         table.add_row(verdict.side, verdict.computing, *gaps, place)
     return [table, *(f"{v.side} diverges at {v.first}" for v in verdicts if v.first is not None)]
-
-
-def _print(record: dict[str, Any]) -> None:
-    console = Terminal(soft_wrap=True)
-    head = ("run", "steps", "schedule", "dtype", "end")
-    for name in head:
-        console.print(f"{name:10} {record[name]}")
-    for line in record["inert"]:
-        console.print(f"{'note':10} {line}")
-    if record["healthy"]:
-        console.print(f"\nNone of {len(RULES)} known faults.", style="green")
-    for line in record["withdrawn"]:
-        console.print(f"  {line}")
-    for finding in record["findings"]:
-        console.print(f"\n{finding['fault']}", style="bold red")
-        for line in finding["evidence"]:
-            console.print(f"  it shows: {line}")
-        for line in finding["advice"]:
-            console.print(f"  change:   {line}")

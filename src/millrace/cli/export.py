@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from millrace.cli.options import Run
-from millrace.core.errors import DataError
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import export
 
@@ -22,13 +21,5 @@ def command(
     adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, as peft reads it.")] = False,
 ) -> None:
     """Write the model of a checkpoint, also while the run goes on."""
-    directory = run_directory.find(run)
-    versions = directory.versions()
-    if not versions:
-        raise DataError(
-            f"{directory.path} has no checkpoint yet: the first comes after `checkpoints.every` steps"
-        )
-    chosen = versions[-1] if version is None else version
-    target = out or directory.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
-    export(directory, chosen, target, adapter=adapter)
+    chosen, target = export(run_directory.find(run), version, out, adapter=adapter)
     typer.echo(f"Version {chosen}: {target}")

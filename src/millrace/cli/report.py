@@ -16,18 +16,8 @@ def command(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write runs into one HTML file that needs no server: curves, findings, samples, configuration."""
-    from millrace.look.overview import Overview
+    from millrace.look.overview import overviews
     from millrace.look.report import write_report
 
-    directories = [run_directory.find(run) for run in runs]
-    names = distinct([run.path for run in directories])
-    size = write_report([Overview(name, run) for name, run in zip(names, directories, strict=True)], out)
+    size = write_report(overviews([run_directory.find(run) for run in runs]), out)
     typer.echo(f"{out}: {size:,} bytes")
-
-
-def distinct(paths: list[Path]) -> list[str]:
-    """The shortest ends of the paths that are all different."""
-    length = 1
-    while len({path.parts[-length:] for path in paths}) < len(set(paths)):
-        length += 1
-    return ["/".join(path.parts[-length:]) for path in paths]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from millrace.compose.examine import count_rewards
@@ -197,6 +199,20 @@ class Overview:
         for name, replica in self.story.summary()["replicas"].items():
             shares[name] = {"decoding": replica["busy_s"], "idle": replica["idle_s"]}
         return shares
+
+
+def overviews(runs: Sequence[RunDirectory]) -> list[Overview]:
+    """Each run under the shortest end of its path that no other run has."""
+    names = distinct([run.path for run in runs])
+    return [Overview(name, run) for name, run in zip(names, runs, strict=True)]
+
+
+def distinct(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that are all different."""
+    length = 1
+    while len({path.parts[-length:] for path in paths}) < len(set(paths)):
+        length += 1
+    return ["/".join(path.parts[-length:]) for path in paths]
 
 
 MEANINGS = {

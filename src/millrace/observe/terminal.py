@@ -6,6 +6,7 @@ earlier output. A direction mark could show text in another order. Pages use the
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -68,3 +69,10 @@ class Terminal(Console):
         if self.encoding.startswith("utf"):
             return text
         return text.encode(self.encoding, "replace").decode(self.encoding)
+
+
+def as_text(shown: RenderableType, width: int, *, soft_wrap: bool = False) -> str:
+    """What a terminal of that width would show, without colours. `soft_wrap`: long lines stay whole."""
+    stream = io.StringIO()
+    Terminal(file=stream, width=width).print(shown, soft_wrap=soft_wrap)
+    return stream.getvalue().rstrip("\n")

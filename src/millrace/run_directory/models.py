@@ -17,22 +17,30 @@ CHECKPOINT = "manifest.json"
 """A file that a checkpoint has and a model directory has not."""
 
 
-def export(run: RunDirectory, version: int, out: Path, *, adapter: bool = False) -> None:
+def export(
+    run: RunDirectory, version: int | None = None, out: Path | None = None, *, adapter: bool = False
+) -> tuple[int, Path]:
     """Write the model of a checkpoint as a Hugging Face directory, like the model at the end of a run.
 
-    `adapter`: write the adapter alone, in the format of peft.
+    `version`: None: of the newest checkpoint. `out`: None: RUN/exports/vNNNNNNNN. `adapter`: write the
+    adapter alone, in the format of peft. Returns the version and the directory.
 
     Raises: DataError: there is no such checkpoint, or it is damaged; `out` holds something else; the run
     trains no adapter.
     """
     versions = run.versions()
-    if version not in versions:
+    chosen = max(versions, default=None) if version is None else version
+    if chosen is None:
+        raise DataError(f"{run.path} has no checkpoint yet: the first comes after `checkpoints.every` steps")
+    if chosen not in versions:
         there = f"it keeps {', '.join(map(str, versions))}" if versions else "it keeps none yet"
         raise DataError(
-            f"{run.path} has no checkpoint of version {version}: {there}.\n"
+            f"{run.path} has no checkpoint of version {chosen}: {there}.\n"
             "  `checkpoints.every` and `checkpoints.keep` say which are kept"
         )
-    _write(run, run.checkpoint(version), out, adapter=adapter)
+    target = out or run.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
+    _write(run, run.checkpoint(chosen), target, adapter=adapter)
+    return chosen, target
 
 
 def newest(path: Path) -> Path:

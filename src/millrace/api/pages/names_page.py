@@ -18,8 +18,8 @@ import millrace
 from millrace.core.errors import MillraceError
 
 _BLOCK = re.compile(r"(<!-- names(?: of ([\w, ]+))?: [^\n]* -->\n).*?(<!-- end of names -->)", re.DOTALL)
-_APART = ("sweep", "Sweep")
-"""Names of a page of their own, docs/sweeps.md."""
+_APART = ("sweep", "Sweep", "Run")
+"""Names with pages of their own: docs/sweeps.md and docs/run.md."""
 _SECTIONS = ("Args:", "Returns:", "Raises:")
 _ENTRY = re.compile(r"([\w, ]+): (.*)")
 
@@ -47,9 +47,10 @@ def reference(names: Sequence[str]) -> str:
     return "\n\n".join(texts).replace("\n\n- ", "\n- ").replace("## Errors\n-", "## Errors\n\n-") + "\n"
 
 
-def _function(name: str, function: Callable[..., Any]) -> Iterator[str]:
+def _function(name: str, function: Any) -> Iterator[str]:
     yield f"## `{name}`"
-    yield _shown(_signature(function, name.rpartition(".")[2]))
+    if callable(function):
+        yield _shown(_signature(function, name.rpartition(".")[2]))
     yield from _text(_doc(function))
 
 
