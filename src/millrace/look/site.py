@@ -27,7 +27,7 @@ from millrace.look.record.groups import read_group, read_member
 from millrace.look.record.runs import RUNS_MAX, find_runs, run_line
 from millrace.look.record.steps import Axis
 from millrace.look.record.task_row import TaskRow, TaskRows
-from millrace.look.record.tokens import choose, count, search
+from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
 from millrace.run_directory.resume import diff
 
@@ -213,7 +213,7 @@ class Site:
             told = f'<p class="quiet">{every:,} trajectories. The first {len(shown)} are shown.</p>'
         address = f"{self._base}samples/{quote(name)}?choice={choice}&color={color}{in_address(only)}"
         more = fragments.link(f"{address}&num={2 * num}", "Show more")
-        html = told + fragments.samples(shown, fragments.TokenColors(color), groups=self._groups(name, color))
+        html = told + self._drawn(name, shown, color)
         return html + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
 
     def _search(self, name: str, run: Overview, query: Query) -> str:
@@ -225,10 +225,12 @@ class Site:
         on = f"{self._base}samples/{quote(name)}?text={quote(text, errors='replace')}{in_address(only)}"
         link = fragments.link(f"{on}&color={color}&before={results.before}", "Look further back")
         told += link if results.before is not None else "These were all."
-        shown = fragments.samples(
-            results.shown, fragments.TokenColors(color), groups=self._groups(name, color)
-        )
-        return f'<p class="quiet">{told}</p>{shown}'
+        return f'<p class="quiet">{told}</p>{self._drawn(name, results.shown, color)}'
+
+    def _drawn(self, name: str, shown: list[Shown], color: str) -> str:
+        groups, trajectories = self._groups(name, color), self._trajectories(name, color)
+        colors = fragments.TokenColors(color)
+        return fragments.samples(shown, colors, groups=groups, trajectories=trajectories)
 
     def _row(self, run: Overview, group_id: int, row_id: str, prompt: str) -> TaskRow:
         if run.name not in self._rows:

@@ -157,14 +157,20 @@ PLAIN = TokenColors()
 
 
 def samples(
-    shown: Sequence[Shown], colors: TokenColors = PLAIN, *, groups: str = "", beside: bool = False
+    shown: Sequence[Shown],
+    colors: TokenColors = PLAIN,
+    *,
+    groups: str = "",
+    trajectories: str = "",
+    beside: bool = False,
 ) -> str:
     """Prompts and completions. Buttons choose what colours a token, and a box shows the id of each token
-    behind its text. `groups` is the address of groups; empty: no links. `beside`: completions alone, side by
-    side."""
+    behind its text. `groups` and `trajectories` are addresses that end before an id; empty: no links.
+    `beside`: completions alone, side by side."""
     if not shown:
         return '<p class="quiet">There is none.</p>'
-    each = "".join(sample(one, colors.largest, groups=groups, prompt=not beside) for one in shown)
+    addresses = groups, trajectories
+    each = "".join(sample(one, colors.largest, addresses=addresses, prompt=not beside) for one in shown)
     each = f'<div class="beside">{each}</div>' if beside else each
     return f'<section class="samples">{_buttons(colors)}{each}</section>'
 
@@ -185,14 +191,21 @@ def _buttons(colors: TokenColors) -> str:
     return f"<fieldset><legend>Tokens coloured by</legend>{buttons} {legend}</fieldset>"
 
 
-def sample(one: Shown, largest: float | None = None, *, groups: str = "", prompt: bool = True) -> str:
+def sample(
+    one: Shown, largest: float | None = None, *, addresses: tuple[str, str] = ("", ""), prompt: bool = True
+) -> str:
     """One trajectory. The pointer over a token shows its log-prob, version and advantage."""
     reward = "no reward" if one.reward is None else f"reward {one.reward:.4g}"
     trained = f"trained into version {one.trained}" if one.trained is not None else one.state
     details = [trained, one.reason, *_advantages(one), f"{one.num_tokens} tokens"]
     cut = f"ended by the budget of {one.ended_by}" if one.ended_by else "cut by the budget"
     details += [cut * (one.finish == "length"), version_range(one.versions) if one.versions else ""]
-    group = f"group {one.group_id}"
+    (groups, trajectories), group, name = (
+        addresses,
+        f"group {one.group_id}",
+        f"trajectory {one.trajectory_id}",
+    )
+    title = link(f"{trajectories}{one.trajectory_id}", name) if trajectories else name
     cells = [safe(detail) for detail in details if detail]
     if prompt:
         cells += [link(f"{groups}{one.group_id}", group) if groups else group, safe(f"row {one.row_id}")]
@@ -202,7 +215,7 @@ def sample(one: Shown, largest: float | None = None, *, groups: str = "", prompt
     turns = "".join(_turn(turn, largest) for turn in one.turns)
     return (
         f'<article class="sample" id="t{one.trajectory_id}">'
-        f"<h3>{safe(reward)} <small>trajectory {one.trajectory_id}</small></h3>"
+        f"<h3>{safe(reward)} <small>{title}</small></h3>"
         f'<p class="quiet">{", ".join(cells)}</p>'
         + f'<pre class="prompt">{safe(one.prompt)}</pre>' * prompt
         + f"{turns or _tokens('completion', one.token_texts, largest)}{left_out}</article>"

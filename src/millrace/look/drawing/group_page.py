@@ -27,7 +27,7 @@ def group_page(group: ShownGroup, row: TaskRow, color: str, *, groups: str, traj
         f"<h2>Group {group.group_id}</h2>{_facts(group)}"
         f'<h2>Prompt</h2><pre class="prompt">{safe(group.prompt)}</pre>{row_columns(row)}'
         f"<h2>Attempts</h2>{_attempts(group, trajectories)}{about(group)}"
-        f"{fragments.samples(group.members, colors, beside=True)}"
+        f"{fragments.samples(group.members, colors, trajectories=trajectories, beside=True)}"
         f"{history(group.history, group.group_id, groups) if group.history else ''}"
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ DRAWS_MAX = 50
 LOOK_S = 0.4
 """No index has rows: the search goes back from the newest group for about so long."""
 _WIDTH = 4000
-BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +47,3 @@ def history_of(
     if len(draws) > DRAWS_MAX:
         first = draws[DRAWS_MAX - 1].group_id
     return RowHistory(row_id, draws[:DRAWS_MAX], first)
-
-
-def bars(values: Sequence[float]) -> str:
-    """A sparkline of characters, from the lowest to the highest value."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in values)
