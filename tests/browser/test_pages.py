@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.group_runs import write_group_run
 from tests.look_runs import PROMPT, write_run
 from tests.simulation.test_sim_cluster import config
 from tests.unit.observe_events import pulled, step
@@ -36,6 +37,10 @@ VIEWS = {
     "run by tokens": "run/a?by=tokens",
     "samples": "samples/a?choice=best",
     "search": "samples/a?text=alert",
+    "filtered": "samples/a?reward_min=0.5&tokens_max=9&state=trained&color=version",
+    "group": "group/g?id=8&color=advantage",
+    "trajectory": "samples/g?trajectory=32&color=advantage",
+    "no group": "group/g?id=99",
     "config": "config/a",
     "compare": "compare?run=a&run=b&by=time",
     "gone": "run/gone",
@@ -47,6 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     made = [Overview(name, write_run(root / name, steps=40)) for name in ("a", "b")]
     write_report(made, root / "report.html")
+    write_group_run(root / "g")
     base = scenario(config(steps=3))
     told = simulated(
         "one", base, compare(base, schedules(["synchronous", "areal"]), seeds=2), [("areal", "1 ± 2")]
@@ -163,6 +169,21 @@ def test_tokens_change_their_colour(ui: str, browser: Any) -> None:
             page.check(f"input[value={what}]")
             seen.append(page.evaluate(color))
         assert len(set(seen)) == 3
+
+
+def test_the_colour_of_tokens_is_kept_in_the_address(ui: str, browser: Any) -> None:
+    color = "getComputedStyle(document.querySelector('.completion i')).backgroundColor"
+    with opened(browser, f"{ui}group/g?id=4") as page:
+        likely = page.evaluate(color)
+        page.check("input[value=advantage]")
+        chosen = page.evaluate(color)
+        page.wait_for_url("**color=advantage**")
+        page.reload()
+        assert page.is_checked("input[value=advantage]")
+        assert page.evaluate(color) == chosen != likely
+        page.click("text=trajectory 16")
+        page.wait_for_url("**trajectory=16**")
+        assert page.is_checked("input[value=advantage]")
 
 
 def test_runs_are_compared_from_the_list(ui: str, browser: Any) -> None:

@@ -27,8 +27,9 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample
 from millrace.look.drawing.fragments import sample as sample_html
 from millrace.look.drawing.fragments import samples as samples_html
+from millrace.look.record.groups import read_member
 from millrace.look.record.story import Story
-from millrace.look.record.tokens import choose, choose_one
+from millrace.look.record.tokens import Shown, choose
 from millrace.look.record.views import tokenizer_of, trajectory_record
 from millrace.observe.conversation import CAUSES, conversation, ended_by, sampled_tokens, turns_of
 from millrace.observe.live.live_view import sample_line
@@ -180,11 +181,16 @@ def agents(tmp_path: Path) -> RunDirectory:
     return directory
 
 
+def member(run: RunDirectory, trajectory_id: int) -> list[Shown]:
+    found = read_member(run, run.read_config(), tokenizer_of(run), trajectory_id)
+    return found.members if found else []
+
+
 def test_each_place_says_why_a_sequence_begins(agents, capsys) -> None:
     begins = "environment 1: 1 tokens, observed, sequence 2 (rewritten history)"
     assert millrace(["show", str(agents.path), "--trajectory", "0"]) == 0
     assert begins in " ".join(capsys.readouterr().out.replace("─", " ").split())
-    (one,) = choose_one(agents, tokenizer_of(agents), 0)
+    (one,) = member(agents, 0)
     assert begins in sample_html(one)
     assert "environment 3: 1 tokens, observed, sequence 4, follows turn 1<" in sample_html(one)
 
@@ -213,11 +219,11 @@ def test_a_turn_of_many_tokens_is_shown_whole(agents, capsys) -> None:
 
 
 def test_the_page_has_the_ids_of_the_tokens_that_it_shows(run) -> None:
-    (best,) = choose_one(run, tokenizer_of(run), 0)
+    (best,) = member(run, 0)
     html = samples_html([best])
     assert f'data-ids="{A}"' in html and f'title="observed" data-ids="{A + 23}">x<' in html
     assert 'type="checkbox" name="ids"' in html
-    assert choose_one(run, tokenizer_of(run), 10**6) == []
+    assert member(run, 10**6) == []
 
 
 def test_a_completion_that_no_environment_answered_has_no_turns() -> None:

@@ -25,7 +25,9 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
 from millrace.look.record import views
 from millrace.look.record.evaluated_completions import completions_view
+from millrace.look.record.group_view import group_view
 from millrace.look.record.runs import RUNS_MAX, RunLine, find_runs, run_line
+from millrace.observe.group_text import render_group
 from millrace.observe.samples import UNREADABLE, clipped, panel, passages_of, render_sample
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
@@ -58,6 +60,9 @@ def command(
     run: Run,
     step: Annotated[int | None, typer.Option(help="Show the step that made this version.")] = None,
     trajectory: Annotated[int | None, typer.Option(help="Show this trajectory.")] = None,
+    group: Annotated[
+        int | None, typer.Option(help="Show all attempts of this group, its row, and the row over the run.")
+    ] = None,
     turn: Annotated[
         int | None, typer.Option(help="Of the trajectory, show this turn alone, with each of its tokens.")
     ] = None,
@@ -73,12 +78,14 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of a run, of one step, of one trajectory, or some trajectories to read. A directory of
-    several runs: list them."""
+    """Show the state of a run, of one step, of one trajectory, of one group, or some trajectories to read. A
+    directory of several runs: list them."""
     choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
-    chosen = sum(option is not None for option in (step, trajectory, choice, evaluation))
+    chosen = sum(option is not None for option in (step, trajectory, group, choice, evaluation))
     if chosen > 1:
-        raise typer.BadParameter("these exclude each other: --step, --trajectory, --evaluation, samples")
+        raise typer.BadParameter(
+            "these exclude each other: --step, --trajectory, --group, --evaluation, samples"
+        )
     if turn is not None and trajectory is None:
         raise typer.BadParameter("--turn is of a trajectory: name it with --trajectory")
     if not chosen and len(runs := _runs(run)) > 1:
@@ -95,6 +102,8 @@ def command(
             view, render = views.samples_view(reader, directory, choice, samples or SAMPLES), _samples
         elif step is not None:
             view, render = views.step_view(reader, step), _step
+        elif group is not None:
+            view, render = group_view(reader, directory, group), render_group
         elif trajectory is not None:
             view = views.trajectory_view(reader, directory, trajectory, turn)
             render = partial(_trajectory, tokens_max=ROWS_SHOWN if turn is None else len(view["tokens"]))
@@ -226,6 +235,8 @@ def _trajectory(view: dict[str, Any], tokens_max: int) -> Group:
     passages = [("prompt", view["prompt"]), *passages_of(view)]
     texts = [Panel(_plain(text), title=title, title_align="left") for title, text in passages]
     facts = {key: value for key, value in view.items() if key not in TEXTS}
+    unknown = facts.pop("advantages_unknown")
+    facts["advantages"] = unknown or ", ".join(f"{value:.4g}" for value in view["advantages"])
     measured = facts.pop("reward_metrics")
     rewards = [_named("Metrics of the reward", measured)] if measured else []
     tokens = _records("Tokens", list(map(_token, view["tokens"])), tokens_max)

@@ -1,5 +1,17 @@
-// A live page asks for its newest data and puts it where it belongs. The server says when to ask again.
 "use strict";
+// The colours that a reader chose stay in the address, and in the links to other trajectories.
+document.addEventListener("change", ({ target }) => {
+  if (target.name !== "color") return;
+  const kept = (address) => {
+    const changed = new URL(address, location);
+    changed.searchParams.set("color", target.value);
+    return changed.href;
+  };
+  history.replaceState(null, "", kept(location));
+  for (const link of document.querySelectorAll("a[href*='color=']")) link.href = kept(link.href);
+  for (const field of document.querySelectorAll("input[type=hidden][name=color]")) field.value = target.value;
+});
+// A live page asks for its newest data and puts it where it belongs. The server says when to ask again.
 (() => {
   const address = document.body.dataset.live;
   if (!address) return;

@@ -12,14 +12,19 @@ from bokeh.document import Document
 from bokeh.embed import components
 from bokeh.resources import Resources
 
-from millrace.look.drawing.fragments import LEVELS, VERSION_COLORS, safe
+from millrace.look.drawing.fragments import LEVELS, TONES, VERSION_COLORS, safe
 
 Section = tuple[str, str, Any]
 """A heading, an explanation and a plot."""
 
 _SHADES = "".join(f"i.p{n}{{--shade:{n / LEVELS:.2f}}}" for n in range(LEVELS + 1))
 _HUES = "".join(f"i.v{n}{{--hue:{210 + n * 360 // VERSION_COLORS}}}" for n in range(VERSION_COLORS))
-STYLE = (files("millrace.look") / "page.css").read_text(encoding="utf-8") + _SHADES + _HUES
+_TONES = "".join(
+    f"i.a{TONES + sign * n}{{--tone:rgb({rgb} / {0.55 * n / TONES:.2f})}}"
+    for sign, rgb in ((-1, "214 106 20"), (1, "30 120 230"))
+    for n in range(1, TONES + 1)
+)
+STYLE = (files("millrace.look") / "page.css").read_text(encoding="utf-8") + _SHADES + _HUES + _TONES
 
 
 AGAIN = '<meta http-equiv="refresh" content="5">'

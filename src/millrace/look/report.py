@@ -12,7 +12,7 @@ from millrace.look.comparison import compared, legend
 from millrace.look.drawing import fragments
 from millrace.look.overview import Overview
 from millrace.look.record.steps import Axis
-from millrace.look.record.tokens import choose
+from millrace.look.record.tokens import Shown, choose
 from millrace.run_directory.resume import diff
 
 BYTES_MAX = 2_000_000
@@ -73,7 +73,11 @@ def _run(run: Overview, points: int) -> page.PageContent:
 def _samples(run: Overview) -> str:
     shown = {choice: choose(run.run, run.tokenizer, choice, SAMPLES, SAMPLE_TOKENS) for choice in Choice}
     return "".join(
-        f"<h2>Trajectories: {choice.value}</h2>{fragments.samples(chosen, group=f'{run.name} {choice}')}"
+        f"<h2>Trajectories: {choice.value}</h2>{_colored(chosen, run.name, choice)}"
         for choice, chosen in shown.items()
         if chosen
     )
+
+
+def _colored(chosen: Sequence[Shown], name: str, choice: Choice) -> str:
+    return fragments.samples(chosen, fragments.TokenColors(field=f"{name} {choice}"))

@@ -49,7 +49,8 @@ class Ui:
         self.url = f"http://{LOOPBACK}:{self.port}/{token}/"
         # One thread, so that queries of a run follow each other. A slow file does not stop the loop.
         self._pool = ThreadPoolExecutor(1, "queries")
-        context = {"site": make_site(f"/{token}/"), "pool": self._pool, "token": token, "port": self.port}
+        self._site = make_site(f"/{token}/")
+        context = {"site": self._site, "pool": self._pool, "token": token, "port": self.port}
         pages = [
             (r"/([^/]+)/scripts/([a-z.]+)", _Script, context),
             (r"/([^/]+)/(?:([a-z]+)(?:/(.*))?)?", _Page, context),
@@ -60,6 +61,7 @@ class Ui:
     def close(self) -> None:
         self._server.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._site.close()
 
 
 class _Guarded(RequestHandler):
@@ -93,6 +95,7 @@ class _Page(_Guarded):
             None: lambda: site.runs(query),
             "run": lambda: site.run(name or "", query),
             "samples": lambda: site.samples(name or "", query),
+            "group": lambda: site.group(name or "", query),
             "config": lambda: site.config(name or "", query),
             "compare": lambda: site.compare(query),
             "curation": lambda: site.curation(name or ""),

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from html import escape
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from millrace.core.errors import DataError, MillraceError
+from millrace.core.types import State
 from millrace.curation.output import SUMMARY
-from millrace.ledger.reading.samples import Choice
+from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
 from millrace.look import page
 from millrace.look.comparison import compared, figures_of, legend
 from millrace.look.curated import read_page
 from millrace.look.drawing import fragments
+from millrace.look.drawing.filter_form import filter_form, in_address
+from millrace.look.drawing.group_page import about, group_page, known_largest, row_columns
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
+from millrace.look.record.groups import read_group, read_member
 from millrace.look.record.runs import RUNS_MAX, find_runs, run_line
 from millrace.look.record.steps import Axis
-from millrace.look.record.tokens import choose, choose_one, search
+from millrace.look.record.task_row import TaskRow, TaskRows
+from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
 from millrace.run_directory.resume import diff
 
@@ -58,6 +64,12 @@ class Site:
         self._root, self._base = root, base
         self._kept: dict[str, Overview] = {}
         self._answers: dict[tuple[str, Axis], PageResponse] = {}
+        self._rows: dict[str, TaskRows] = {}
+        self._pool = ThreadPoolExecutor(1, "task rows")
+
+    def close(self) -> None:
+        """Data that are still read end with the process."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ pages
 
@@ -112,29 +124,35 @@ class Site:
         return kept.content
 
     def samples(self, name: str, query: Query) -> page.PageContent:
-        """A choice of trajectories, the trajectories with a text, or the one with an id."""
+        """A choice of trajectories, those that a filter lets through, those with a text, or the one with an
+        id."""
         run, text, one = self._run(name), _one(query, "text"), _number(query, "trajectory")
-        choice = _choice(query)
-        num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
+        choice, only, color = _choice(query), _filter(query), _color(query)
         address = f"{self._base}samples/{quote(name)}"
+        if one is not None:
+            return self._member(name, run, one, color)
+        is_plain = only == ANY and not text
         links = [
-            fragments.link(f"{address}?choice={each}", each)
-            if each != choice or text or one is not None
+            fragments.link(f"{address}?choice={each}&color={color}", each)
+            if each != choice or not is_plain
             else fragments.Raw(f"<b>{each}</b>")
             for each in Choice
         ]
-        form = (
-            f'<form action="{escape(address)}"><input name="text" value="{escape(text)}" aria-label="text" '
-            'placeholder="in prompt or completion"> <button>Search</button></form>'
-        )
-        content = self._search(run, text, num, query, address) if text else ""
-        if one is not None:
-            content = fragments.samples(choose_one(run.run, run.tokenizer, one))
-        elif not text:
-            shown = choose(run.run, run.tokenizer, choice, num)
-            more = fragments.link(f"{address}?choice={choice}&num={2 * num}", "Show more")
-            content = fragments.samples(shown) + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
+        content = (self._search if text else self._chosen)(name, run, query)
+        form = filter_form(address, text, choice, only, color)
         return page.PageContent(f"{self._head(name, 'samples')}<nav>{' '.join(links)}</nav>{form}{content}")
+
+    def group(self, name: str, query: Query) -> page.PageContent:
+        """All attempts at one prompt side by side, its row, and how the row went over the run."""
+        run, group_id, color = self._run(name), _number(query, "id"), _color(query)
+        if group_id is None:
+            raise DataError("which group? Its address ends with ?id= and a number")
+        group = read_group(run.run, run.config, run.tokenizer, group_id, _number(query, "before"))
+        row = self._row(run, group.group_id, group.row_id, group.prompt)
+        html = group_page(
+            group, row, color, groups=self._groups(name, color), trajectories=self._trajectories(name, color)
+        )
+        return page.PageContent(self._head(name, "group") + html, again=row.again)
 
     def config(self, name: str, query: Query) -> page.PageContent:
         run = self._run(name)
@@ -173,12 +191,57 @@ class Site:
         paths = [path.parent for pattern in ("*", "*/*") for path in self._root.glob(f"{pattern}/{SUMMARY}")]
         return {path.relative_to(self._root).as_posix(): path for path in sorted(paths)}
 
-    def _search(self, run: Overview, text: str, num: int, query: Query, address: str) -> str:
-        results = search(run.run, run.tokenizer, text, num, _number(query, "before"))
-        count = f"Looked at {results.looked_at:,} trajectories. "
-        on = f"{address}?text={quote(text)}&before={results.before}"
-        link = fragments.link(on, "Look further back") if results.before is not None else "These were all."
-        return f'<p class="quiet">{count}{link}</p>{fragments.samples(results.shown)}'
+    def _member(self, name: str, run: Overview, trajectory_id: int, color: str) -> page.PageContent:
+        """One trajectory, with the advantage that its group gives it."""
+        found = read_member(run.run, run.config, run.tokenizer, trajectory_id)
+        if found is None:
+            return page.PageContent(self._head(name, "samples") + fragments.samples([]))
+        row = self._row(run, found.group_id, found.row_id, found.prompt)
+        colors = fragments.TokenColors(color, largest=known_largest(found.advantages))
+        shown = fragments.samples(found.members, colors, groups=self._groups(name, color))
+        html = f"{shown}<h2>Its row</h2>{row_columns(row)}{about(found)}"
+        return page.PageContent(self._head(name, "samples") + html, again=row.again)
+
+    def _chosen(self, name: str, run: Overview, query: Query) -> str:
+        """The chosen trajectories. With a filter, how many it lets through."""
+        choice, only, color = _choice(query), _filter(query), _color(query)
+        num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
+        shown = choose(run.run, run.tokenizer, choice, num, only=only)
+        told = ""
+        if only != ANY:
+            every = count(run.run, choice, only)
+            told = f'<p class="quiet">{every:,} trajectories. The first {len(shown)} are shown.</p>'
+        address = f"{self._base}samples/{quote(name)}?choice={choice}&color={color}{in_address(only)}"
+        more = fragments.link(f"{address}&num={2 * num}", "Show more")
+        html = told + self._drawn(name, shown, color)
+        return html + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
+
+    def _search(self, name: str, run: Overview, query: Query) -> str:
+        text, only, color = _one(query, "text"), _filter(query), _color(query)
+        num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
+        results = search(run.run, run.tokenizer, text, num, _number(query, "before"), only)
+        those = "trajectories" if only == ANY else "trajectories that the filter lets through"
+        told = f"Looked at {results.looked_at:,} {those}, the newest first. "
+        on = f"{self._base}samples/{quote(name)}?text={quote(text, errors='replace')}{in_address(only)}"
+        link = fragments.link(f"{on}&color={color}&before={results.before}", "Look further back")
+        told += link if results.before is not None else "These were all."
+        return f'<p class="quiet">{told}</p>{self._drawn(name, results.shown, color)}'
+
+    def _drawn(self, name: str, shown: list[Shown], color: str) -> str:
+        groups, trajectories = self._groups(name, color), self._trajectories(name, color)
+        colors = fragments.TokenColors(color)
+        return fragments.samples(shown, colors, groups=groups, trajectories=trajectories)
+
+    def _row(self, run: Overview, group_id: int, row_id: str, prompt: str) -> TaskRow:
+        if run.name not in self._rows:
+            self._rows[run.name] = TaskRows(run.config, lambda: run.tokenizer, self._pool)
+        return self._rows[run.name].row(group_id, row_id, prompt)
+
+    def _groups(self, name: str, color: str) -> str:
+        return f"{self._base}group/{quote(name)}?color={color}&id="
+
+    def _trajectories(self, name: str, color: str) -> str:
+        return f"{self._base}samples/{quote(name)}?color={color}&trajectory="
 
     def _head(self, name: str, view: str) -> str:
         links = [
@@ -204,9 +267,11 @@ class Site:
             if name not in runs:
                 raise DataError(f"there is no run {name} in {self._root} any more")
             kept = Overview(name, runs[name], f"{self._base}samples/{quote(name)}")
+            self._rows.pop(name, None)
         self._kept[name] = kept
         while len(self._kept) > KEPT_MAX:
-            del self._kept[next(iter(self._kept))]
+            self._rows.pop(oldest := next(iter(self._kept)), None)
+            del self._kept[oldest]
         return kept
 
 
@@ -240,6 +305,32 @@ def _one(query: Query, name: str) -> str:
 def _number(query: Query, name: str) -> int | None:
     value = _one(query, name)
     return int(value) if value.isascii() and value.isdigit() and len(value) < 19 else None
+
+
+def _decimal(query: Query, name: str) -> float | None:
+    try:
+        value = float(_one(query, name))
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
+
+
+def _filter(query: Query) -> SampleFilter:
+    """What makes no sense is left out."""
+    state = _one(query, "state")
+    return SampleFilter(
+        state=state if state in list(State) else "",
+        reason=_one(query, "reason"),
+        reward_min=_decimal(query, "reward_min"),
+        reward_max=_decimal(query, "reward_max"),
+        tokens_min=_number(query, "tokens_min"),
+        tokens_max=_number(query, "tokens_max"),
+    )
+
+
+def _color(query: Query) -> str:
+    value = _one(query, "color")
+    return value if value in fragments.COLORS else "logprob"
 
 
 def _axis(query: Query) -> Axis:

@@ -28,7 +28,17 @@ from millrace.ledger.accounts import Accounts
 from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import reading
 from millrace.ledger.opening import begin_reading, open_for_reading, read_about
-from millrace.ledger.reading.samples import Choice, Sample, load_before, load_of_groups, load_samples
+from millrace.ledger.reading.draws import Draw, groups_end, load_draws
+from millrace.ledger.reading.samples import (
+    ANY,
+    Choice,
+    Sample,
+    SampleFilter,
+    count_samples,
+    load_before,
+    load_of_groups,
+    load_samples,
+)
 from millrace.ledger.recovery import last_version
 
 _STOP_CHECKED_EVERY = 100_000
@@ -149,15 +159,30 @@ class LedgerReader:
             for group_id in [row[0] for row in every] if group_ids is None else group_ids:
                 yield records.load_group(self._db, group_id)
 
-    def samples(self, choice: Choice, num: int) -> list[Sample]:
+    def samples(self, choice: Choice, num: int, only: SampleFilter = ANY) -> list[Sample]:
         """At most `num` trajectories, chosen by `choice`, with prompt and tokens."""
         with self._snapshot("read samples"):
-            return load_samples(self._db, choice, num)
+            return load_samples(self._db, choice, num, only)
 
-    def samples_before(self, trajectory_id: int | None, num: int) -> list[Sample]:
+    def num_samples(self, choice: Choice, only: SampleFilter) -> int:
+        """The number of trajectories that `samples` chooses from."""
+        with self._snapshot("count samples"):
+            return count_samples(self._db, choice, only)
+
+    def samples_before(self, trajectory_id: int | None, num: int, only: SampleFilter = ANY) -> list[Sample]:
         """The newest `num` trajectories before `trajectory_id` whose generation has ended; None: of all."""
         with self._snapshot("read samples"):
-            return load_before(self._db, trajectory_id, num)
+            return load_before(self._db, trajectory_id, num, only)
+
+    def groups_end(self) -> int:
+        """One more than the newest group, admitted or skipped."""
+        with self._snapshot("read the groups"):
+            return groups_end(self._db)
+
+    def draws(self, row_id: str, first: int, stop: int) -> list[Draw]:
+        """See `draws.load_draws`."""
+        with self._snapshot(f"read the draws of {row_id}"):
+            return load_draws(self._db, row_id, first, stop)
 
     def samples_of_groups(self, part: tuple[float, float], num: int, *, paid: bool) -> list[Sample]:
         """See `samples.load_of_groups`."""

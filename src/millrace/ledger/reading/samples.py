@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millrace.core.types import Prompt, State, Trajectory
 from millrace.ledger.records import SELECT_TRAJECTORIES, load_prompt, load_trajectory
@@ -25,29 +26,76 @@ class Sample(NamedTuple):
     trajectory: Trajectory  # with its tokens
 
 
+@dataclass(frozen=True, slots=True)
+class SampleFilter:
+    """Which trajectories a query may choose. Ranges have both of their ends. None or empty: any. A trajectory
+    without a reward is in no range of rewards. One that still grows is in no range of lengths."""
+
+    state: str = ""
+    reason: str = ""  # a part of the reason, in any case
+    reward_min: float | None = None
+    reward_max: float | None = None
+    tokens_min: int | None = None
+    tokens_max: int | None = None
+
+    def where(self) -> tuple[str, list[Any]]:
+        """SQL that begins with AND, and its values. Empty: the filter lets all through."""
+        terms = list(self._terms())
+        return "".join(f" AND {term}" for term, _ in terms), [value for _, value in terms]
+
+    def _terms(self) -> Iterator[tuple[str, Any]]:
+        if self.state:
+            yield "state = ?", self.state
+        if self.reason:
+            yield "instr(lower(reason), lower(?)) > 0", self.reason
+        for term, value in (
+            ("reward >= ?", self.reward_min),
+            ("reward <= ?", self.reward_max),
+            ("num_tokens >= ?", self.tokens_min),
+            ("num_tokens <= ?", self.tokens_max),
+        ):
+            if value is not None:
+                yield term, value
+
+
+ANY = SampleFilter()
+
+
 _CHOSEN = {
-    Choice.NEWEST: "finish IS NOT NULL ORDER BY trajectory_id DESC",
-    Choice.BEST: "reward IS NOT NULL ORDER BY reward DESC, trajectory_id DESC",
-    Choice.WORST: "reward IS NOT NULL ORDER BY reward, trajectory_id DESC",
-    Choice.FAILED: f"state = '{State.FAILED}' ORDER BY trajectory_id DESC",
+    Choice.NEWEST: ("finish IS NOT NULL", "trajectory_id DESC"),
+    Choice.BEST: ("reward IS NOT NULL", "reward DESC, trajectory_id DESC"),
+    Choice.WORST: ("reward IS NOT NULL", "reward, trajectory_id DESC"),
+    Choice.FAILED: (f"state = '{State.FAILED}'", "trajectory_id DESC"),
 }
 
 
-def load_samples(db: sqlite3.Connection, choice: Choice, num: int) -> list[Sample]:
-    """At most `num` trajectories. All choices but NEWEST read one row of each trajectory. Raises
-    DamageError."""
-    chosen = f"SELECT trajectory_id FROM trajectories WHERE {_CHOSEN[choice]} LIMIT ?"
-    return _load(db, db.execute(chosen, (num,)).fetchall())
+def load_samples(db: sqlite3.Connection, choice: Choice, num: int, only: SampleFilter = ANY) -> list[Sample]:
+    """At most `num` trajectories. All choices but NEWEST, and a filter, read one row of each trajectory.
+    Raises DamageError."""
+    (chosen, order), (and_only, values) = _CHOSEN[choice], only.where()
+    query = f"SELECT trajectory_id FROM trajectories WHERE {chosen}{and_only} ORDER BY {order} LIMIT ?"
+    return _load(db, db.execute(query, (*values, num)).fetchall())
 
 
-def load_before(db: sqlite3.Connection, trajectory_id: int | None, num: int) -> list[Sample]:
+def count_samples(db: sqlite3.Connection, choice: Choice, only: SampleFilter) -> int:
+    """The number of trajectories that `load_samples` chooses from."""
+    and_only, values = only.where()
+    query = f"SELECT count(*) FROM trajectories WHERE {_CHOSEN[choice][0]}{and_only}"
+    (num,) = db.execute(query, values).fetchone()
+    return int(num)
+
+
+def load_before(
+    db: sqlite3.Connection, trajectory_id: int | None, num: int, only: SampleFilter = ANY
+) -> list[Sample]:
     """At most `num` trajectories before `trajectory_id`, the newest first. Raises DamageError."""
-    chosen = (
-        "SELECT trajectory_id FROM trajectories WHERE finish IS NOT NULL AND trajectory_id < ?"
+    and_only, values = only.where()
+    query = (
+        f"SELECT trajectory_id FROM trajectories WHERE finish IS NOT NULL AND trajectory_id < ?{and_only}"
         " ORDER BY trajectory_id DESC LIMIT ?"
     )
     first = _ID_MAX if trajectory_id is None else trajectory_id
-    return _load(db, db.execute(chosen, (first, num)).fetchall())
+    return _load(db, db.execute(query, (first, *values, num)).fetchall())
 
 
 def load_of_groups(

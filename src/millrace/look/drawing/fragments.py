@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
@@ -13,13 +15,17 @@ from millrace.look.record.tokens import Shown, ShownTurn, TokenText
 from millrace.look.record.waiting import WaitingEpisode
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.live.phrases import duration
-from millrace.observe.samples import turn_title
+from millrace.observe.samples import turn_title, version_range
 from millrace.observe.terminal import harmless
 from millrace.run_directory.resume import ABSENT, Change
 
 LEVELS, NATS_PER_LEVEL = 8, 0.5
 """Shades of a token by its log-prob. The last shade is for all smaller log-probs."""
 VERSION_COLORS = 6
+TONES = 4
+"""Shades of an advantage above 0, and as many below. The last is for the largest of the group."""
+COLORS = {"logprob": "log-prob", "advantage": "advantage", "version": "version", "none": "nothing"}
+"""What may colour tokens, in words."""
 SHORT = 24
 """The most characters of a cell that stays on one line."""
 
@@ -137,48 +143,93 @@ def differences(changes: Sequence[Change], names: tuple[str, str]) -> str:
     return table(("key", *names), rows, empty="Their configurations are equal.")
 
 
-def samples(shown: Sequence[Shown], *, group: str = "color") -> str:
-    """Prompts and completions. Buttons choose what colours a token; `group` is their name in the form. A box
-    shows the id of each token behind its text."""
+@dataclass(frozen=True, slots=True)
+class TokenColors:
+    """How tokens are shown. `chosen` is a key of `COLORS`. `field` names the buttons that choose another.
+    `largest`: the size of the group's largest advantage; None: no advantage is shown."""
+
+    chosen: str = "logprob"
+    field: str = "color"
+    largest: float | None = None
+
+
+PLAIN = TokenColors()
+
+
+def samples(
+    shown: Sequence[Shown],
+    colors: TokenColors = PLAIN,
+    *,
+    groups: str = "",
+    trajectories: str = "",
+    beside: bool = False,
+) -> str:
+    """Prompts and completions. Buttons choose what colours a token, and a box shows the id of each token
+    behind its text. `groups` and `trajectories` are addresses that end before an id; empty: no links.
+    `beside`: completions alone, side by side."""
     if not shown:
         return '<p class="quiet">There is none.</p>'
-    radio = f'<input type="radio" name="{safe(group)}"'
+    addresses = groups, trajectories
+    each = "".join(sample(one, colors.largest, addresses=addresses, prompt=not beside) for one in shown)
+    each = f'<div class="beside">{each}</div>' if beside else each
+    return f'<section class="samples">{_buttons(colors)}{each}</section>'
+
+
+def _buttons(colors: TokenColors) -> str:
+    names = [name for name in COLORS if name != "advantage" or colors.largest is not None]
+    chosen = colors.chosen if colors.chosen in names else "logprob"
+    radio = f'<input type="radio" name="{safe(colors.field)}"'
     buttons = "".join(
-        f'<label>{radio} value="{value}"{" checked" * (value == "logprob")}>{words}</label>'
-        for value, words in (("logprob", "log-prob"), ("version", "version"), ("none", "nothing"))
+        f'<label>{radio} value="{name}"{" checked" * (name == chosen)}>{COLORS[name]}</label>'
+        for name in names
     )
     buttons += '<label><input type="checkbox" name="ids"> token ids</label>'
-    legend = (
-        '<span class="only-logprob">likely '
-        + "".join(f'<i class="p{level}">&nbsp;</i>' for level in range(LEVELS + 1))
-        + " unlikely</span>"
-    )
-    return (
-        f'<section class="samples"><fieldset><legend>Tokens coloured by</legend>{buttons} {legend}</fieldset>'
-        + "".join(map(sample, shown))
-        + "</section>"
-    )
+    likely = "".join(f'<i class="p{level}">&nbsp;</i>' for level in range(LEVELS + 1))
+    tones = "".join(f'<i class="a{tone}">&nbsp;</i>' for tone in range(2 * TONES + 1))
+    legend = f'<span class="only-logprob">likely {likely} unlikely</span>'
+    legend += f'<span class="only-advantage">below 0 {tones} above 0</span>'
+    return f"<fieldset><legend>Tokens coloured by</legend>{buttons} {legend}</fieldset>"
 
 
-def sample(one: Shown) -> str:
-    """One trajectory. The pointer over a token shows its log-prob and version."""
+def sample(
+    one: Shown, largest: float | None = None, *, addresses: tuple[str, str] = ("", ""), prompt: bool = True
+) -> str:
+    """One trajectory. The pointer over a token shows its log-prob, version and advantage."""
     reward = "no reward" if one.reward is None else f"reward {one.reward:.4g}"
     trained = f"trained into version {one.trained}" if one.trained is not None else one.state
-    measured = [f"{name} {_cell(value)}" for name, value in one.metrics.items()]
-    details = [trained, one.reason, f"{one.num_tokens} tokens"]
+    details = [trained, one.reason, *_advantages(one), f"{one.num_tokens} tokens"]
     cut = f"ended by the budget of {one.ended_by}" if one.ended_by else "cut by the budget"
-    details += [cut * (one.finish == "length"), f"group {one.group_id}", f"row {one.row_id}"]
-    details += [one.replica, *measured]
+    details += [cut * (one.finish == "length"), version_range(one.versions) if one.versions else ""]
+    (groups, trajectories), group, name = (
+        addresses,
+        f"group {one.group_id}",
+        f"trajectory {one.trajectory_id}",
+    )
+    title = link(f"{trajectories}{one.trajectory_id}", name) if trajectories else name
+    cells = [safe(detail) for detail in details if detail]
+    if prompt:
+        cells += [link(f"{groups}{one.group_id}", group) if groups else group, safe(f"row {one.row_id}")]
+    measured = [f"{safe(name)} {_cell(value)}" for name, value in one.metrics.items()] if prompt else []
+    cells += [safe(one.replica)] * bool(one.replica) + measured
     left_out = f'<p class="quiet">and {one.tokens_left_out:,} more tokens</p>' if one.tokens_left_out else ""
+    turns = "".join(_turn(turn, largest) for turn in one.turns)
     return (
-        f'<article class="sample"><h3>{safe(reward)} <small>trajectory {one.trajectory_id}</small></h3>'
-        f'<p class="quiet">{safe(", ".join(detail for detail in details if detail))}</p>'
-        f'<pre class="prompt">{safe(one.prompt)}</pre>'
-        f"{''.join(map(_turn, one.turns)) or _tokens('completion', one.token_texts)}{left_out}</article>"
+        f'<article class="sample" id="t{one.trajectory_id}">'
+        f"<h3>{safe(reward)} <small>{title}</small></h3>"
+        f'<p class="quiet">{", ".join(cells)}</p>'
+        + f'<pre class="prompt">{safe(one.prompt)}</pre>' * prompt
+        + f"{turns or _tokens('completion', one.token_texts, largest)}{left_out}</article>"
     )
 
 
-def _turn(shown: ShownTurn) -> str:
+def _advantages(one: Shown) -> list[str]:
+    if not one.advantages:
+        return []
+    values = ", ".join(f"{value:.3g}" for value in one.advantages)
+    return [f"advantage {values}" if len(one.advantages) == 1 else f"advantages of its turns {values}"]
+
+
+def _turn(shown: ShownTurn, largest: float | None) -> str:
     turn = shown.turn
     title = turn_title(
         turn=turn.number,
@@ -191,21 +242,30 @@ def _turn(shown: ShownTurn) -> str:
         causes=turn.causes,
     )
     style = "completion" if turn.versions else "prompt"
-    return f'<p class="quiet">{safe(title)}</p>{_tokens(style, shown.token_texts)}'
+    return f'<p class="quiet">{safe(title)}</p>{_tokens(style, shown.token_texts, largest)}'
 
 
-def _tokens(style: str, tokens: Sequence[TokenText]) -> str:
-    return f'<pre class="{style}">{"".join(map(_token, tokens))}</pre>'
+def _tokens(style: str, tokens: Sequence[TokenText], largest: float | None) -> str:
+    return f'<pre class="{style}">{"".join(_token(token, largest) for token in tokens)}</pre>'
 
 
-def _token(token: TokenText) -> str:
+def _token(token: TokenText, largest: float | None) -> str:
     ids = " ".join(map(str, token.ids))
     if token.logprob is None or token.version is None:
         return f'<span title="observed" data-ids="{ids}">{safe(token.text)}</span>'
     level = int(max(0, min(LEVELS, -token.logprob / NATS_PER_LEVEL)))  # NaN gets the last level
     title = f"{token.logprob:.3f} nats, version {token.version}"
     color = f"p{level} v{token.version % VERSION_COLORS}"
+    if token.advantage is not None and largest is not None:
+        title += f", advantage {token.advantage:.3g}"
+        color += f" a{tone(token.advantage, largest)}"
     return f'<i class="{color}" title="{title}" data-ids="{ids}">{safe(token.text)}</i>'
+
+
+def tone(advantage: float, largest: float) -> int:
+    """From 0 (the lowest) to 2 * `TONES`; the middle is for 0."""
+    share = advantage / largest if largest and isfinite(advantage / largest) else 0.0
+    return TONES + round(share * TONES)
 
 
 def _written(value: Any) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from millrace.core.completion.columns import TokenColumns
-from millrace.core.types import Prompt
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice, Sample
+from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
+from millrace.look.record.advantages import NO_ADVANTAGES, GroupAdvantages
 from millrace.observe.conversation import Turn, ended_by, recorded, turns_of
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -25,12 +25,13 @@ _JOINED_MAX = 8
 @dataclass(frozen=True, slots=True)
 class TokenText:
     """The text of one token, or of the few tokens that make one character. `logprob` is their least. It and
-    `version` are None: the token is observed."""
+    `version` are None: the token is observed. `advantage` None: it has none, or it is not known."""
 
     text: str
     logprob: float | None
     version: int | None
     ids: tuple[int, ...] = ()
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,9 @@ class ShownTurn:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One trajectory. `trained` is the version that trained on it; None: no version did. An episode has
-    `turns`, and in `ended_by` the budget that ended it."""
+    """One trajectory. `trained` is the version that trained on it; None: no version did. `versions` sampled
+    its tokens. `advantages`: one, or one of each turn; empty: it has none, or they are not known. An episode
+    has `turns`, and in `ended_by` the budget that ended it."""
 
     trajectory_id: int
     group_id: int
@@ -62,6 +64,8 @@ class Shown:
     tokens_left_out: int
     turns: tuple[ShownTurn, ...] = ()
     ended_by: str = ""
+    versions: tuple[int, ...] = ()
+    advantages: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +78,36 @@ class TokenPage:
 
 
 def choose(
-    run: RunDirectory, tokenizer: Any, choice: Choice, num: int, tokens_max: int = TOKENS_MAX
+    run: RunDirectory,
+    tokenizer: Any,
+    choice: Choice,
+    num: int,
+    tokens_max: int = TOKENS_MAX,
+    only: SampleFilter = ANY,
 ) -> list[Shown]:
     """The chosen trajectories. Raises LedgerError: the ledger is damaged, or the query takes `QUERY_S`."""
     if not run.ledger.exists():
         return []
-    with _reader(run) as reader:
-        return [shown_of(sample, tokenizer, tokens_max) for sample in reader.samples(choice, num)]
+    with reader_of(run) as reader:
+        return [shown_of(sample, tokenizer, tokens_max) for sample in reader.samples(choice, num, only)]
 
 
-def choose_one(run: RunDirectory, tokenizer: Any, trajectory_id: int) -> list[Shown]:
-    """The trajectory with this id, complete or not; empty: there is none. Raises LedgerError: as `choose`."""
+def count(run: RunDirectory, choice: Choice, only: SampleFilter) -> int:
+    """The number of trajectories that `choose` chooses from."""
     if not run.ledger.exists():
-        return []
-    with _reader(run) as reader:
-        if (one := reader.find(trajectory_id)) is None:
-            return []
-        group = reader.group(one.group_id)
-        prompt = Prompt(group.group_id, group.row_id, group.prompt, group.text)
-        return [shown_of(Sample(prompt, one), tokenizer)]
+        return 0
+    with reader_of(run) as reader:
+        return reader.num_samples(choice, only)
 
 
-def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int | None = None) -> TokenPage:
+def search(
+    run: RunDirectory,
+    tokenizer: Any,
+    text: str,
+    num: int,
+    before: int | None = None,
+    only: SampleFilter = ANY,
+) -> TokenPage:
     """Trajectories with `text` in prompt or completion, the newest first.
 
     The search ends with `num` trajectories, or after `LOOK_S`. `TokenPage.before` continues the search."""
@@ -103,9 +115,9 @@ def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int |
     looked, wanted, until_s = 0, text.casefold(), time.monotonic() + LOOK_S
     if not run.ledger.exists():
         return TokenPage(shown, looked, None)
-    with _reader(run) as reader:
+    with reader_of(run) as reader:
         while len(shown) < num and time.monotonic() < until_s:
-            page = reader.samples_before(before, _PAGE)
+            page = reader.samples_before(before, _PAGE, only)
             if not page:
                 return TokenPage(shown, looked, None)
             for sample in page:
@@ -117,10 +129,15 @@ def search(run: RunDirectory, tokenizer: Any, text: str, num: int, before: int |
     return TokenPage(shown, looked, before)
 
 
-def shown_of(sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX) -> Shown:
+def shown_of(
+    sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX, advantages: GroupAdvantages = NO_ADVANTAGES
+) -> Shown:
     prompt, one = sample
-    columns = one.columns[:tokens_max]
-    parts = [_token_texts(columns[start:stop], tokenizer) for start, stop, _ in columns.turns()]
+    columns, by_token = one.columns[:tokens_max], advantages.by_token.get(one.trajectory_id)
+    parts = [
+        _token_texts(columns[start:stop], tokenizer, by_token[start:stop] if by_token else ())
+        for start, stop, _ in columns.turns()
+    ]
     turns = turns_of(one.columns, one.metrics)[: len(parts)]
     return Shown(
         trajectory_id=one.trajectory_id,
@@ -139,10 +156,13 @@ def shown_of(sample: Sample, tokenizer: Any, tokens_max: int = TOKENS_MAX) -> Sh
         tokens_left_out=max(0, len(one.columns) - tokens_max),
         turns=tuple(ShownTurn(*shown) for shown in zip(turns, parts, strict=bool(turns))),
         ended_by=ended_by(one.metrics),
+        versions=tuple(sorted({version for version, _ in one.columns.sampled_runs})),
+        advantages=tuple(advantages.of(one)),
     )
 
 
-def _reader(run: RunDirectory) -> LedgerReader:
+def reader_of(run: RunDirectory) -> LedgerReader:
+    """A reader whose queries end after `QUERY_S`."""
     until_s = time.monotonic() + QUERY_S
     return LedgerReader(run.ledger, check=False, stop=lambda: time.monotonic() > until_s)
 
@@ -153,8 +173,8 @@ def _texts(sample: Sample, tokenizer: Any) -> Iterator[str]:
         yield tokenizer.decode(sample.trajectory.columns.tokens.tolist())
 
 
-def _token_texts(columns: TokenColumns, tokenizer: Any) -> tuple[TokenText, ...]:
-    """Of tokens that one turn has, so that no character is of two turns."""
+def _token_texts(columns: TokenColumns, tokenizer: Any, advantages: Sequence[float]) -> tuple[TokenText, ...]:
+    """Of tokens that one turn has, so that no character is of two turns. `advantages` empty: none."""
     texts, joined, least = list[TokenText](), list[int](), 0.0
     logprobs, versions = recorded(columns)
     tokens = list(zip(columns.tokens, logprobs, versions, strict=True))
@@ -164,6 +184,8 @@ def _token_texts(columns: TokenColumns, tokenizer: Any) -> tuple[TokenText, ...]
         text = tokenizer.decode(joined) if tokenizer is not None else f"[{token}]"
         if text.endswith(_BROKEN) and len(joined) < _JOINED_MAX and index < len(tokens) - 1:
             continue
-        texts.append(TokenText(text, None if version is None else least, version, tuple(joined)))
+        advantage = advantages[index] if advantages and version is not None else None
+        least_or_none = None if version is None else least
+        texts.append(TokenText(text, least_or_none, version, tuple(joined), advantage))
         joined, least = [], 0.0
     return tuple(texts)

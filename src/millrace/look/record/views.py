@@ -18,6 +18,7 @@ from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Tra
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
+from millrace.look.record.advantages import advantages_of
 from millrace.observe.conversation import conversation, ended_by, recorded
 from millrace.observe.hosts import Hosts
 from millrace.observe.sinks.jsonl import read_events
@@ -158,6 +159,7 @@ def trajectory_view(
     """
     trajectory = reader.trajectory(trajectory_id)
     group = reader.group(trajectory.group_id)
+    advantages = advantages_of(group, run.read_config())
     tokenizer = tokenizer_of(run)
     turns = conversation(trajectory.columns, trajectory.metrics, tokenizer and tokenizer.decode)
     turn_of = [each["turn"] for each in turns for _ in range(each["tokens"])]
@@ -175,6 +177,8 @@ def trajectory_view(
         "replica": trajectory.replica,
         "epoch": trajectory.epoch,
         "trained_version": trajectory.trained_version,
+        "advantages": advantages.of(trajectory),
+        "advantages_unknown": advantages.unknown,
         "prompt": group.text,
         "completion": tokenizer.decode(trajectory.columns.tokens.tolist()) if tokenizer else None,
         **_turns(turns, trajectory),

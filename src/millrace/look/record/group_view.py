@@ -1,0 +1,55 @@
+"""What `millrace show --group` shows, as plain JSON types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+from millrace.core.types import Trajectory
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.look.record.advantages import GroupAdvantages, advantages_of
+from millrace.look.record.groups import ratios_of
+from millrace.look.record.row_history import history_of
+from millrace.look.record.task_row import TaskRows
+from millrace.look.record.views import View, tokenizer_of, trajectory_record
+from millrace.run_directory.run_directory import RunDirectory
+
+HISTORY_S = 5.0
+"""The row's earlier groups are looked for about so long."""
+
+
+def group_view(reader: LedgerReader, run: RunDirectory, group_id: int) -> View:
+    """A group: its prompt, its row, all attempts, and each time that the row was drawn. What is not known is
+    None, and a field `..._unknown` says why."""
+    group, config, tokenizer = reader.group(group_id), run.read_config(), tokenizer_of(run)
+    advantages = advantages_of(group, config)
+    with ThreadPoolExecutor(1) as pool:
+        row = TaskRows(config, lambda: tokenizer, pool).row(group_id, group.row_id, group.text, wait_s=None)
+
+    def attempt(one: Trajectory) -> View:
+        record = trajectory_record(group, one, tokenizer, tokens=False)
+        return record | {"metrics": one.metrics} | of_member(one, advantages)
+
+    return {
+        "group_id": group_id,
+        "row_id": group.row_id,
+        "states": dict(Counter(one.state.value for one in group.members)),
+        "prompt": group.text,
+        "answer": row.answer,
+        "columns": row.columns,
+        "columns_unknown": row.unknown,
+        "advantages_unknown": advantages.unknown,
+        "ratios_unknown": ratios_of(reader, group),
+        "attempts": [attempt(one) for one in group.members],
+        "history": history_of(reader, group.row_id, look_s=HISTORY_S).as_json(),
+    }
+
+
+def of_member(one: Trajectory, advantages: GroupAdvantages) -> View:
+    """`advantages`: one, or one of each turn; empty: it has none, or they are not known. `masked`: it was in
+    the batch, and the algorithm left its tokens out."""
+    return {
+        "versions": sorted({version for version, _ in one.columns.sampled_runs}),
+        "advantages": advantages.of(one),
+        "masked": one.trajectory_id in advantages.masked,
+    }
