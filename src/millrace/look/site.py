@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +17,11 @@ from millrace.look import page
 from millrace.look.comparison import compared, figures_of, legend
 from millrace.look.curated import read_page
 from millrace.look.drawing import fragments
+from millrace.look.drawing.runs_table import runs_page
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
-from millrace.look.record.runs import RUNS_MAX, find_runs, run_line
+from millrace.look.record.run_rows import RunRows
+from millrace.look.record.runs import find_runs
+from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import choose, choose_one, search
 from millrace.look.report import WHOLE
@@ -56,24 +58,19 @@ class Site:
 
     def __init__(self, root: Path, base: str) -> None:
         self._root, self._base = root, base
+        self._rows = RunRows()
         self._kept: dict[str, Overview] = {}
         self._answers: dict[tuple[str, Axis], PageResponse] = {}
 
     # ------------------------------------------------------------ pages
 
     def runs(self, query: Query) -> page.PageContent:
-        """The newest runs. The query may name another number of runs."""
-        runs = find_runs(self._root)
-        shown = _number(query, "num") or RUNS_MAX
-        lines = [run_line(name, run) for name, run in islice(runs.items(), shown)]
-        left_out = len(runs) - len(lines)
-        link = fragments.link(f"{self._base}?num={len(runs)}", "Show all")
-        more = f"<p>{left_out:,} more, started earlier: {link}</p>" if left_out else ""
-        table = fragments.runs(self._base, lines)
+        """The runs that the query chooses, the newest first unless it names another order."""
+        table = runs_page(self._base, self._rows.of(find_runs(self._root)), RunsView.of(query))
         curations = [
             fragments.link(f"{self._base}curation/{quote(name)}", name) for name in self._curations()
         ]
-        more += f"<h2>Curations</h2><p>{' '.join(curations)}</p>" if curations else ""
+        more = f"<h2>Curations</h2><p>{' '.join(curations)}</p>" if curations else ""
         return page.PageContent(f"<h1>Runs in {fragments.safe(str(self._root))}</h1>{table}{more}")
 
     def curation(self, name: str) -> page.PageContent:
