@@ -58,7 +58,7 @@ class Site:
 
     def __init__(self, root: Path, base: str) -> None:
         self._root, self._base = root, base
-        self._rows = RunRows()
+        self._run_rows = RunRows()
         self._kept: dict[str, Overview] = {}
         self._answers: dict[tuple[str, Axis], PageResponse] = {}
 
@@ -66,7 +66,7 @@ class Site:
 
     def runs(self, query: Query) -> page.PageContent:
         """The runs that the query chooses, the newest first unless it names another order."""
-        table = runs_page(self._base, self._rows.of(find_runs(self._root)), RunsView.of(query))
+        table = runs_page(self._base, self._run_rows.of(find_runs(self._root)), RunsView.of(query))
         curations = [
             fragments.link(f"{self._base}curation/{quote(name)}", name) for name in self._curations()
         ]
