@@ -27,7 +27,6 @@ from millrace.look.record.steps import Axis, Steps, curve
 from millrace.look.record.story import Story
 from millrace.look.record.tokens import Shown, TokenText, choose, search
 from millrace.look.report import BYTES_MAX, write_report
-from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 
 
@@ -136,14 +135,10 @@ def test_runs_that_are_left_out_of_a_list_are_counted(
     for name in "abc":
         write_run(tmp_path / name, steps=1)
     monkeypatch.setattr("millrace.cli.show.RUNS_MAX", 1)
-    monkeypatch.setattr("millrace.look.site.RUNS_MAX", 1)
     assert millrace(["show", str(tmp_path)]) == 0
     assert "... and 2 more, started earlier: --json shows all" in capsys.readouterr().out
     assert millrace(["show", str(tmp_path), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 3
-    site = Site(tmp_path, "/")
-    assert '2 more, started earlier: <a href="/?num=3">' in site.runs({}).html
-    assert "started earlier" not in site.runs({"num": ["3"]}).html
 
 
 def test_a_run_that_ended_while_its_log_was_rotated_is_found(tmp_path: Path) -> None:

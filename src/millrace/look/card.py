@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from millrace.core.errors import MillraceError
 from millrace.look.drawing import fragments
+from millrace.look.drawing.spark import spark
 from millrace.look.record.runs import run_line
 from millrace.look.record.steps import Steps
 from millrace.observe.summary import ends_of
@@ -26,16 +25,5 @@ def card(run: RunDirectory) -> str:
     status = line.trouble or f"{line.state}, {line.version} of {line.steps} steps, schedule {line.schedule}"
     name, status, path = (fragments.safe(text) for text in (line.name, status, str(run.path)))
     ends = f"reward, first and last tenth: {first:.3g} → {last:.3g}"
-    reward = f"<div>{ends}</div>{spark(rewards)}" if rewards else ""
+    reward = f"<div>{ends}</div>{spark(rewards, WIDTH, HEIGHT)}" if rewards else ""
     return f"<div><b>{name}</b> <div>{status}</div>{reward}<small><code>{path}</code></small></div>"
-
-
-def spark(values: Sequence[float]) -> str:
-    """A curve as SVG, its least value at the bottom."""
-    low, high = min(values), max(values)
-    across, up = WIDTH / max(1, len(values) - 1), (HEIGHT - 4) / ((high - low) or 1.0)
-    points = " ".join(f"{i * across:.1f},{HEIGHT - 2 - (v - low) * up:.1f}" for i, v in enumerate(values))
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">'
-        f'<polyline points="{points}" fill="none" stroke="#3a86d1" stroke-width="2"/></svg>'
-    )

@@ -53,3 +53,20 @@ document.addEventListener("change", ({ target }) => {
   };
   setTimeout(refresh, 500);
 })();
+// Keys, and the count of the runs that are ticked in a list.
+(() => {
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea")) return;
+    const field = document.querySelector("input[type=search]");
+    if (field) { event.preventDefault(); field.focus(); }
+  });
+  const list = document.querySelector("form.runs");
+  if (!list) return;
+  const told = list.querySelector("[data-chosen]"), before = told.textContent;
+  const count = () => {
+    const num = list.querySelectorAll(":checked").length;
+    told.textContent = num ? `${num} ${num === 1 ? "run is" : "runs are"} ticked.` : before;
+  };
+  list.addEventListener("change", count);
+  count();
+})();

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from millrace.look.card import spark
+from millrace.look.drawing.spark import spark
 from millrace.look.comparison import comparison_record
 from millrace.look.drawing import fragments
 from millrace.look.overview import overviews
@@ -58,7 +58,7 @@ class RunComparison:
             yield Text("Their configurations are equal.")
 
     def _repr_html_(self) -> str:
-        curves = [fragments.Raw(spark(y)) if y else "" for y in self.reward.values()]
+        curves = [fragments.Raw(spark(y, 260, 60)) if y else "" for y in self.reward.values()]
         values = self.figures | self._configuration()
         rows = [("reward", *curves), *((name, *map(_cell, row)) for name, row in values.items())]
         return fragments.table(("", *self.runs), rows)

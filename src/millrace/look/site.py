@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,12 @@ from millrace.look.curated import read_page
 from millrace.look.drawing import fragments
 from millrace.look.drawing.filter_form import filter_form, in_address
 from millrace.look.drawing.group_page import about, group_page, known_largest, row_columns
+from millrace.look.drawing.runs_table import COMPARED_MAX, runs_page
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.record.groups import read_group, read_member
-from millrace.look.record.runs import RUNS_MAX, find_runs, run_line
+from millrace.look.record.run_rows import RunRows
+from millrace.look.record.runs import find_runs
+from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
 from millrace.look.record.task_row import TaskRow, TaskRows
 from millrace.look.record.tokens import Shown, choose, count, search
@@ -33,7 +35,6 @@ from millrace.run_directory.resume import diff
 
 KEPT_MAX = 8
 """The most runs whose figures are kept between two requests."""
-COMPARED_MAX = 6
 SHOWN, SHOWN_MAX = 10, 100
 REFRESH_S, CATCH_UP_S = 2.0, 0.5
 REST = 80.0
@@ -62,6 +63,7 @@ class Site:
 
     def __init__(self, root: Path, base: str) -> None:
         self._root, self._base = root, base
+        self._run_rows = RunRows()
         self._kept: dict[str, Overview] = {}
         self._answers: dict[tuple[str, Axis], PageResponse] = {}
         self._rows: dict[str, TaskRows] = {}
@@ -74,18 +76,12 @@ class Site:
     # ------------------------------------------------------------ pages
 
     def runs(self, query: Query) -> page.PageContent:
-        """The newest runs. The query may name another number of runs."""
-        runs = find_runs(self._root)
-        shown = _number(query, "num") or RUNS_MAX
-        lines = [run_line(name, run) for name, run in islice(runs.items(), shown)]
-        left_out = len(runs) - len(lines)
-        link = fragments.link(f"{self._base}?num={len(runs)}", "Show all")
-        more = f"<p>{left_out:,} more, started earlier: {link}</p>" if left_out else ""
-        table = fragments.runs(self._base, lines)
+        """The runs that the query chooses, the newest first unless it names another order."""
+        table = runs_page(self._base, self._run_rows.of(find_runs(self._root)), RunsView.of(query))
         curations = [
             fragments.link(f"{self._base}curation/{quote(name)}", name) for name in self._curations()
         ]
-        more += f"<h2>Curations</h2><p>{' '.join(curations)}</p>" if curations else ""
+        more = f"<h2>Curations</h2><p>{' '.join(curations)}</p>" if curations else ""
         return page.PageContent(f"<h1>Runs in {fragments.safe(str(self._root))}</h1>{table}{more}")
 
     def curation(self, name: str) -> page.PageContent:

@@ -83,6 +83,8 @@ ListenAddress = Annotated[str, BeforeValidator(_listening)]
 
 
 class Observe(Section):
+    tags: list[str] = Field(default=[])
+    """Words for people, by which the list of runs of `millrace ui` finds and groups."""
     tensorboard: bool = True
     """Write TensorBoard files into the run directory."""
     wandb: str | None = None

@@ -10,7 +10,6 @@ from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
-from millrace.look.record.runs import RunLine
 from millrace.look.record.tokens import Shown, ShownTurn, TokenText
 from millrace.look.record.waiting import WaitingEpisode
 from millrace.observe.doctor.finding import Finding
@@ -90,24 +89,6 @@ def findings(faults: Sequence[Finding], withdrawn: Sequence[str]) -> str:
         + "</ul></article>"
         for fault in faults
     )
-
-
-def runs(base: str, lines: Sequence[RunLine]) -> str:
-    """The list of runs. A box beside a run chooses that run for a comparison."""
-    rows = [
-        (
-            Raw(f'<input type="checkbox" name="run" value="{escape(line.name)}" aria-label="compare">'),
-            run_link(base, line.name),
-            line.trouble or Raw(state(line.state)),
-            f"{line.version} of {line.steps}",
-            line.reward,
-            line.schedule,
-        )
-        for line in lines
-    ]
-    head = ("", "run", "state", "step", "reward", "schedule")
-    button = "<button>Compare the chosen ones</button>"
-    return f'<form action="{escape(base)}compare">{button}{table(head, rows)}</form>'
 
 
 def waiting(
