@@ -20,6 +20,9 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to. Default: RUN/exports/vNNNNNNNN.")] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, as peft reads it.")] = False,
+    master: Annotated[
+        bool, typer.Option("--master", help="The trainer's own weights, in float32 and not rounded.")
+    ] = False,
 ) -> None:
     """Write the model of a checkpoint, also while the run goes on."""
     directory = run_directory.find(run)
@@ -30,5 +33,5 @@ def command(
         )
     chosen = versions[-1] if version is None else version
     target = out or directory.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
-    export(directory, chosen, target, adapter=adapter)
+    export(directory, chosen, target, adapter=adapter, master=master)
     typer.echo(f"Version {chosen}: {target}")

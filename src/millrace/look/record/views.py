@@ -8,6 +8,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from millrace.config.schema import Config
 from millrace.controller.evaluation import due
 from millrace.core import model_version
@@ -22,6 +24,7 @@ from millrace.observe.conversation import conversation, ended_by, recorded
 from millrace.observe.hosts import Hosts
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
+from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.run_directory import RunDirectory
 
 LAST_STEPS = 10
@@ -39,6 +42,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         computes, fleet, hosts, window = _computes(run), _fleet(run), _hosts(run), _window(run)
     return {
         "run": str(run.path),
+        "parent": None if (parent := read_parent(run)) is None else msgspec.to_builtins(parent),
         "state": _state(run, state.version >= config.steps),
         "version": state.version,
         "steps": config.steps,
