@@ -79,11 +79,7 @@ def command(
     """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
     if from_version is not None and not resume:
         raise typer.BadParameter("--from-version goes with --resume")
-    if moments and begin is None:
-        raise typer.BadParameter("--moments goes with --from")
-    if resume and begin is not None:
-        raise typer.BadParameter("--from begins a new run, and --resume goes on with one: leave one out")
-    start = None if begin is None else find_start(begin, moments=moments)
+    start = _start(begin, moments, resume)
     config = _config(config_file, overrides or [], run_dir, resume, start)
     start = start or (None if resume else start_in(config))
     if start is not None:
@@ -130,6 +126,14 @@ def _check(config: Config, run_dir: Path | None) -> FirstTry:
     for line in inert(config):
         console.print(f"Note: {line}.")
     return first
+
+
+def _start(begin: str | None, moments: bool, resume: bool) -> Start | None:
+    if moments and begin is None:
+        raise typer.BadParameter("--moments goes with --from")
+    if resume and begin is not None:
+        raise typer.BadParameter("--from begins a new run, and --resume goes on with one: leave one out")
+    return None if begin is None else find_start(begin, moments=moments)
 
 
 def _config(
