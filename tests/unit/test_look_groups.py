@@ -21,9 +21,9 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, SampleFilter
 from millrace.look.drawing.fragments import TONES, tone
 from millrace.look.record import row_history
-from millrace.look.record.advantages import advantages_of
-from millrace.look.record.row_history import history_of
-from millrace.look.record.task_row import TaskRow, TaskRows
+from millrace.look.record.group.advantages import advantages_of
+from millrace.look.record.group.row_history import history_of
+from millrace.look.record.group.task_row import TaskRow, TaskRows
 from millrace.look.record.tokens import choose, count, search
 from millrace.look.record.views import tokenizer_of
 from millrace.look.site import Site

@@ -13,13 +13,11 @@ from safetensors.numpy import save_file
 
 from millrace.checks import preflight as preflight_module
 from millrace.checks import transport
-from millrace.checks.model_files import model_problems
 from millrace.checks.preflight import preflight
 from millrace.compose import compose
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Gpu, Host
-from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.ray.places import Node
 from millrace.weights.chain.nixl import link
 
@@ -459,35 +457,3 @@ def test_a_gpu_named_by_its_number_is_the_only_one_of_a_run(
     monkeypatch.setattr(compose, "read_host", lambda: Host("big", 2, 10**12, 10**12, three))
     layout = compose.place(on_device(model, "cuda:1"))
     assert {worker.devices for _, worker, _ in layout.main.workers} == {(4,)}
-
-
-def run_with_checkpoints(directory: Path, *versions: int) -> Path:
-    run = RunDirectory(directory)
-    for version in versions:
-        run.checkpoint(version).mkdir(parents=True)
-        (run.checkpoint(version) / "manifest.json").touch()
-    directory.mkdir(exist_ok=True)
-    run.ledger.touch()
-    run.config.touch()
-    return directory
-
-
-def test_a_checkpoint_as_model_is_told_the_command_that_makes_a_model_of_it(tmp_path: Path) -> None:
-    run = run_with_checkpoints(tmp_path / "my run", 20, 40)
-    (told,) = model_problems(run / "checkpoints" / "v00000020")
-    assert "is a checkpoint of a run, not a model" in told
-    assert f"`millrace export '{run}' --version 20` makes a model of it" in told
-    assert f"then set `model.path` to {run}/exports/v00000020" in told
-
-
-def test_a_run_directory_as_model_is_told_where_its_model_is(tmp_path: Path) -> None:
-    run = run_with_checkpoints(tmp_path / "run", 20, 40)
-    for path in (run, run / "checkpoints"):
-        (told,) = model_problems(path)
-        assert "is a run, not a model" in told and f"`millrace export {run} --version 40`" in told
-    (run / "model").mkdir()
-    (run / "model" / "config.json").touch()
-    (told,) = model_problems(run)
-    assert told.endswith(f"Set `model.path` to {run}/model, the model of its end")
-    (told,) = model_problems(run_with_checkpoints(tmp_path / "young"))
-    assert "has no checkpoint yet" in told

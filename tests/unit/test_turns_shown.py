@@ -27,7 +27,7 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample
 from millrace.look.drawing.fragments import sample as sample_html
 from millrace.look.drawing.fragments import samples as samples_html
-from millrace.look.record.groups import read_member
+from millrace.look.record.group.groups import read_member
 from millrace.look.record.story import Story
 from millrace.look.record.tokens import Shown, choose
 from millrace.look.record.views import tokenizer_of, trajectory_record

@@ -157,6 +157,9 @@ class FunctionRewardKeys(TypedDict, total=False):
     workers_max: int | Literal['none'] | None
     kind: Literal['function']
     path: str | PathLike[str]
+    signature: Literal['millrace', 'trl', 'verl']
+    attempts: int
+    backoff_s: float
 
 class EnvironmentRewardKeys(TypedDict, total=False):
     timeout_s: float
@@ -404,6 +407,7 @@ class CheckpointsKeys(TypedDict, total=False):
     keep: int
 
 class ObserveKeys(TypedDict, total=False):
+    tags: Sequence[str]
     tensorboard: bool
     wandb: str | Literal['none'] | None
     mlflow: str | Literal['none'] | None
@@ -429,6 +433,7 @@ class EvaluationKeys(TypedDict, total=False):
 class RewardMemberKeys(TypedDict, total=False):
     name: str
     weight: float
+    leave_out: Literal['never', 'abstained', 'failed']
     reward: Literal['gym', 'math', 'exact', 'code', 'json', 'pattern', 'judge', 'function', 'environment'] | GymRewardKeys | Table | MathRewardKeys | Table | ExactRewardKeys | Table | CodeRewardKeys | Table | JsonRewardKeys | Table | PatternRewardKeys | Table | JudgeRewardKeys | Table | FunctionRewardKeys | Table | EnvironmentRewardKeys | Table
 
 class AgentKeys(TypedDict, total=False):

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
+
 from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
 from millrace.api.checked import check
 from millrace.api.configure import PreparedConfig
@@ -27,6 +29,7 @@ from millrace.look.record.views import evaluations_view, is_finished, tokenizer_
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
+from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.resume import check_resume
 
 if TYPE_CHECKING:  # pages and figures are imported when they are asked for; of keys there is a stub alone
@@ -72,6 +75,13 @@ class Run:
     def model(self) -> Path:
         """The trained model: a Hugging Face directory, which the last step writes."""
         return self._directory.model
+
+    @property
+    def parent(self) -> dict[str, Any] | None:
+        """The run that this run began from: its id as `run`, `name`, `path`, `version`, `moments`, and the
+        `parent` that it had. None: it began from a model."""
+        parent = read_parent(self._directory)
+        return None if parent is None else dict(msgspec.to_builtins(parent))
 
     @property
     def state(self) -> str:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from millrace.api.callbacks import OnRecord, refuse_unheard
 from millrace.api.checked import check
-from millrace.api.configure import Components, ConfigLike, prepare
+from millrace.api.configure import Components, ConfigLike, PreparedConfig, prepare
+from millrace.api.helper_process import ask
 from millrace.api.messages import info
 from millrace.api.run import Run
+from millrace.core.errors import ConfigError
 from millrace.run_directory import run_directory
+from millrace.run_directory.going_on import Start, find_start, start_in
 
 if TYPE_CHECKING:  # a stub alone
     from millrace.api.keys import TrainKeys
@@ -22,6 +25,8 @@ OWN_KEYWORDS = (
     "rows",
     "algorithm",
     "schedule",
+    "from_run",
+    "moments",
     "run_dir",
     "wait",
     "show",
@@ -37,6 +42,8 @@ def train(
     rows: Sequence[Mapping[str, Any]] | Any = None,
     algorithm: Any = None,
     schedule: Any = None,
+    from_run: str | os.PathLike[str] | Run | None = None,
+    moments: bool = False,
     run_dir: str | os.PathLike[str] | None = None,
     wait: bool = True,
     show: bool = True,
@@ -60,6 +67,9 @@ def train(
         algorithm: a `millrace.algorithms.Algorithm`, the name of a kind, or a dict with its keys.
         schedule: a function of the configuration that returns a `millrace.schedule.Schedule`, the name of
             a kind, or a dict with its keys.
+        from_run: a `Run`, `"RUN"`, `"RUN@VERSION"` or a checkpoint, from whose weights this new run begins.
+            Without `config` it is configured as that run (docs/going-on.md).
+        moments: begin with the optimizer's moments of `from_run` too.
         run_dir: the run's directory. Default: `runs/NAME-DATE-N`.
         wait: return when the run has ended; False: return at once. The run then trains in the background, and
             ends with this process if it has not ended before.
@@ -73,15 +83,48 @@ def train(
         MillraceError: the error that ended the run.
     """
     refuse_unheard(wait, on_step, on_evaluation)
-    prepared = prepare(config, Components(reward, rows, algorithm, schedule), keywords, OWN_KEYWORDS)
-    chosen = Path(run_dir) if run_dir is not None else None
-    check(prepared, chosen or run_directory.RUNS)
-    name = Path(config).stem if isinstance(config, str | os.PathLike) else "run"
-    directory = run_directory.create(name, chosen)
-    prepared.place(directory.path)
-    directory.write_config(prepared.config)
-    run = Run(directory.path)
+    given: dict[str, Any] = {**keywords}
+    start = _start(from_run, moments, given)
+    if start is not None:
+        config = start.run.read_config() if config is None else config
+        given["model.path"] = start.model
+    prepared = prepare(config, Components(reward, rows, algorithm, schedule), given, OWN_KEYWORDS)
+    name = Path(config).stem if isinstance(config, str | os.PathLike) else start.name if start else "run"
+    run = _begin(prepared, start or start_in(prepared.config), moments, name, run_dir)
     if show:
         info(f"Run directory: {run.path}")
     run._start(prepared.config.observe.notify)
     return run.wait(show=show, on_step=on_step, on_evaluation=on_evaluation) if wait else run
+
+
+def _begin(
+    prepared: PreparedConfig,
+    start: Start | None,
+    moments: bool,
+    name: str,
+    run_dir: str | os.PathLike[str] | None,
+) -> Run:
+    """A run directory with all that the run needs."""
+    if start is not None:
+        prepared.config = start.fitted(prepared.config)
+        info(f"Begins with {start}")
+    chosen = Path(run_dir) if run_dir is not None else None
+    check(prepared, chosen or run_directory.RUNS)
+    directory = run_directory.create(name, chosen)
+    prepared.place(directory.path)
+    if start is not None:
+        ask("begin", {"run": str(directory.path), "start": start.named(), "moments": moments})
+        prepared.config = start.own(prepared.config, directory)
+    directory.write_config(prepared.config)
+    return Run(directory.path)
+
+
+def _start(from_run: str | os.PathLike[str] | Run | None, moments: bool, keywords: Any) -> Start | None:
+    if from_run is None:
+        if moments:
+            raise ConfigError("`moments` goes with `from_run`")
+        return None
+    model = keywords.get("model")
+    if "model.path" in keywords or (isinstance(model, Mapping) and "path" in model):
+        raise ConfigError("`from_run` names the weights, and `model.path` others: leave one out")
+    return find_start(from_run.path if isinstance(from_run, Run) else from_run, moments=moments)

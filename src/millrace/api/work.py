@@ -63,6 +63,13 @@ def check(run: str) -> list[str]:
     return list(warnings(config, try_first(config)))
 
 
+def begin(run: str, start: str, moments: bool) -> None:
+    """Write what a new run begins from into its directory. The directory is removed on an error."""
+    from millrace.run_directory.going_on import find_start
+
+    find_start(start, moments=moments).write(RunDirectory(Path(run)))
+
+
 def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the configuration in a directory, on other rows if its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
@@ -114,6 +121,7 @@ def plan(config: dict[str, Any], base: str | None) -> dict[str, Any]:
 WORKS: dict[str, Callable[..., Any]] = {
     "train": train,
     "check": check,
+    "begin": begin,
     "evaluate": evaluate,
     "export": export,
     "simulate": simulate,

@@ -15,7 +15,6 @@ from millrace.core.supported import JAX_TRAINER, TRAINER, refuse_unsupported
 from millrace.environments import tokenizer
 from millrace.placement.needs import read_model_config, teacher_of
 from millrace.rollout.engine_kinds import ENGINES
-from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.files.tokens import refuse_other_tokens
 
 
@@ -30,33 +29,12 @@ def model_problems(directory: Path) -> Iterator[str]:
             f"so does `hf download {name} --local-dir DIR`"
         )
         return
-    if description := _of_a_run(directory.resolve()):
-        yield f"`model.path` ({directory}) is {description}"
-        return
     if not (directory / "config.json").is_file():
         yield f"`model.path` ({directory}) has no config.json"
     if not any(directory.glob("*.safetensors")):
         yield f"`model.path` ({directory}) has no *.safetensors weights"
     if not any((directory / name).is_file() for name in tokenizer.FILES):
         yield f"`model.path` ({directory}) has no tokenizer ({' or '.join(tokenizer.FILES)})"
-
-
-def _of_a_run(path: Path) -> str:
-    """For a run or a checkpoint: what `path` is, and how to make a model of it. Empty: neither."""
-    run = next((run for run in map(RunDirectory, (path, *path.parents[:2])) if run.ledger.is_file()), None)
-    if run is None or path not in (run.path, run.checkpoints, run.checkpoints / path.name):
-        return ""
-    what, version = "a run, not a model", max(run.versions(), default=-1)
-    if path.parent == run.checkpoints and path.name[1:].isdigit():
-        what, version = "a checkpoint of a run, not a model", int(path.name[1:])
-    elif (run.model / "config.json").is_file():
-        return f"{what}.\n  Set `model.path` to {run.model}, the model of its end"
-    if version < 0:
-        return f"{what}, and has no checkpoint yet.\n  Wait for its first one, or name another model"
-    return (
-        f"{what}.\n  `millrace export {shlex.quote(str(run.path))} --version {version}` makes a model of it: "
-        f"then set `model.path` to {run.exported(version)}"
-    )
 
 
 def check_model(config: Config) -> None:

@@ -19,6 +19,7 @@ from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal
 from millrace.placement.assign import size
+from millrace.run_directory.going_on import checkable
 
 RUN_DIR = "Where the run is to be."
 
@@ -31,7 +32,7 @@ def command(
 ) -> None:
     """Ask every node of the cluster, measure its links, and say what would fail. Exit code 2 if that is
     anything."""
-    config = load(config_file, overrides or ())
+    config = checkable(load(config_file, overrides or ()))
     checked = Checked([], [], [], [])
     if isinstance(config.runtime, RayCluster):
         checked = check_cluster(config, config.runtime, run_dir)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,11 +106,10 @@ def _curated(config: Config, options: CurationOptions, out: Path, model: Path | 
     from millrace.curation.output import ATTEMPTS, summarized, write_rows, write_summary
     from millrace.look.curated import write_page
 
-    chosen = newest(model) if model else None  # once, because a live run soon has a newer model
-    with model_directory(chosen) if chosen else nullcontext() as directory:
-        if directory is not None:
-            served = config.model.model_copy(update={"path": str(directory.resolve())})
-            config = config.model_copy(update={"model": served})
+    chosen = newest(model or Path(config.model.path))  # once, because a live run soon has a newer model
+    with model_directory(chosen) as directory:
+        served = config.model.model_copy(update={"path": str(directory.resolve())})
+        config = config.model_copy(update={"model": served})
         with progress_line(Terminal(stderr=True), "Loading") as show:
 
             def on_stage(stage: str, ended: int, total: int) -> None:

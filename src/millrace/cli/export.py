@@ -19,7 +19,10 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to. Default: RUN/exports/vNNNNNNNN.")] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, as peft reads it.")] = False,
+    master: Annotated[
+        bool, typer.Option("--master", help="The trainer's own weights, in float32 and not rounded.")
+    ] = False,
 ) -> None:
     """Write the model of a checkpoint, also while the run goes on."""
-    chosen, target = export(run_directory.find(run), version, out, adapter=adapter)
+    chosen, target = export(run_directory.find(run), version, out, adapter=adapter, master=master)
     typer.echo(f"Version {chosen}: {target}")

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -25,12 +26,13 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
 from millrace.look.record import views
 from millrace.look.record.evaluated_completions import completions_view
-from millrace.look.record.group_view import group_view
+from millrace.look.record.group.group_view import group_view
 from millrace.look.record.runs import RUNS_MAX, RunLine, find_runs, run_line
 from millrace.observe.group_text import render_group
 from millrace.observe.samples import UNREADABLE, clipped, panel, passages_of, render_sample
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
+from millrace.run_directory.lineage import Parent
 from millrace.run_directory.run_directory import RunDirectory
 
 ROWS_SHOWN = 100
@@ -173,6 +175,7 @@ def _run(view: dict[str, Any]) -> Group:
     rested = f", {view['num_rested']} rested" if view["num_rested"] else ""
     head = {
         "run": view["run"],
+        **({"began with": str(msgspec.convert(view["parent"], Parent))} if view["parent"] else {}),
         "state": view["state"],
         "version": f"{view['version']} of {view['steps']} steps",
         "schedule": view["schedule"],

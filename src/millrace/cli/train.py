@@ -28,6 +28,8 @@ from millrace.observe.live.structured import StructuredLog
 from millrace.observe.terminal import Terminal
 from millrace.observe.typed import typed
 from millrace.run_directory import run_directory
+from millrace.run_directory.going_on import Start, find_start, start_in
+from millrace.run_directory.lineage import kept_start
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -43,7 +45,9 @@ console = Terminal(stderr=True, soft_wrap=True, lasting=True)
 def command(
     config_file: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG]", help="A TOML file; none to resume --run-dir as it was."),
+        typer.Argument(
+            metavar="[CONFIG]", help="A TOML file; none to go on as a run was, with --resume or --from."
+        ),
     ] = None,
     overrides: Overrides = None,
     run_dir: Annotated[
@@ -56,6 +60,17 @@ def command(
         int | None,
         typer.Option(min=0, help="With --resume: undo the steps after this version, and go on from it."),
     ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@VERSION]",
+            help="A new run, which begins with the weights of RUN. Without CONFIG it is configured as RUN.",
+        ),
+    ] = None,
+    moments: Annotated[
+        bool, typer.Option("--moments", help="With --from: begin with the optimizer's moments of RUN too.")
+    ] = False,
     log: Annotated[
         LogForm, typer.Option(help="`json`: what happens as lines of JSON on stdout, and no live view.")
     ] = LogForm.TEXT,
@@ -64,8 +79,13 @@ def command(
     """Train a model with reinforcement learning. Ctrl-C finishes the step and saves; twice stops at once."""
     if from_version is not None and not resume:
         raise typer.BadParameter("--from-version goes with --resume")
-    config = _config(config_file, overrides or [], run_dir, resume)
-    name = config_file.stem if config_file else ""
+    start = _start(begin, moments, resume)
+    config = _config(config_file, overrides or [], run_dir, resume, start)
+    start = start or (None if resume else start_in(config))
+    if start is not None:
+        config = start.fitted(config)
+        console.print(f"Begins with {start}", markup=False)
+    name = config_file.stem if config_file else start.name if start else ""
     if dry:
         if resume:
             _open(config, name, run_dir, resume)  # prints what changed, or refuses
@@ -76,10 +96,14 @@ def command(
         return
     run = _open(config, name, run_dir, resume)
     console.print(f"Run directory: {run.path}")
+    if start is not None:
+        start.write(run)
+        config = start.own(config, run)
     if resume and from_version is None and is_finished(run, config.steps):
         console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
         return
-    again = shlex.join(_resume_arguments(config_file, overrides or [], run.path))
+    kept = [] if start else overrides or []  # the run has kept what it began with
+    again = shlex.join(_resume_arguments(None if start else config_file, kept, run.path))
     if not _train(config, run, again, from_version, log):
         console.print(f"Stopped; nothing is lost. To go on: {again}")
         raise typer.Exit(INTERRUPTED)
@@ -104,13 +128,33 @@ def _check(config: Config, run_dir: Path | None) -> FirstTry:
     return first
 
 
-def _config(file: Path | None, overrides: list[str], run_dir: Path | None, resume: bool) -> Config:
-    """The configuration of the file, or of the run to resume."""
+def _start(begin: str | None, moments: bool, resume: bool) -> Start | None:
+    if moments and begin is None:
+        raise typer.BadParameter("--moments goes with --from")
+    if resume and begin is not None:
+        raise typer.BadParameter("--from begins a new run, and --resume goes on with one: leave one out")
+    return None if begin is None else find_start(begin, moments=moments)
+
+
+def _config(
+    file: Path | None, overrides: list[str], run_dir: Path | None, resume: bool, start: Start | None
+) -> Config:
+    """The configuration of the file, of the run to resume, or of the run to begin from."""
+    if start is not None:
+        if any(one.partition("=")[0].strip() == "model.path" for one in overrides):
+            raise typer.BadParameter("--from names the weights, and `--set model.path` others: leave one out")
+        overrides = [*overrides, f"model.path={start.model}"]
+    elif file is not None and resume:
+        model = kept_start(run_directory.reopen(file.stem, run_dir))
+        overrides = [f"model.path={model}", *overrides] if model else overrides
     if file is not None:
         return load(file, overrides)
-    if not resume or run_dir is None:
-        raise typer.BadParameter("name a configuration, or a run to go on with: --run-dir RUN --resume")
-    kept = run_directory.reopen("", run_dir).read_config()
+    if start is None and (not resume or run_dir is None):
+        raise typer.BadParameter(
+            "name a configuration, a run to go on with: --run-dir RUN --resume, or a run to begin from: "
+            "--from RUN"
+        )
+    kept = (start.run if start else run_directory.reopen("", run_dir)).read_config()
     return combine(Config, Source(dump(kept), {}), read_overrides(Config, overrides, Path.cwd()))
 
 

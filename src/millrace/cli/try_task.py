@@ -17,6 +17,7 @@ from millrace.config.schema import Config
 from millrace.evaluation.played import play
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.terminal import Terminal
+from millrace.run_directory.going_on import checkable
 
 TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 18
 """Characters of a completion, of a prompt and of a row's name. The table fits into 80 columns."""
@@ -35,7 +36,7 @@ def command(
 ) -> None:
     """Call the reward on right, empty and odd answers, and judge it; or play one episode of an environment.
     Exit code 1 if a call fails."""
-    config = load(config_file, overrides or ())
+    config = checkable(load(config_file, overrides or ()))
     if config.reward.kind == "environment":
         _play(config, completion or [], tokens, as_json)
         return

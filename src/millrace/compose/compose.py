@@ -55,6 +55,7 @@ from millrace.placement.needs import adapter_shapes, read_needs
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
+from millrace.run_directory.lineage import moments_of
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
@@ -236,6 +237,8 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
         "device_share": layout.trainer.share,
         "open_writer": "millrace.weights.ring:open_writer",
     }
+    if (moments := moments_of(run, config)) is not None:
+        trainer["moments"] = str(moments)
 
     def spec(name: str, its_place: Place, server: str = "") -> WorkerSpec:
         kwargs = {

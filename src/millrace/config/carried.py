@@ -5,7 +5,8 @@ cannot import the script or notebook that defines it. Unpickling runs code. So a
 from a directory of that name which nobody else can write into. Its bytes must have the digest that the
 configuration names. A configuration file cannot name one.
 
-`config.json` names carried files relative to the run directory. So the directory may be moved.
+`config.json` names carried files relative to the run directory. So the directory may be moved. The same holds
+of the start that a run took from another run (`run_directory.lineage`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ _FIGURES: dict[str, Sequence[str]] = {
 def figures_of(runs: Sequence[Overview]) -> list[Figure]:
     """The figures of the summaries. A live run has a summary too."""
     summaries = [run.story.summary() for run in runs]
-    return [Figure(name, tuple(_at(one, path) for one in summaries)) for name, path in _FIGURES.items()]
+    figures = [Figure(name, tuple(_at(one, path) for one in summaries)) for name, path in _FIGURES.items()]
+    parents = tuple(run.parent and str(run.parent) for run in runs)
+    return [Figure("began with", parents), *figures] if any(parents) else figures
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:

@@ -27,6 +27,7 @@ from millrace.observe.conversation import ENVIRONMENT, MODEL
 from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.sinks.log_files import SLICE_BYTES
 from millrace.observe.speeds import GENERATED, TRAINED
+from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -46,6 +47,7 @@ class Overview:
     def __init__(self, name: str, run: RunDirectory, trajectories: str = "") -> None:
         self.name, self.run, self._trajectories = name, run, trajectories
         self.config: Config = run.read_config()
+        self.parent = read_parent(run)
         self.steps = Steps(run.metrics)
         self.story = Story(run.events, self.config)
         self._tokenizer: list[Any] = []  # empty until it is needed
@@ -170,6 +172,7 @@ class Overview:
             "mean staleness": summary["staleness"]["mean"],
             "fairness": summary["fairness"],
             "restarts": summary["restarts"],
+            **({"began with": str(self.parent)} if self.parent else {}),
         }
 
     def _accounts(self) -> str:

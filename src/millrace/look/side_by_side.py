@@ -11,9 +11,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from millrace.look.drawing.spark import spark
 from millrace.look.comparison import comparison_record
 from millrace.look.drawing import fragments
+from millrace.look.drawing.spark import spark
 from millrace.look.overview import overviews
 from millrace.look.record.steps import curve
 from millrace.observe.terminal import as_text

@@ -23,12 +23,12 @@ from millrace.look.drawing.filter_form import filter_form, in_address
 from millrace.look.drawing.group_page import about, group_page, known_largest, row_columns
 from millrace.look.drawing.runs_table import COMPARED_MAX, runs_page
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
-from millrace.look.record.groups import read_group, read_member
+from millrace.look.record.group.groups import read_group, read_member
+from millrace.look.record.group.task_row import TaskRow, TaskRows
 from millrace.look.record.run_rows import RunRows
 from millrace.look.record.runs import find_runs
 from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
-from millrace.look.record.task_row import TaskRow, TaskRows
 from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
 from millrace.run_directory.resume import diff

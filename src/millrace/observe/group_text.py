@@ -25,7 +25,7 @@ def bars(values: Sequence[float]) -> str:
 
 
 def render_group(view: Mapping[str, Any]) -> Group:
-    """A record of `look.record.group_view`."""
+    """A record of `look.record.group.group_view`."""
     attempts = view["attempts"]
     states = ", ".join(f"{num} {state}" for state, num in view["states"].items())
     parts: list[RenderableType] = [

@@ -18,29 +18,49 @@ CHECKPOINT = "manifest.json"
 
 
 def export(
-    run: RunDirectory, version: int | None = None, out: Path | None = None, *, adapter: bool = False
+    run: RunDirectory,
+    version: int | None = None,
+    out: Path | None = None,
+    *,
+    adapter: bool = False,
+    master: bool = False,
 ) -> tuple[int, Path]:
     """Write the model of a checkpoint as a Hugging Face directory, like the model at the end of a run.
 
     `version`: None: of the newest checkpoint. `out`: None: RUN/exports/vNNNNNNNN. `adapter`: write the
-    adapter alone, in the format of peft. Returns the version and the directory.
+    adapter alone, in the format of peft. `master`: see `write_master`. Returns the version and the directory.
 
     Raises: DataError: there is no such checkpoint, or it is damaged; `out` holds something else; the run
     trains no adapter.
     """
-    versions = run.versions()
-    chosen = max(versions, default=None) if version is None else version
+    chosen = max(run.versions(), default=None) if version is None else version
     if chosen is None:
         raise DataError(f"{run.path} has no checkpoint yet: the first comes after `checkpoints.every` steps")
-    if chosen not in versions:
+    target = out or run.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
+    _write(run, checkpoint_of(run, chosen), target, adapter=adapter, master=master)
+    return chosen, target
+
+
+def checkpoint_of(run: RunDirectory, version: int) -> Path:
+    """Raises: DataError: there is no such checkpoint."""
+    versions = run.versions()
+    if version not in versions:
         there = f"it keeps {', '.join(map(str, versions))}" if versions else "it keeps none yet"
+        wanted = "no checkpoint" if version < 0 else f"no checkpoint of version {version}"
         raise DataError(
-            f"{run.path} has no checkpoint of version {chosen}: {there}.\n"
+            f"{run.path} has {wanted}: {there}.\n"
             "  `checkpoints.every` and `checkpoints.keep` say which are kept"
         )
-    target = out or run.exported(chosen).with_name(f"v{chosen:08d}{'-adapter' if adapter else ''}")
-    _write(run, run.checkpoint(chosen), target, adapter=adapter)
-    return chosen, target
+    return run.checkpoint(version)
+
+
+def write_master(run: RunDirectory, checkpoint: Path, out: Path) -> None:
+    """Write the model of a checkpoint with the trainer's own weights, in float32: what is published is
+    rounded. A merged adapter has the published numbers.
+
+    Raises: DataError: the checkpoint is damaged, or of another model.
+    """
+    _write(run, checkpoint, out, master=True)
 
 
 def newest(path: Path) -> Path:
@@ -87,18 +107,23 @@ def model_directory(path: Path) -> Iterator[Path]:
         yield Path(scratch) / "model"
 
 
-def _write(run: RunDirectory, checkpoint: Path, out: Path, *, adapter: bool = False) -> None:
+def _write(
+    run: RunDirectory, checkpoint: Path, out: Path, *, adapter: bool = False, master: bool = False
+) -> None:
     config = run.read_config()
+    exact = master and config.adapter.rank is None
     if adapter and config.adapter.rank is None:
         raise DataError(f"{run.path} trains all weights (`adapter.rank` is none): it has no adapter to write")
     if read_manifest(checkpoint).format == JAX:
         if not has_jax():
-            words = "--version", int(checkpoint.name[1:]), "--out", out, *["--adapter"] * adapter
-            run_with_jax(config.trainer.python, "export", run.path, *words)
+            words = "--version", int(checkpoint.name[1:]), "--out", out
+            options = *["--adapter"] * adapter, *["--master"] * exact
+            run_with_jax(config.trainer.python, "export", run.path, *words, *options)
             return
         from millrace.jax_trainer.files.model_directory import export_adapter, export_checkpoint
     else:
         from millrace.trainer.files.export import export_adapter, export_checkpoint
     write, model = export_adapter if adapter else export_checkpoint, config.model
-    write(checkpoint, out, model_path=model.path, dtype=model.dtype, adapter=config.adapter)
+    dtype = "float32" if exact else model.dtype
+    write(checkpoint, out, model_path=model.path, dtype=dtype, adapter=config.adapter)
     model_version.write(out, int(checkpoint.name[1:]))

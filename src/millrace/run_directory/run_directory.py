@@ -40,6 +40,11 @@ class RunDirectory:
         return self.path / carried.DIRECTORY
 
     @property
+    def parent(self) -> Path:
+        """The run that this run began from: see `run_directory.lineage`."""
+        return self.path / "parent.json"
+
+    @property
     def weights(self) -> Path:
         """The newest versions, for `rollout.servers`."""
         return self.path / "weights"
@@ -186,7 +191,7 @@ def _numbered(name: str, runs: Path) -> RunDirectory:
 
 def _remove_barren(run: RunDirectory) -> None:
     """Remove a run without a single group, unless the directory holds a file that is not the run's."""
-    scaled = (run.scale, run.scale_ask)
+    scaled = (run.scale, run.scale_ask, run.parent)
     ours = (run.config, run.carried, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
     if any(path.is_symlink() for path in run.path.glob("*")):
         return

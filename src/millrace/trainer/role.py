@@ -25,6 +25,7 @@ from millrace.trainer.checks.arithmetic import arithmetic
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
+from millrace.trainer.files.moments import take_moments
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.frozen.reference import load_reference, published_dtype
 from millrace.trainer.frozen.teacher import load_teacher
@@ -40,7 +41,8 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
     the same order. RANK in the environment is the rank's number, MILLRACE_RENDEZVOUS the place where ranks
     meet.
 
-    `device` and `device_share`: see `devices.device`. Other arguments: see `TrainerWorker`.
+    `device` and `device_share`: see `devices.device`. `moments`: the optimizer's state that the run begins
+    with, see `files.moments`; None: it begins without. Other arguments: see `TrainerWorker`.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
         open_writer: str,
         device: str = "auto",
         device_share: float = 1.0,
+        moments: str | None = None,
     ) -> None:
         super().__init__(config, run_dir, open_writer)
-        self._device = device, device_share
+        self._device, self._moments = (device, device_share), moments
         self._ranks = join(self._config, self._device)
         self._prunes = self._ranks.rank == 0
         self._tokenizer: dict[str, bytes] = {}
@@ -65,6 +68,8 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
         trainer = _policy_trainer(self._config, device, self._ranks)
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint, self._ranks)
+        elif self._moments is not None:
+            take_moments(trainer, Path(self._moments), self._ranks)
         self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
         dtype = published_dtype(self._config)
         buffers = buffers_of(published_weights(trainer.model, dtype), dtype)

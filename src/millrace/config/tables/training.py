@@ -13,7 +13,8 @@ from millrace.core.errors import ConfigError
 
 class Model(Section):
     path: str
-    """A Hugging Face model directory: config, safetensors weights, tokenizer."""
+    """A Hugging Face model directory: config, safetensors weights, tokenizer. Or a run, or a checkpoint of
+    one: see docs/going-on.md."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of published weights and of products. Without bfloat16 instructions a CPU computes
     products in float32. The trainer's master weights are always float32."""

@@ -9,10 +9,10 @@ from typing import Any
 from millrace.ledger.reading.draws import Draw
 from millrace.look.drawing import fragments
 from millrace.look.drawing.fragments import Raw, safe
-from millrace.look.record.advantages import GroupAdvantages
-from millrace.look.record.groups import ShownGroup
-from millrace.look.record.row_history import RowHistory
-from millrace.look.record.task_row import TaskRow
+from millrace.look.record.group.advantages import GroupAdvantages
+from millrace.look.record.group.groups import ShownGroup
+from millrace.look.record.group.row_history import RowHistory
+from millrace.look.record.group.task_row import TaskRow
 from millrace.look.record.tokens import Shown
 
 METRICS_MAX = 12

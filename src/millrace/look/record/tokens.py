@@ -10,7 +10,7 @@ from typing import Any
 from millrace.core.completion.columns import TokenColumns
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
-from millrace.look.record.advantages import NO_ADVANTAGES, GroupAdvantages
+from millrace.look.record.group.advantages import NO_ADVANTAGES, GroupAdvantages
 from millrace.observe.conversation import Turn, ended_by, recorded, turns_of
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from millrace.config.schema import Config
 from millrace.controller.evaluation import due
 from millrace.core import model_version
@@ -18,11 +20,12 @@ from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Tra
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
-from millrace.look.record.advantages import advantages_of
+from millrace.look.record.group.advantages import advantages_of
 from millrace.observe.conversation import conversation, ended_by, recorded
 from millrace.observe.hosts import Hosts
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
+from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.run_directory import RunDirectory
 
 LAST_STEPS = 10
@@ -40,6 +43,7 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         computes, fleet, hosts, window = _computes(run), _fleet(run), _hosts(run), _window(run)
     return {
         "run": str(run.path),
+        "parent": None if (parent := read_parent(run)) is None else msgspec.to_builtins(parent),
         "state": _state(run, state.version >= config.steps),
         "version": state.version,
         "steps": config.steps,

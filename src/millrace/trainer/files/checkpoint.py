@@ -159,7 +159,7 @@ def load_checkpoint(trainer: PolicyTrainer, path: str | Path, ranks: Ranks = ALO
         weights = trained_weights(trainer.model)
         refuse_another_model(weights, saved["model"], path)
         copy_into(owned_blocks(weights, copies=True), saved["model"])
-        _restore_optimizer(trainer, saved["optimizer"])
+        restore_optimizer(trainer, saved["optimizer"])
         _restore_generators(saved["rng"], ranks)
     if broken := not_finite(trained_weights(trainer.model), ranks):
         raise DataError(f"{path} holds weights that are not finite: {broken[:5]}.\n{EARLIER}")
@@ -228,7 +228,8 @@ def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     return state
 
 
-def _restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:
+def restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """`tensors`: of a checkpoint's optimizer, by `{state}/{parameter}`. They may be mapped files."""
     parameters = dict(trainer.model.named_parameters())
     trainer.optimizer.state.clear()
     of_critic = {name: tensor for name, tensor in tensors.items() if f"/{PREFIX}" in name}

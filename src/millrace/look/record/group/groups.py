@@ -10,8 +10,8 @@ from millrace.config.schema import Config
 from millrace.core.types import Group, Prompt
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
-from millrace.look.record.advantages import GroupAdvantages, advantages_of
-from millrace.look.record.row_history import RowHistory, history_of
+from millrace.look.record.group.advantages import GroupAdvantages, advantages_of
+from millrace.look.record.group.row_history import RowHistory, history_of
 from millrace.look.record.tokens import TOKENS_MAX, Shown, reader_of, shown_of
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from millrace.core.types import Trajectory
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.look.record.advantages import GroupAdvantages, advantages_of
-from millrace.look.record.groups import ratios_of
-from millrace.look.record.row_history import history_of
-from millrace.look.record.task_row import TaskRows
+from millrace.look.record.group.advantages import GroupAdvantages, advantages_of
+from millrace.look.record.group.groups import ratios_of
+from millrace.look.record.group.row_history import history_of
+from millrace.look.record.group.task_row import TaskRows
 from millrace.look.record.views import View, tokenizer_of, trajectory_record
 from millrace.run_directory.run_directory import RunDirectory
 
