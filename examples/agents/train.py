@@ -44,7 +44,7 @@ def _asked(text):
     return f"{USER}{text}{END}{ASSISTANT}"
 
 
-def train(args, directory):
+def train(args, directory, **keywords):
     rng = random.Random(args.seed)
     learn(
         [pair for _ in range(NUM_DEMONSTRATIONS // 2) for pair in demonstrated(rng)],
@@ -76,6 +76,7 @@ def train(args, directory):
         optimizer={"lr": args.lr, "warmup_steps": 5},
         schedule={"kind": args.schedule},
         rollout={"max_sequence_tokens": 80, "slots": 64},
+        **keywords,
     )
 
 

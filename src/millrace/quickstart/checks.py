@@ -19,11 +19,15 @@ GAP_MAX = 1e-4
 
 
 def checks(before: Evaluation, after: Evaluation, run: RunDirectory, saboteur: Saboteur) -> list[Check]:
+    return [_learned(before, after), *checks_of_run(run, saboteur.victim, saboteur.killed_s)]
+
+
+def checks_of_run(run: RunDirectory, victim: str | None, killed_s: float) -> list[Check]:
+    """Those that need no evaluation. `victim`: a replica that was killed at this time of the run's clock."""
     summary = json.loads(run.summary.read_text())
     events = list(read_events(run.events))
     return [
-        _learned(before, after),
-        _recovered(events, saboteur),
+        _recovered(events, victim, killed_s),
         _nothing_lost(run, summary),
         _digests_equal(events),
         _gap(summary),
@@ -37,29 +41,29 @@ def _learned(before: Evaluation, after: Evaluation) -> Check:
     return Check("learned", min(greedy, sampled) >= GAIN_MIN, detail)
 
 
-def _recovered(events: list[Event], saboteur: Saboteur) -> Check:
+def _recovered(events: list[Event], victim: str | None, killed_s: float) -> Check:
     """The killed replica restarted, and its trajectories went on from their partial tokens."""
-    died = [e for e in events if e.kind == "worker_died" and e.fields["name"] == saboteur.victim]
-    back = [e for e in events if e.kind == "worker_recovered" and e.fields["name"] == saboteur.victim]
+    died = [e for e in events if e.kind == "worker_died" and e.fields["name"] == victim]
+    back = [e for e in events if e.kind == "worker_recovered" and e.fields["name"] == victim]
     if not died or not back:
-        return Check("recovered", False, f"{saboteur.victim}: died {len(died)} times, back {len(back)} times")
-    lost = _lost(events, saboteur)
-    later = [e.fields for e in events if e.kind == "leased" and e.time_s > saboteur.killed_s]
+        return Check("recovered", False, f"{victim}: died {len(died)} times, back {len(back)} times")
+    lost = _lost(events, victim, killed_s)
+    later = [e.fields for e in events if e.kind == "leased" and e.time_s > killed_s]
     tokens = sum(f["resumed_tokens"] for f in later if not lost.isdisjoint(f["trajectory_ids"]))
     detail = (
-        f"{saboteur.victim} killed, back after {back[0].fields['recovery_s']:.2f} s; "
+        f"{victim} killed, back after {back[0].fields['recovery_s']:.2f} s; "
         f"the {len(lost)} trajectories it worked on went on from {tokens} partial tokens"
     )
     return Check("recovered", tokens > 0, detail)
 
 
-def _lost(events: list[Event], saboteur: Saboteur) -> set[int]:
+def _lost(events: list[Event], victim: str | None, killed_s: float) -> set[int]:
     """The trajectories on which the killed replica worked."""
     lost: set[int] = set()
     for event in events:
-        if event.time_s > saboteur.killed_s:
+        if event.time_s > killed_s:
             break
-        if event.kind == "leased" and event.fields["replica"] == saboteur.victim:
+        if event.kind == "leased" and event.fields["replica"] == victim:
             lost.update(event.fields["trajectory_ids"])
         elif event.kind == "leased":
             lost.difference_update(event.fields["trajectory_ids"])

@@ -1,0 +1,91 @@
+"""Agents with the SDKs of OpenAI and Anthropic train a tiny model, and a replica is killed half-way.
+
+    python benchmarks/agents.py [--json] [--seeds 3] [--steps 16] [--agents with_openai ...]
+
+It needs the SDKs: see `make setup-agents`. Each run is one of `examples/agents/train.py`.
+
+AGENT_reward   mean reward of the first and of the last eighth of the steps, for each seed
+AGENT_checks   of how many runs each check of the quickstart holds; `learned` is a rise of the reward
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from argparse import Namespace
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from common import ROOT, parser_of, report, require, say, sized
+
+from millrace.observe.check import Check
+from millrace.observe.sinks.jsonl import read_events
+from millrace.quickstart.checks import GAIN_MIN, checks_of_run
+from millrace.run_directory.run_directory import RunDirectory
+
+AGENTS = {"with_openai": "openai", "with_anthropic": "anthropic", "with_openai_agents": "agents"}
+VICTIM = "replica-0"
+
+
+class Kill:
+    """Kills a replica after the step `at`."""
+
+    def __init__(self, run: RunDirectory, at: int) -> None:
+        self._run, self._at, self._steps, self.killed_s = run, at, 0, 0.0
+
+    def __call__(self, _: dict[str, Any]) -> None:
+        self._steps += 1
+        if self._steps == self._at:
+            for event in read_events(self._run.events):
+                self.killed_s = event.time_s
+                if event.kind == "worker_started" and event.fields["name"] == VICTIM:
+                    pid = event.fields["pid"]
+            os.kill(pid, signal.SIGKILL)
+
+
+def one(train: Any, args: Namespace, directory: Path) -> tuple[list[float], list[Check]]:
+    run = RunDirectory(directory / "run")
+    kill = Kill(run, args.steps // 2)
+    trained = train(args, directory, on_step=kill)
+    rewards = [step["reward/mean"] for step in trained.metrics()]
+    eighth = max(1, len(rewards) // 8)
+    first, last = fmean(rewards[:eighth]), fmean(rewards[-eighth:])
+    learned = Check("learned", last - first >= GAIN_MIN, f"reward {first:.2f} to {last:.2f}")
+    return [first, last], [learned, *checks_of_run(run, VICTIM, kill.killed_s)]
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=sized(3, 1))
+    parser.add_argument("--steps", type=int, default=sized(16, 2))
+    parser.add_argument("--warm-start-steps", type=int, default=sized(300, 5))
+    parser.add_argument("--agents", nargs="+", choices=AGENTS, default=sized([*AGENTS], ["with_openai"]))
+    options = parser.parse_args()
+    missing = [package for agent in options.agents if find_spec(package := AGENTS[agent]) is None]
+    require(not missing, f"{', '.join(missing)} is not installed: see `make setup-agents`")
+    sys.path.insert(0, str(ROOT / "examples" / "agents"))
+    from train import train  # type: ignore[import-not-found]
+
+    found: dict[str, Any] = {}
+    for agent in options.agents:
+        rewards, holds = [], Counter[str]()
+        for seed in range(1, options.seeds + 1):
+            with tempfile.TemporaryDirectory() as scratch:
+                args = Namespace(**{**vars(options), "agent": agent, "seed": seed, "lr": 2e-4})
+                args.schedule = "millrace"
+                reward, checks = one(train, args, Path(scratch))
+            rewards.append([round(value, 3) for value in reward])
+            holds.update({check.claim: int(check.holds) for check in checks})
+            for check in checks:
+                say(f"{agent}, seed {seed}: {check.claim}: {check.holds}: {check.detail}")
+        found |= {f"{agent}_reward": rewards, f"{agent}_checks": dict(holds)}
+    report(found, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
