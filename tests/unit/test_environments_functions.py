@@ -32,6 +32,10 @@ async def later(completion):
 def never(completion):
     raise OSError("gone")
 
+def slow(completion):
+    time.sleep(1.2)
+    raise ValueError("slow")
+
 def hangs(completion):
     time.sleep(1)
 
@@ -95,6 +99,12 @@ def test_the_last_attempts_failure_is_that_of_the_trajectory(score):
 
 def test_no_pause_reaches_beyond_the_deadline_of_all_attempts(score):
     failed = score("never", attempts=9, backoff_s=100.0)
+    assert failed.reason.endswith("(attempt 1 of 9, and there is no time for the next)")
+
+
+def test_no_attempt_begins_that_would_end_after_the_deadline_if_it_took_as_long_as_the_last(score):
+    failed = score("slow", attempts=9, backoff_s=0.001, timeout_s=2.0)
+    assert "ValueError: slow" in failed.reason
     assert failed.reason.endswith("(attempt 1 of 9, and there is no time for the next)")
 
 

@@ -151,7 +151,7 @@ def test_a_summary_that_a_later_request_has_is_used_and_one_that_was_thrown_away
     history = [BEGIN, said]
     talk.turn(*history, user("in short"), text="<think>well</think>nothing yet")
     assert talk.conversation.replies_unused == 0, "it is the newest"
-    talk.turn(*history, user("in short, again"), text="a room")
+    talk.turn(*history, user("in short, again"), text="\n a room\n")
     assert talk.conversation.replies_unused == 1
     talk.turn(BEGIN, user("Until now: a room. Go on"), text="I go")
     assert talk.conversation.replies_unused == 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,11 @@ from millrace.cli.app import run as millrace
 from millrace.controller.state.groups import make_batch
 from millrace.core.errors import MillraceError
 from millrace.core.types import State
+from millrace.environments.stream.parts import Parts
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, SampleFilter
 from millrace.look.drawing.fragments import TONES, tone
-from millrace.look.record import row_history
+from millrace.look.record.group import row_history
 from millrace.look.record.group.advantages import advantages_of
 from millrace.look.record.group.row_history import history_of
 from millrace.look.record.group.task_row import TaskRow, TaskRows
@@ -240,15 +242,21 @@ def test_a_users_function_is_never_called_for_a_page(tmp_path: Path) -> None:
     assert "a function, which only a run calls" in Site(tmp_path, "/").group("g", {"id": ["0"]}).html
 
 
-def test_data_that_take_long_are_waited_for_by_the_page(run: RunDirectory) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        release: Future[None] = Future()
-        pool.submit(release.result, 60)
-        rows = TaskRows(run.read_config(), lambda: tokenizer_of(run), pool)
-        told = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=0.01)
-        release.set_result(None)
-        assert told.again and "are being read" in told.unknown
-        later = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=None)
+def test_data_that_take_long_are_waited_for_by_the_page(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = Event()
+
+    def slow(*given: Any) -> Parts:
+        release.wait(60)
+        return Parts(*given)
+
+    monkeypatch.setattr("millrace.look.record.group.task_row.Parts", slow)
+    rows = TaskRows(run.read_config(), lambda: tokenizer_of(run))
+    told = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=0.01)
+    release.set()
+    assert told.again and "are being read" in told.unknown
+    later = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=None)
     assert later == TaskRow("answer <b>1</b>", {"level": "1", "tags": f'["{HOSTILE}","x"]'})
 
 

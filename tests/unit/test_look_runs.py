@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from observe_events import step
@@ -141,7 +142,7 @@ def test_choices_of_an_address_that_make_no_sense_are_left_out() -> None:
 
 def test_rows_that_are_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millrace.look.drawing.runs_table.SHOWN_MAX", 1)
-    assert '2 more, started earlier: <a href="/?num=3">' in runs_page("/", ROWS, RunsView())
+    assert '2 more: <a href="/?num=3">' in runs_page("/", ROWS, RunsView())
     assert "started earlier" not in runs_page("/", ROWS, RunsView(num="3"))
 
 
@@ -155,6 +156,26 @@ def test_names_values_and_words_are_text() -> None:
 def test_a_small_curve_rises_where_its_values_rise() -> None:
     assert 'points="0.0,18.0 10.0,2.0"' in spark([0.0, 1.0], 10, 20)
     assert spark([], 10, 20) == ""
+
+
+def test_a_run_under_two_names_has_two_rows(tmp_path: Path) -> None:
+    write_run(tmp_path / "run-3")
+    (tmp_path / "latest").symlink_to("run-3")
+    assert {row.name for row in RunRows().of(find_runs(tmp_path))} == {"run-3", "latest"}
+
+
+def test_a_row_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, rows = write_run(tmp_path / "a"), RunRows()
+    with monkeypatch.context() as patched:
+        patched.setattr("millrace.look.record.run_rows.run_row", Mock(side_effect=OSError("busy")))
+        assert rows.of({"a": run})[0].trouble == "busy"
+    assert rows.of({"a": run})[0].trouble == ""
+
+
+@pytest.mark.parametrize("query", [{"num": ["9" * 5000]}, {"find": ["-" * 5000 + "x"]}])
+def test_a_strange_query_has_its_page(tmp_path: Path, query: dict[str, list[str]]) -> None:
+    write_run(tmp_path / "a")
+    assert "runs" in Site(tmp_path, "/").runs(query).html
 
 
 def test_the_newest_run_comes_first(tmp_path: Path) -> None:

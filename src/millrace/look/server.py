@@ -61,7 +61,6 @@ class Ui:
     def close(self) -> None:
         self._server.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._site.close()
 
 
 class _Guarded(RequestHandler):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -67,11 +66,6 @@ class Site:
         self._kept: dict[str, Overview] = {}
         self._answers: dict[tuple[str, Axis], PageResponse] = {}
         self._rows: dict[str, TaskRows] = {}
-        self._pool = ThreadPoolExecutor(1, "task rows")
-
-    def close(self) -> None:
-        """Data that are still read end with the process."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ pages
 
@@ -230,7 +224,7 @@ class Site:
 
     def _row(self, run: Overview, group_id: int, row_id: str, prompt: str) -> TaskRow:
         if run.name not in self._rows:
-            self._rows[run.name] = TaskRows(run.config, lambda: run.tokenizer, self._pool)
+            self._rows[run.name] = TaskRows(run.config, lambda: run.tokenizer)
         return self._rows[run.name].row(group_id, row_id, prompt)
 
     def _groups(self, name: str, color: str) -> str:

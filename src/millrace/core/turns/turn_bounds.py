@@ -40,3 +40,8 @@ NO_BOUNDS = TurnBounds()
 def is_bound(name: str) -> bool:
     """Whether this metric is a bound of a turn."""
     return name.startswith((FIRST, NEXT))
+
+
+def measured(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are no bounds."""
+    return {name: value for name, value in metrics.items() if not is_bound(name)}

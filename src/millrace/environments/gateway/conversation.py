@@ -66,7 +66,7 @@ class Conversation:
         self._use(call, place)
         self._turns.append(_Turn(call, place.context, list(reply.ids), reply.turn))
         if not isinstance(call.prompt, list):
-            self._unused[len(self._turns)] = reply.content
+            self._unused[len(self._turns)] = reply.content.strip()
 
     @property
     def replies_unused(self) -> int:

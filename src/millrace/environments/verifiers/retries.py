@@ -34,13 +34,15 @@ class RetriedCalls:
             ends_s = loop.time() + self._timeout_s
         pauses = pauses_s(completion, self._attempts, self._backoff_s)
         while True:
+            begun_s = loop.time()
             score = await self._calls.score(completion, answer, columns, ends_s=ends_s)
             if isinstance(score, Scored):
                 return replace(score, metrics={"attempts": float(attempt), **score.metrics})
             pause_s = next(pauses, None)
             if not isinstance(score, Failed):
                 return score
-            if pause_s is None or loop.time() + pause_s >= ends_s:
+            # A call that the deadline cuts costs a plain function its process, and hides the reason.
+            if pause_s is None or 2 * loop.time() - begun_s + pause_s >= ends_s:
                 late = "" if pause_s is None else ", and there is no time for the next"
                 return Failed(f"{score.reason} (attempt {attempt} of {self._attempts}{late})")
             await asyncio.sleep(pause_s)

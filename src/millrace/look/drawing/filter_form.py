@@ -15,15 +15,16 @@ NUMBERS = {"reward_min": "reward from", "reward_max": "to", "tokens_min": "token
 def filter_form(address: str, text: str, choice: Choice, only: SampleFilter, color: str) -> str:
     """Fields of text, order, state, reason, reward and length."""
     orders = [(one.value, one.value) for one in Choice if one is not Choice.FAILED]
+    state = only.state or (State.FAILED.value if choice is Choice.FAILED else "")
     fields = [
         _input("text", text, "Text in prompt or completion"),
         _select("choice", "order", orders, choice.value),
-        _select("state", "state", [("", "any"), *((one.value, one.value) for one in State)], only.state),
+        _select("state", "state", [("", "any"), *((one.value, one.value) for one in State)], state),
         _input("reason", only.reason, "Reason of its end", short="reason has"),
     ]
     for name, label in NUMBERS.items():
         value = getattr(only, name)
-        shown = "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        shown = "" if value is None else str(value)
         step = "any" if name.startswith("reward") else "1"
         number = f'<input type="number" step="{step}" name="{name}" value="{escape(shown)}">'
         fields.append(f"<label>{label} {number}</label>")

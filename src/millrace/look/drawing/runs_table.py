@@ -25,10 +25,11 @@ GROUPS = ("state", "model", "task", "algorithm", "schedule", "tags")
 def runs_page(base: str, rows: Sequence[RunRow], view: RunsView) -> str:
     """The whole list. `base` is the address of the site."""
     chosen = view.chosen(rows)
-    most = int(view.num) if view.num.isascii() and view.num.isdigit() else SHOWN_MAX
+    asked = int(view.num) if view.num.isascii() and view.num.isdigit() and len(view.num) < 10 else SHOWN_MAX
+    most = len(chosen) if view.group else asked  # the head of a group speaks of all its runs
     shown, left_out = chosen[:most], len(chosen) - most
     more = link(f"{base}{view.address(num=str(len(chosen)))}", "Show all")
-    rest = f"<p>{left_out:,} more, started earlier: {more}</p>" if left_out > 0 else ""
+    rest = f"<p>{left_out:,} more: {more}</p>" if left_out > 0 else ""
     return f"{_search(base, rows, chosen, view)}{_table(base, shown, view)}{rest}"
 
 

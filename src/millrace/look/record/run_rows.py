@@ -25,7 +25,7 @@ SPARK_POINTS = 32
 WHOLE_BYTES, LINE_BYTES = 1 << 16, 1 << 13
 """A log of metrics up to `WHOLE_BYTES` is read whole. A longer one is read at `SPARK_POINTS` places."""
 
-Stamp = tuple[tuple[int, int], ...]
+Stamp = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +74,28 @@ class RunRows:
     """Rows of runs. A run whose files did not change is not read again. Not for use from several threads."""
 
     def __init__(self) -> None:
-        self._kept: dict[Path, tuple[Stamp, RunRow]] = {}
+        self._kept: dict[str, tuple[Stamp, RunRow]] = {}
 
     def of(self, runs: Mapping[str, RunDirectory]) -> list[RunRow]:
         """Never raises: a row says what is wrong with its run. Runs that are gone are forgotten."""
-        self._kept = {run.path: self._read(name, run) for name, run in runs.items()}
+        self._kept = {name: self._read(name, run) for name, run in runs.items()}
         return [
             row if row.trouble else replace(row, state=state_of(runs[row.name], row.version, row.steps))
             for _, row in self._kept.values()
         ]
 
     def _read(self, name: str, run: RunDirectory) -> tuple[Stamp, RunRow]:
-        stamp = tuple(map(_stamp, (run.config, run.metrics)))
-        kept = self._kept.get(run.path)
-        if kept is not None and kept[0] == stamp and kept[1].name == name:
+        stamp = run.path, *map(_stamp, (run.config, run.metrics))
+        kept = self._kept.get(name)
+        if kept is not None and kept[0] == stamp:
             return kept
         try:
-            return stamp, run_row(name, run)
-        except (MillraceError, OSError) as error:
+            row = run_row(name, run)
+        except MillraceError as error:
             return stamp, RunRow(name, trouble=str(error))
+        except OSError as error:  # it may pass
+            return (), RunRow(name, trouble=str(error))
+        return stamp if row.started_s is not None else (), row
 
 
 def run_row(name: str, run: RunDirectory) -> RunRow:

@@ -94,8 +94,8 @@ def _value(row: RunRow, name: str) -> str:
 
 
 def _has(row: RunRow, word: str) -> bool:
-    if word.startswith("-") and len(word) > 1:
-        return not _has(row, word[1:])
+    if len(bare := word.lstrip("-")) < len(word) and bare:
+        return _has(row, bare) == ((len(word) - len(bare)) % 2 == 0)
     key, equals, value = word.partition("=")
     if not (equals and key):
         return any(word.casefold() in str(COLUMNS[name](row)).casefold() for name in WORDS)

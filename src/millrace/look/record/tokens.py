@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.core.completion.columns import TokenColumns
+from millrace.core.turns.turn_bounds import measured
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
 from millrace.look.record.group.advantages import NO_ADVANTAGES, GroupAdvantages
@@ -147,7 +148,7 @@ def shown_of(
         reason=one.reason,
         finish=one.finish.value if one.finish else "",
         reward=one.reward,
-        metrics=one.metrics,
+        metrics=measured(one.metrics),
         num_tokens=len(one.columns),
         trained=one.trained_version,
         replica=one.replica,

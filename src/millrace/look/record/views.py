@@ -16,6 +16,7 @@ from millrace.core import model_version
 from millrace.core.errors import DataError, MillraceError, boundary
 from millrace.core.events import Event
 from millrace.core.fairness import Figures
+from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Trajectory
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
@@ -176,7 +177,7 @@ def trajectory_view(
     ]
     turns = [each for each in turns if turn in (None, each["turn"])]
     return _outcome(group, trajectory) | {
-        "reward_metrics": trajectory.metrics,
+        "reward_metrics": measured(trajectory.metrics),
         "lease": trajectory.lease,
         "replica": trajectory.replica,
         "epoch": trajectory.epoch,
@@ -207,7 +208,7 @@ def trajectory_record(
     """One trajectory as a flat record. With `tokens` the record has the columns of tokens."""
     decode = partial(_as_the_reward_saw_it, tokenizer) if tokenizer else None
     record = _outcome(group, trajectory) | {
-        **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
+        **{f"reward/{name}": value for name, value in measured(trajectory.metrics).items()},
         "num_tokens": len(trajectory.columns),
         "trained_version": trajectory.trained_version,
         "staleness": _staleness(trajectory, trajectory.trained_version),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
+from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.look.record.group.advantages import GroupAdvantages, advantages_of
@@ -23,12 +23,11 @@ def group_view(reader: LedgerReader, run: RunDirectory, group_id: int) -> View:
     None, and a field `..._unknown` says why."""
     group, config, tokenizer = reader.group(group_id), run.read_config(), tokenizer_of(run)
     advantages = advantages_of(group, config)
-    with ThreadPoolExecutor(1) as pool:
-        row = TaskRows(config, lambda: tokenizer, pool).row(group_id, group.row_id, group.text, wait_s=None)
+    row = TaskRows(config, lambda: tokenizer).row(group_id, group.row_id, group.text, wait_s=None)
 
     def attempt(one: Trajectory) -> View:
         record = trajectory_record(group, one, tokenizer, tokens=False)
-        return record | {"metrics": one.metrics} | of_member(one, advantages)
+        return record | {"metrics": measured(one.metrics)} | of_member(one, advantages)
 
     return {
         "group_id": group_id,

@@ -17,11 +17,12 @@ _WIDTH = 4000
 
 @dataclass(frozen=True, slots=True)
 class RowHistory:
-    """`draws`, the newest first, are those of the groups from `first` on. `first` is 0: these are all."""
+    """`draws`, the newest first, are those of the groups from `first` on. `whole`: these are all."""
 
     row_id: str
     draws: list[Draw]
     first: int
+    whole: bool
 
     @property
     def rewards(self) -> list[float]:
@@ -46,4 +47,4 @@ def history_of(
             break
     if len(draws) > DRAWS_MAX:
         first = draws[DRAWS_MAX - 1].group_id
-    return RowHistory(row_id, draws[:DRAWS_MAX], first)
+    return RowHistory(row_id, draws[:DRAWS_MAX], first, whole=stop is None and not first)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -33,11 +35,11 @@ class TaskRow:
 
 
 class TaskRows:
-    """The rows of a run's task. The first question begins to read the data, on a thread of `pool`: that may
+    """The rows of a run's task. The first question begins to read the data, on a thread: that may
     take seconds. A user's function is never called, and nothing is fetched from a hub."""
 
-    def __init__(self, config: Config, tokenizer: Callable[[], Any], pool: ThreadPoolExecutor) -> None:
-        self._config, self._tokenizer, self._pool = config, tokenizer, pool
+    def __init__(self, config: Config, tokenizer: Callable[[], Any]) -> None:
+        self._config, self._tokenizer = config, tokenizer
         self._parts: Future[Parts] | None = None
 
     def row(self, group_id: int, row_id: str, prompt: str, wait_s: float | None = WAIT_S) -> TaskRow:
@@ -47,7 +49,7 @@ class TaskRows:
         if (tokenizer := self._tokenizer()) is None:
             return TaskRow(unknown="The columns of the row cannot be read: the model's tokenizer is gone.")
         if self._parts is None:
-            self._parts = self._pool.submit(Parts, self._config, tokenizer)
+            self._parts = _begun(partial(Parts, self._config, tokenizer))
         try:
             parts = self._parts.result(wait_s)
             return self._row(parts, group_id, row_id, prompt)
@@ -70,6 +72,20 @@ class TaskRows:
             name: _text(value) for name, value in columns.items() if name not in (task.prompt, task.answer)
         }
         return TaskRow(None if answer is None else _text(answer), others)
+
+
+def _begun(read: Callable[[], Parts]) -> Future[Parts]:
+    """The thread ends with the process, whatever it waits for."""
+    future: Future[Parts] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(read())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=work, name="task rows", daemon=True).start()
+    return future
 
 
 def _not_read(config: Config) -> str:
