@@ -180,6 +180,28 @@ def test_a_start_that_cannot_be_written_leaves_no_directory(run: RunDirectory, t
         start.write(new)
 
 
+def test_each_function_of_a_list_of_rewards_goes_along(tmp_path: Path) -> None:
+    parent, child = make_run(tmp_path / "parent"), RunDirectory(tmp_path / "child")
+    end(parent, 4)
+    parent.carried.mkdir()
+    child.path.mkdir()
+    members = []
+    for name in ("reward-1.pickle", "reward-2.pickle"):
+        (parent.carried / name).write_text(name)
+        function = {"kind": "function", "path": str(parent.carried / name)}
+        members.append({"name": f"member{len(members)}", "reward": function})
+    start = find_start(parent.path)
+    start.write(child)
+    config = start.own(config_of(start.model, reward={"kind": "sum", "members": members}), child)
+    assert config.reward.kind == "sum"
+    own = [Path(member.reward.path) for member in config.reward.members if member.reward.kind == "function"]
+    assert own == [child.carried / "reward-1.pickle", child.carried / "reward-2.pickle"]
+    assert [path.read_text() for path in own] == ["reward-1.pickle", "reward-2.pickle"]
+
+
+@pytest.mark.parametrize(
+    "others", [["logs"], ["parent.json"], ["carried", "model"], ["carried", "notes.txt"]]
+)
 def test_a_damaged_record_of_the_parent_is_told(run: RunDirectory) -> None:
     run.parent.write_text('{"run": 3}')
     with pytest.raises(DataError, match=r"parent.json is damaged"):

@@ -152,9 +152,8 @@ class Start:
         Raises: StorageError.
         """
         tree = carried.relative(dump(with_model(config, run.path / START)), self.run.path)
-        for section in tree.values():
-            path = section.get("path") if isinstance(section, dict) else None
-            if isinstance(path, str) and carried.is_carried(path) and not (run.path / path).exists():
+        for path in carried.named(tree):
+            if not (run.path / path).exists():
                 with writing(run.path / path):
                     shutil.copy2(self.run.path / path, run.path / path)
         return validate(Config, carried.absolute(tree, run.path), {})
