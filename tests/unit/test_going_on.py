@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
+from millrace.api import train as script
+from millrace.api import work
+from millrace.api.configure import PreparedConfig
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.config.tables.training import Optimizer
@@ -197,6 +201,33 @@ def test_each_function_of_a_list_of_rewards_goes_along(tmp_path: Path) -> None:
     own = [Path(member.reward.path) for member in config.reward.members if member.reward.kind == "function"]
     assert own == [child.carried / "reward-1.pickle", child.carried / "reward-2.pickle"]
     assert [path.read_text() for path in own] == ["reward-1.pickle", "reward-2.pickle"]
+
+
+def test_a_checkpoint_that_is_deleted_after_the_check_is_told_and_nothing_stays(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "check", lambda *_: shutil.rmtree(run.checkpoint(4)))
+    monkeypatch.setattr(script, "ask", lambda name, arguments: work.WORKS[name](**arguments))
+    prepared = PreparedConfig(config_of(run.path))
+    with pytest.raises(DataError, match="was deleted meanwhile"):
+        script._begin(prepared, find_start(run.path), "new", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("place", ["ask", "own"])
+def test_an_interrupt_while_a_script_writes_the_start_leaves_no_directory(
+    place: str, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("check", "ask"):
+        monkeypatch.setattr(script, name, lambda *_: None)
+    monkeypatch.setattr(*(script, "ask") if place == "ask" else (Start, "own"), interrupt)
+    prepared = PreparedConfig(config_of(run.path), {"carried/rows-0.jsonl": b"{}"})
+    with pytest.raises(KeyboardInterrupt):
+        script._begin(prepared, find_start(run.path), "new", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

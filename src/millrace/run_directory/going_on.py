@@ -45,10 +45,6 @@ class Start:
         """Of the parent, without date and number."""
         return re.sub(r"-\d{8}-\d+$", "", self.run.path.name)
 
-    def named(self) -> str:
-        """The same start for `find_start`."""
-        return str(self.source) if self.is_checkpoint else f"{self.run.path}@{self.version}"
-
     @property
     def is_checkpoint(self) -> bool:
         return (self.source / CHECKPOINT).is_file()
