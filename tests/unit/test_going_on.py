@@ -14,6 +14,7 @@ from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_mode
 from millrace.api import train as script
 from millrace.api import work
 from millrace.api.configure import PreparedConfig
+from millrace.cli import train as command_line
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.config.tables.training import Optimizer
@@ -24,7 +25,7 @@ from millrace.core.types import Batch
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.going_on import Start, find_start, start_in, with_model
 from millrace.run_directory.lineage import START, moments_of, read_parent
-from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory, create
 from millrace.trainer.files.manifest import JAX, TORCH, CheckpointManifest, write_manifest
 from millrace.trainer.files.moments import keep_moments, take_moments
 
@@ -230,9 +231,59 @@ def test_an_interrupt_while_a_script_writes_the_start_leaves_no_directory(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_directory_whose_start_was_half_written_is_used_again(tmp_path: Path) -> None:
+    new = create("new", tmp_path / "new")
+    (new.path / START).mkdir(parents=True)
+    (new.path / START / "model.safetensors").write_bytes(b"half")
+    new.parent.write_text("{")
+    Path(f"{new.ledger}.lock").write_text("")
+    assert create("new", new.path) == new
+    assert list(new.path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "others", [["logs"], ["parent.json"], ["carried", "model"], ["carried", "notes.txt"]]
 )
+def test_a_directory_that_may_be_another_s_is_left_alone(others: list[str], tmp_path: Path) -> None:
+    for name in others:
+        (tmp_path / "new" / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is not empty"):
+        create("new", tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == others
+
+
+def test_a_start_that_another_process_writes_is_left_alone(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = create("new", tmp_path / "new")
+
+    def meanwhile(*_: Any) -> None:
+        with pytest.raises(ConfigError, match="is not empty"):
+            create("new", new.path)
+
+    monkeypatch.setattr(Start, "_write", meanwhile)
+    find_start(run.path).write(new)
+    assert new.carried.is_dir() and not new.is_owned()
+
+
+def test_the_command_keeps_the_configuration_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = make_run(tmp_path / "parent")
+    end(parent, 4)
+
+    def killed(*_: Any) -> bool:
+        assert (tmp_path / "new" / "config.json").is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "_check", lambda *_: None)
+    monkeypatch.setattr(command_line, "_train", killed)
+    with pytest.raises(KeyboardInterrupt):
+        command_line.command(None, begin=str(parent.path), run_dir=tmp_path / "new")
+    kept = RunDirectory((tmp_path / "new").resolve())
+    assert kept.read_config().model.path == str(kept.path / START)
+
+
 def test_a_damaged_record_of_the_parent_is_told(run: RunDirectory) -> None:
     run.parent.write_text('{"run": 3}')
     with pytest.raises(DataError, match=r"parent.json is damaged"):
