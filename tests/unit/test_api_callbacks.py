@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_records import evaluation_of
 from tests.look_runs import write_run
 
 import millrace
 from millrace.api.callbacks import Callbacks
+from millrace.ledger.sqlite import SqliteLedger
 
 
 def test_each_step_comes_once_and_in_order_however_slow_the_function_is(tmp_path: Path) -> None:
@@ -47,3 +50,20 @@ def test_after_a_stop_or_an_exception_no_further_step_comes(tmp_path: Path, rais
             callbacks.conclude()
     else:
         callbacks.conclude()
+
+
+def test_evaluations_that_a_rewind_undid_hold_up_no_later_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a")
+    with closing(SqliteLedger(run.ledger, run={})) as ledger:
+        for version in (2, 3):
+            ledger.evaluated(*evaluation_of(version))
+        ledger.flush()
+    name = evaluation_of(2)[0].name
+    versions = list[int]()
+    callbacks = Callbacks(run, None, lambda record: versions.append(record["version"]), 0)
+    for version in (2, 4):  # 4 was undone, and is not in the ledger
+        callbacks.note("evaluated", {"name": name, "version": version})
+    callbacks.note("rewound", {"version": 2, "trajectories": 1})
+    callbacks.note("evaluated", {"name": name, "version": 3})
+    callbacks.call()
+    assert versions == [2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
+from millrace.api import train as script
+from millrace.api import work
+from millrace.api.configure import PreparedConfig
+from millrace.cli import train as command_line
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.config.tables.training import Optimizer
@@ -20,7 +25,7 @@ from millrace.core.types import Batch
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.going_on import Start, find_start, start_in, with_model
 from millrace.run_directory.lineage import START, moments_of, read_parent
-from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.run_directory import RunDirectory, create
 from millrace.trainer.files.manifest import JAX, TORCH, CheckpointManifest, write_manifest
 from millrace.trainer.files.moments import keep_moments, take_moments
 
@@ -178,6 +183,105 @@ def test_a_start_that_cannot_be_written_leaves_no_directory(run: RunDirectory, t
     run.checkpoint(4).rmdir()
     with pytest.raises(DataError, match="was deleted meanwhile"):
         start.write(new)
+
+
+def test_each_function_of_a_list_of_rewards_goes_along(tmp_path: Path) -> None:
+    parent, child = make_run(tmp_path / "parent"), RunDirectory(tmp_path / "child")
+    end(parent, 4)
+    parent.carried.mkdir()
+    child.path.mkdir()
+    members = []
+    for name in ("reward-1.pickle", "reward-2.pickle"):
+        (parent.carried / name).write_text(name)
+        function = {"kind": "function", "path": str(parent.carried / name)}
+        members.append({"name": f"member{len(members)}", "reward": function})
+    start = find_start(parent.path)
+    start.write(child)
+    config = start.own(config_of(start.model, reward={"kind": "sum", "members": members}), child)
+    assert config.reward.kind == "sum"
+    own = [Path(member.reward.path) for member in config.reward.members if member.reward.kind == "function"]
+    assert own == [child.carried / "reward-1.pickle", child.carried / "reward-2.pickle"]
+    assert [path.read_text() for path in own] == ["reward-1.pickle", "reward-2.pickle"]
+
+
+def test_a_checkpoint_that_is_deleted_after_the_check_is_told_and_nothing_stays(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "check", lambda *_: shutil.rmtree(run.checkpoint(4)))
+    monkeypatch.setattr(script, "ask", lambda name, arguments: work.WORKS[name](**arguments))
+    prepared = PreparedConfig(config_of(run.path))
+    with pytest.raises(DataError, match="was deleted meanwhile"):
+        script._begin(prepared, find_start(run.path), "new", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("place", ["ask", "own"])
+def test_an_interrupt_while_a_script_writes_the_start_leaves_no_directory(
+    place: str, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("check", "ask"):
+        monkeypatch.setattr(script, name, lambda *_: None)
+    monkeypatch.setattr(*(script, "ask") if place == "ask" else (Start, "own"), interrupt)
+    prepared = PreparedConfig(config_of(run.path), {"carried/rows-0.jsonl": b"{}"})
+    with pytest.raises(KeyboardInterrupt):
+        script._begin(prepared, find_start(run.path), "new", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_directory_whose_start_was_half_written_is_used_again(tmp_path: Path) -> None:
+    new = create("new", tmp_path / "new")
+    (new.path / START).mkdir(parents=True)
+    (new.path / START / "model.safetensors").write_bytes(b"half")
+    new.parent.write_text("{")
+    Path(f"{new.ledger}.lock").write_text("")
+    assert create("new", new.path) == new
+    assert list(new.path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "others", [["logs"], ["parent.json"], ["carried", "model"], ["carried", "notes.txt"]]
+)
+def test_a_directory_that_may_be_another_s_is_left_alone(others: list[str], tmp_path: Path) -> None:
+    for name in others:
+        (tmp_path / "new" / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="is not empty"):
+        create("new", tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == others
+
+
+def test_a_start_that_another_process_writes_is_left_alone(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = create("new", tmp_path / "new")
+
+    def meanwhile(*_: Any) -> None:
+        with pytest.raises(ConfigError, match="is not empty"):
+            create("new", new.path)
+
+    monkeypatch.setattr(Start, "_write", meanwhile)
+    find_start(run.path).write(new)
+    assert new.carried.is_dir() and not new.is_owned()
+
+
+def test_the_command_keeps_the_configuration_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = make_run(tmp_path / "parent")
+    end(parent, 4)
+
+    def killed(*_: Any) -> bool:
+        assert (tmp_path / "new" / "config.json").is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "_check", lambda *_: None)
+    monkeypatch.setattr(command_line, "_train", killed)
+    with pytest.raises(KeyboardInterrupt):
+        command_line.command(None, begin=str(parent.path), run_dir=tmp_path / "new")
+    kept = RunDirectory((tmp_path / "new").resolve())
+    assert kept.read_config().model.path == str(kept.path / START)
 
 
 def test_a_damaged_record_of_the_parent_is_told(run: RunDirectory) -> None:

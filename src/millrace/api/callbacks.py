@@ -46,6 +46,8 @@ class Callbacks:
         """Take an event of the run into account."""
         if kind in ("evaluated", "evaluation_skipped") and self._on_evaluation is not None:
             self._evaluated.append((fields["name"], fields["version"]))
+        elif kind == "rewound":  # what was undone never comes into the ledger
+            self._evaluated = [one for one in self._evaluated if one[1] <= fields["version"]]
 
     def call(self) -> bool:
         """Call the functions for what is new. True, once: the run must end."""

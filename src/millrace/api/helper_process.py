@@ -121,6 +121,8 @@ def ask(work: str, arguments: dict[str, Any]) -> Any:
         return process.result()
     except BaseException:
         process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process._process.wait(END_S)  # it writes nothing afterwards
         raise
 
 

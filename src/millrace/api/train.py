@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -90,7 +91,7 @@ def train(
         given["model.path"] = start.model
     prepared = prepare(config, Components(reward, rows, algorithm, schedule), given, OWN_KEYWORDS)
     name = Path(config).stem if isinstance(config, str | os.PathLike) else start.name if start else "run"
-    run = _begin(prepared, start or start_in(prepared.config), moments, name, run_dir)
+    run = _begin(prepared, start or start_in(prepared.config), name, run_dir)
     if show:
         info(f"Run directory: {run.path}")
     run._start(prepared.config.observe.notify)
@@ -100,22 +101,26 @@ def train(
 def _begin(
     prepared: PreparedConfig,
     start: Start | None,
-    moments: bool,
     name: str,
     run_dir: str | os.PathLike[str] | None,
 ) -> Run:
-    """A run directory with all that the run needs."""
+    """A run directory with all that the run needs. On an error it is removed."""
     if start is not None:
         prepared.config = start.fitted(prepared.config)
         info(f"Begins with {start}")
     chosen = Path(run_dir) if run_dir is not None else None
     check(prepared, chosen or run_directory.RUNS)
     directory = run_directory.create(name, chosen)
-    prepared.place(directory.path)
-    if start is not None:
-        ask("begin", {"run": str(directory.path), "start": start.named(), "moments": moments})
-        prepared.config = start.own(prepared.config, directory)
-    directory.write_config(prepared.config)
+    try:
+        prepared.place(directory.path)
+        if start is not None:
+            begun = {"parent": str(start.run.path), "source": str(start.source), "version": start.version}
+            ask("begin", {"run": str(directory.path), **begun, "moments": start.moments})
+            prepared.config = start.own(prepared.config, directory)
+        directory.write_config(prepared.config)
+    except BaseException:
+        shutil.rmtree(directory.path, ignore_errors=True)
+        raise
     return Run(directory.path)
 
 

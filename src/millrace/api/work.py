@@ -63,11 +63,11 @@ def check(run: str) -> list[str]:
     return list(warnings(config, try_first(config)))
 
 
-def begin(run: str, start: str, moments: bool) -> None:
-    """Write what a new run begins from into its directory. The directory is removed on an error."""
-    from millrace.run_directory.going_on import find_start
+def begin(run: str, parent: str, source: str, version: int, moments: bool) -> None:
+    """Write the start of a new run into its directory. The directory is removed on an error."""
+    from millrace.run_directory.going_on import Start
 
-    find_start(start, moments=moments).write(RunDirectory(Path(run)))
+    Start(RunDirectory(Path(parent)), Path(source), version, moments).write(RunDirectory(Path(run)))
 
 
 def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def command(
     if start is not None:
         start.write(run)
         config = start.own(config, run)
+        run.write_config(config)
     if resume and from_version is None and is_finished(run, config.steps):
         console.print(f"All {config.steps} steps are done. To go on, raise `steps`: --set steps=N")
         return

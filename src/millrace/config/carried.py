@@ -15,7 +15,7 @@ import hashlib
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,17 @@ def absolute(tree: Tree, directory: Path) -> Tree:
     """The reverse of `relative`."""
     changed: Tree = _with_paths(tree, lambda path: str(directory.absolute() / path), DIRECTORY + os.sep)
     return changed
+
+
+def named(value: Any) -> Iterator[str]:
+    """Each carried file that a tree of `relative` names, in its tables and in lists of tables."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from named(inner)
+    elif isinstance(value, dict):
+        if isinstance(path := value.get("path"), str) and is_carried(path):
+            yield path
+        yield from named(list(value.values()))
 
 
 def _with_paths(value: Any, change: Callable[[str], str], prefix: str) -> Any:

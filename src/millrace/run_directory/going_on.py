@@ -18,6 +18,7 @@ from millrace.config.load import Source, combine, validate
 from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import ConfigError, DataError, writing
+from millrace.ledger.lock import RunLock
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory import run_directory
 from millrace.run_directory.lineage import MOMENTS, NO_JAX, START, Parent, read_parent
@@ -44,10 +45,6 @@ class Start:
     def name(self) -> str:
         """Of the parent, without date and number."""
         return re.sub(r"-\d{8}-\d+$", "", self.run.path.name)
-
-    def named(self) -> str:
-        """The same start for `find_start`."""
-        return str(self.source) if self.is_checkpoint else f"{self.run.path}@{self.version}"
 
     @property
     def is_checkpoint(self) -> bool:
@@ -108,8 +105,9 @@ class Start:
     def write(self, run: RunDirectory) -> None:
         """Write the start and the lineage into a new run's directory. On an error the directory is removed.
 
-        Raises: DataError: the checkpoint is damaged, or was deleted meanwhile. StorageError.
+        Raises: DataError: the checkpoint is damaged, or was deleted meanwhile. StorageError, LedgerError.
         """
+        lock = RunLock(str(run.ledger))  # so nobody takes what is half written for the rest of a killed run
         try:
             with self._kept():
                 run.carried.mkdir(mode=0o700, exist_ok=True)
@@ -117,6 +115,8 @@ class Start:
         except BaseException:
             shutil.rmtree(run.path, ignore_errors=True)
             raise
+        finally:
+            lock.release()
 
     def _write(self, run: RunDirectory) -> None:
         start = run.path / START
@@ -152,9 +152,8 @@ class Start:
         Raises: StorageError.
         """
         tree = carried.relative(dump(with_model(config, run.path / START)), self.run.path)
-        for section in tree.values():
-            path = section.get("path") if isinstance(section, dict) else None
-            if isinstance(path, str) and carried.is_carried(path) and not (run.path / path).exists():
+        for path in carried.named(tree):
+            if not (run.path / path).exists():
                 with writing(run.path / path):
                     shutil.copy2(self.run.path / path, run.path / path)
         return validate(Config, carried.absolute(tree, run.path), {})

@@ -162,7 +162,7 @@ def create(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
     """A new run directory, readable by its owner only: `explicit`, or `runs/<name>-<date>-<n>`.
 
     A run in `explicit` that ended before it admitted a group is removed: the user corrected a mistake in the
-    configuration and tries again.
+    configuration and tries again. So is what a run left that was killed while it began.
 
     Raises: ConfigError: `explicit` exists and is not empty. StorageError: it cannot be made.
     """
@@ -190,15 +190,20 @@ def _numbered(name: str, runs: Path) -> RunDirectory:
 
 
 def _remove_barren(run: RunDirectory) -> None:
-    """Remove a run without a single group, unless the directory holds a file that is not the run's."""
-    scaled = (run.scale, run.scale_ask, run.parent)
-    ours = (run.config, run.carried, run.events, run.metrics, run.summary, run.logs, run.path / "tensorboard")
+    """Remove a run without a single group, unless the directory holds a file that is not the run's. Without a
+    configuration it was killed while it began: it has something carried, or a ledger."""
+    ours = {run.carried, run.parent, run.logs}
+    begun = run.config.is_file()
+    if begun:
+        ours |= {run.config, run.events, run.metrics, run.summary, run.path / "tensorboard"}
+        ours |= {run.scale, run.scale_ask}
+    begun = begun or run.carried.is_dir() or run.ledger.is_file()
     if any(path.is_symlink() for path in run.path.glob("*")):
         return
-    if not run.config.is_file() or run.is_owned() or not _is_barren(run.ledger):
+    if not begun or run.is_owned() or not _is_barren(run.ledger):
         return
     files_of_run = list(run.path.iterdir())
-    if all(path in (*ours, *scaled) or path.name.startswith(run.ledger.name) for path in files_of_run):
+    if all(path in ours or path.name.startswith(run.ledger.name) for path in files_of_run):
         for path in files_of_run:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
