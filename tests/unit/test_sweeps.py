@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from placement_needs import GB, ON_CPU, ON_GPU
@@ -13,14 +15,17 @@ from placement_needs import GB, ON_CPU, ON_GPU
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
+from millrace.observe.terminal import Terminal
 from millrace.placement.hosts import Layout, lay_out
 from millrace.sweeps import trial_record as record
+from millrace.sweeps.board import Board
 from millrace.sweeps.decisions.capacity import at_once, slots
 from millrace.sweeps.decisions.naming import trial_name
 from millrace.sweeps.decisions.space import Range, choices, domains, drawn, grid, with_seeds
 from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import value_at, value_of
+from millrace.sweeps.driver import Driver
 from millrace.sweeps.loading import load_sweep
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
@@ -109,6 +114,36 @@ def test_halving_ends_at_a_rung_what_is_not_among_the_best_third() -> None:
     assert reason(1.5, looked=2, step=3) == ""  # the rung was decided before, and the next is at 6
     assert reason(1.5, step=1) == ""
     assert halving_reason(rule, [(2, 0.0)], others[:1], looked=0, last=0.2) == ""  # fewer than three
+
+
+def driving(tmp_path: Path, text: str) -> Driver:
+    """Nothing runs yet."""
+    (tmp_path / "run.toml").write_text(BASE)
+    (tmp_path / "sweep.toml").write_text(f'base = "run.toml"\n{text}')
+    sweep = load_sweep(tmp_path / "sweep.toml")
+    source, trials = proposals(sweep.config), Trials(sweep.config.metric, sweep.config.goal, True)
+    trials.add(source.first())
+    board = Board(Terminal(quiet=True), trials, {})
+    return Driver(sweep, tmp_path, trials, source, [{}], board, {})
+
+
+def write_metrics(run: Path, *lines: dict[str, Any]) -> None:
+    run.mkdir(exist_ok=True)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"replayed": False, **line}) + "\n" for line in lines)
+
+
+def test_halving_waits_for_the_value_of_a_rung_that_comes_after_its_step(tmp_path: Path) -> None:
+    driver = driving(tmp_path, 'seeds = [1, 2]\nmetric = "late"\nstop = { kind = "halving", factor = 2 }\n')
+    driver.trials.trials["seed=1"].state = TrialState.FINISHED
+    write_metrics(tmp_path / "seed=1", {"version": 10, "late": 2.0})
+    write_metrics(tmp_path / "seed=2", {"version": 5, "late": 1.0}, {"version": 10})
+    driver._measure("seed=2")
+    assert driver._reason("seed=2") == ""
+    write_metrics(tmp_path / "seed=2", {"version": 11}, {"version": 10, "late": 1.0})
+    driver._measure("seed=2")
+    assert "step 10: its value 1 is in place 2 of 2" in driver._reason("seed=2")
+    assert driver._reason("seed=2") == ""  # each rung is decided once
 
 
 def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:

@@ -186,7 +186,7 @@ class Driver:
         else:
             finished = [self._series(n) for n in self.trials.of(TrialState.FINISHED)]
             found = median_reason(rule, own, finished, config.sign)
-        trial.looked = trial.step
+        trial.looked = own[-1][0] if own else looked
         record.write(self.directory, self.trials)
         return found
 

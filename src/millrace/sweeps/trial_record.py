@@ -35,7 +35,7 @@ ENDED = (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
 class SweepTrial(msgspec.Struct):
-    """`step`: the last version that was seen. `looked`: the last that the rule for stops was asked about."""
+    """`step`: the last version that was seen. `looked`: the last on whose value a rule for stops decided."""
 
     overrides: dict[str, Any]
     state: TrialState = TrialState.WAITING
