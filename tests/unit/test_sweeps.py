@@ -7,13 +7,14 @@ import math
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from placement_needs import GB, ON_CPU, ON_GPU
 
+from millrace.api.helper_process import WorkProcess
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, WorkerDied
 from millrace.core.placement import Gpu, Host
 from millrace.observe.terminal import Terminal
 from millrace.placement.hosts import Layout, lay_out
@@ -25,7 +26,7 @@ from millrace.sweeps.decisions.space import Range, choices, domains, drawn, grid
 from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import value_at, value_of
-from millrace.sweeps.driver import Driver
+from millrace.sweeps.driver import HELD_S, Driver, _Live
 from millrace.sweeps.loading import load_sweep
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
@@ -144,6 +145,45 @@ def test_halving_waits_for_the_value_of_a_rung_that_comes_after_its_step(tmp_pat
     driver._measure("seed=2")
     assert "step 10: its value 1 is in place 2 of 2" in driver._reason("seed=2")
     assert driver._reason("seed=2") == ""  # each rung is decided once
+
+
+class KilledProcess:
+    """A trial that did not end in time."""
+
+    has_ended = True
+
+    def result(self) -> Any:
+        raise WorkerDied("exit code -9")
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "after"),
+    [("running", 1.0, "interrupted"), ("stopped", 1.0, "stopped"), ("running", None, "failed")],
+)
+def test_a_trial_that_is_killed_since_its_step_is_long_goes_on_later_or_stays_stopped(
+    tmp_path: Path, before: str, asked: float | None, after: str
+) -> None:
+    driver = driving(tmp_path, "seeds = [1]\n")
+    trial = driver.trials.trials["seed=1"]
+    trial.state, trial.reason = TrialState(before), "the rule"
+    driver._live["seed=1"] = _Live(cast(WorkProcess, KilledProcess()), 0, 9, 1.0, kill_at=asked)
+    driver._look("seed=1")
+    assert trial.state == after and trial.reason == (
+        "the rule" if after == "stopped" else "WorkerDied: exit code -9"
+    )
+    assert driver._fill() is False  # the same start of the sweep does not begin it again
+
+
+def test_a_trial_that_another_process_holds_for_long_is_left_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.sweeps.driver.is_held", lambda log: True)
+    driver = driving(tmp_path, "seeds = [1]\n")
+    driver.trials.trials["seed=1"].state = TrialState.INTERRUPTED
+    assert driver._fill() is True
+    driver._held_since["seed=1"] -= HELD_S
+    assert driver._fill() is False
+    assert driver.trials.trials["seed=1"].state is TrialState.INTERRUPTED
 
 
 def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:

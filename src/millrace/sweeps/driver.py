@@ -60,7 +60,7 @@ class Driver:
     _measured: dict[str, Measured] = field(default_factory=dict)
     _held_since: dict[str, float] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
-    """Trials that somebody else stopped: they go on with the next start of the sweep."""
+    """Trials that were stopped, or that somebody else holds: they go on with the next start of the sweep."""
     _warned: bool = False
 
     def run(self) -> None:
@@ -103,7 +103,7 @@ class Driver:
             return False
         since = self._held_since.setdefault(name, time.monotonic())
         if time.monotonic() - since > HELD_S:
-            self._set(name, TrialState.FAILED, f"another process works on {run.path}")
+            self._leave(name, f"another process works on {run.path}")
         return True
 
     def _begin(self, name: str) -> None:
@@ -137,7 +137,7 @@ class Driver:
         news = self._measure(name, ended=ended)
         if ended:
             del self._live[name]
-            self._end(name, live.process)
+            self._end(name, live)
         elif live.kill_at is not None:
             if time.monotonic() > live.kill_at:
                 live.process.kill()
@@ -145,21 +145,23 @@ class Driver:
             self._set(name, TrialState.STOPPED, reason)
             live.stop()
 
-    def _end(self, name: str, process: WorkProcess) -> None:
-        trial = self.trials.trials[name]
+    def _end(self, name: str, live: _Live) -> None:
+        """A trial that was asked to stop has not failed: it may have been killed because its step is long."""
+        trial, reason = self.trials.trials[name], ""
         try:
-            done = process.result()["ended"]
+            done = live.process.result()["ended"]
         except MillraceError as error:
-            self._set(name, TrialState.FAILED, f"{type(error).__name__}: {error}")
-            return
+            done, reason = False, f"{type(error).__name__}: {error}"
+            if live.kill_at is None:
+                self._set(name, TrialState.FAILED, reason)
+                return
         if done:
             trouble = self._measured[name].trouble
             self._set(name, TrialState.FINISHED, trouble)
         elif trial.state is TrialState.STOPPED:
             record.write(self.directory, self.trials)  # its last value
         else:
-            self._left.add(name)
-            self._set(name, TrialState.INTERRUPTED)
+            self._leave(name, reason)
 
     def _measure(self, name: str, *, ended: bool = False) -> bool:
         """Update step and value. True: there are new steps."""
@@ -213,6 +215,10 @@ class Driver:
                 if self.trials.trials[name].state is TrialState.RUNNING:
                     self.trials.trials[name].state = TrialState.INTERRUPTED
             record.write(self.directory, self.trials)
+
+    def _leave(self, name: str, reason: str = "") -> None:
+        self._left.add(name)
+        self._set(name, TrialState.INTERRUPTED, reason)
 
     def _set(self, name: str, state: TrialState, reason: str = "") -> None:
         trial: SweepTrial = self.trials.trials[name]
