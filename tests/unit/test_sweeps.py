@@ -186,6 +186,20 @@ def test_a_trial_that_another_process_holds_for_long_is_left_for_the_next_start(
     assert driver.trials.trials["seed=1"].state is TrialState.INTERRUPTED
 
 
+def test_a_new_start_measures_what_has_run_by_the_metric_of_the_file(tmp_path: Path) -> None:
+    driver = driving(tmp_path, 'seeds = [1, 2, 3]\nmetric = "new"\nlast = 0.1\n')
+    every = driver.trials.trials.values()
+    for trial, state in zip(every, ("finished", "failed", "finished"), strict=True):
+        trial.state, trial.value, trial.reason = TrialState(state), 9.0, "of before"
+    write_metrics(tmp_path / "seed=1", {"version": 1, "new": 1.0}, {"version": 2, "new": 2.0})
+    write_metrics(tmp_path / "seed=2", {"version": 1, "old": 9.0})
+    driver.run()
+    assert [trial.value for trial in every] == [2.0, None, 9.0]  # the third run was deleted
+    assert [trial.reason for trial in every] == ["", "of before", "of before"]
+    written = record.read(tmp_path)
+    assert written is not None and written.trials["seed=1"].value == 2.0
+
+
 def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:
     return SweepTrial(overrides, state, value)
 

@@ -69,6 +69,7 @@ class Driver:
 
         Raises: KeyboardInterrupt, after the trials have finished their steps.
         """
+        self._measure_begun()
         try:
             while self._fill() or self._live:
                 time.sleep(POLL_S)
@@ -162,6 +163,15 @@ class Driver:
             record.write(self.directory, self.trials)  # its last value
         else:
             self._leave(name, reason)
+
+    def _measure_begun(self) -> None:
+        """`metric` and `last` may have changed since. The value of a run that was deleted stays."""
+        for name, trial in self.trials.trials.items():
+            if _has_begun(trial) and self._run(name).metrics.exists():
+                self._measure(name, ended=True)
+                if trial.state is TrialState.FINISHED:
+                    trial.reason = self._measured[name].trouble
+        record.write(self.directory, self.trials)
 
     def _measure(self, name: str, *, ended: bool = False) -> bool:
         """Update step and value. True: there are new steps."""

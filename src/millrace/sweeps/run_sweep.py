@@ -54,6 +54,8 @@ def run_sweep(sweep: LoadedSweep, directory: Path, *, retry: bool, console: Cons
     with record.owning(directory):
         source, places = checked(sweep, directory, console)
         trials = record.read(directory) or Trials(config.metric, config.goal, bool(config.seeds))
+        if trials.metric != config.metric:
+            trials.forget_values()
         trials.metric, trials.goal, trials.swept_seeds = config.metric, config.goal, bool(config.seeds)
         trials.recover(retry=retry)
         trials.add(source.first())

@@ -67,6 +67,11 @@ class Trials(msgspec.Struct):
             if trial.state in again:
                 trial.state, trial.reason = TrialState.INTERRUPTED, ""
 
+    def forget_values(self) -> None:
+        """They are of another metric."""
+        for trial in self.trials.values():
+            trial.value = None
+
     def due(self) -> list[str]:
         """Trials that may start now: interrupted ones first, then in order."""
         order = (TrialState.INTERRUPTED, TrialState.WAITING)
