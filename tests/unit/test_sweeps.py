@@ -18,6 +18,7 @@ from millrace.core.errors import ConfigError, WorkerDied
 from millrace.core.placement import Gpu, Host
 from millrace.observe.terminal import Terminal
 from millrace.placement.hosts import Layout, lay_out
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import Board
 from millrace.sweeps.decisions.capacity import at_once, slots
@@ -28,6 +29,7 @@ from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import value_at, value_of
 from millrace.sweeps.driver import HELD_S, Driver, _Live
 from millrace.sweeps.loading import load_sweep
+from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
 from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
@@ -198,6 +200,14 @@ def test_a_new_start_measures_what_has_run_by_the_metric_of_the_file(tmp_path: P
     assert [trial.reason for trial in every] == ["", "of before", "of before"]
     written = record.read(tmp_path)
     assert written is not None and written.trials["seed=1"].value == 2.0
+
+
+def test_a_replayed_step_leaves_the_value_of_its_first_run(tmp_path: Path) -> None:
+    replayed = [{"version": version, "x": 9.0, "replayed": True} for version in (1, 2)]
+    write_metrics(tmp_path, {"version": 1, "x": 1.0}, *replayed, {"version": 3, "x": 3.0})
+    write_metrics(tmp_path, {"version": 3, "x": 4.0})  # undone and made again
+    measured = Measured(RunDirectory(tmp_path), "x")
+    assert measured.update() and measured.series == [(1, 1.0), (2, 9.0), (3, 4.0)]
 
 
 def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:
