@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from placement_needs import GB, ON_CPU, ON_GPU
 
+from millrace.api.configure import Components
 from millrace.api.helper_process import WorkProcess
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, WorkerDied
@@ -154,6 +155,9 @@ class KilledProcess:
 
     has_ended = True
 
+    def __init__(self, *_: object) -> None:
+        pass
+
     def result(self) -> Any:
         raise WorkerDied("exit code -9")
 
@@ -208,6 +212,35 @@ def test_a_replayed_step_leaves_the_value_of_its_first_run(tmp_path: Path) -> No
     write_metrics(tmp_path, {"version": 3, "x": 4.0})  # undone and made again
     measured = Measured(RunDirectory(tmp_path), "x")
     assert measured.update() and measured.series == [(1, 1.0), (2, 9.0), (3, 4.0)]
+
+
+def scored_by(factor: float) -> Components:
+    """A script's reward and rows. Another factor is another function."""
+
+    def reward(completion: str) -> float:
+        return factor
+
+    return Components(reward=[{"name": "own", "reward": reward}], rows=[{"prompt": "a"}])
+
+
+def test_a_trial_goes_on_with_the_keys_of_the_base_that_may_change_and_with_its_own_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.sweeps.driver.WorkProcess", KilledProcess)
+    driver, run = driving(tmp_path, "seeds = [1]\n"), RunDirectory(tmp_path / "seed=1")
+    (tmp_path / "run.toml").write_text('[model]\npath = "start"\n')
+    configs = []
+    for every in (5, 7):
+        sets = (f"checkpoints.every={every}",)
+        components = scored_by(float(every))
+        driver.sweep = load_sweep(tmp_path / "sweep.toml", components=components, overrides=sets)
+        driver._begin("seed=1")
+        assert driver.trials.trials["seed=1"].state is TrialState.RUNNING
+        driver._live.clear()
+        configs.append(run.read_config())
+    assert [config.checkpoints.every for config in configs] == [5, 7]
+    assert configs[0].reward == configs[1].reward and configs[0].task == configs[1].task
+    assert len(list(run.carried.iterdir())) == 2  # the reward and the rows
 
 
 def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from millrace.api.checked import check
 from millrace.checks.preflight import preflight
 from millrace.config.carried import is_carried
+from millrace.config.freeze import dump
+from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
 from millrace.run_directory.resume import diff
@@ -66,3 +69,21 @@ def refuse_changed(run: RunDirectory, config: Config) -> None:
             f"the sweep in {run.path.parent} has begun, and these keys have changed since:\n{listed}\n"
             "  Put them back, or name another directory with --dir (in Python: `directory`)"
         )
+
+
+def going_on(old: Config, new: Config) -> Config:
+    """The configuration of a trial that has begun as `old`, when `refuse_changed` let `new` pass."""
+    tree = _with_files_of(dump(old), dump(new))
+    return validate(Config, {**tree, "steps": old.steps}, {})
+
+
+def _with_files_of(old: Any, new: Any) -> Any:
+    """`new`, with the carried files of `old`. A table in a list goes by its `name`."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        return {key: _with_files_of(old.get(key), value) for key, value in new.items()}
+    if isinstance(new, list) and isinstance(old, list):
+        named = {one.get("name"): one for one in old if isinstance(one, dict)}
+        return [
+            _with_files_of(named.get(one.get("name")), one) if isinstance(one, dict) else one for one in new
+        ]
+    return old if isinstance(new, str) and is_carried(new) else new

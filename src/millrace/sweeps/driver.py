@@ -16,6 +16,7 @@ from millrace.look.record.views import is_finished
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import Board
+from millrace.sweeps.checking import going_on
 from millrace.sweeps.decisions.capacity import Slot
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import Series, value_of
@@ -111,11 +112,13 @@ class Driver:
         run, slot = self._run(name), self._free_slot()
         try:
             prepared = self.sweep.prepared(self.trials.trials[name].overrides)
-            if not run.config.exists():
+            if run.config.exists():
+                config = going_on(run.read_config(), prepared.config)
+            else:
+                config = prepared.config
                 run.path.mkdir(mode=0o700, exist_ok=True)
                 prepared.place(run.path)
-                run.write_config(prepared.config)
-            config = run.read_config()
+            run.write_config(config)
             self.steps[name] = config.steps
             if is_finished(run, config.steps):
                 self._measure(name, ended=True)
@@ -127,6 +130,7 @@ class Driver:
         except (MillraceError, OSError) as error:
             self._set(name, TrialState.FAILED, str(error))
             return
+        self._measured.pop(name, None)  # `by` of its evaluations may have changed
         self._set(name, TrialState.RUNNING)
         arguments = {"run": str(run.path), "from_version": None, "notify": prepared.config.observe.notify}
         process = WorkProcess("train", arguments, log, self.slots[slot])
