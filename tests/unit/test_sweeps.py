@@ -22,9 +22,10 @@ from millrace.placement.hosts import Layout, lay_out
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import Board
+from millrace.sweeps.checking import refuse_changed_base
 from millrace.sweeps.decisions.capacity import at_once, slots
 from millrace.sweeps.decisions.naming import trial_name
-from millrace.sweeps.decisions.space import Range, choices, domains, drawn, grid, with_seeds
+from millrace.sweeps.decisions.space import Domain, Range, choices, domains, drawn, grid, holds, with_seeds
 from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import value_at, value_of
@@ -32,6 +33,7 @@ from millrace.sweeps.driver import HELD_S, Driver, _Live
 from millrace.sweeps.loading import load_sweep
 from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
+from millrace.sweeps.run_sweep import checked
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
 from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
 
@@ -243,6 +245,42 @@ def test_a_trial_goes_on_with_the_keys_of_the_base_that_may_change_and_with_its_
     assert len(list(run.carried.iterdir())) == 2  # the reward and the rows
 
 
+def test_a_changed_base_is_refused_also_for_a_trial_that_the_lists_no_longer_have(tmp_path: Path) -> None:
+    driver = driving(tmp_path, "seeds = [1]\n")
+    run = RunDirectory(tmp_path / "seed=1")
+    run.path.mkdir()
+    run.write_config(driver.sweep.prepared({"seed": 1}).config)
+    driver.trials.trials["seed=1"].state = TrialState.FINISHED
+    record.write(tmp_path, driver.trials)
+    (tmp_path / "sweep.toml").write_text('base = "run.toml"\nseeds = [3]\n')
+    refuse_changed_base(load_sweep(tmp_path / "sweep.toml"), tmp_path)
+    changed = load_sweep(tmp_path / "sweep.toml", overrides=["batch.group_size=2"])
+    with pytest.raises(ConfigError, match=r"`batch\.group_size`: ") as raised:
+        checked(changed, tmp_path, Terminal(quiet=True))
+    assert raised.value.__notes__ == ["in the trial seed=1"]
+
+
+def test_a_trial_that_waits_goes_with_its_values_in_the_lists() -> None:
+    trials = Trials("reward/mean", "max", False)
+    trials.add([{"x": value} for value in range(3)])
+    trials.trials["x=0"].state = TrialState.FINISHED
+    trials.drop_waiting([{"x": 2}, {"x": 3}])
+    assert list(trials.trials) == ["x=0", "x=2"]
+
+
+@pytest.mark.parametrize(
+    ("domain", "inside", "outside"),
+    [
+        (Range(0.1, 0.3), [0.1, 0.3], [0.31, True, "0.2"]),
+        (Range(2, 9), [2, 9], [1, 2.5]),
+        ([1, {"kind": "areal"}], [1, {"kind": "areal"}], [True, {"kind": "areal", "eta": 2}]),
+    ],
+)
+def test_a_value_is_in_its_domain_or_outside(domain: Domain, inside: list[Any], outside: list[Any]) -> None:
+    assert all(holds(domain, value) for value in inside)
+    assert not any(holds(domain, value) for value in outside)
+
+
 def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:
     return SweepTrial(overrides, state, value)
 
@@ -345,6 +383,20 @@ def test_optuna_is_refused_in_words_where_it_is_not_installed() -> None:
         ConfigError, match=r"not installed here.\n  Install it \(pip install 'millrace\[optuna\]'"
     ):
         proposals(sweep.config)
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="Optuna is not installed here")
+def test_optuna_learns_nothing_from_trials_outside_of_narrower_ranges() -> None:
+    keys = {"optimizer.lr": {"low": 1e-4, "high": 1e-3}, "batch.group_size": [4, 8]}
+    sweep = load_sweep({"base": {"steps": 1}, "optuna": {"trials": 4, "keys": keys}})
+    trials = Trials("reward/mean", "max", False)
+    for lr, size in ((1e-5, 4), (2e-4, 16), (2e-4, 8)):
+        (name,) = trials.add([{"optimizer.lr": lr, "batch.group_size": size}])
+        trials.trials[name].state, trials.trials[name].value = TrialState.FINISHED, 0.5
+    assert sweep.config.optuna is not None
+    optuna = Optuna(sweep.config, sweep.config.optuna)
+    assert [trial.params["optimizer.lr"] for trial in optuna._study(trials).trials] == [2e-4]
+    assert len(optuna.more(trials)) == 1
 
 
 @pytest.mark.skipif(find_spec("optuna") is None, reason="Optuna is not installed here")

@@ -15,6 +15,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
 from millrace.run_directory.resume import diff
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.sweeps import trial_record as record
 from millrace.sweeps.decisions.naming import trial_name
 from millrace.sweeps.decisions.space import Overrides, identity
 from millrace.sweeps.loading import LoadedSweep, check_metric
@@ -49,6 +50,23 @@ def check_trials(
         warn(warning)
     assert first is not None, "a sweep has a trial"
     return first
+
+
+def refuse_changed_base(sweep: LoadedSweep, directory: Path) -> None:
+    """Every trial that has begun is compared, also those that the lists no longer have.
+
+    Raises: ConfigError: see `refuse_changed`; the name of the trial is a note of the error.
+    """
+    trials = record.read(directory)
+    for name, trial in trials.trials.items() if trials is not None else ():
+        run = RunDirectory(directory / name)
+        if not run.config.exists():
+            continue
+        try:
+            refuse_changed(run, sweep.prepared(trial.overrides).config)
+        except MillraceError as error:
+            error.add_note(f"in the trial {name}")
+            raise
 
 
 def refuse_changed(run: RunDirectory, config: Config) -> None:

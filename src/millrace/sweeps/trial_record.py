@@ -60,6 +60,12 @@ class Trials(msgspec.Struct):
         self.trials.update({name: SweepTrial(names[name]) for name in new})
         return new
 
+    def drop_waiting(self, combinations: Sequence[Overrides]) -> None:
+        """Trials that have not begun and are not among `combinations`: the lists have changed."""
+        kept = {trial_name(overrides) for overrides in combinations}
+        for name in set(self.of(TrialState.WAITING)) - kept:
+            del self.trials[name]
+
     def recover(self, *, retry: bool) -> None:
         """The process that wrote this is gone: what ran was interrupted. `retry`: what failed goes on."""
         again = (TrialState.RUNNING, *([TrialState.FAILED] if retry else []))
