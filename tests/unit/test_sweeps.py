@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 from placement_needs import GB, ON_CPU, ON_GPU
 
+from millrace.api.configure import Components
+from millrace.api.helper_process import WorkProcess
 from millrace.config.schema import Config
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, WorkerDied
 from millrace.core.placement import Gpu, Host
+from millrace.observe.terminal import Terminal
 from millrace.placement.hosts import Layout, lay_out
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
+from millrace.sweeps.board import Board
+from millrace.sweeps.checking import refuse_changed_base
 from millrace.sweeps.decisions.capacity import at_once, slots
 from millrace.sweeps.decisions.naming import trial_name
-from millrace.sweeps.decisions.space import Range, choices, domains, drawn, grid, with_seeds
+from millrace.sweeps.decisions.space import Domain, Range, choices, domains, drawn, grid, holds, with_seeds
 from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import value_at, value_of
+from millrace.sweeps.driver import HELD_S, Driver, _Live
 from millrace.sweeps.loading import load_sweep
+from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
+from millrace.sweeps.run_sweep import checked
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
 from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
 
@@ -109,6 +120,165 @@ def test_halving_ends_at_a_rung_what_is_not_among_the_best_third() -> None:
     assert reason(1.5, looked=2, step=3) == ""  # the rung was decided before, and the next is at 6
     assert reason(1.5, step=1) == ""
     assert halving_reason(rule, [(2, 0.0)], others[:1], looked=0, last=0.2) == ""  # fewer than three
+
+
+def driving(tmp_path: Path, text: str) -> Driver:
+    """Nothing runs yet."""
+    (tmp_path / "run.toml").write_text(BASE)
+    (tmp_path / "sweep.toml").write_text(f'base = "run.toml"\n{text}')
+    sweep = load_sweep(tmp_path / "sweep.toml")
+    source, trials = proposals(sweep.config), Trials(sweep.config.metric, sweep.config.goal, True)
+    trials.add(source.first())
+    board = Board(Terminal(quiet=True), trials, {})
+    return Driver(sweep, tmp_path, trials, source, [{}], board, {})
+
+
+def write_metrics(run: Path, *lines: dict[str, Any]) -> None:
+    run.mkdir(exist_ok=True)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"replayed": False, **line}) + "\n" for line in lines)
+
+
+def test_halving_waits_for_the_value_of_a_rung_that_comes_after_its_step(tmp_path: Path) -> None:
+    driver = driving(tmp_path, 'seeds = [1, 2]\nmetric = "late"\nstop = { kind = "halving", factor = 2 }\n')
+    driver.trials.trials["seed=1"].state = TrialState.FINISHED
+    write_metrics(tmp_path / "seed=1", {"version": 10, "late": 2.0})
+    write_metrics(tmp_path / "seed=2", {"version": 5, "late": 1.0}, {"version": 10})
+    driver._measure("seed=2")
+    assert driver._reason("seed=2") == ""
+    write_metrics(tmp_path / "seed=2", {"version": 11}, {"version": 10, "late": 1.0})
+    driver._measure("seed=2")
+    assert "step 10: its value 1 is in place 2 of 2" in driver._reason("seed=2")
+    assert driver._reason("seed=2") == ""  # each rung is decided once
+
+
+class KilledProcess:
+    """A trial that did not end in time."""
+
+    has_ended = True
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def result(self) -> Any:
+        raise WorkerDied("exit code -9")
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "after"),
+    [("running", 1.0, "interrupted"), ("stopped", 1.0, "stopped"), ("running", None, "failed")],
+)
+def test_a_trial_that_is_killed_since_its_step_is_long_goes_on_later_or_stays_stopped(
+    tmp_path: Path, before: str, asked: float | None, after: str
+) -> None:
+    driver = driving(tmp_path, "seeds = [1]\n")
+    trial = driver.trials.trials["seed=1"]
+    trial.state, trial.reason = TrialState(before), "the rule"
+    driver._live["seed=1"] = _Live(cast(WorkProcess, KilledProcess()), 0, 9, 1.0, kill_at=asked)
+    driver._look("seed=1")
+    assert trial.state == after and trial.reason == (
+        "the rule" if after == "stopped" else "WorkerDied: exit code -9"
+    )
+    assert driver._fill() is False  # the same start of the sweep does not begin it again
+
+
+def test_a_trial_that_another_process_holds_for_long_is_left_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.sweeps.driver.is_held", lambda log: True)
+    driver = driving(tmp_path, "seeds = [1]\n")
+    driver.trials.trials["seed=1"].state = TrialState.INTERRUPTED
+    assert driver._fill() is True
+    driver._held_since["seed=1"] -= HELD_S
+    assert driver._fill() is False
+    assert driver.trials.trials["seed=1"].state is TrialState.INTERRUPTED
+
+
+def test_a_new_start_measures_what_has_run_by_the_metric_of_the_file(tmp_path: Path) -> None:
+    driver = driving(tmp_path, 'seeds = [1, 2, 3]\nmetric = "new"\nlast = 0.1\n')
+    every = driver.trials.trials.values()
+    for trial, state in zip(every, ("finished", "failed", "finished"), strict=True):
+        trial.state, trial.value, trial.reason = TrialState(state), 9.0, "of before"
+    write_metrics(tmp_path / "seed=1", {"version": 1, "new": 1.0}, {"version": 2, "new": 2.0})
+    write_metrics(tmp_path / "seed=2", {"version": 1, "old": 9.0})
+    driver.run()
+    assert [trial.value for trial in every] == [2.0, None, 9.0]  # the third run was deleted
+    assert [trial.reason for trial in every] == ["", "of before", "of before"]
+    written = record.read(tmp_path)
+    assert written is not None and written.trials["seed=1"].value == 2.0
+
+
+def test_a_replayed_step_leaves_the_value_of_its_first_run(tmp_path: Path) -> None:
+    replayed = [{"version": version, "x": 9.0, "replayed": True} for version in (1, 2)]
+    write_metrics(tmp_path, {"version": 1, "x": 1.0}, *replayed, {"version": 3, "x": 3.0})
+    write_metrics(tmp_path, {"version": 3, "x": 4.0})  # undone and made again
+    measured = Measured(RunDirectory(tmp_path), "x")
+    assert measured.update() and measured.series == [(1, 1.0), (2, 9.0), (3, 4.0)]
+
+
+def scored_by(factor: float) -> Components:
+    """A script's reward and rows. Another factor is another function."""
+
+    def reward(completion: str) -> float:
+        return factor
+
+    return Components(reward=[{"name": "own", "reward": reward}], rows=[{"prompt": "a"}])
+
+
+def test_a_trial_goes_on_with_the_keys_of_the_base_that_may_change_and_with_its_own_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.sweeps.driver.WorkProcess", KilledProcess)
+    driver, run = driving(tmp_path, "seeds = [1]\n"), RunDirectory(tmp_path / "seed=1")
+    (tmp_path / "run.toml").write_text('[model]\npath = "start"\n')
+    configs = []
+    for every in (5, 7):
+        sets = (f"checkpoints.every={every}",)
+        components = scored_by(float(every))
+        driver.sweep = load_sweep(tmp_path / "sweep.toml", components=components, overrides=sets)
+        driver._begin("seed=1")
+        assert driver.trials.trials["seed=1"].state is TrialState.RUNNING
+        driver._live.clear()
+        configs.append(run.read_config())
+    assert [config.checkpoints.every for config in configs] == [5, 7]
+    assert configs[0].reward == configs[1].reward and configs[0].task == configs[1].task
+    assert len(list(run.carried.iterdir())) == 2  # the reward and the rows
+
+
+def test_a_changed_base_is_refused_also_for_a_trial_that_the_lists_no_longer_have(tmp_path: Path) -> None:
+    driver = driving(tmp_path, "seeds = [1]\n")
+    run = RunDirectory(tmp_path / "seed=1")
+    run.path.mkdir()
+    run.write_config(driver.sweep.prepared({"seed": 1}).config)
+    driver.trials.trials["seed=1"].state = TrialState.FINISHED
+    record.write(tmp_path, driver.trials)
+    (tmp_path / "sweep.toml").write_text('base = "run.toml"\nseeds = [3]\n')
+    refuse_changed_base(load_sweep(tmp_path / "sweep.toml"), tmp_path)
+    changed = load_sweep(tmp_path / "sweep.toml", overrides=["batch.group_size=2"])
+    with pytest.raises(ConfigError, match=r"`batch\.group_size`: ") as raised:
+        checked(changed, tmp_path, Terminal(quiet=True))
+    assert raised.value.__notes__ == ["in the trial seed=1"]
+
+
+def test_a_trial_that_waits_goes_with_its_values_in_the_lists() -> None:
+    trials = Trials("reward/mean", "max", False)
+    trials.add([{"x": value} for value in range(3)])
+    trials.trials["x=0"].state = TrialState.FINISHED
+    trials.drop_waiting([{"x": 2}, {"x": 3}])
+    assert list(trials.trials) == ["x=0", "x=2"]
+
+
+@pytest.mark.parametrize(
+    ("domain", "inside", "outside"),
+    [
+        (Range(0.1, 0.3), [0.1, 0.3], [0.31, True, "0.2"]),
+        (Range(2, 9), [2, 9], [1, 2.5]),
+        ([1, {"kind": "areal"}], [1, {"kind": "areal"}], [True, {"kind": "areal", "eta": 2}]),
+    ],
+)
+def test_a_value_is_in_its_domain_or_outside(domain: Domain, inside: list[Any], outside: list[Any]) -> None:
+    assert all(holds(domain, value) for value in inside)
+    assert not any(holds(domain, value) for value in outside)
 
 
 def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:
@@ -213,6 +383,20 @@ def test_optuna_is_refused_in_words_where_it_is_not_installed() -> None:
         ConfigError, match=r"not installed here.\n  Install it \(pip install 'millrace\[optuna\]'"
     ):
         proposals(sweep.config)
+
+
+@pytest.mark.skipif(find_spec("optuna") is None, reason="Optuna is not installed here")
+def test_optuna_learns_nothing_from_trials_outside_of_narrower_ranges() -> None:
+    keys = {"optimizer.lr": {"low": 1e-4, "high": 1e-3}, "batch.group_size": [4, 8]}
+    sweep = load_sweep({"base": {"steps": 1}, "optuna": {"trials": 4, "keys": keys}})
+    trials = Trials("reward/mean", "max", False)
+    for lr, size in ((1e-5, 4), (2e-4, 16), (2e-4, 8)):
+        (name,) = trials.add([{"optimizer.lr": lr, "batch.group_size": size}])
+        trials.trials[name].state, trials.trials[name].value = TrialState.FINISHED, 0.5
+    assert sweep.config.optuna is not None
+    optuna = Optuna(sweep.config, sweep.config.optuna)
+    assert [trial.params["optimizer.lr"] for trial in optuna._study(trials).trials] == [2e-4]
+    assert len(optuna.more(trials)) == 1
 
 
 @pytest.mark.skipif(find_spec("optuna") is None, reason="Optuna is not installed here")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from millrace.api.checked import check
 from millrace.checks.preflight import preflight
 from millrace.config.carried import is_carried
+from millrace.config.freeze import dump
+from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
 from millrace.run_directory.resume import diff
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.sweeps import trial_record as record
 from millrace.sweeps.decisions.naming import trial_name
 from millrace.sweeps.decisions.space import Overrides, identity
 from millrace.sweeps.loading import LoadedSweep, check_metric
@@ -48,6 +52,23 @@ def check_trials(
     return first
 
 
+def refuse_changed_base(sweep: LoadedSweep, directory: Path) -> None:
+    """Every trial that has begun is compared, also those that the lists no longer have.
+
+    Raises: ConfigError: see `refuse_changed`; the name of the trial is a note of the error.
+    """
+    trials = record.read(directory)
+    for name, trial in trials.trials.items() if trials is not None else ():
+        run = RunDirectory(directory / name)
+        if not run.config.exists():
+            continue
+        try:
+            refuse_changed(run, sweep.prepared(trial.overrides).config)
+        except MillraceError as error:
+            error.add_note(f"in the trial {name}")
+            raise
+
+
 def refuse_changed(run: RunDirectory, config: Config) -> None:
     """A trial that has begun goes on as it began. What a script passed is not compared: the run keeps it.
 
@@ -66,3 +87,21 @@ def refuse_changed(run: RunDirectory, config: Config) -> None:
             f"the sweep in {run.path.parent} has begun, and these keys have changed since:\n{listed}\n"
             "  Put them back, or name another directory with --dir (in Python: `directory`)"
         )
+
+
+def going_on(old: Config, new: Config) -> Config:
+    """The configuration of a trial that has begun as `old`, when `refuse_changed` let `new` pass."""
+    tree = _with_files_of(dump(old), dump(new))
+    return validate(Config, {**tree, "steps": old.steps}, {})
+
+
+def _with_files_of(old: Any, new: Any) -> Any:
+    """`new`, with the carried files of `old`. A table in a list goes by its `name`."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        return {key: _with_files_of(old.get(key), value) for key, value in new.items()}
+    if isinstance(new, list) and isinstance(old, list):
+        named = {one.get("name"): one for one in old if isinstance(one, dict)}
+        return [
+            _with_files_of(named.get(one.get("name")), one) if isinstance(one, dict) else one for one in new
+        ]
+    return old if isinstance(new, str) and is_carried(new) else new

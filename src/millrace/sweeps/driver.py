@@ -16,6 +16,7 @@ from millrace.look.record.views import is_finished
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import Board
+from millrace.sweeps.checking import going_on
 from millrace.sweeps.decisions.capacity import Slot
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import Series, value_of
@@ -60,7 +61,7 @@ class Driver:
     _measured: dict[str, Measured] = field(default_factory=dict)
     _held_since: dict[str, float] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
-    """Trials that somebody else stopped: they go on with the next start of the sweep."""
+    """Trials that were stopped, or that somebody else holds: they go on with the next start of the sweep."""
     _warned: bool = False
 
     def run(self) -> None:
@@ -69,6 +70,7 @@ class Driver:
 
         Raises: KeyboardInterrupt, after the trials have finished their steps.
         """
+        self._measure_begun()
         try:
             while self._fill() or self._live:
                 time.sleep(POLL_S)
@@ -103,18 +105,20 @@ class Driver:
             return False
         since = self._held_since.setdefault(name, time.monotonic())
         if time.monotonic() - since > HELD_S:
-            self._set(name, TrialState.FAILED, f"another process works on {run.path}")
+            self._leave(name, f"another process works on {run.path}")
         return True
 
     def _begin(self, name: str) -> None:
         run, slot = self._run(name), self._free_slot()
         try:
             prepared = self.sweep.prepared(self.trials.trials[name].overrides)
-            if not run.config.exists():
+            if run.config.exists():
+                config = going_on(run.read_config(), prepared.config)
+            else:
+                config = prepared.config
                 run.path.mkdir(mode=0o700, exist_ok=True)
                 prepared.place(run.path)
-                run.write_config(prepared.config)
-            config = run.read_config()
+            run.write_config(config)
             self.steps[name] = config.steps
             if is_finished(run, config.steps):
                 self._measure(name, ended=True)
@@ -126,6 +130,7 @@ class Driver:
         except (MillraceError, OSError) as error:
             self._set(name, TrialState.FAILED, str(error))
             return
+        self._measured.pop(name, None)  # `by` of its evaluations may have changed
         self._set(name, TrialState.RUNNING)
         arguments = {"run": str(run.path), "from_version": None, "notify": prepared.config.observe.notify}
         process = WorkProcess("train", arguments, log, self.slots[slot])
@@ -137,7 +142,7 @@ class Driver:
         news = self._measure(name, ended=ended)
         if ended:
             del self._live[name]
-            self._end(name, live.process)
+            self._end(name, live)
         elif live.kill_at is not None:
             if time.monotonic() > live.kill_at:
                 live.process.kill()
@@ -145,21 +150,32 @@ class Driver:
             self._set(name, TrialState.STOPPED, reason)
             live.stop()
 
-    def _end(self, name: str, process: WorkProcess) -> None:
-        trial = self.trials.trials[name]
+    def _end(self, name: str, live: _Live) -> None:
+        """A trial that was asked to stop has not failed: it may have been killed because its step is long."""
+        trial, reason = self.trials.trials[name], ""
         try:
-            done = process.result()["ended"]
+            done = live.process.result()["ended"]
         except MillraceError as error:
-            self._set(name, TrialState.FAILED, f"{type(error).__name__}: {error}")
-            return
+            done, reason = False, f"{type(error).__name__}: {error}"
+            if live.kill_at is None:
+                self._set(name, TrialState.FAILED, reason)
+                return
         if done:
             trouble = self._measured[name].trouble
             self._set(name, TrialState.FINISHED, trouble)
         elif trial.state is TrialState.STOPPED:
             record.write(self.directory, self.trials)  # its last value
         else:
-            self._left.add(name)
-            self._set(name, TrialState.INTERRUPTED)
+            self._leave(name, reason)
+
+    def _measure_begun(self) -> None:
+        """`metric` and `last` may have changed since. The value of a run that was deleted stays."""
+        for name, trial in self.trials.trials.items():
+            if _has_begun(trial) and self._run(name).metrics.exists():
+                self._measure(name, ended=True)
+                if trial.state is TrialState.FINISHED:
+                    trial.reason = self._measured[name].trouble
+        record.write(self.directory, self.trials)
 
     def _measure(self, name: str, *, ended: bool = False) -> bool:
         """Update step and value. True: there are new steps."""
@@ -186,7 +202,7 @@ class Driver:
         else:
             finished = [self._series(n) for n in self.trials.of(TrialState.FINISHED)]
             found = median_reason(rule, own, finished, config.sign)
-        trial.looked = trial.step
+        trial.looked = own[-1][0] if own else looked
         record.write(self.directory, self.trials)
         return found
 
@@ -213,6 +229,10 @@ class Driver:
                 if self.trials.trials[name].state is TrialState.RUNNING:
                     self.trials.trials[name].state = TrialState.INTERRUPTED
             record.write(self.directory, self.trials)
+
+    def _leave(self, name: str, reason: str = "") -> None:
+        self._left.add(name)
+        self._set(name, TrialState.INTERRUPTED, reason)
 
     def _set(self, name: str, state: TrialState, reason: str = "") -> None:
         trial: SweepTrial = self.trials.trials[name]

@@ -61,7 +61,7 @@ class Measured:
         version, value = line["version"], line.get(self._metric)
         self.step = max(self.step, version)
         self._names |= line.keys()
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not (line["replayed"] and version in self._values):
             self._values[version] = float(value)
 
     def _evaluate(self) -> None:

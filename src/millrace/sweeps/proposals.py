@@ -18,6 +18,7 @@ from millrace.sweeps.decisions.space import (
     domains,
     drawn,
     grid,
+    holds,
     identity,
     with_seeds,
 )
@@ -105,8 +106,10 @@ class Optuna:
         study = optuna.create_study(sampler=sampler, direction=direction)
         distributions = {key: _distribution(domain) for key, domain in self._domains.items()}
         for overrides, members in done:
-            if overrides.keys() != distributions.keys():
+            if overrides.keys() != self._domains.keys():
                 continue
+            if not all(holds(domain, overrides[key]) for key, domain in self._domains.items()):
+                continue  # the domains have changed since
             value, ended = finished_value(members.values()), not _is_open(members.values())
             state = "COMPLETE" if value is not None else "FAIL" if ended else "RUNNING"
             params = {key: _param(self._domains[key], overrides[key]) for key in distributions}

@@ -11,7 +11,7 @@ from millrace.config.schema import Config
 from millrace.run_directory import run_directory
 from millrace.sweeps import trial_record as record
 from millrace.sweeps.board import Board, counts
-from millrace.sweeps.checking import check_trials
+from millrace.sweeps.checking import check_trials, refuse_changed_base
 from millrace.sweeps.decisions.capacity import Slot, at_once, slots
 from millrace.sweeps.driver import Driver
 from millrace.sweeps.loading import LoadedSweep
@@ -34,6 +34,7 @@ def checked(sweep: LoadedSweep, directory: Path, console: Console) -> tuple[Prop
     def warn(text: str) -> None:
         console.print(f"Warning: {text}.", style="yellow")
 
+    refuse_changed_base(sweep, directory)
     first = check_trials(sweep, source.examples(), directory, warn)
     return source, slots_of(sweep, first)
 
@@ -54,8 +55,12 @@ def run_sweep(sweep: LoadedSweep, directory: Path, *, retry: bool, console: Cons
     with record.owning(directory):
         source, places = checked(sweep, directory, console)
         trials = record.read(directory) or Trials(config.metric, config.goal, bool(config.seeds))
+        if trials.metric != config.metric:
+            trials.forget_values()
         trials.metric, trials.goal, trials.swept_seeds = config.metric, config.goal, bool(config.seeds)
         trials.recover(retry=retry)
+        if config.optuna is None:
+            trials.drop_waiting(source.first())
         trials.add(source.first())
         record.write(directory, trials)
         console.print(f"Sweep: {directory}: {counts(trials)}; {len(places)} at once", soft_wrap=True)

@@ -35,7 +35,7 @@ ENDED = (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
 
 
 class SweepTrial(msgspec.Struct):
-    """`step`: the last version that was seen. `looked`: the last that the rule for stops was asked about."""
+    """`step`: the last version that was seen. `looked`: the last on whose value a rule for stops decided."""
 
     overrides: dict[str, Any]
     state: TrialState = TrialState.WAITING
@@ -60,12 +60,23 @@ class Trials(msgspec.Struct):
         self.trials.update({name: SweepTrial(names[name]) for name in new})
         return new
 
+    def drop_waiting(self, combinations: Sequence[Overrides]) -> None:
+        """Trials that have not begun and are not among `combinations`: the lists have changed."""
+        kept = {trial_name(overrides) for overrides in combinations}
+        for name in set(self.of(TrialState.WAITING)) - kept:
+            del self.trials[name]
+
     def recover(self, *, retry: bool) -> None:
         """The process that wrote this is gone: what ran was interrupted. `retry`: what failed goes on."""
         again = (TrialState.RUNNING, *([TrialState.FAILED] if retry else []))
         for trial in self.trials.values():
             if trial.state in again:
                 trial.state, trial.reason = TrialState.INTERRUPTED, ""
+
+    def forget_values(self) -> None:
+        """They are of another metric."""
+        for trial in self.trials.values():
+            trial.value = None
 
     def due(self) -> list[str]:
         """Trials that may start now: interrupted ones first, then in order."""

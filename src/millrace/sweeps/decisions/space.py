@@ -51,6 +51,14 @@ class Range:
 Domain = Range | list[Any]
 
 
+def holds(domain: Domain, value: Any) -> bool:
+    """Whether a value could be proposed from a domain."""
+    if isinstance(domain, Range):
+        kinds = (int,) if domain.of_integers else (int, float)
+        return type(value) in kinds and domain.low <= value <= domain.high
+    return identity({"": value}) in [identity({"": one}) for one in domain]
+
+
 def choices(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The values of each key. Raises: ValueError: a value is no list, or a list is empty or repeats."""
     keys = dict(_leaves(grid))
