@@ -42,6 +42,7 @@ VIEWS = {
     "trajectory": "samples/g?trajectory=32&color=advantage",
     "no group": "group/g?id=99",
     "config": "config/a",
+    "grouped": "?group=seed&sort=reward&find=-stopped",
     "compare": "compare?run=a&run=b&by=time",
     "gone": "run/gone",
 }
@@ -190,7 +191,7 @@ def test_runs_are_compared_from_the_list(ui: str, browser: Any) -> None:
     with opened(browser, ui) as page:
         for box in page.query_selector_all("input[type=checkbox]"):
             box.check()
-        page.click("button")
+        page.click("form.runs button")
         page.wait_for_url("**/compare?*")
         assert "Runs compared" in told(page)
 
