@@ -142,6 +142,8 @@ def sampled_steps(metrics: Path) -> list[SampledStep]:
                 lines += _whole_line(file.read(LINE_BYTES), first=i == 0)
             file.seek(size - WHOLE_BYTES)
             lines += file.read(WHOLE_BYTES).rpartition(b"\n")[0].splitlines()[-1:]
+            if not lines:
+                raise DataError(f"{metrics}: a line is damaged: none ends in its last {WHOLE_BYTES:,} bytes")
     steps: list[SampledStep] = []
     with boundary(str(metrics), "a line is damaged", DataError):
         for step in msgspec.json.Decoder(SampledStep).decode_lines(b"\n".join(lines)):
