@@ -29,7 +29,6 @@ from millrace.look.record.group.task_row import TaskRow, TaskRows
 from millrace.look.record.tokens import choose, count, search
 from millrace.look.record.views import tokenizer_of
 from millrace.look.site import Site
-from millrace.observe.group_text import bars
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.batch.flat_batch import flatten
 
@@ -105,7 +104,7 @@ def test_a_group_shows_its_row_its_attempts_and_its_history(site: Site) -> None:
     for told in "Reference answer", "answer &lt;b&gt;1&lt;/b&gt;", "<td class=short>level", "drawn 3 times":
         assert told in html
     assert "mean 1 and largest 1.25" in html
-    assert "<b>4</b>" in html and '<svg class="spark"' in html
+    assert "<b>4</b>" in html and "<polyline points=" in html
     assert HOSTILE not in html and "&lt;script&gt;" in html
 
 
@@ -296,11 +295,6 @@ def test_show_has_the_advantage_of_a_trajectory(
     assert view["advantages"] == [pytest.approx(1.5213, abs=1e-3)]
     assert millrace(["show", str(run.path), "--trajectory", "4"]) == 0
     assert "advantages" in capsys.readouterr().out
-
-
-def test_bars_go_from_the_lowest_to_the_highest() -> None:
-    assert bars([0.0, 0.5, 1.0]) in ("▁▄█", "▁▅█")
-    assert (bars([]), bars([2.0, 2.0])) == ("", "▁▁")
 
 
 def test_a_group_of_a_run_without_data_of_its_rows_is_shown(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from millrace.sweeps.decisions.space import Domain, Range, choices, domains, dra
 from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import value_at, value_of
-from millrace.sweeps.driver import HELD_S, Driver, _Live
+from millrace.sweeps.driver import ORPHAN_S, Driver, _Live
 from millrace.sweeps.loading import load_sweep
 from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
@@ -185,11 +185,11 @@ def test_a_trial_that_is_killed_since_its_step_is_long_goes_on_later_or_stays_st
 def test_a_trial_that_another_process_holds_for_long_is_left_for_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.sweeps.driver.is_held", lambda log: True)
+    monkeypatch.setattr("millrace.sweeps.driver.is_in_use", lambda log: True)
     driver = driving(tmp_path, "seeds = [1]\n")
     driver.trials.trials["seed=1"].state = TrialState.INTERRUPTED
     assert driver._fill() is True
-    driver._held_since["seed=1"] -= HELD_S
+    driver._busy_since["seed=1"] -= ORPHAN_S
     assert driver._fill() is False
     assert driver.trials.trials["seed=1"].state is TrialState.INTERRUPTED
 

@@ -32,7 +32,7 @@ class WorkProcess:
     """One piece of work in another process. That process ends when this process ends, or before.
 
     Signals of a terminal do not reach the other process: the caller decides what an interrupt means.
-    While the process lives, it holds a lock on its log, also when this process is gone: see `is_held`.
+    While the process lives, it holds a lock on its log, also when this process is gone: see `is_in_use`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WorkProcess:
         return f":\n  {self._log} ends with\n" + "\n".join(lines)
 
 
-def is_held(log: Path) -> bool:
+def is_in_use(log: Path) -> bool:
     """Whether a process that began with this log is alive, or one of its children that write there."""
     try:
         with log.open("rb") as file:

@@ -16,6 +16,7 @@ from millrace.look.drawing import fragments
 from millrace.look.drawing.spark import spark
 from millrace.look.overview import overviews
 from millrace.look.record.steps import curve
+from millrace.observe.sparkline import sparkline
 from millrace.observe.terminal import as_text
 from millrace.run_directory.resume import ABSENT
 from millrace.run_directory.run_directory import RunDirectory
@@ -23,7 +24,6 @@ from millrace.run_directory.run_directory import RunDirectory
 POINTS = 60
 NAME_MAX, HEADING_MAX, CELL_MIN = 40, 36, 12
 """Characters of a run's name beside its curve, of a row's heading, and of a run's column."""
-BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 110
 
 
@@ -86,14 +86,12 @@ def _curves(rewards: dict[str, list[float]], width: int) -> Table:
     rewards = {name: curve(range(len(y)), y, max(2, room)).y for name, y in rewards.items()}
     every = [value for values in rewards.values() for value in values] or [0.0]
     least, most = min(every), max(every)
-    scale = (len(BLOCKS) - 1) / ((most - least) or 1.0)
     table = Table(box=None, pad_edge=False)
     table.add_column("", justify="right")
     table.add_column("run", max_width=NAME_MAX, overflow="fold")
     table.add_column(f"reward, {least:.3g} to {most:.3g}", overflow="fold")
     for number, (name, values) in enumerate(rewards.items(), 1):
-        bars = "".join(BLOCKS[round((value - least) * scale)] for value in values)
-        table.add_row(str(number), Text(name), bars)
+        table.add_row(str(number), Text(name), sparkline(values, least, most))
     return table
 
 

@@ -10,18 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.observe.samples import UNREADABLE, clipped, panel, passages_of
+from millrace.observe.sparkline import sparkline
 from millrace.observe.terminal import harmless
 
 METRICS_MAX = 6
 """The most own metrics that have a column. `--json` has all of them."""
-BARS = "▁▂▃▄▅▆▇█"
-
-
-def bars(values: Sequence[float]) -> str:
-    """A sparkline of characters, from the lowest to the highest value."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in values)
 
 
 def render_group(view: Mapping[str, Any]) -> Group:
@@ -87,7 +80,9 @@ def _history(history: Mapping[str, Any], group_id: int) -> list[RenderableType]:
     told: list[RenderableType] = [_table("The row over the run", head, rows)]
     rewards = [draw["reward_mean"] for draw in reversed(draws) if draw["reward_mean"] is not None]
     if len(rewards) > 1:
-        line = f"mean reward, the oldest first: {bars(rewards)} ({min(rewards):.3g} to {max(rewards):.3g})"
+        line = (
+            f"mean reward, the oldest first: {sparkline(rewards)} ({min(rewards):.3g} to {max(rewards):.3g})"
+        )
         told.append(Text(line))
     if first:
         told.append(Text(f"Only groups from {first:,} on were looked at.", style="dim"))

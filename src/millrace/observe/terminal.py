@@ -71,6 +71,11 @@ class Terminal(Console):
         return text.encode(self.encoding, "replace").decode(self.encoding)
 
 
+def can_redraw(console: Console) -> bool:
+    """Whether a live view can be drawn there, again and again in its place."""
+    return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
+
+
 def as_text(shown: RenderableType, width: int, *, soft_wrap: bool = False) -> str:
     """What a terminal of that width would show, without colours. `soft_wrap`: long lines stay whole."""
     stream = io.StringIO()

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from millrace.observe.terminal import can_redraw
 from millrace.sweeps.decisions.naming import short_keys, shown
 from millrace.sweeps.decisions.standings import Standing, standings
 from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
@@ -31,7 +32,7 @@ class Board:
 
     def __enter__(self) -> Board:
         console = self._console
-        if console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf"):
+        if can_redraw(console):
             self._live = Live(self._table(), console=console, auto_refresh=False)
             self._live.start(refresh=True)
         return self

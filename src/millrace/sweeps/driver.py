@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millrace.api.helper_process import WorkProcess, is_held
+from millrace.api.helper_process import WorkProcess, is_in_use
 from millrace.core.errors import MillraceError
 from millrace.look.record.views import is_finished
 from millrace.run_directory.run_directory import RunDirectory
@@ -29,8 +29,8 @@ from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
 POLL_S = 0.5
 STOP_S = 60.0
 """Beyond `supervision.stop_grace_s`, for a run that was asked to stop: then it is killed."""
-HELD_S = 300.0
-"""How long a trial may be held by a process of an earlier sweep, which was killed and leaves it to finish."""
+ORPHAN_S = 300.0
+"""How long a process of an earlier sweep, which was killed, may still work on its trial."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Driver:
     steps: dict[str, int]
     _live: dict[str, _Live] = field(default_factory=dict)
     _measured: dict[str, Measured] = field(default_factory=dict)
-    _held_since: dict[str, float] = field(default_factory=dict)
+    _busy_since: dict[str, float] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
     """Trials that were stopped, or that somebody else holds: they go on with the next start of the sweep."""
     _warned: bool = False
@@ -86,10 +86,10 @@ class Driver:
             raise
 
     def _fill(self) -> bool:
-        """Start trials while there is a slot. True: some are due and wait for a slot or for their holder."""
+        """Start trials while there is a slot. True: some are due and wait: for a slot or a process."""
         while len(self._live) < len(self.slots):
             due = [name for name in self.trials.due() if name not in self._left]
-            free = next((name for name in due if not self._is_held(name)), None)
+            free = next((name for name in due if not self._is_busy(name)), None)
             if free is not None:
                 self._begin(free)
             elif due or not self.trials.add(self.proposals.more(self.trials)):
@@ -98,13 +98,13 @@ class Driver:
                 record.write(self.directory, self.trials)
         return any(name not in self._left for name in self.trials.due())
 
-    def _is_held(self, name: str) -> bool:
+    def _is_busy(self, name: str) -> bool:
         """Another process works on the run. One of an earlier sweep ends by itself, within a deadline."""
         run = self._run(name)
-        if not is_held(run.logs / "controller.log") and not run.is_owned():
+        if not is_in_use(run.logs / "controller.log") and not run.is_owned():
             return False
-        since = self._held_since.setdefault(name, time.monotonic())
-        if time.monotonic() - since > HELD_S:
+        since = self._busy_since.setdefault(name, time.monotonic())
+        if time.monotonic() - since > ORPHAN_S:
             self._leave(name, f"another process works on {run.path}")
         return True
 

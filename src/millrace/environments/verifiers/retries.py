@@ -16,8 +16,9 @@ from millrace.environments.verifiers.pauses import pauses_s
 class RetriedCalls:
     """Calls that are repeated while they fail, all attempts within one deadline.
 
-    A pause that would reach beyond the deadline is not made. A call over the deadline, or without
-    memory, ends as it does without retries. The metric `attempts` is the number of calls.
+    No attempt begins that would end after the deadline if it took as long as the last. A call over
+    the deadline, or without memory, ends as it does without retries. The metric `attempts` is the number of
+    calls.
     """
 
     def __init__(self, calls: Calls, timeout_s: float, attempts: int, backoff_s: float) -> None:

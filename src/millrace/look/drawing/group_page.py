@@ -9,6 +9,7 @@ from typing import Any
 from millrace.ledger.reading.draws import Draw
 from millrace.look.drawing import fragments
 from millrace.look.drawing.fragments import Raw, safe
+from millrace.look.drawing.spark import spark
 from millrace.look.record.group.advantages import GroupAdvantages
 from millrace.look.record.group.groups import ShownGroup
 from millrace.look.record.group.row_history import RowHistory
@@ -16,6 +17,7 @@ from millrace.look.record.group.task_row import TaskRow
 from millrace.look.record.tokens import Shown
 
 METRICS_MAX = 12
+CURVE_WIDTH, CURVE_HEIGHT = 416, 51
 """The most columns of own metrics in the table of a group. The others are counted."""
 COLUMNS_MAX = 40
 
@@ -69,26 +71,16 @@ def history(told: RowHistory, current: int, groups: str) -> str:
         address = f"{groups}{current}&before={told.first}"
         link = fragments.link(address, "Look further back")
         cut = f'<p class="quiet">Only groups from {told.first:,} on were looked at. {link}</p>'
-    line = sparkline(told.rewards) if len(told.rewards) > 1 else ""
+    line = _curve(told.rewards) if len(told.rewards) > 1 else ""
     title = "The row over the run" + (f": drawn {len(told.draws)} times" if told.whole else "")
     name = f'<p class="quiet">Row {safe(told.row_id)}</p>'
     return f"<h2>{title}</h2>{name}{line}{fragments.table(head, rows)}{cut}"
 
 
-def sparkline(values: Sequence[float], what: str = "mean reward") -> str:
-    """A line through the values, drawn in the page itself, with its lowest and highest value in words."""
-    low, high = min(values), max(values)
-    height = (high - low) or 1.0
-    points = [
-        (100 * i / max(1, len(values) - 1), 28 - 24 * (value - low) / height if high > low else 16)
-        for i, value in enumerate(values)
-    ]
-    path = " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
-    words = f"{what}, the oldest first: lowest {low:.3g}, highest {high:.3g}"
-    return (
-        f'<svg class="spark" viewBox="0 0 100 32" preserveAspectRatio="none" role="img" aria-label="{words}">'
-        f'<line x1="0" x2="100" y1="30" y2="30"/><path d="{path}"/></svg><p class="quiet">{words}</p>'
-    )
+def _curve(values: Sequence[float]) -> str:
+    """Its lowest and highest value are in words."""
+    words = f"mean reward, the oldest first: lowest {min(values):.3g}, highest {max(values):.3g}"
+    return f'{spark(values, CURVE_WIDTH, CURVE_HEIGHT)}<p class="quiet">{words}</p>'
 
 
 def _facts(group: ShownGroup) -> str:

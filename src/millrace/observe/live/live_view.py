@@ -11,7 +11,7 @@ from millrace.core.events import Event
 from millrace.observe.live import phrases
 from millrace.observe.live.panel import render
 from millrace.observe.live.status import Status
-from millrace.observe.terminal import Terminal
+from millrace.observe.terminal import Terminal, can_redraw
 
 _REFRESHES_PER_S = 4
 LINE_EVERY_S = 5.0
@@ -36,7 +36,7 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         console = self._console
-        if console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf"):
+        if can_redraw(console):
             self._live = Live(
                 console=console,
                 get_renderable=self._panel,

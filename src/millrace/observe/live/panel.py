@@ -13,8 +13,8 @@ from rich.text import Text
 from millrace.observe.live import phrases
 from millrace.observe.live.status import Status
 from millrace.observe.replicas import ReplicaHistory
+from millrace.observe.sparkline import sparkline
 
-_BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 48
 _REWARD_WIDTH = 42  # of the reward's line without its bars, borders included
 _NARROW = 74  # columns, below which facts stand under each other
@@ -45,16 +45,6 @@ def _computes(status: Status) -> list[str]:
     for name, description in sorted(status.computes.items()):
         alike.setdefault(description, []).append(name)
     return [f"{', '.join(names)}: {description}" for description, names in alike.items()]
-
-
-def sparkline(values: list[float], width: int = _SPARK_WIDTH) -> str:
-    """The last values as bars between their own smallest and largest."""
-    shown = values[-width:]
-    if not shown:
-        return ""
-    low, height = min(shown), max(shown) - min(shown)
-    top = len(_BARS) - 1
-    return "".join(_BARS[round((value - low) / height * top) if height > 0 else 0] for value in shown)
 
 
 def _heading(status: Status, width: int) -> RenderableType:
