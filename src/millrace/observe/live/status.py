@@ -60,6 +60,7 @@ class Status:
                 self._group_size = fields["group_size"]
             case "admitted":
                 self.in_flight += len(fields["group_ids"]) * self._group_size
+                self._forget(_STARTING)
             case "step":
                 self._step(event, fields)
             case "computes":
@@ -104,12 +105,15 @@ class Status:
         self.fairness = (fields.get("window") or {}).get("fairness")
         self.in_flight = fields["accounting"]["in_flight"]
         self.metrics = fields["metrics"]
-        if self.last_trouble.startswith((_STALLED, _STARTING)):
-            self.last_trouble = ""
+        self._forget(_STALLED, _STARTING)
         if not fields["replayed"]:
             self.rewards.append(fields["reward_mean"])
             self._steps.append((event.wall_s, fields["wait_s"], fields["step_s"]))
         self.stepped = True
+
+    def _forget(self, *troubles: str) -> None:
+        if self.last_trouble.startswith(troubles):
+            self.last_trouble = ""
 
     @property
     def scoring(self) -> int:
