@@ -1,4 +1,4 @@
-"""Tutorials do what they say: the first in small sizes, the second with a small model instead of its own."""
+"""Tutorials do what they say: both evenings in small sizes, the real model with a small one instead."""
 
 from __future__ import annotations
 
@@ -54,6 +54,34 @@ def test_every_command_of_the_first_tutorial_runs_and_its_model_can_be_loaded(
     assert len((clone / "codes" / "held-out.jsonl").read_text().splitlines()) == 200
     assert (clone / "codes.html").stat().st_size > 100_000
     assert (clone / "models" / "codes" / "tokenizer.json").is_file()
+
+
+def test_every_command_of_the_second_evening_runs_after_the_first(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evening = (ROOT / "docs" / "second-evening.md").read_text(encoding="utf-8")
+    files = zip(
+        ("rows.py", "rewards.py", "two.toml", "evening.toml"),
+        [BLOCK.findall(FIRST)[0], *BLOCK.findall(evening)],
+        strict=True,
+    )
+    for name, text in files:
+        (clone / "codes" / name).write_text(text.replace("seeds = [1, 2, 3]", "seeds = [2]"))
+    subprocess.run([sys.executable, "codes/rows.py"], check=True, timeout=280)
+    few = "--set steps=3 --set batch.prompts=2 --set checkpoints.every=2"
+    smaller = {"sweep": few, "train": few, "eval": "--prompts 8 --samples 1"}
+    said = {}
+    for line in COMMAND.findall(evening):
+        words = shlex.split(line)[1:]
+        if words[0] != "ui":
+            code = run([*words, *shlex.split(smaller.get(words[0], ""))])
+            assert code == 0 or words[0] == "doctor", line
+            said[line] = capsys.readouterr().out
+    assert "2 trials" in next(text for line, text in said.items() if "--dry-run" in line)
+    assert "lr=0.0006,seed=2: finished" in said["millrace sweep codes/evening.toml"]
+    assert "began with" in next(
+        text for line, text in said.items() if " compare " in line and "further" in line
+    )
 
 
 def test_the_held_out_rows_are_no_training_rows(clone: Path) -> None:
