@@ -1,44 +1,13 @@
-"""Several runs side by side: curves over one axis, and the figures of two runs in a table."""
+"""Several runs side by side: their figures, and the keys that differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
-from millrace.look.drawing import figures, fragments
-from millrace.look.drawing.charts import CHARTS, Chart, overlaid
-from millrace.look.overview import AXES, Overview
-from millrace.look.page import Section
-from millrace.look.record.steps import POINTS, Axis, Steps
+from millrace.look.overview import Overview
 from millrace.run_directory.resume import diff
-
-
-def compared(runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> list[Section]:
-    """The charts for which any run has points. `legend` shows the colours of all of them."""
-    drawn = [(chart, figures.curves_data(overlaid(chart, runs, by, points))) for chart in CHARTS]
-    return [
-        (
-            c.heading,
-            f"{c.explanation}{_first(c, runs)}",
-            figures.curves(c.name, data, AXES[by], c.digits, log=c.log, legend=False),
-        )
-        for c, data in drawn
-        if data["xs"]
-    ]
-
-
-def legend(names: Iterable[str]) -> str:
-    """The colour of each run."""
-    swatches = (fragments.swatch(color, name) for name, color in zip(names, cycle(figures.COLORS)))
-    return f'<p class="legend">{"".join(swatches)}</p>'
-
-
-def _first(chart: Chart, runs: Mapping[str, Steps]) -> str:
-    """Names the drawn line if a chart of one run has several."""
-    labels = list(chart.lines(next(iter(runs.values()))))
-    return f" Drawn: {labels[0]}." if len(labels) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)

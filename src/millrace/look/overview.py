@@ -14,8 +14,8 @@ from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.errors import MillraceError
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.look.drawing import figures, fragments
-from millrace.look.drawing.charts import CHARTS, overlaid
+from millrace.look.drawing import figures, fragments, meanings
+from millrace.look.drawing.charts import CHARTS
 from millrace.look.record.activity import row_order
 from millrace.look.record.evaluation_points import HEAD, evaluated, rows, while_training
 from millrace.look.record.runs import state_of
@@ -82,7 +82,7 @@ class Overview:
 
     def data(self, by: Axis, points: int = POINTS) -> dict[str, figures.Data]:
         """The data of every plot, by the plot's name."""
-        lines = {chart.name: overlaid(chart, {self.name: self.steps}, by, points) for chart in CHARTS}
+        lines = {chart.name: chart.curves(self.steps, by, points) for chart in CHARTS}
         lines["reward"]["evaluations"] = evaluated(self.run.evaluations, self.steps, by)
         going_by = {section.name: section.by for section in self.config.evaluations}
         lines["reward"] |= while_training(self.story.evaluations, going_by, self.steps, by)
@@ -95,7 +95,11 @@ class Overview:
     def plots(self, data: dict[str, figures.Data], by: Axis) -> list[tuple[str, str, Any]]:
         """(heading, explanation, plot) for the charts that have points, then shares and lanes."""
         drawn: list[tuple[str, str, Any]] = [
-            (c.heading, c.explanation, figures.curves(c.name, data[c.name], AXES[by], c.digits, log=c.log))
+            (
+                c.heading,
+                fragments.explained(c.explanation),
+                figures.curves(c.name, data[c.name], AXES[by], c.digits, log=c.log),
+            )
             for c in CHARTS
             if data[c.name]["xs"]
         ]
@@ -222,8 +226,8 @@ MEANINGS = {
     "reward, first and last tenth": "Mean reward of the first tenth of the steps, and of the last tenth.",
     "trained tokens/s": TRAINED,
     "generated tokens/s": GENERATED,
-    "mean staleness": "Over all trained tokens, in versions.",
-    "fairness": "Of the last 32 batches. 1: random choices of groups; usual are 0.5 to 1.3.",
+    "mean staleness": f"Over all trained tokens. {meanings.STALENESS}",
+    "fairness": meanings.FAIRNESS,
     "restarts": "Of workers, since the first start of the run.",
 }
 """The meanings of figures whose names do not say enough."""

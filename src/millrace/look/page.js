@@ -70,3 +70,62 @@ document.addEventListener("change", ({ target }) => {
   list.addEventListener("change", count);
   count();
 })();
+// All charts show the step and the values under the pointer. A drag over steps chooses a range.
+(() => {
+  const charts = [...document.querySelectorAll("svg[data-x]")];
+  if (!charts.length) return;
+  const tip = document.body.appendChild(document.createElement("p"));
+  tip.className = "tip";
+  tip.hidden = true;
+  const numbers = (svg, name) => svg.dataset[name].split(" ").map(Number);
+  const across = (svg, event) => {
+    const [left, right] = numbers(svg, "frame");
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x;
+    return Math.min(Math.max((at - left) / (right - left), 0), 1);
+  };
+  const between = ([low, high], share, log) => (log ? low * (high / low) ** share : low + share * (high - low));
+  const rules = charts.map((svg) => {
+    const rule = svg.appendChild(document.createElementNS(svg.namespaceURI, "rect"));
+    for (const [name, value] of Object.entries({ fill: "currentColor", "fill-opacity": 0.15 })) rule.setAttribute(name, value);
+    return rule;
+  });
+  const mark = (first, last) => charts.forEach((svg, i) => {
+    const [left, right, top, bottom] = numbers(svg, "frame"), wide = right - left;
+    const place = { x: left + first * wide - 0.5, y: top, width: (last - first) * wide + 1, height: bottom - top };
+    for (const [name, value] of Object.entries(place)) rules[i].setAttribute(name, value);
+  });
+  let began = null;
+  const chartOf = (event) => event.target.closest?.("svg[data-x]");
+  document.addEventListener("pointermove", (event) => {
+    const svg = chartOf(event);
+    tip.hidden = !svg;
+    if (!svg) return;
+    const share = across(svg, event), [left, right, top, bottom] = numbers(svg, "frame");
+    mark(Math.min(share, began ?? share), Math.max(share, began ?? share));
+    const told = [`${svg.dataset.axis} ${Number(between(numbers(svg, "x"), share).toPrecision(4))}`];
+    for (const line of svg.querySelectorAll("polyline[data-label]")) {
+      const wanted = left + share * (right - left);
+      const point = [...line.points].reduce((a, b) => (Math.abs(b.x - wanted) < Math.abs(a.x - wanted) ? b : a));
+      const value = between(numbers(svg, "y"), (bottom - point.y) / (bottom - top), svg.dataset.log);
+      told.push(`${line.dataset.label}  ${value.toPrecision(4)}`);
+    }
+    tip.textContent = told.join("\n");
+    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 4)}px`;
+    tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4)}px`;
+  });
+  document.addEventListener("pointerdown", (event) => {
+    const svg = event.pointerType === "mouse" && event.button === 0 && chartOf(event);
+    if (!svg?.closest("[data-zoom]")) return;
+    event.preventDefault();
+    began = across(svg, event);
+  });
+  document.addEventListener("pointerup", (event) => {
+    const svg = chartOf(event), form = document.querySelector("form.curves"), from = began;
+    began = null;
+    if (from === null || !svg || Math.abs(across(svg, event) - from) < 0.02) return;
+    const ends = [from, across(svg, event)].sort((a, b) => a - b).map((share) => between(numbers(svg, "x"), share));
+    form.elements.from.value = Math.ceil(ends[0]);
+    form.elements.to.value = Math.floor(ends[1]);
+    form.requestSubmit();
+  });
+})();

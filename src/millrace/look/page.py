@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from importlib.resources import files
 from typing import Any
 
@@ -12,7 +13,7 @@ from bokeh.document import Document
 from bokeh.embed import components
 from bokeh.resources import Resources
 
-from millrace.look.drawing.fragments import LEVELS, TONES, VERSION_COLORS, safe
+from millrace.look.drawing.fragments import LEVELS, TONES, VERSION_COLORS, Raw, safe
 
 Section = tuple[str, str, Any]
 """A heading, an explanation and a plot."""
@@ -26,6 +27,9 @@ _TONES = "".join(
 )
 STYLE = (files("millrace.look") / "page.css").read_text(encoding="utf-8") + _SHADES + _HUES + _TONES
 
+_HEADING = re.compile(r'<(h[12])(?: id="([a-z-]+)")?>([^<]*)</h[12]>')
+CONTENTS_MIN = 4
+"""A page of more headings has a table of contents."""
 
 AGAIN = '<meta http-equiv="refresh" content="5">'
 """In the head of a page that loads itself again after 5 s."""
@@ -51,10 +55,14 @@ def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> PageCon
     script, divisions = components([plot for _, _, plot in sections], wrap_script=False)
     cards = (
         f'<section class="chart{" whole" if heading in whole else ""}"><h2>{safe(heading)}</h2>'
-        f"{f'<p>{safe(explanation)}</p>' if explanation else ''}{division}</section>"
+        f"{_explained(explanation)}{division}</section>"
         for (heading, explanation, _), division in zip(sections, divisions, strict=True)
     )
     return PageContent(f'<div class="charts">{"".join(cards)}</div>', script)
+
+
+def _explained(text: str) -> str:
+    return text if isinstance(text, Raw) or not text else f"<p>{safe(text)}</p>"
 
 
 def place(name: str, html: str) -> str:
@@ -69,12 +77,33 @@ def whole_file(title: str, bodies: Sequence[PageContent]) -> str:
     return document(title, "".join(body.html for body in bodies) + scripts, head=library)
 
 
+def _contents(html: str) -> tuple[str, str]:
+    """The headings as a folded list of links, which a wide window shows beside the page; empty: the page has
+    few. And the page, with an id in each heading."""
+    ids: dict[str, str] = {}
+
+    def named(heading: re.Match[str]) -> str:
+        level, own, text = heading.groups()
+        name = own or re.sub(r"[^a-z0-9]+", "-", unescape(text).lower()).strip("-")
+        while not name or name in ids:
+            name += "-x"
+        ids[name] = f'<a class="{level}" href="#{name}">{text}</a>'
+        return f'<{level} id="{name}">{text}</{level}>'
+
+    html = _HEADING.sub(named, html)
+    links = f"<nav>{''.join(ids.values())}</nav>"
+    folded = f'<details class="contents"><summary>Contents</summary>{links}</details>'
+    return folded if len(ids) > CONTENTS_MIN else "", html
+
+
 def document(title: str, body: str, *, head: str = "", live: str = "") -> str:
-    """One HTML document. `live` is the address of its newest data."""
+    """One HTML document, with its contents if it is long. `live` is the address of its newest data."""
+    html, script, rest = body.partition("<script")
+    contents, html = _contents(html)
     data = f' data-live="{escape(live)}"' if live else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{safe(title)}</title><style>{STYLE}</style>{head}</head>"
-        f"<body{data}><main>{body}</main></body></html>\n"
+        f"<body{data}>{contents}<main>{html}{script}{rest}</main></body></html>\n"
     )

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from millrace.config.freeze import dump
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.ledger.reading.samples import Choice
 from millrace.look import page
-from millrace.look.comparison import compared, legend
+from millrace.look.curves.cards import cards, legend
+from millrace.look.curves.choices import CurveChoices
+from millrace.look.curves.curve_set import CurveSet
+from millrace.look.curves.run_groups import configurations
 from millrace.look.drawing import fragments
 from millrace.look.overview import Overview
+from millrace.look.record.run_rows import RunRow
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose
-from millrace.run_directory.resume import diff
+from millrace.run_directory.resume import flat
 
 BYTES_MAX = 2_000_000
 POINTS = 400
@@ -49,15 +54,13 @@ def report(runs: Sequence[Overview]) -> str:
 
 
 def _compared(runs: Sequence[Overview]) -> page.PageContent:
-    drawn = page.charts(
-        compared({run.name: run.steps for run in runs}, Axis.STEP, max(2, POINTS // len(runs)))
+    curves = CurveSet({run.name: [run.steps] for run in runs}, CurveChoices())
+    rows = {run.name: [RunRow(run.name, keys=dict(flat(dump(run.config))))] for run in runs}
+    return page.PageContent(
+        f"<h1>{len(runs)} runs compared</h1>{legend(curves)}"
+        f"{cards(curves, points=max(2, POINTS // len(runs)))}"
+        f"<h2>What differs in their configurations</h2>{configurations(rows)}"
     )
-    html = f"<h1>{len(runs)} runs compared</h1>{legend(run.name for run in runs)}{drawn.html}"
-    first = runs[0]
-    for run in runs[1:]:
-        table = fragments.differences(diff(first.config, run.config), (first.name, run.name))
-        html += f"<h2>Configuration: {fragments.safe(first.name)} and {fragments.safe(run.name)}</h2>{table}"
-    return page.PageContent(html, drawn.script)
 
 
 def _run(run: Overview, points: int) -> page.PageContent:

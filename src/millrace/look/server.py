@@ -22,6 +22,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from millrace.core.errors import MillraceError
 from millrace.look import page
+from millrace.look.curves.files import TYPES, CurveFile
 from millrace.look.drawing import figures
 from millrace.look.site import Site, trouble
 
@@ -95,12 +96,15 @@ class _Page(_Guarded):
             "run": lambda: site.run(name or "", query),
             "samples": lambda: site.samples(name or "", query),
             "group": lambda: site.group(name or "", query),
+            "curves": lambda: site.curves(name or "", query),
             "config": lambda: site.config(name or "", query),
             "compare": lambda: site.compare(query),
             "curation": lambda: site.curation(name or ""),
         }
         if view == "data":
             self.finish(await self._data(lambda: site.data(name or "", query)))
+        elif view in TYPES:
+            await self._file(lambda: site.curve_file(view, query))
         elif view in views:
             live = f"{self.request.uri}".replace("/run/", "/data/", 1) if view == "run" else ""
             html = await self._document(views[view], name or "Millrace", live)
@@ -118,6 +122,17 @@ class _Page(_Guarded):
         head += page.AGAIN if drawn.again else ""
         own = f'<script nonce="{self._nonce}">{drawn.script}</script><script src="{base}page.js"></script>'
         return page.document(title, self._site.home() + drawn.html + own, head=head, live=live)
+
+    async def _file(self, ask: Callable[[], CurveFile]) -> None:
+        try:
+            file: CurveFile = await self._ask(ask)
+        except (MillraceError, OSError, TimeoutError) as error:
+            self.set_status(404)
+            file = CurveFile("", "text/plain", f"{error}\n".encode(errors="replace"))
+        self.set_header("Content-Type", file.content_type)
+        if file.name:
+            self.set_header("Content-Disposition", f'attachment; filename="{file.name}"')
+        self.finish(file.content)
 
     async def _data(self, ask: Callable[[], dict[str, Any]]) -> bytes:
         self.set_header("Content-Type", "application/json")

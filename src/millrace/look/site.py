@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,32 +16,40 @@ from millrace.core.types import State
 from millrace.curation.output import SUMMARY
 from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
 from millrace.look import page
-from millrace.look.comparison import compared, figures_of, legend
 from millrace.look.curated import read_page
+from millrace.look.curves.cards import cards, notes
+from millrace.look.curves.choices import CurveChoices
+from millrace.look.curves.comparison_page import comparison_page
+from millrace.look.curves.curve_set import CurveSet
+from millrace.look.curves.files import CurveFile, curve_file
+from millrace.look.curves.form import curve_form
+from millrace.look.curves.run_groups import RunGroups
 from millrace.look.drawing import fragments
 from millrace.look.drawing.filter_form import filter_form, in_address
 from millrace.look.drawing.group_page import about, group_page, known_largest, row_columns
-from millrace.look.drawing.runs_table import COMPARED_MAX, runs_page
+from millrace.look.drawing.runs_table import GROUPED_MAX, runs_page
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.record.group.groups import read_group, read_member
 from millrace.look.record.group.task_row import TaskRow, TaskRows
-from millrace.look.record.run_rows import RunRows
+from millrace.look.record.run_rows import RunRow, RunRows
 from millrace.look.record.runs import find_runs
 from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
-from millrace.run_directory.resume import diff
 
-KEPT_MAX = 8
-"""The most runs whose figures are kept between two requests."""
+KEPT_MAX = GROUPED_MAX
+"""The most runs that are kept between two requests."""
+ANSWERS_MAX = 8
 SHOWN, SHOWN_MAX = 10, 100
 REFRESH_S, CATCH_UP_S = 2.0, 0.5
+CURVES_READ_S = 2.0
+"""A page of many runs reads new steps for about so long. The rest is for its next time."""
 REST = 80.0
 """A run is read again after so many times the CPU time of its last reading. So reading takes at most 2 %
 of a core."""
 
-_VIEWS = {"run": "Run", "samples": "Trajectories", "config": "Configuration"}
+_VIEWS = {"run": "Run", "curves": "Curves", "samples": "Trajectories", "config": "Configuration"}
 
 Query = Mapping[str, list[str]]
 
@@ -92,7 +101,7 @@ class Site:
         drawn = page.charts(run.plots(run.data(by), by), whole=WHOLE)
         places = {key: page.place(key, html) for key, html in run.html_by_id().items()}
         html = (
-            f"{self._head(name, 'run')}{places['facts']}{places['notice']}{places['findings']}"
+            f"{self._head(name, 'run', f'?by={by}')}{places['facts']}{places['notice']}{places['findings']}"
             f"{places['waiting']}{self._axes(f'run/{quote(name)}?', by)}{drawn.html}"
             f"<h2>Troubles</h2>{places['troubles']}"
         )
@@ -110,7 +119,7 @@ class Site:
             rest_s = max(REFRESH_S, REST * (time.thread_time() - began_s)) if was_whole else CATCH_UP_S
             kept = PageResponse(content | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
             others = [(key, answer) for key, answer in self._answers.items() if key != (name, by)]
-            self._answers = {(name, by): kept} | dict(others[: KEPT_MAX - 1])
+            self._answers = {(name, by): kept} | dict(others[: ANSWERS_MAX - 1])
         return kept.content
 
     def samples(self, name: str, query: Query) -> page.PageContent:
@@ -149,27 +158,34 @@ class Site:
         run.config = run.run.read_config()
         return page.PageContent(self._head(name, "config") + run.configuration())
 
-    def compare(self, query: Query) -> page.PageContent:
-        """Curves of several runs over one axis, figures, and keys that differ from the first run's."""
-        chosen_names, by = query.get("run", []), _axis(query)
-        names = chosen_names[:COMPARED_MAX]
-        if not names:
-            return page.PageContent("<h1>Compare</h1>" + fragments.notice("Choose runs in the list of runs."))
-        runs = [self._run(name) for name in names]
-        for run in runs:
-            run.update()
-        drawn = page.charts(compared({run.name: run.steps for run in runs}, by))
-        chosen = "&".join(f"run={quote(name)}" for name in names)
-        rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
-        html = (
-            f"<h1>Runs compared</h1>{_not_compared(chosen_names[COMPARED_MAX:])}"
-            f"{self._axes(f'compare?{chosen}&', by)}{legend(names)}{drawn.html}"
-            f"<h2>Figures</h2>{''.join(map(_unread, runs))}{fragments.table(('', *names), rows)}"
+    def curves(self, name: str, query: Query) -> page.PageContent:
+        """Chosen metrics of a run, over a range of its versions."""
+        choices = replace(CurveChoices.of(query), runs=(), group="")
+        run = self._read([name], figures=False)[0][0]
+        drawn = CurveSet({name: [run.steps]}, choices)
+        html = curve_form(f"{self._base}curves/{quote(name)}", drawn) + notes(drawn)
+        files = CurveSet(drawn.members, replace(choices, runs=(name,)))
+        return page.PageContent(
+            f"{self._head(name, 'curves', choices.address())}{html}{cards(files, self._base)}"
         )
-        for run in runs[1:]:
-            table = fragments.differences(diff(runs[0].config, run.config), (names[0], run.name))
-            html += f"<h2>Configuration: {fragments.safe(run.name)}</h2>{table}"
-        return page.PageContent(html, drawn.script, again=not all(run.is_whole for run in runs))
+
+    def compare(self, query: Query) -> page.PageContent:
+        """Curves of several runs or groups of runs, figures, and the keys that differ."""
+        choices = CurveChoices.of(query)
+        if not choices.runs:
+            return page.PageContent("<h1>Compare</h1>" + fragments.notice("Choose runs in the list of runs."))
+        rows = self._rows_of(choices.runs)
+        groups = RunGroups.of(rows, choices.group)
+        runs, again = self._read(groups.names, figures=not groups.grouped)
+        html = comparison_page(self._base, groups, _curve_set(groups, runs, choices), runs, rows)
+        return page.PageContent(html, again=again)
+
+    def curve_file(self, kind: str, query: Query) -> CurveFile:
+        """One curve of runs as `kind`. Raises: DataError: there is no such curve."""
+        choices = CurveChoices.of(query)
+        groups = RunGroups.of(self._rows_of(choices.runs), choices.group)
+        runs, _ = self._read(groups.names, figures=False, read_s=inf)
+        return curve_file(_curve_set(groups, runs, choices), kind)
 
     def home(self) -> str:
         """The link to the list of runs, for the head of every page."""
@@ -233,12 +249,36 @@ class Site:
     def _trajectories(self, name: str, color: str) -> str:
         return f"{self._base}samples/{quote(name)}?color={color}&trajectory="
 
-    def _head(self, name: str, view: str) -> str:
+    def _head(self, name: str, view: str, kept: str = "") -> str:
+        """The name of a run and the links to its pages. `kept`: choices of its curves, as a query string."""
         links = [
-            f'<a href="{self._base}{one}/{quote(name)}"{" aria-current=page" * (one == view)}>{label}</a>'
+            f'<a href="{self._base}{one}/{quote(name)}{escape(kept) if one in ("run", "curves") else ""}"'
+            f"{' aria-current=page' * (one == view)}>{label}</a>"
             for one, label in _VIEWS.items()
         ]
         return f"<h1>{fragments.safe(name)}</h1><nav>{''.join(links)}</nav>"
+
+    def _rows_of(self, names: Sequence[str]) -> list[RunRow]:
+        """Raises: DataError: a run is gone."""
+        rows = {row.name: row for row in self._run_rows.of(find_runs(self._root))}
+        if gone := [name for name in names if name not in rows]:
+            raise DataError(f"there is no run {', '.join(gone)} in {self._root} any more")
+        return [rows[name] for name in names]
+
+    def _read(
+        self, names: Sequence[str], *, figures: bool, read_s: float = CURVES_READ_S
+    ) -> tuple[list[Overview], bool]:
+        """The runs with what is new in them, and whether some of it is not read yet."""
+        runs, until_s, late = [self._run(name) for name in names], time.monotonic() + read_s, False
+        for run in runs:
+            if figures:
+                run.update()
+                late |= not run.is_whole
+            elif time.monotonic() < until_s:
+                run.steps.update()
+            else:
+                late = True
+        return runs, late
 
     def _axes(self, address: str, by: Axis) -> str:
         links = [
@@ -274,18 +314,10 @@ def trouble(error: Exception) -> str:
     return fragments.notice(f"{type(error).__name__}: {error}")
 
 
-def _unread(run: Overview) -> str:
-    """A notice if not all events of the run are read."""
-    if run.is_whole:
-        return ""
-    read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
-    return fragments.notice(f"{read} The page loads itself again.")
-
-
-def _not_compared(names: list[str]) -> str:
-    if not names:
-        return ""
-    return fragments.notice(f"The first {COMPARED_MAX} runs are compared. Left out: {', '.join(names)}.")
+def _curve_set(groups: RunGroups, runs: Sequence[Overview], choices: CurveChoices) -> CurveSet:
+    steps = {run.name: run.steps for run in runs}
+    members = {label: [steps[row.name] for row in rows] for label, rows in groups.members.items()}
+    return CurveSet(members, choices, groups.grouped)
 
 
 def _one(query: Query, name: str) -> str:

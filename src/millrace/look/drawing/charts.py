@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from millrace.look.drawing import meanings
 from millrace.look.record.steps import GAP, POINTS, Axis, Curve, Steps, added, curve, gap_staleness, over
 
 Lines = Mapping[str, Sequence[float]]
@@ -39,12 +40,14 @@ def _columns(**names: str) -> Callable[[Steps], Lines]:
     return lambda steps: {label.replace("_", " "): steps.column(name) for label, name in names.items()}
 
 
-def _rates(steps: Steps) -> Lines:
-    return {"trained tokens/s of a step": over(steps.column("tokens/trained"), _step_and_wait(steps))}
+def rates(steps: Steps) -> list[float]:
+    """Trained tokens per second of a step."""
+    return over(steps.column("tokens/trained"), _step_and_wait(steps))
 
 
-def _waits(steps: Steps) -> Lines:
-    return {"the trainer waits": over(steps.column("time/wait_s"), _step_and_wait(steps))}
+def waits(steps: Steps) -> list[float]:
+    """The share of a step's time in which the trainer waits."""
+    return over(steps.column("time/wait_s"), _step_and_wait(steps))
 
 
 def _step_and_wait(steps: Steps) -> list[float]:
@@ -68,23 +71,35 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "staleness",
         "Staleness",
-        "Of the tokens of a step, in versions.",
+        meanings.STALENESS,
         "0.[00]",
         _columns(mean="staleness/mean", largest="staleness/max"),
     ),
     Chart(
         "fairness",
         "Fairness",
-        "Of the last 32 batches. 1: random choices of groups; usual are 0.5 to 1.3.",
+        meanings.FAIRNESS,
         "0.[00]",
         _columns(fairness="window/fairness"),
     ),
-    Chart("rate", "Speed", "Trained tokens per second of a step and the wait before it.", "0,0", _rates),
-    Chart("wait", "Waiting", "Share of its time in which the trainer waits for a batch.", "0%", _waits),
+    Chart(
+        "rate",
+        "Speed",
+        "Trained tokens per second of a step and the wait before it.",
+        "0,0",
+        lambda steps: {"trained tokens/s of a step": rates(steps)},
+    ),
+    Chart(
+        "wait",
+        "Waiting",
+        "Share of its time in which the trainer waits for a batch.",
+        "0%",
+        lambda steps: {"the trainer waits": waits(steps)},
+    ),
     Chart(
         "gap",
         "Log-prob gap",
-        "Engine against trainer, in nats, by staleness. At 0 the weights are equal: it is rounding.",
+        meanings.GAP,
         "0.[0000]",
         _gaps,
         log=True,
@@ -117,11 +132,3 @@ CHARTS: tuple[Chart, ...] = (
     ),
 )
 """All charts, in the order of the page."""
-
-
-def overlaid(chart: Chart, runs: Mapping[str, Steps], by: Axis, points: int = POINTS) -> dict[str, Curve]:
-    """All curves of one run, by their labels; of several runs the first curve of each, by the run's name."""
-    drawn = {name: chart.curves(steps, by, points) for name, steps in runs.items()}
-    if len(drawn) == 1:
-        return next(iter(drawn.values()))
-    return {name: next(iter(lines.values()), Curve([], [])) for name, lines in drawn.items()}

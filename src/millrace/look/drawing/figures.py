@@ -74,9 +74,7 @@ def points_data(data: Data) -> Data:
     return {name: [row[i] for row in few] for i, name in enumerate(("x", "y", "label", "color"))}
 
 
-def curves(
-    name: str, data: Data, x_label: str, digits: str, *, log: bool = False, legend: bool = True
-) -> figure:
+def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = False) -> figure:
     """Any number of lines over one axis. `digits` is bokeh's format of the values."""
     plot = _plot(name, x_label, y_axis_type="log" if log else "linear")
     source = ColumnDataSource(data, name=name)
@@ -90,7 +88,7 @@ def curves(
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     if not log:
         plot.yaxis.formatter = NumeralTickFormatter(format=digits)
-    _style_legend(plot, data["label"], shown=legend)
+    _style_legend(plot, data["label"])
     return plot
 
 
@@ -221,10 +219,10 @@ def _plot(name: str, x_label: str, *, height: int = HEIGHT, **named: Any) -> fig
     return plot
 
 
-def _style_legend(plot: figure, labels: list[str], *, shown: bool) -> None:
+def _style_legend(plot: figure, labels: list[str]) -> None:
     """Puts the legend above the plot, in as many columns as fit in a narrow card. One line has no legend."""
     legend = plot.legend[0]
-    legend.visible, legend.location = shown and len(labels) > 1, "left"
+    legend.visible, legend.location = len(labels) > 1, "left"
     legend.orientation, legend.label_text_color = "horizontal", INK
     legend.background_fill_color = legend.border_line_color = None
     legend.label_text_font_size, legend.spacing = "12px", 8

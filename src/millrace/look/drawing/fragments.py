@@ -16,7 +16,7 @@ from millrace.observe.doctor.finding import Finding
 from millrace.observe.live.phrases import duration
 from millrace.observe.samples import turn_title, version_range
 from millrace.observe.terminal import harmless
-from millrace.run_directory.resume import ABSENT, Change
+from millrace.run_directory.resume import ABSENT
 
 LEVELS, NATS_PER_LEVEL = 8, 0.5
 """Shades of a token by its log-prob. The last shade is for all smaller log-probs."""
@@ -25,6 +25,8 @@ TONES = 4
 """Shades of an advantage above 0, and as many below. The last is for the largest of the group."""
 COLORS = {"logprob": "log-prob", "advantage": "advantage", "version": "version", "none": "nothing"}
 """What may colour tokens, in words."""
+EXPLANATION = 150
+"""The most characters of an explanation that is not folded."""
 SHORT = 24
 """The most characters of a cell that stays on one line."""
 
@@ -61,10 +63,22 @@ def run_link(base: str, name: str) -> Raw:
 
 def facts(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
     """Figures with their names below them. `meanings` of the names follow under the figures."""
-    cells = (f"<div><b>{_cell(value)}</b><span>{safe(name)}</span></div>" for name, value in values.items())
-    terms = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in (meanings or {}).items())
+    known = meanings or {}
+    cells = (
+        f'<div title="{safe(known.get(name, ""))}"><b>{_cell(value)}</b><span>{safe(name)}</span></div>'
+        for name, value in values.items()
+    )
+    terms = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in known.items())
     legend = f'<details class="quiet"><summary>What the figures mean</summary><dl>{terms}</dl></details>'
     return f'<div class="facts">{"".join(cells)}</div>{legend if terms else ""}'
+
+
+def explained(text: str) -> Raw:
+    """An explanation. Of a long one only the first sentence is shown until one opens it."""
+    first, end, rest = text.partition(". ")
+    if len(text) <= EXPLANATION or not rest:
+        return Raw(f"<p>{safe(text)}</p>" if text else "")
+    return Raw(f'<details class="quiet"><summary>{safe(first + end)}</summary>{safe(rest)}</details>')
 
 
 def quoted(text: str) -> str:
@@ -104,11 +118,7 @@ def waiting(
         number = link(address, name) if trajectories else name
         rows.append((number, one.role, duration(one.waited_s), one.turn, one.tokens))
     head = ("trajectory", "waits for", "time", "turn", "tokens")
-    return f"<h2>Episodes</h2><p>They wait: {safe(told)}.</p>{table(head, rows)}"
-
-
-def swatch(color: str, name: str) -> str:
-    return f'<span><i style="background: {color}"></i> {safe(name)}</span>'
+    return f'<h2 id="episodes">Episodes</h2><p>They wait: {safe(told)}.</p>{table(head, rows)}'
 
 
 def state(name: str) -> str:
@@ -117,11 +127,6 @@ def state(name: str) -> str:
 
 def configuration(values: Mapping[str, Any]) -> str:
     return table(("key", "value"), [(key, _written(value)) for key, value in values.items()])
-
-
-def differences(changes: Sequence[Change], names: tuple[str, str]) -> str:
-    rows = [(change.key, _written(change.old), _written(change.new)) for change in changes]
-    return table(("key", *names), rows, empty="Their configurations are equal.")
 
 
 @dataclass(frozen=True, slots=True)

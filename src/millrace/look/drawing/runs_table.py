@@ -17,7 +17,8 @@ from millrace.observe.live.phrases import duration
 
 SHOWN_MAX = 500
 """The most rows of a page, unless its address names more."""
-COMPARED_MAX = 6
+COMPARED_MAX, GROUPED_MAX = 6, 40
+"""The most runs that are compared: each by itself, and in groups."""
 WIDTH, HEIGHT = 96, 22
 GROUPS = ("state", "model", "task", "algorithm", "schedule", "tags")
 
@@ -66,13 +67,25 @@ def _table(base: str, rows: Sequence[RunRow], view: RunsView) -> str:
         for value, members in view.groups(rows)
     )
     links = {name: link(f"{base}{view.sorted_by(name)}", name) for name in COLUMNS}
+    kept = f'<input type="hidden" name="group" value="{escape(view.group)}">' if view.group else ""
     heads = "".join(f"<th{_order(view, name)}>{html}</th>" for name, html in links.items())
     return (
         f'<form class="runs" action="{escape(base)}compare"><p><button>Compare the chosen ones</button> '
-        f'<span class="quiet" data-chosen>Tick up to {COMPARED_MAX} runs.</span></p>'
+        f'<span class="quiet" data-chosen>{_told(base, rows, view)}</span></p>{kept}'
         f'<div class="wide"><table><thead><tr><th><span class="hidden">compare</span></th>'
         f"{heads}</tr></thead><tbody>{body}</tbody></table></div></form>"
     )
+
+
+def _told(base: str, rows: Sequence[RunRow], view: RunsView) -> str:
+    """How many runs can be compared. Of few runs in groups: a link that compares all groups."""
+    if not view.group:
+        return f"Tick up to {COMPARED_MAX} runs, or up to {GROUPED_MAX} to group them."
+    if len(rows) > GROUPED_MAX:
+        return f"Tick up to {GROUPED_MAX} runs. The runs of a group form one curve."
+    names = [("run", row.name) for row in rows if not row.trouble]
+    address = f"{base}compare?{urlencode([*names, ('group', view.group)])}"
+    return f"The runs of a group form one curve. {link(address, 'Compare all groups')}"
 
 
 def _order(view: RunsView, name: str) -> str:

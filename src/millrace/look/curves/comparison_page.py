@@ -1,0 +1,71 @@
+"""Several runs or groups of runs over one axis, their figures, and one table of the keys that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
+from urllib.parse import quote
+
+from millrace.look.comparison import figures_of
+from millrace.look.curves.cards import cards, legend, notes
+from millrace.look.curves.curve_set import CurveSet
+from millrace.look.curves.form import curve_form
+from millrace.look.curves.run_groups import RunGroups, configurations
+from millrace.look.drawing import fragments
+from millrace.look.drawing.runs_table import GROUPS
+from millrace.look.overview import Overview
+from millrace.look.record.run_rows import RunRow, varying
+
+
+def comparison_page(
+    base: str, groups: RunGroups, curves: CurveSet, runs: Sequence[Overview], rows: Sequence[RunRow]
+) -> str:
+    """`rows`: of all runs that the address names. `runs`: those that are drawn."""
+    one = replace(curves.choices, runs=(), group="")
+    addresses = (
+        [] if groups.grouped else [f"{base}curves/{quote(name)}{one.address()}" for name in groups.names]
+    )
+    keys = [*GROUPS, *(key for key in varying(rows) if key not in GROUPS)]
+    return (
+        f"<h1>Runs compared</h1>{_left_out(groups, curves.choices.group)}"
+        f"{curve_form(f'{base}compare', curves, keys)}{notes(curves)}{legend(curves, addresses)}"
+        f"{cards(curves, base)}<h2>Figures</h2>{_groups(groups) if groups.grouped else _figures(runs)}"
+        f"<h2>Configuration</h2>{configurations(groups.members)}"
+    )
+
+
+def _left_out(groups: RunGroups, group: str) -> str:
+    """Which choices could not be met."""
+    told = fragments.notice(f"No run has the key {group}.") if group and not groups.grouped else ""
+    if not groups.left_out:
+        return told
+    several = "" if groups.grouped else " Group them by a key to compare more."
+    return told + fragments.notice(
+        f"The first {groups.most} are compared. Left out: {', '.join(groups.left_out)}.{several}"
+    )
+
+
+def _figures(runs: Sequence[Overview]) -> str:
+    names = [run.name for run in runs]
+    rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
+    return f"{''.join(map(_unread, runs))}{fragments.table(('', *names), rows)}"
+
+
+def _groups(groups: RunGroups) -> str:
+    """How many runs a group has, which, and their last rewards."""
+    lines = []
+    for label, rows in groups.members.items():
+        rewards = [row.reward for row in rows if row.reward is not None]
+        spread = f" ± {stdev(rewards):.3g}" if len(rewards) > 1 else ""
+        reward = f"{fmean(rewards):.3g}{spread}" if rewards else None
+        lines.append((label, len(rows), reward, ", ".join(row.name for row in rows)))
+    return fragments.table(("group", "number", "last reward, mean ± standard deviation", "runs"), lines)
+
+
+def _unread(run: Overview) -> str:
+    """A notice if not all events of the run are read."""
+    if run.is_whole:
+        return ""
+    read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
+    return fragments.notice(f"{read} The page loads itself again.")
