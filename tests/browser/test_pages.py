@@ -42,6 +42,9 @@ VIEWS = {
     "trajectory": "samples/g?trajectory=32&color=advantage",
     "no group": "group/g?id=99",
     "config": "config/a",
+    "curves": "curves/a?smooth=0.9&by=tokens",
+    "logarithmic": "curves/a?metric=logprob_gap%2F0%2Fmean&log=1&from=3&to=20",
+    "groups": "compare?run=a&run=b&run=g&group=seed&band=deviation&smooth=0.5",
     "grouped": "?group=seed&sort=reward&find=-stopped",
     "compare": "compare?run=a&run=b&by=time",
     "gone": "run/gone",
@@ -194,6 +197,52 @@ def test_runs_are_compared_from_the_list(ui: str, browser: Any) -> None:
         page.click("form.runs button")
         page.wait_for_url("**/compare?*")
         assert "Runs compared" in told(page)
+
+
+def test_curves_are_chosen_without_a_script(ui: str, browser: Any) -> None:
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(f"{ui}curves/a?metric=trainer%2Floss")
+    page.click(".metrics summary")
+    page.check("[value='reward/mean']")
+    page.fill("[name=smooth]", "0.9")
+    page.fill("[name=to]", "30")
+    page.focus("form.curves button")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**smooth=0.9&from=&to=30*")
+    assert page.locator("svg[data-x='1.0 30.0']").count() == 2
+    page.click(".chart details:has(table) summary >> nth=0")
+    assert page.locator(".chart table >> nth=0").is_visible()
+    page.close()
+
+
+def test_a_drag_over_a_chart_chooses_the_steps_of_all(ui: str, browser: Any) -> None:
+    with opened(browser, f"{ui}compare?run=a&run=b&smooth=0.5") as page:
+        page.set_viewport_size({"width": 1280, "height": 900})
+        box = page.locator("svg[data-x]").first.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        page.mouse.move(box["x"] + 0.4 * box["width"], middle)
+        assert page.inner_text(".tip").splitlines()[1].startswith("a  ")
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.7 * box["width"], middle)
+        page.mouse.up()
+        page.wait_for_url("**smooth=0.5&from=*")
+        assert len({chart.get_attribute("data-x") for chart in page.query_selector_all("svg[data-x]")}) == 1
+
+
+@pytest.mark.parametrize(("width", "folded"), [(1280, False), (400, True)])
+def test_contents_stand_beside_a_long_page_or_are_folded_above(
+    ui: str, browser: Any, width: int, folded: bool
+) -> None:
+    with opened(browser, f"{ui}curves/a") as page:
+        page.set_viewport_size({"width": width, "height": 900})
+        link = page.locator(".contents a[href='#trainer-loss']")
+        if folded:
+            assert not link.is_visible()
+            page.focus(".contents summary")
+            page.keyboard.press("Enter")
+        link.click()
+        assert page.evaluate("location.hash") == "#trainer-loss"
+        assert link.bounding_box()["x"] < page.locator("main h1").bounding_box()["x"] or folded
 
 
 def brightness(color: str) -> int:

@@ -19,11 +19,11 @@ from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
 from millrace.ledger.reading.samples import Choice
 from millrace.look.drawing import figures
-from millrace.look.drawing.charts import CHARTS, overlaid
+from millrace.look.drawing.charts import CHARTS
 from millrace.look.drawing.fragments import sample
 from millrace.look.overview import Overview, who_waits
 from millrace.look.record.runs import find_runs, run_line
-from millrace.look.record.steps import Axis, Steps, curve
+from millrace.look.record.steps import Axis, Curve, Steps, curve
 from millrace.look.record.story import Story
 from millrace.look.record.tokens import Shown, TokenText, choose, search
 from millrace.look.report import BYTES_MAX, write_report
@@ -186,18 +186,14 @@ def test_evaluations_are_points_beside_the_rewards(tmp_path: Path, by: Axis, x: 
         one.data(by)
 
 
-def test_runs_are_overlaid_by_their_names(tmp_path: Path) -> None:
+def test_a_chart_has_all_its_curves(tmp_path: Path) -> None:
     one = overview(tmp_path / "a")
-    reward, staleness = CHARTS[0], CHARTS[1]
-    assert set(overlaid(reward, {"a": one.steps, "b": one.steps}, Axis.STEP)) == {"a", "b"}
-    assert set(overlaid(staleness, {"a": one.steps, "b": one.steps}, Axis.STEP)) == {"a", "b"}
-    assert set(overlaid(staleness, {"a": one.steps}, Axis.STEP)) == {"mean", "largest"}
+    assert set(CHARTS[1].curves(one.steps, Axis.STEP)) == {"mean", "largest"}
 
 
 def test_a_run_without_a_curve_takes_no_colour_from_another(tmp_path: Path) -> None:
     one = overview(tmp_path / "a")
-    empty = Steps(tmp_path / "none")
-    lines = overlaid(CHARTS[0], {"empty": empty, "a": one.steps}, Axis.STEP)
+    lines = {"empty": Curve([], []), "a": one.steps.curve("reward/mean")}
     assert figures.curves_data(lines)["color"] == [figures.COLORS[1]]
 
 

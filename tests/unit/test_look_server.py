@@ -23,7 +23,7 @@ from millrace.observe.sinks.log_files import rotate
 
 Get = Callable[..., Awaitable[HTTPResponse]]
 AGAIN = b'http-equiv="refresh"'
-VIEWS = ("", "run/a", "samples/a", "config/a", "compare?run=a&run=b", "compare", "data/a")
+VIEWS = ("", "run/a", "curves/a", "samples/a", "config/a", "compare?run=a&run=b", "compare", "data/a")
 
 
 def asked(root: Path, ask: Callable[[Ui, Get], Awaitable[Any]]) -> Any:
@@ -70,6 +70,35 @@ def test_samples_are_chosen_in_the_address(root: Path, choice: str) -> None:
 def test_a_comparison_names_the_runs_that_it_leaves_out(root: Path) -> None:
     body = asked(root, lambda _, get: get("compare?" + "run=a&" * 6 + "run=b")).body.decode()
     assert "The first 6 runs are compared. Left out: b." in body
+
+
+NONSENSE = "smooth=x&from=9&to=-1&by=z&log=%00&band=q&group=%FF&metric=%3Cb%3E&metric=reward%2Fmean"
+
+
+@pytest.mark.parametrize(
+    "view", ["curves/a?", "compare?run=a&run=b&", "svg?run=a&run=b&", "csv?run=b&", "run/a?"]
+)
+def test_an_address_that_makes_no_sense_has_a_sensible_answer(root: Path, view: str) -> None:
+    answer = asked(root, lambda _, get: get(view + NONSENSE))
+    assert answer.code in (200, 400)
+    assert b"<b>" not in answer.body and b"Traceback" not in answer.body
+
+
+def test_a_curve_is_a_file_and_none_is_said(root: Path) -> None:
+    async def ask(_: Ui, get: Get) -> list[HTTPResponse]:
+        paths = (
+            "svg?run=a&metric=reward/mean",
+            "csv?run=a&metric=no",
+            "svg",
+            "csv?run=gone&metric=reward/mean",
+        )
+        return [await get(path) for path in paths]
+
+    file, *wrong = asked(root, ask)
+    assert file.headers["Content-Disposition"] == 'attachment; filename="a-reward-mean.svg"'
+    assert file.headers["Content-Type"].startswith("image/svg+xml") and file.body.startswith(b"<svg")
+    assert [answer.code for answer in wrong] == [404] * 3
+    assert all(answer.headers["Content-Type"].startswith("text/plain") for answer in wrong)
 
 
 def test_a_search_tells_how_far_it_looked(root: Path) -> None:

@@ -161,7 +161,7 @@ class Site:
     def curves(self, name: str, query: Query) -> page.PageContent:
         """Chosen metrics of a run, over a range of its versions."""
         choices = replace(CurveChoices.of(query), runs=(), group="")
-        run = self._read([name], figures=False)[0][0]
+        run = self._read([name], read_s=inf)[0][0]
         drawn = CurveSet({name: [run.steps]}, choices)
         html = curve_form(f"{self._base}curves/{quote(name)}", drawn) + notes(drawn)
         files = CurveSet(drawn.members, replace(choices, runs=(name,)))
@@ -176,15 +176,16 @@ class Site:
             return page.PageContent("<h1>Compare</h1>" + fragments.notice("Choose runs in the list of runs."))
         rows = self._rows_of(choices.runs)
         groups = RunGroups.of(rows, choices.group)
-        runs, again = self._read(groups.names, figures=not groups.grouped)
+        runs, again = self._read(groups.names, read_s=CURVES_READ_S, figures=not groups.grouped)
         html = comparison_page(self._base, groups, _curve_set(groups, runs, choices), runs, rows)
-        return page.PageContent(html, again=again)
+        late = "Not all steps are read yet. The page loads itself again."
+        return page.PageContent(fragments.notice(late) * (again and groups.grouped) + html, again=again)
 
     def curve_file(self, kind: str, query: Query) -> CurveFile:
         """One curve of runs as `kind`. Raises: DataError: there is no such curve."""
         choices = CurveChoices.of(query)
         groups = RunGroups.of(self._rows_of(choices.runs), choices.group)
-        runs, _ = self._read(groups.names, figures=False, read_s=inf)
+        runs, _ = self._read(groups.names, read_s=inf)
         return curve_file(_curve_set(groups, runs, choices), kind)
 
     def home(self) -> str:
@@ -266,7 +267,7 @@ class Site:
         return [rows[name] for name in names]
 
     def _read(
-        self, names: Sequence[str], *, figures: bool, read_s: float = CURVES_READ_S
+        self, names: Sequence[str], *, read_s: float, figures: bool = False
     ) -> tuple[list[Overview], bool]:
         """The runs with what is new in them, and whether some of it is not read yet."""
         runs, until_s, late = [self._run(name) for name in names], time.monotonic() + read_s, False

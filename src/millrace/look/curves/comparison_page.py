@@ -13,6 +13,7 @@ from millrace.look.curves.curve_set import CurveSet
 from millrace.look.curves.form import curve_form
 from millrace.look.curves.run_groups import RunGroups, configurations
 from millrace.look.drawing import fragments
+from millrace.look.drawing.meanings import ASYNCHRONY
 from millrace.look.drawing.runs_table import GROUPS
 from millrace.look.overview import Overview
 from millrace.look.record.run_rows import RunRow, varying
@@ -49,7 +50,8 @@ def _left_out(groups: RunGroups, group: str) -> str:
 def _figures(runs: Sequence[Overview]) -> str:
     names = [run.name for run in runs]
     rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
-    return f"{''.join(map(_unread, runs))}{fragments.table(('', *names), rows)}"
+    table = fragments.table(("", *names), rows)
+    return f"{''.join(map(_unread, runs))}{table}{fragments.terms(ASYNCHRONY)}"
 
 
 def _groups(groups: RunGroups) -> str:

@@ -33,7 +33,7 @@ def curve_file(curves: CurveSet, kind: str) -> CurveFile:
     name = curves.drawn[0]
     text = _csv(curves, name) if kind == "csv" else _svg(curves, name)
     parts = [*curves.members, name] if len(curves.members) == 1 else [name]
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-.")[-100:]
+    stem = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-.")[-100:]
     return CurveFile(
         f"{stem or 'curve'}.{kind}", f"{TYPES[kind]}; charset=utf-8", text.encode(errors="replace")
     )

@@ -10,13 +10,13 @@ from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
+from millrace.look.record.runs_view import written
 from millrace.look.record.tokens import Shown, ShownTurn, TokenText
 from millrace.look.record.waiting import WaitingEpisode
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.live.phrases import duration
 from millrace.observe.samples import turn_title, version_range
 from millrace.observe.terminal import harmless
-from millrace.run_directory.resume import ABSENT
 
 LEVELS, NATS_PER_LEVEL = 8, 0.5
 """Shades of a token by its log-prob. The last shade is for all smaller log-probs."""
@@ -68,9 +68,14 @@ def facts(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) 
         f'<div title="{safe(known.get(name, ""))}"><b>{_cell(value)}</b><span>{safe(name)}</span></div>'
         for name, value in values.items()
     )
-    terms = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in known.items())
-    legend = f'<details class="quiet"><summary>What the figures mean</summary><dl>{terms}</dl></details>'
-    return f'<div class="facts">{"".join(cells)}</div>{legend if terms else ""}'
+    return f'<div class="facts">{"".join(cells)}</div>{terms(known)}'
+
+
+def terms(meanings: Mapping[str, str]) -> str:
+    """What figures mean, folded."""
+    each = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in meanings.items())
+    folded = f'<details class="quiet"><summary>What the figures mean</summary><dl>{each}</dl></details>'
+    return folded if each else ""
 
 
 def explained(text: str) -> Raw:
@@ -126,7 +131,7 @@ def state(name: str) -> str:
 
 
 def configuration(values: Mapping[str, Any]) -> str:
-    return table(("key", "value"), [(key, _written(value)) for key, value in values.items()])
+    return table(("key", "value"), [(key, written(value)) for key, value in values.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +257,6 @@ def tone(advantage: float, largest: float) -> int:
     """From 0 (the lowest) to 2 * `TONES`; the middle is for 0."""
     share = advantage / largest if largest and isfinite(advantage / largest) else 0.0
     return TONES + round(share * TONES)
-
-
-def _written(value: Any) -> str:
-    """The value as a configuration file has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "not there" if value is ABSENT else "none" if value is None else str(value)
 
 
 def _cell(value: Any) -> str:

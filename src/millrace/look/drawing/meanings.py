@@ -17,3 +17,5 @@ GAP = (
     "staleness 0 both have the same weights: there the gap is rounding, and a jump means a bug. With "
     "staleness it grows, because the weights differ."
 )
+
+ASYNCHRONY = {"staleness": STALENESS, "fairness": FAIRNESS, "log-prob gap": GAP}
