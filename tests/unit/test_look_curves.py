@@ -15,13 +15,13 @@ from tests.look_runs import write_run
 from millrace.config.freeze import record
 from millrace.core.errors import DataError
 from millrace.look.curves.chart import chart
+from millrace.look.curves.chart_scale import ChartScale, written
 from millrace.look.curves.choices import SMOOTH_MAX, Band, CurveChoices
+from millrace.look.curves.curve_files import curve_file
+from millrace.look.curves.curve_lines import Line, extremes, group_line, run_line, smoothed
 from millrace.look.curves.curve_set import FIRST_MAX, CurveSet
-from millrace.look.curves.files import curve_file
-from millrace.look.curves.lines import Line, extremes, group_line, run_line, smoothed
 from millrace.look.curves.metrics import SPEED, column, measured
 from millrace.look.curves.run_groups import RunGroups, configurations
-from millrace.look.curves.scale import Scale, written
 from millrace.look.page import document
 from millrace.look.record.run_rows import RunRow
 from millrace.look.record.steps import Axis, Steps
@@ -146,7 +146,7 @@ def test_rewards_are_offered_first_and_numbers_are_ordered(tmp_path: Path) -> No
     ],
 )
 def test_an_axis_has_round_marks(low: float, high: float, log: bool, marks: list[float]) -> None:
-    assert Scale.of(low, high, log=log).marks() == pytest.approx(marks)
+    assert ChartScale.of(low, high, log=log).marks() == pytest.approx(marks)
 
 
 def test_numbers_of_an_axis_are_short() -> None:

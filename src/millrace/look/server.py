@@ -22,7 +22,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from millrace.core.errors import MillraceError
 from millrace.look import page
-from millrace.look.curves.files import TYPES, CurveFile
+from millrace.look.curves.curve_files import TYPES, CurveFile
 from millrace.look.drawing import figures
 from millrace.look.site import Site, trouble
 

@@ -20,8 +20,8 @@ from millrace.look.curated import read_page
 from millrace.look.curves.cards import cards, notes
 from millrace.look.curves.choices import CurveChoices
 from millrace.look.curves.comparison_page import comparison_page
+from millrace.look.curves.curve_files import CurveFile, curve_file
 from millrace.look.curves.curve_set import CurveSet
-from millrace.look.curves.files import CurveFile, curve_file
 from millrace.look.curves.form import curve_form
 from millrace.look.curves.run_groups import RunGroups
 from millrace.look.drawing import fragments

@@ -9,8 +9,8 @@ import numpy as np
 
 from millrace.look.curves.chart import POINTS, chart, colors
 from millrace.look.curves.choices import Band
+from millrace.look.curves.curve_lines import Line
 from millrace.look.curves.curve_set import CurveSet
-from millrace.look.curves.lines import Line
 from millrace.look.curves.metrics import meaning
 from millrace.look.drawing import fragments
 from millrace.look.overview import AXES
@@ -30,7 +30,7 @@ def cards(curves: CurveSet, files: str = "", points: int = POINTS) -> str:
 
 
 def _card(curves: CurveSet, name: str, across: tuple[float, float], files: str, points: int) -> str:
-    choices, lines = curves.choices, curves.lines(name)
+    choices, lines = curves.choices, curves.curve_lines(name)
     svg = chart(name, lines, across, x_label=AXES[choices.by], log=choices.log, points=points)
     if not svg:
         kind = "above 0 " if choices.log else ""

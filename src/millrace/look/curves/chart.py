@@ -7,8 +7,8 @@ from itertools import count
 
 import numpy as np
 
-from millrace.look.curves.lines import Array, Line, extremes
-from millrace.look.curves.scale import Scale, written
+from millrace.look.curves.chart_scale import ChartScale, written
+from millrace.look.curves.curve_lines import Array, Line, extremes
 from millrace.look.drawing.figures import COLORS
 from millrace.look.drawing.fragments import safe
 
@@ -40,8 +40,8 @@ def chart(
     every = every[every > 0] if log else every
     if not len(every):
         return ""
-    across = Scale.of(*x)
-    up = Scale.of(float(every.min()), float(every.max()), log=log, room=0.04)
+    across = ChartScale.of(*x)
+    up = ChartScale.of(float(every.min()), float(every.max()), log=log, room=0.04)
     drawn = [*zip(lines, colors(), strict=False)]
     shapes = [_band(line, color, across, up, points) for line, (color, _) in drawn if line.low is not None]
     shapes += [
@@ -90,7 +90,7 @@ def _said(line: Line) -> str:
     return f"{line.label} from {line.y[0]:.3g} to {line.y[-1]:.3g}"
 
 
-def _line(line: Line, y: Array, style: str, across: Scale, up: Scale, points: int) -> str:
+def _line(line: Line, y: Array, style: str, across: ChartScale, up: ChartScale, points: int) -> str:
     shown = y > 0 if up.log else np.isfinite(y)
     x, y = line.x[shown], y[shown]
     places = _places(x, y, across, up, points)
@@ -100,21 +100,21 @@ def _line(line: Line, y: Array, style: str, across: Scale, up: Scale, points: in
     return f'<polyline points="{places}" {style}/>' if places else ""
 
 
-def _band(line: Line, color: str, across: Scale, up: Scale, points: int) -> str:
+def _band(line: Line, color: str, across: ChartScale, up: ChartScale, points: int) -> str:
     assert line.low is not None and line.high is not None
     low = _places(line.x, line.low, across, up, points).split(" ")
     high = _places(line.x, line.high, across, up, points)
     return f'<polygon points="{" ".join([high, *reversed(low)])}" fill="{color}" fill-opacity=".18"/>'
 
 
-def _places(x: Array, y: Array, across: Scale, up: Scale, points: int) -> str:
+def _places(x: Array, y: Array, across: ChartScale, up: ChartScale, points: int) -> str:
     chosen = extremes(y, points)
     xs = LEFT + across.places(x[chosen]) * (RIGHT - LEFT)
     ys = BOTTOM + up.places(y[chosen]) * (TOP - BOTTOM)
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(xs, ys, strict=True))
 
 
-def _grid(across: Scale, up: Scale, x_label: str) -> str:
+def _grid(across: ChartScale, up: ChartScale, x_label: str) -> str:
     html = []
     for value, place in _marked(up):
         y = BOTTOM + place * (TOP - BOTTOM)
@@ -127,7 +127,7 @@ def _grid(across: Scale, up: Scale, x_label: str) -> str:
     return "".join(html) + _text(RIGHT, BOTTOM + 29, x_label, "end")
 
 
-def _marked(scale: Scale) -> Iterable[tuple[float, float]]:
+def _marked(scale: ChartScale) -> Iterable[tuple[float, float]]:
     marks = scale.marks()
     return zip(marks, scale.places(np.asarray(marks, float)), strict=True)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from millrace.look.curves.choices import CurveChoices
-from millrace.look.curves.lines import Line, chosen, group_line, run_line
+from millrace.look.curves.curve_lines import Line, chosen, group_line, run_line
 from millrace.look.curves.metrics import measured
 from millrace.look.record.steps import Steps
 

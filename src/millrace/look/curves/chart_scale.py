@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 
 import numpy as np
 
-from millrace.look.curves.lines import Array
+from millrace.look.curves.curve_lines import Array
 
 MARKS_MAX = 12
 LEAST_RANGE, ROUNDING = 1e-290, 1e-9
@@ -15,7 +15,7 @@ LEAST_RANGE, ROUNDING = 1e-290, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class ChartScale:
     """From `low` (place 0) to `high` (place 1). Of a logarithmic scale both are above 0."""
 
     low: float
@@ -23,7 +23,7 @@ class Scale:
     log: bool = False
 
     @classmethod
-    def of(cls, low: float, high: float, *, log: bool = False, room: float = 0.0) -> Scale:
+    def of(cls, low: float, high: float, *, log: bool = False, room: float = 0.0) -> ChartScale:
         """`room`: the share of the range that is added at both ends."""
         if log:
             times = max((high / low) ** room, 1.05) if room or high == low else 1.0
