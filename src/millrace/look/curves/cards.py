@@ -30,7 +30,7 @@ def cards(curves: CurveSet, files: str = "", points: int = POINTS) -> str:
 
 
 def _card(curves: CurveSet, name: str, across: tuple[float, float], files: str, points: int) -> str:
-    choices, lines = curves.choices, curves.curve_lines(name)
+    choices, lines = curves.choices, curves.lines(name)
     svg = chart(name, lines, across, x_label=AXES[choices.by], log=choices.log, points=points)
     if not svg:
         kind = "above 0 " if choices.log else ""

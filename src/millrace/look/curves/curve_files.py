@@ -41,16 +41,14 @@ def curve_file(curves: CurveSet, kind: str) -> CurveFile:
 
 def _svg(curves: CurveSet, name: str) -> str:
     choices, across = curves.choices, curves.across() or (0.0, 1.0)
-    text = chart(
-        name, curves.curve_lines(name), across, x_label=AXES[choices.by], log=choices.log, alone=True
-    )
+    text = chart(name, curves.lines(name), across, x_label=AXES[choices.by], log=choices.log, alone=True)
     if not text:
         raise DataError(f"{name} has no value to draw in this range")
     return text
 
 
 def _csv(curves: CurveSet, name: str) -> str:
-    lines, out = curves.curve_lines(name), StringIO()
+    lines, out = curves.lines(name), StringIO()
     given = [one for one in _OPTIONAL if any(getattr(line, one) is not None for line in lines)]
     table = csv.writer(out)
     table.writerow(["curve", AXES[curves.choices.by], name, *(_OPTIONAL[one] for one in given)])
