@@ -215,6 +215,13 @@ def test_curves_are_chosen_without_a_script(ui: str, browser: Any) -> None:
     page.close()
 
 
+def test_groups_are_compared_from_the_list(ui: str, browser: Any) -> None:
+    with opened(browser, f"{ui}?group=seed") as page:
+        page.click("text=Compare the groups")
+        page.wait_for_url("**/compare?*group=seed")
+        assert "seed = 0 (" in told(page)
+
+
 def test_a_drag_over_a_chart_chooses_the_steps_of_all(ui: str, browser: Any) -> None:
     with opened(browser, f"{ui}compare?run=a&run=b&smooth=0.5") as page:
         page.set_viewport_size({"width": 1280, "height": 900})

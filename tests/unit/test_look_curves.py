@@ -187,7 +187,7 @@ def test_choices_stay_in_every_link_of_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "told"),
     [
-        ({"metric": ["no/such"]}, "Not measured: no/such."),
+        ({"metric": ["no/such"]}, "Not measured, or more than 48: no/such."),
         ({"from": ["900"]}, "There is no optimizer step in this range."),
         ({"metric": ["accounting/failed"], "log": ["1"]}, "It has no value above 0 in this range."),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 from millrace.look.curves.chart import POINTS, chart, colors
 from millrace.look.curves.choices import Band
 from millrace.look.curves.curve_lines import Line
-from millrace.look.curves.curve_set import CurveSet
+from millrace.look.curves.curve_set import METRICS_MAX, CurveSet
 from millrace.look.curves.metrics import meaning
 from millrace.look.drawing import fragments
 from millrace.look.overview import AXES
@@ -93,5 +93,6 @@ def notes(curves: CurveSet) -> str:
         told.append(f"Smoothed: an exponential moving average over the whole run.{pale}")
     if curves.choices.log:
         told.append("Values that are not above 0 are left out.")
-    unknown = fragments.notice(f"Not measured: {', '.join(curves.unknown)}.") if curves.unknown else ""
-    return unknown + (f'<p class="quiet">{fragments.safe(" ".join(told))}</p>' if told else "")
+    why = f"Not measured, or more than {METRICS_MAX}"
+    left_out = fragments.notice(f"{why}: {', '.join(curves.left_out)}.") if curves.left_out else ""
+    return left_out + (f'<p class="quiet">{fragments.safe(" ".join(told))}</p>' if told else "")

@@ -36,9 +36,9 @@ class CurveSet:
         return named[:METRICS_MAX] if self.choices.metrics else every[:FIRST_MAX]
 
     @property
-    def unknown(self) -> list[str]:
-        """Chosen metrics that no run measured."""
-        return sorted(set(self.choices.metrics) - set(self.measured))
+    def left_out(self) -> list[str]:
+        """Chosen metrics that no run measured, or for which there is no room."""
+        return sorted(set(self.choices.metrics) - set(self.drawn))
 
     def lines(self, name: str) -> list[Line]:
         if not self.grouped:

@@ -68,24 +68,22 @@ def _table(base: str, rows: Sequence[RunRow], view: RunsView) -> str:
     )
     links = {name: link(f"{base}{view.sorted_by(name)}", name) for name in COLUMNS}
     kept = f'<input type="hidden" name="group" value="{escape(view.group)}">' if view.group else ""
+    ticks = f"Tick up to {COMPARED_MAX} runs, or up to {GROUPED_MAX} to compare groups of them."
     heads = "".join(f"<th{_order(view, name)}>{html}</th>" for name, html in links.items())
     return (
         f'<form class="runs" action="{escape(base)}compare"><p><button>Compare the chosen ones</button> '
-        f'<span class="quiet" data-chosen>{_told(base, rows, view)}</span></p>{kept}'
+        f'<span class="quiet" data-chosen>{ticks}</span> {_groups(base, rows, view)}</p>{kept}'
         f'<div class="wide"><table><thead><tr><th><span class="hidden">compare</span></th>'
         f"{heads}</tr></thead><tbody>{body}</tbody></table></div></form>"
     )
 
 
-def _told(base: str, rows: Sequence[RunRow], view: RunsView) -> str:
-    """How many runs can be compared. Of few runs in groups: a link that compares all groups."""
-    if not view.group:
-        return f"Tick up to {COMPARED_MAX} runs, or up to {GROUPED_MAX} to group them."
-    if len(rows) > GROUPED_MAX:
-        return f"Tick up to {GROUPED_MAX} runs. The runs of a group form one curve."
+def _groups(base: str, rows: Sequence[RunRow], view: RunsView) -> str:
+    """A link that compares the groups of a list, unless they have too many runs."""
+    if not view.group or len(rows) > GROUPED_MAX:
+        return ""
     names = [("run", row.name) for row in rows if not row.trouble]
-    address = f"{base}compare?{urlencode([*names, ('group', view.group)])}"
-    return f"The runs of a group form one curve. {link(address, 'Compare all groups')}"
+    return link(f"{base}compare?{urlencode([*names, ('group', view.group)])}", "Compare the groups")
 
 
 def _order(view: RunsView, name: str) -> str:
