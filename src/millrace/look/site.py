@@ -30,6 +30,8 @@ from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
+from millrace.look.speed.speed_answer import speed_of
+from millrace.look.speed.speed_page import speed_section
 from millrace.run_directory.resume import diff
 
 KEPT_MAX = 8
@@ -40,7 +42,7 @@ REST = 80.0
 """A run is read again after so many times the CPU time of its last reading. So reading takes at most 2 %
 of a core."""
 
-_VIEWS = {"run": "Run", "samples": "Trajectories", "config": "Configuration"}
+_VIEWS = {"run": "Run", "speed": "Speed", "samples": "Trajectories", "config": "Configuration"}
 
 Query = Mapping[str, list[str]]
 
@@ -143,6 +145,12 @@ class Site:
             group, row, color, groups=self._groups(name, color), trajectories=self._trajectories(name, color)
         )
         return page.PageContent(self._head(name, "group") + html, again=row.again)
+
+    def speed(self, name: str, query: Query) -> page.PageContent:
+        """Where the run is slow. With `outlook` also what a change would give, which takes seconds."""
+        answer = speed_of(self._run(name).run, with_outlook=bool(_one(query, "outlook")))
+        address = f"{self._base}speed/{quote(name)}?outlook=1"
+        return page.PageContent(self._head(name, "speed") + speed_section(answer, address))
 
     def config(self, name: str, query: Query) -> page.PageContent:
         run = self._run(name)
