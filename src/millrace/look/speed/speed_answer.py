@@ -22,7 +22,7 @@ from millrace.sim.calibrate.learn import calibrate
 
 OUTLOOK_S = 12.0
 """After so long no further change is simulated. A page gives up after 20 s."""
-SAME = 0.03
+SAME = 0.05
 """A gain or loss of less is within the noise of a short simulation."""
 
 

@@ -141,7 +141,7 @@ class TimeUseLog:
     def use(self) -> TimeUse:
         """Of the time from the end of one step to the end of the last. Empty with fewer than two steps."""
         steps = list(self._steps)
-        skipped = WARM_UP_STEPS - (self._num_steps - len(steps))
+        skipped = WARM_UP_STEPS - 1 - (self._num_steps - len(steps))
         steps = steps[skipped:] if 0 < skipped <= len(steps) // 2 else steps
         if len(steps) < 2:
             return TimeUse()
