@@ -42,6 +42,7 @@ VIEWS = {
     "trajectory": "samples/g?trajectory=32&color=advantage",
     "no group": "group/g?id=99",
     "config": "config/a",
+    "speed": "speed/a",
     "grouped": "?group=seed&sort=reward&find=-stopped",
     "compare": "compare?run=a&run=b&by=time",
     "gone": "run/gone",

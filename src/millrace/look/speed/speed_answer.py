@@ -13,6 +13,7 @@ from rich.text import Text
 
 from millrace.core.errors import MillraceError
 from millrace.look.speed.newest_steps import newest_use
+from millrace.observe.sinks.log_files import parts
 from millrace.observe.slow.bottleneck import Bottleneck
 from millrace.observe.slow.time_use import TimeUse
 from millrace.observe.terminal import as_text
@@ -22,6 +23,8 @@ from millrace.sim.calibrate.learn import calibrate
 
 OUTLOOK_S = 12.0
 """After so long no further change is simulated. A page gives up after 20 s."""
+PAGE_BYTES = 24 << 20
+"""The events that a page reads for an outlook."""
 SAME = 0.05
 """A gain or loss of less is within the noise of a short simulation."""
 
@@ -64,8 +67,10 @@ class SpeedAnswer:
         yield from (Text(f"note: {note}") for note in outlook.notes)
 
 
-def speed_of(run: RunDirectory, *, with_outlook: bool = False, limit_s: float = OUTLOOK_S) -> SpeedAnswer:
-    """`limit_s` is of the outlook. What only the outlook lacks is `why`, and no error.
+def speed_of(
+    run: RunDirectory, *, with_outlook: bool = False, bytes_max: float = float("inf")
+) -> SpeedAnswer:
+    """What only the outlook lacks is `why`, and no error. A log of over `bytes_max` is not read for it.
 
     Raises: DataError, ConfigError: a record is missing or damaged.
     """
@@ -73,7 +78,11 @@ def speed_of(run: RunDirectory, *, with_outlook: bool = False, limit_s: float = 
     answer = SpeedAnswer(str(run.path), use, slow)
     if not with_outlook:
         return answer
-    until_s = time.monotonic() + limit_s
+    if (size := sum(part.stat().st_size for part in parts(run.events))) > bytes_max:
+        return replace(
+            answer, why=f"{size:,} bytes of events are too many for a page. `millrace plan RUN` can"
+        )
+    until_s = time.monotonic() + OUTLOOK_S
     try:
         predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s)
     except MillraceError as error:

@@ -54,7 +54,7 @@ def _bar(role: str, seconds: dict[str, float]) -> str:
 def _outlook(answer: SpeedAnswer, address: str) -> str:
     title = "<h2>What a change would give</h2>"
     if answer.why:
-        return title + fragments.notice(f"It cannot be said: {answer.why}")
+        return title + f'<p class="notice">It cannot be said: {fragments.quoted(answer.why)}</p>'
     if answer.outlook is None:
         link = fragments.link(address, "Simulate this run with one change after the other")
         return f"{title}<p>{link}: it takes some seconds.</p>" if address else ""
