@@ -79,9 +79,8 @@ def speed_of(
     if not with_outlook:
         return answer
     if (size := sum(part.stat().st_size for part in parts(run.events))) > bytes_max:
-        return replace(
-            answer, why=f"{size:,} bytes of events are too many for a page. `millrace plan RUN` can"
-        )
+        why = f"{size:,} bytes of events are too many for a page. `millrace plan RUN` reads them"
+        return replace(answer, why=why)
     until_s = time.monotonic() + OUTLOOK_S
     try:
         predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s)
