@@ -130,6 +130,17 @@ def test_a_resumed_run_is_judged_by_its_newest_session_and_a_new_incarnation_cou
     assert used([*again, fresh]).replicas["replica-0"][DECODING] == pytest.approx(4.0)
 
 
+def test_a_report_in_the_middle_of_work_counts_no_idle_time_that_a_later_one_takes_back():
+    told = [run_started(), *(step(10.0 * v, v, step_s=1.0, wait_s=9.0) for v in range(3))]
+    told += [
+        report(at_s, "replica-0", 1, busy, idle) for at_s, busy, idle in ((0, 0, 0), (5, 0, 5), (20, 16, 4))
+    ]
+    use = used(told)
+    assert use.replicas["replica-0"][DECODING] == pytest.approx(16.0)
+    assert sum(use.replicas["replica-0"].values()) == pytest.approx(20.0)
+    assert min(use.replicas["replica-0"].values()) >= 0
+
+
 def test_only_the_newest_steps_count_and_what_nobody_recorded_is_other():
     events = [e for e in run(80, step_s=1.0, busy=1.0) if e.kind != "report"]
     for e in events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -173,7 +173,7 @@ class TimeUseLog:
     def _replica(self, name: str, moments: Moments, period: Period) -> _Causes:
         """Idle time between two reports is spread evenly. The reports of a new incarnation begin at 0."""
         causes, swaps = _Causes(), self._swaps.get(name, ())
-        for before, now in pairwise(self._loads[name]):
+        for before, now in pairwise(_settled(self._loads[name])):
             if now.at_s <= period[0] or before.at_s >= period[1] or now.busy_s < before.busy_s:
                 continue
             between = before.at_s, now.at_s
@@ -218,6 +218,16 @@ class _Causes:
             self.running_s += part * busy_s * running
             if moment.waits:
                 self.waiting = _summed((self.waiting, spent))
+
+
+def _settled(loads: Iterable[_Load]) -> list[_Load]:
+    """A report in the middle of a slice of decoding counts its time as idle, and the next takes that back."""
+    settled: list[_Load] = []
+    for load in reversed(list(loads)):
+        later = settled[-1] if settled else load
+        taken_back = load.busy_s <= later.busy_s and load.idle_s > later.idle_s
+        settled.append(replace(load, idle_s=later.idle_s) if taken_back else load)
+    return settled[::-1]
 
 
 def _idle_cause(moment: Moment) -> str:
