@@ -67,9 +67,16 @@ def test_without_time_a_change_is_unknown_and_says_so():
     assert answer.simulated_per_s is not None
     assert answer.gains[-1].ratio is None
     assert answer.gains[-1].why == "no time was left"
+    assert answer.gains[0].change.startswith("one more replica")
     assert outlook(calibration(), lambda: True).notes == (
         "the run as it is could not be simulated: no time was left",
     )
+
+
+def test_what_helps_the_bottleneck_is_simulated_first():
+    calls = iter(range(10_000))
+    answer = outlook(calibration(), lambda: next(calls) > 20, first="rewards")
+    assert answer.gains[0].change.startswith("one more reward worker")
 
 
 def test_a_poor_simulation_says_that_its_gains_are_only_an_order():

@@ -13,7 +13,7 @@ from millrace.api.run import Run
 from millrace.cli.app import run
 from millrace.core.events import Event
 from millrace.look.site import Site
-from millrace.look.speed import newest_steps
+from millrace.look.speed import newest_steps, speed_answer
 from millrace.look.speed.speed_answer import speed_of
 from millrace.observe.sinks.log_files import rotate
 
@@ -73,9 +73,13 @@ def test_doctor_and_plan_say_the_same_bottleneck(tmp_path: Path, capsys: pytest.
     assert "simulate --from RUN" in capsys.readouterr().err
 
 
-def test_a_page_does_not_read_a_long_log_for_an_outlook(tmp_path: Path) -> None:
+def test_a_page_does_not_read_a_long_log_for_an_outlook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed_answer, "PAGE_BYTES", 100)
     made = write_run(tmp_path / "a", events_told=slow_rewards())
-    assert "`millrace plan RUN`" in speed_of(made, with_outlook=True, bytes_max=100).why
+    assert "`millrace plan RUN`" in speed_of(made, with_outlook=True, on_page=True).why
+    assert "0 reports" in speed_of(made, with_outlook=True).why
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

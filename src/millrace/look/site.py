@@ -30,7 +30,7 @@ from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
-from millrace.look.speed.speed_answer import PAGE_BYTES, speed_of
+from millrace.look.speed.speed_answer import speed_of
 from millrace.look.speed.speed_page import speed_section
 from millrace.run_directory.resume import diff
 
@@ -148,9 +148,7 @@ class Site:
 
     def speed(self, name: str, query: Query) -> page.PageContent:
         """Where the run is slow. With `outlook` also what a change would give, which takes seconds."""
-        answer = speed_of(
-            self._run(name).run, with_outlook=bool(_one(query, "outlook")), bytes_max=PAGE_BYTES
-        )
+        answer = speed_of(self._run(name).run, with_outlook=bool(_one(query, "outlook")), on_page=True)
         address = f"{self._base}speed/{quote(name)}?outlook=1"
         return page.PageContent(self._head(name, "speed") + speed_section(answer, address))
 

@@ -21,7 +21,7 @@ from millrace.run_directory.run_directory import RunDirectory
 from millrace.sim.calibrate.changes import Outlook, outlook
 from millrace.sim.calibrate.learn import calibrate
 
-OUTLOOK_S = 12.0
+OUTLOOK_S, PAGE_S = 40.0, 10.0
 """After so long no further change is simulated. A page gives up after 20 s."""
 PAGE_BYTES = 24 << 20
 """The events that a page reads for an outlook."""
@@ -67,10 +67,8 @@ class SpeedAnswer:
         yield from (Text(f"note: {note}") for note in outlook.notes)
 
 
-def speed_of(
-    run: RunDirectory, *, with_outlook: bool = False, bytes_max: float = float("inf")
-) -> SpeedAnswer:
-    """What only the outlook lacks is `why`, and no error. A log of over `bytes_max` is not read for it.
+def speed_of(run: RunDirectory, *, with_outlook: bool = False, on_page: bool = False) -> SpeedAnswer:
+    """What only the outlook lacks is `why`, and no error. A page takes less time for it.
 
     Raises: DataError, ConfigError: a record is missing or damaged.
     """
@@ -78,15 +76,19 @@ def speed_of(
     answer = SpeedAnswer(str(run.path), use, slow)
     if not with_outlook:
         return answer
-    if (size := sum(part.stat().st_size for part in parts(run.events))) > bytes_max:
+    if (size := sum(part.stat().st_size for part in parts(run.events))) > PAGE_BYTES and on_page:
         why = f"{size:,} bytes of events are too many for a page. `millrace plan RUN` reads them"
         return replace(answer, why=why)
-    until_s = time.monotonic() + OUTLOOK_S
+    until_s = time.monotonic() + (PAGE_S if on_page else OUTLOOK_S)
     try:
-        predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s)
+        predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s, first=_helped(slow.name))
     except MillraceError as error:
         return replace(answer, why=str(error))
     return replace(answer, outlook=predicted)
+
+
+def _helped(bottleneck: str) -> str:
+    return "rewards" if bottleneck == "environment" else bottleneck.partition(",")[0]
 
 
 # ---------------------------------------------------------------- text

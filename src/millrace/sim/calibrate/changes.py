@@ -17,12 +17,17 @@ from millrace.sim.calibrate.learn import SLICE_S, Calibration
 from millrace.sim.report.measure import measure
 from millrace.sim.simulation import Scenario
 
-STEPS, TRAJECTORIES_MAX = 14, 8_000
-"""Of a simulation: steps without those of the staleness bound, and about the most trajectories."""
+STEPS_MIN, STEPS_MAX, TRAJECTORIES = 4, 14, 2_000
+"""Of a simulation, without the steps in which the pipeline fills and empties: as many steps as have about so
+many trajectories."""
 SLICES = 50
 """A step of the run has about so many slices of decoding, if they are not shorter than `SLICE_S`."""
 CLOSE = 0.15
 """A simulated speed that differs from the measured one by more than this share is no good prediction."""
+
+
+GENERATION, TRAINER, REWARDS, BOUND = "generation", "trainer", "rewards", "staleness bound"
+"""Roles that a change helps, by the names of `observe.slow.bottleneck`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,11 @@ class _OutOfTime(MillraceError):
     """No time is left for another simulated step."""
 
 
-def outlook(calibration: Calibration, is_over: Callable[[], bool] = lambda: False) -> Outlook:
-    """Simulate the run, then each change. `is_over`: no time is left, so the rest stays unknown."""
+def outlook(
+    calibration: Calibration, is_over: Callable[[], bool] = lambda: False, *, first: str = ""
+) -> Outlook:
+    """Simulate the run, then each change, those that help the role `first` before the others. `is_over`: no
+    time is left, so the rest stays unknown."""
     config = calibration.config
     measured = 1 / calibration.achieved.step_s
     if config.rollout.colocated:
@@ -65,7 +73,7 @@ def outlook(calibration: Calibration, is_over: Callable[[], bool] = lambda: Fals
     if now is None:
         return Outlook(measured, None, (), (f"the run as it is could not be simulated: {why}",))
     gains = []
-    for change, scenario in _changes(calibration):
+    for _, change, scenario in sorted(_changes(calibration), key=lambda each: each[0] != first):
         speed, why = _speed(scenario, is_over)
         gains.append(Gain(change, None if speed is None else speed / now, why))
     return Outlook(measured, now, tuple(gains), tuple(_notes(config, now / measured - 1)))
@@ -90,8 +98,8 @@ def _speed(scenario: Scenario, is_over: Callable[[], bool]) -> tuple[float | Non
 def _short(calibration: Calibration, config: Config) -> Scenario:
     """Fewer steps, and no evaluations. The slices of a slow run are longer."""
     bound = config.staleness_bound
-    most = max(6, TRAJECTORIES_MAX // config.trajectories_per_step)
-    steps = min(STEPS + 2 * (2 if bound is None else bound), most)
+    steps = min(STEPS_MAX, max(STEPS_MIN, TRAJECTORIES // config.trajectories_per_step))
+    steps += 2 * max(1, 2 if bound is None else bound)
     slice_s = max(SLICE_S, calibration.achieved.step_s / SLICES)
     short = calibration.scenario(config.model_copy(update={"steps": steps, "evaluations": ()}))
     report_s = max(config.rollout.report_interval_s, slice_s)
@@ -104,15 +112,18 @@ def _short(calibration: Calibration, config: Config) -> Scenario:
 # ---------------------------------------------------------------- changes
 
 
-def _changes(calibration: Calibration) -> Iterator[tuple[str, Scenario]]:
+def _changes(calibration: Calibration) -> Iterator[tuple[str, str, Scenario]]:
+    """Each with the role that it helps, and in words."""
     config = calibration.config
     replicas, slots, workers = config.rollout.replicas, config.rollout.slots, config.reward.workers
     yield (
+        GENERATION,
         f"one more replica (`rollout.replicas` {replicas} -> {replicas + 1})",
         _short(calibration, _with(config, "rollout", replicas=replicas + 1)),
     )
     more = slots + max(1, slots // 4)
     yield (
+        GENERATION,
         f"more slots of each replica (`rollout.slots` {slots} -> {more})",
         _short(calibration, _with(config, "rollout", slots=more)),
     )
@@ -121,12 +132,14 @@ def _changes(calibration: Calibration) -> Iterator[tuple[str, Scenario]]:
         calibration.costs, train_per_token_s=calibration.costs.train_per_token_s * ranks / (ranks + 1)
     )
     yield (
+        TRAINER,
         f"one more rank of the trainer ({ranks} -> {ranks + 1})",
         _short(replace(calibration, costs=costs), config),
     )
     if (staler := _staler(config)) is not None:
-        yield f"a larger staleness bound ({staler[0]})", _short(calibration, staler[1])
+        yield BOUND, f"a larger staleness bound ({staler[0]})", _short(calibration, staler[1])
     yield (
+        REWARDS,
         f"one more reward worker (`reward.workers` {workers} -> {workers + 1})",
         _short(calibration, _with(config, "reward", workers=workers + 1)),
     )
