@@ -36,6 +36,7 @@ def changed(**tables: object) -> Calibration:
 def test_the_gain_of_a_replica_is_the_one_that_a_replica_gives():
     answer = outlook(calibration())
     assert answer.error == pytest.approx(0.0, abs=0.1)
+    assert any("shares its cores: replicas are 1.5 times slower" in note for note in answer.notes)
     assert ratios(answer)["one more replica"] == pytest.approx(true_speed(3) / true_speed(2), rel=0.1)
 
 

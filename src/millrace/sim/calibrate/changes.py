@@ -22,6 +22,8 @@ STEPS_MIN, STEPS_MAX, TRAJECTORIES = 4, 14, 2_000
 many trajectories."""
 SLICES = 50
 """A step of the run has about so many slices of decoding, if they are not shorter than `SLICE_S`."""
+SHARED = 1.1
+"""Replicas that are so many times slower beside a computing trainer share cores with it."""
 CLOSE = 0.15
 """A simulated speed that differs from the measured one by more than this share is no good prediction."""
 
@@ -76,7 +78,7 @@ def outlook(
     for _, change, scenario in sorted(_changes(calibration), key=lambda each: each[0] != first):
         speed, why = _speed(scenario, is_over)
         gains.append(Gain(change, None if speed is None else speed / now, why))
-    return Outlook(measured, now, tuple(gains), tuple(_notes(config, now / measured - 1)))
+    return Outlook(measured, now, tuple(gains), tuple(_notes(calibration, now / measured - 1)))
 
 
 def _speed(scenario: Scenario, is_over: Callable[[], bool]) -> tuple[float | None, str]:
@@ -164,13 +166,19 @@ def _staler(config: Config) -> tuple[str, Config] | None:
 _BOUNDS = {"llamarl": "lag", "areal": "eta", "rlax": "acceptance_staleness", "roll_flash": "alpha"}
 
 
-def _notes(config: Config, error: float) -> Iterator[str]:
+def _notes(calibration: Calibration, error: float) -> Iterator[str]:
+    config, slower = calibration.config, calibration.costs.contention
     if abs(error) > CLOSE:
         yield (
             f"the simulated speed is {error:+.0%} off the measured one: read the gains as an order, not as "
             "figures"
         )
     yield "a gain supposes that the change gets cores or devices of its own, and costs the others nothing"
+    if slower > SHARED:
+        yield (
+            f"this run shares its cores: replicas are {slower:.1f} times slower while the trainer computes. "
+            "On the same cores one more replica or rank, or work at the same time, gives little or nothing"
+        )
     yield "the gain of a rank is the most that is possible: it supposes that tokens divide evenly among ranks"
     if config.trainer.hosts > 1:
         yield "transfers between hosts are not simulated"
