@@ -33,7 +33,7 @@ GENERATION, TRAINER, REWARDS, BOUND = "generation", "trainer", "rewards", "stale
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class ChangedSpeed:
     """`change` in words, with its key. `ratio` of the speed with the change to the speed without; None:
     unknown, for the reason `why`."""
 
@@ -49,7 +49,7 @@ class Outlook:
 
     measured_per_s: float
     simulated_per_s: float | None
-    gains: tuple[Gain, ...]
+    gains: tuple[ChangedSpeed, ...]
     notes: tuple[str, ...]
 
     @property
@@ -77,7 +77,7 @@ def outlook(
     gains = []
     for _, change, scenario in sorted(_changes(calibration), key=lambda each: each[0] != first):
         speed, why = _speed(scenario, is_over)
-        gains.append(Gain(change, None if speed is None else speed / now, why))
+        gains.append(ChangedSpeed(change, None if speed is None else speed / now, why))
     return Outlook(measured, now, tuple(gains), tuple(_notes(calibration, now / measured - 1)))
 
 
