@@ -45,6 +45,7 @@ VIEWS = {
     "curves": "curves/a?smooth=0.9&by=tokens",
     "logarithmic": "curves/a?metric=logprob_gap%2F0%2Fmean&log=1&from=3&to=20",
     "groups": "compare?run=a&run=b&run=g&group=seed&band=deviation&smooth=0.5",
+    "speed": "speed/a",
     "grouped": "?group=seed&sort=reward&find=-stopped",
     "compare": "compare?run=a&run=b&by=time",
     "gone": "run/gone",

@@ -11,8 +11,10 @@ import time
 import pytest
 from tests.runs import events, summary, train, weights
 
+from millrace.compose.examine import examine
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.look.record.views import run_view
+from millrace.look.speed.speed_answer import speed_of
 from millrace.run_directory.run_directory import RunDirectory
 
 DEADLINE_S = 200.0
@@ -89,6 +91,16 @@ def test_a_run_tells_what_its_workers_compute_in(undisturbed):
     assert all(text.startswith("float32; exact") for text in told.values())
     with LedgerReader(undisturbed.ledger) as reader:
         assert run_view(reader, undisturbed)["computes"] == {"trainer": "float32", **told}
+
+
+def test_the_time_of_every_role_of_a_run_adds_up(undisturbed):
+    use = speed_of(undisturbed).use
+    assert use.steps >= 2
+    assert sum(use.trainer.values()) == pytest.approx(use.took_s, rel=0.01)
+    assert sorted(use.replicas) == ["replica-0", "replica-1"]
+    assert all(0.5 * use.took_s < sum(each.values()) < 1.5 * use.took_s for each in use.replicas.values())
+    assert use.rewards["busy"] > 0
+    assert examine(undisturbed)["bottleneck"]["name"] != "unknown"
 
 
 def test_a_killed_controller_resumes_to_the_same_weights(start, undisturbed, tmp_path):

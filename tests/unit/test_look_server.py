@@ -23,7 +23,18 @@ from millrace.observe.sinks.log_files import rotate
 
 Get = Callable[..., Awaitable[HTTPResponse]]
 AGAIN = b'http-equiv="refresh"'
-VIEWS = ("", "run/a", "curves/a", "samples/a", "config/a", "compare?run=a&run=b", "compare", "data/a")
+VIEWS = (
+    "",
+    "run/a",
+    "curves/a",
+    "speed/a",
+    "speed/a?outlook=1",
+    "samples/a",
+    "config/a",
+    "compare?run=a&run=b",
+    "compare",
+    "data/a",
+)
 
 
 def asked(root: Path, ask: Callable[[Ui, Get], Awaitable[Any]]) -> Any:

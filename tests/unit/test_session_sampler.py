@@ -98,7 +98,8 @@ def test_memory_is_told_of_every_process_that_is_up_and_not_too_often() -> None:
     reporter(Event("worker_started", 0.0, 0.0, {"name": "simulated", "pid": None}))
     for seconds in (1.0, 5.0, 12.0):
         reporter(Event("report", seconds, 0.0, {}))
-    first, _ = told.of("memory")
+    first, second = told.of("memory")
+    assert second["controller_cpu_s"] >= first["controller_cpu_s"] > 0
     assert first["resident_bytes"].keys() == {"controller", "relay"}
     assert min(*first["resident_bytes"].values(), first["available_bytes"]) > 0
     reporter(Event("worker_died", 20.0, 0.0, {"name": "relay"}))

@@ -1,4 +1,7 @@
-"""`millrace plan`: decides which devices train and which generate, in which shape, under which schedule."""
+"""`millrace plan`: decides which devices train and which generate, in which shape, under which schedule.
+
+Of a run it says where the run is slow, and what a change would give.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from rich.table import Table
 from millrace.api.planned import as_json, base_tree, beyond, choice, configuration, devices
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load_as
+from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal
+from millrace.run_directory import run_directory
 from millrace.sim.plan.ranking import Plan, Theory, plan
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Simulated
@@ -22,14 +27,22 @@ console = Terminal(soft_wrap=True)
 
 
 def command(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A TOML file.", show_default=False)],
+    plan_file: Annotated[
+        Path,
+        typer.Argument(metavar="PLAN|RUN", help="A TOML file, or a run's directory.", show_default=False),
+    ],
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the best plan's training configuration here.")
     ] = None,
     json_wanted: AsJson = False,
 ) -> None:
-    """Split a cluster: layouts that fit, LlamaRL's optimum, then a search with the simulator."""
+    """Split a cluster: layouts that fit, LlamaRL's optimum, then a search with the simulator. Of a RUN: where
+    it is slow, and what one more replica, slot, rank or reward worker would give, or a larger staleness
+    bound."""
+    if plan_file.is_dir():
+        _of_run(plan_file, json_wanted, refused=bool(overrides or out))
+        return
     config = load_as(PlanConfig, plan_file, overrides or ())
     base = base_tree(plan_file.parent / config.base if config.base else None)
     answer = plan(config, on_simulated=_print_simulated)
@@ -40,6 +53,21 @@ def command(
         typer.echo(json.dumps(as_json(answer, text), indent=2))
     else:
         _show(answer, text, out)
+
+
+def _of_run(path: Path, json_wanted: bool, *, refused: bool) -> None:
+    from millrace.look.speed.speed_answer import speed_of
+
+    if refused:
+        raise ConfigError(
+            "`--set` and `--out` are for a plan from a TOML file: a run is measured as it is\n"
+            "  `millrace simulate --from RUN --set KEY=VALUE` predicts one change of your own."
+        )
+    answer = speed_of(run_directory.find(path), with_outlook=True)
+    if json_wanted:
+        typer.echo(json.dumps(answer.to_json(), indent=2))
+    else:
+        console.print(answer)
 
 
 def _print_simulated(one: Simulated) -> None:

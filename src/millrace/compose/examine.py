@@ -20,6 +20,8 @@ from millrace.observe.doctor.evidence import Evidence, RewardRange
 from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
+from millrace.observe.slow.bottleneck import Bottleneck, bottleneck
+from millrace.observe.slow.time_use import TimeUse, TimeUseLog
 from millrace.run_directory.run_directory import RunDirectory
 
 
@@ -29,7 +31,8 @@ def examine(run: RunDirectory) -> dict[str, Any]:
     if not parts(run.events):
         raise DataError(f"{run.path} has no events.jsonl: the doctor reads the events that a run wrote")
     evidence = evidence_of(config)
-    replay_events(run.events, (evidence,), partial(diagnose, evidence))
+    log = time_use_log(config)
+    replay_events(run.events, (evidence, log), partial(diagnose, evidence))
     with LedgerReader(run.ledger) as reader:
         count_rewards(evidence, reader)
         if (decode := open_decoder(config.model.path)) is not None:
@@ -46,7 +49,19 @@ def examine(run: RunDirectory) -> dict[str, Any]:
         "healthy": not (findings := diagnose(evidence)),
         "findings": [asdict(finding) for finding in findings],
         "withdrawn": gone(evidence, findings),
+        "bottleneck": asdict(bottleneck_of(config, log.use())),
     }
+
+
+def time_use_log(config: Config) -> TimeUseLog:
+    """The log of a run of `config` before its first event."""
+    return TimeUseLog(config.reward.most_workers)
+
+
+def bottleneck_of(config: Config, use: TimeUse) -> Bottleneck:
+    rollout = config.rollout
+    episodes = config.reward.kind == "environment"
+    return bottleneck(use, slots=rollout.slots, colocated=rollout.colocated, episodes=episodes)
 
 
 # Settings of `sampling` that the trainer's log-probs do not take into account.

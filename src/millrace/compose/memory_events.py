@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,7 +42,12 @@ class MemoryReporter:
         for name, pids in self._pids.items():
             with suppress(OSError):  # the process has just ended
                 resident_bytes_by_name[name] = sum(map(resident_bytes, pids))
-        self._events.emit("memory", resident_bytes=resident_bytes_by_name, available_bytes=available_bytes())
+        self._events.emit(
+            "memory",
+            resident_bytes=resident_bytes_by_name,
+            available_bytes=available_bytes(),
+            controller_cpu_s=time.process_time(),
+        )
 
 
 def _is_here(address: str | None) -> bool:

@@ -13,6 +13,7 @@ from millrace.compose.examine import examine
 from millrace.look.drawing import fragments
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.doctor.rules import RULES
+from millrace.observe.slow.bottleneck import Bottleneck
 from millrace.observe.terminal import as_text
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -26,6 +27,7 @@ class Diagnosis:
 
     A finding has its `fault`, `evidence` and `advice`. `withdrawn`: findings that no longer hold. `inert`:
     keys of the configuration that change nothing. `committed`: the newest version in the ledger.
+    `bottleneck`: what the speed depends on most. It is no fault.
     """
 
     run: str
@@ -38,6 +40,7 @@ class Diagnosis:
     healthy: bool
     findings: tuple[Finding, ...]
     withdrawn: tuple[str, ...]
+    bottleneck: Bottleneck
 
     def to_json(self) -> dict[str, Any]:
         """The diagnosis as JSON types."""
@@ -59,13 +62,17 @@ class Diagnosis:
             yield Text(f"\n{finding.fault}", "bold red")
             yield from (Text(f"  it shows: {line}") for line in finding.evidence)
             yield from (Text(f"  change:   {line}") for line in finding.advice)
+        yield Text(f"\n{'bottleneck':10} {self.bottleneck}")
 
     def _repr_html_(self) -> str:
-        return fragments.findings(self.findings, self.withdrawn)
+        slow = f"<p>Bottleneck: {fragments.quoted(str(self.bottleneck))}</p>"
+        return fragments.findings(self.findings, self.withdrawn) + slow
 
 
 def diagnosis_of(run: RunDirectory) -> Diagnosis:
     """Raises: as `examine`."""
     record = examine(run)
     lists = {name: tuple(record[name]) for name in ("inert", "withdrawn")}
-    return Diagnosis(**record | lists | {"findings": tuple(Finding(**one) for one in record["findings"])})
+    findings = tuple(Finding(**one) for one in record["findings"])
+    slow = Bottleneck(**record["bottleneck"])
+    return Diagnosis(**record | lists | {"findings": findings, "bottleneck": slow})

@@ -18,6 +18,8 @@ from millrace.look.overview import Overview
 from millrace.look.record.run_rows import RunRow
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose
+from millrace.look.speed.speed_answer import speed_of
+from millrace.look.speed.speed_page import speed_section
 from millrace.run_directory.resume import flat
 
 BYTES_MAX = 2_000_000
@@ -68,9 +70,13 @@ def _run(run: Overview, points: int) -> page.PageContent:
     html = run.html_by_id()
     body = (
         f"<h1>{fragments.safe(run.name)}</h1>{html['facts']}{html['notice']}{html['findings']}{drawn.html}"
-        f"<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
+        f"{_speed(run)}<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
     return page.PageContent(body, drawn.script)
+
+
+def _speed(run: Overview) -> str:
+    return speed_section(speed_of(run.run)) if run.version else ""
 
 
 def _samples(run: Overview) -> str:

@@ -94,6 +94,7 @@ class _Page(_Guarded):
         views: dict[str | None, Callable[[], page.PageContent]] = {
             None: lambda: site.runs(query),
             "run": lambda: site.run(name or "", query),
+            "speed": lambda: site.speed(name or "", query),
             "samples": lambda: site.samples(name or "", query),
             "group": lambda: site.group(name or "", query),
             "curves": lambda: site.curves(name or "", query),

@@ -37,6 +37,8 @@ from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
+from millrace.look.speed.speed_answer import speed_of
+from millrace.look.speed.speed_page import speed_section
 
 KEPT_MAX = GROUPED_MAX
 """The most runs that are kept between two requests."""
@@ -49,7 +51,13 @@ REST = 80.0
 """A run is read again after so many times the CPU time of its last reading. So reading takes at most 2 %
 of a core."""
 
-_VIEWS = {"run": "Run", "curves": "Curves", "samples": "Trajectories", "config": "Configuration"}
+_VIEWS = {
+    "run": "Run",
+    "curves": "Curves",
+    "speed": "Speed",
+    "samples": "Trajectories",
+    "config": "Configuration",
+}
 
 Query = Mapping[str, list[str]]
 
@@ -152,6 +160,12 @@ class Site:
             group, row, color, groups=self._groups(name, color), trajectories=self._trajectories(name, color)
         )
         return page.PageContent(self._head(name, "group") + html, again=row.again)
+
+    def speed(self, name: str, query: Query) -> page.PageContent:
+        """Where the run is slow. With `outlook` also what a change would give, which takes seconds."""
+        answer = speed_of(self._run(name).run, with_outlook=bool(_one(query, "outlook")), on_page=True)
+        address = f"{self._base}speed/{quote(name)}?outlook=1"
+        return page.PageContent(self._head(name, "speed") + speed_section(answer, address))
 
     def config(self, name: str, query: Query) -> page.PageContent:
         run = self._run(name)

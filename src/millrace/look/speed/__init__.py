@@ -1,0 +1,1 @@
+"""Where a run is slow, as text and as a page."""

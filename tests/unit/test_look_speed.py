@@ -1,0 +1,99 @@
+"""Where a run is slow, on the page, in the report and on the terminal, from the run's directory alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.look_runs import write_run
+from tests.unit.observe_events import event, published, pulled, report, run_started, step
+
+from millrace.api.run import Run
+from millrace.cli.app import run
+from millrace.core.events import Event
+from millrace.look.site import Site
+from millrace.look.speed import newest_steps, speed_answer
+from millrace.look.speed.speed_answer import speed_of
+from millrace.observe.sinks.log_files import rotate
+
+
+def slow_rewards(steps: int = 12) -> list[Event]:
+    """Each step of 2 s computes for 0.2 s. `replica-0` decodes for 0.2 s, then completions are scored."""
+    told = [run_started(), report(0.0, "replica-0", 0, 0.0, 0.0)]
+    for version in range(1, steps + 1):
+        start_s = 2.0 * (version - 1)
+        busy_s = 0.2 * version
+        done = event("finished", start_s + 0.3, trajectory_id=version, tokens=3, finish="stop")
+        scored = event("scored", start_s + 1.8, trajectory_id=version, value=1.0, outcome="scored", reason="")
+        told += [
+            report(start_s + 0.3, "replica-0", version, busy_s, start_s + 0.3 - busy_s),
+            done,
+            scored,
+            report(start_s + 1.8, "replica-0", version, busy_s, start_s + 1.8 - busy_s),
+            step(start_s + 2.0, version, step_s=0.2, wait_s=1.75),
+            published(start_s + 2.0, version, 0.05),
+            pulled(start_s + 2.0, "replica-0"),
+        ]
+    return told
+
+
+def test_the_page_has_a_bar_for_each_role_and_names_the_bottleneck(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", events_told=slow_rewards())
+    html = Site(tmp_path, "/").speed("a", {}).html
+    assert "Bottleneck: rewards" in html
+    assert all(f"<b>{role}</b>" in html for role in ("trainer", "replica-0", "reward workers"))
+    assert 'title="waiting for a batch: 87.5%' in html
+    assert "speed/a?outlook=1" in html
+
+
+def test_a_run_that_is_too_short_to_simulate_says_so_on_the_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", events_told=slow_rewards(4))
+    html = Site(tmp_path, "/").speed("a", {"outlook": ["1"]}).html
+    assert "It cannot be said: 0 reports tell of decode steps: 20 are the least" in html
+
+
+def test_the_report_has_the_same_bars_and_no_link(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    out = Run(made.path).report(tmp_path / "a.html").read_text()
+    assert "Bottleneck: rewards" in out and "outlook=1" not in out
+
+
+def test_doctor_and_plan_say_the_same_bottleneck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "a", events_told=slow_rewards()).path
+    assert Run(path).doctor().bottleneck.name == "rewards"
+    assert run(["doctor", str(path)]) == 0
+    assert "\nbottleneck rewards: the trainer waited" in capsys.readouterr().out
+    assert run(["plan", str(path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["bottleneck"]["name"] == "rewards"
+    assert run(["plan", str(path)]) == 0
+    assert "What a change would give cannot be said" in capsys.readouterr().out
+    assert run(["plan", str(path), "--set", "seed=1"]) == 2
+    assert "simulate --from RUN" in capsys.readouterr().err
+
+
+def test_a_page_does_not_read_a_long_log_for_an_outlook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed_answer, "PAGE_BYTES", 100)
+    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    assert "`millrace plan RUN`" in speed_of(made, with_outlook=True, on_page=True).why
+    assert "0 reports" in speed_of(made, with_outlook=True).why
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_run(tmp_path / "a", events_told=slow_rewards(40))
+    whole = speed_of(made).use
+    monkeypatch.setattr(newest_steps, "BYTES_MAX", made.events.stat().st_size // 4)
+    end = speed_of(made).use
+    assert 5 <= end.steps <= 10 < whole.steps
+    assert end.steps_per_s == pytest.approx(whole.steps_per_s)
+    rotate(made.events)
+    assert speed_of(made).use == end
+
+
+def test_a_run_without_steps_has_no_bottleneck_yet(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a", steps=1, events_told=[run_started()])
+    assert speed_of(made).bottleneck.name == "unknown"
+    assert "Bottleneck: unknown" in Site(tmp_path, "/").speed("a", {}).html
