@@ -13,6 +13,7 @@ from millrace.config.freeze import dump
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
+from millrace.run_directory.going_on import begun_as, checkable
 from millrace.run_directory.resume import diff
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
@@ -34,7 +35,9 @@ def check_trials(
     for overrides in trials:
         try:
             prepared = sweep.prepared(overrides)
-            refuse_changed(RunDirectory(directory / trial_name(overrides)), prepared.config)
+            run = RunDirectory(directory / trial_name(overrides))
+            refuse_changed(run, prepared.config)
+            prepared.config = checkable(begun_as(prepared.config, run))
             combination = identity({key: value for key, value in overrides.items() if key != "seed"})
             if first is None:
                 check_metric(sweep, prepared.config)
@@ -78,7 +81,7 @@ def refuse_changed(run: RunDirectory, config: Config) -> None:
         return
     changes = [
         change
-        for change in diff(run.read_config(), config)
+        for change in diff(run.read_config(), begun_as(config, run))
         if (not change.allowed or change.key == "steps") and not is_carried(str(change.new))
     ]
     if changes:

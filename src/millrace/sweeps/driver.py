@@ -13,8 +13,10 @@ from pathlib import Path
 from millrace.api.helper_process import WorkProcess, is_in_use
 from millrace.core.errors import MillraceError
 from millrace.look.record.views import is_finished
+from millrace.run_directory.going_on import begun_as
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
+from millrace.sweeps.beginning import begin_trial
 from millrace.sweeps.board import Board
 from millrace.sweeps.checking import going_on
 from millrace.sweeps.decisions.capacity import Slot
@@ -113,11 +115,9 @@ class Driver:
         try:
             prepared = self.sweep.prepared(self.trials.trials[name].overrides)
             if run.config.exists():
-                config = going_on(run.read_config(), prepared.config)
+                config = going_on(run.read_config(), begun_as(prepared.config, run))
             else:
-                config = prepared.config
-                run.path.mkdir(mode=0o700, exist_ok=True)
-                prepared.place(run.path)
+                config = begin_trial(prepared, run, self.trials)
             run.write_config(config)
             self.steps[name] = config.steps
             if is_finished(run, config.steps):
