@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -115,11 +114,9 @@ def test_every_command_that_has_a_model_takes_a_run(
     start: Path, undisturbed: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = start.read_text()
-    path = re.search(r'^path = "(.*)"$', text.partition("[model]")[2], re.MULTILINE)
-    assert path is not None
     parent = RunDirectory(shutil.copytree(undisturbed.path, tmp_path / "parent").resolve())
     config = tmp_path / "from_run.toml"
-    config.write_text(text.replace(path[1], str(parent.path), 1))
+    config.write_text(text.replace('path = "start"', f'path = "{parent.path}"'))
     (tmp_path / "sweep.toml").write_text(f'base = "{config}"\nseeds = [1]\n')
     sweep = ["sweep", str(tmp_path / "sweep.toml"), "--dir", str(tmp_path / "out"), *SHORT]
     assert command_line(sweep) == 0
