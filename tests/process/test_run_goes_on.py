@@ -110,6 +110,26 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_as_if_it_had_not_been(
     assert runs.weights(RunDirectory(killed)) == runs.weights(RunDirectory(whole))
 
 
+def test_every_command_that_has_a_model_takes_a_run(
+    start: Path, undisturbed: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = start.read_text()
+    parent = RunDirectory(shutil.copytree(undisturbed.path, tmp_path / "parent").resolve())
+    config = tmp_path / "from_run.toml"
+    config.write_text(text.replace('path = "start"', f'path = "{parent.path}"'))
+    (tmp_path / "sweep.toml").write_text(f'base = "{config}"\nseeds = [1]\n')
+    sweep = ["sweep", str(tmp_path / "sweep.toml"), "--dir", str(tmp_path / "out"), *SHORT]
+    assert command_line(sweep) == 0
+    trial = RunDirectory((tmp_path / "out" / "seed=1").resolve())
+    assert (trial.path / START).is_dir() and trial.versions()[-1] == 2
+    assert command_line(["doctor", str(config), "--numerics", "--tokens", "8"]) == 0
+    capsys.readouterr()
+    assert command_line(["eval", str(config), "--prompts", "1", "--samples", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == str(parent.path)
+    shutil.rmtree(parent.path)
+    assert command_line(sweep) == 0  # all trials have ended, and need their parent no more
+
+
 def test_the_adapter_of_a_parent_is_merged_into_the_start(start: Path, tmp_path: Path) -> None:
     parent = runs.train(start, tmp_path / "parent", "adapter.rank=2", "steps=2")
     words = ["train", str(start), "--set", f"model.path={parent.path}", "--set", "steps=1"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.config.tables.schedules import AReaL, RLBoost, Synchronous
+from millrace.config.tables.schedules import AReaL, Synchronous
 from millrace.config.tables.training import BatchShape
 from millrace.core.errors import DataError
 from millrace.core.types import State
@@ -22,7 +22,6 @@ CRASHES = Faults(
     controller_crashes=tuple(1.7 * i for i in range(1, 6)),
 )
 STEPS, GROUPS, SIZE, FIRST = 10, 2, 5, 2
-PRESETS = (*SCHEDULES, RLBoost(), RLBoost(staleness_max=0))
 
 
 class EveryGroup(Invariants):
@@ -44,7 +43,7 @@ def run(schedule, *, faults=Faults(), first=FIRST, size=SIZE, colocated=False, *
 
 
 @pytest.mark.parametrize("faults", [Faults(), CRASHES], ids=["calm", "crashes"])
-@pytest.mark.parametrize("schedule", PRESETS, ids=repr)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_a_group_is_trained_whole_or_its_rest_never_starts(schedule, faults):
     outcome, groups = run(schedule, faults=faults)
     assert outcome.accounting.balanced
@@ -80,7 +79,7 @@ def test_on_one_device_in_turns_too_a_group_is_trained_whole(schedule):
     assert outcome.accounting.rejected
 
 
-@pytest.mark.parametrize("schedule", PRESETS, ids=repr)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_a_failed_score_is_no_reward_and_the_run_ends(schedule):
     outcome, groups = run(schedule, failed_fraction=0.3, abstained_fraction=0.1)
     assert outcome.accounting.balanced

@@ -247,7 +247,7 @@ def test_a_page_loads_nothing_from_elsewhere():
 def test_unknown_presets_are_refused_by_name():
     with pytest.raises(ConfigError, match="laminar"):
         schedules(["lamina"])
-    assert len(schedules(["presets"])) == 6
+    assert len(schedules(["presets"])) == 9
 
 
 # ---------------------------------------------------------------- command

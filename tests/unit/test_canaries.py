@@ -68,6 +68,12 @@ def test_wrong_golds_need_no_task_and_impossible_rows_do(tmp_path: Path) -> None
     path.write_text(FILE + CANARY + '"rows"\n')
     with pytest.raises(ConfigError, match="needs a `task` of its own"):
         load(path)
+    played = FILE.replace('"exact"', '"environment"\npath = "a.py:A"')
+    path.write_text(played + CANARY + '"wrong-gold"\n')
+    with pytest.raises(ConfigError, match='Set `canary` to "rows"'):
+        load(path)
+    path.write_text(played + CANARY + '"wrong-gold"\nreward = { kind = "exact" }\n')
+    assert load(path).evaluations[0].canary == "wrong-gold"
     path.write_text(FILE + CANARY + '"wrong-gold"\npatience = 3\n')
     with pytest.raises(ConfigError, match="a canary must earn nothing"):
         load(path)

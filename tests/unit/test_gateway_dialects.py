@@ -254,12 +254,13 @@ def test_ids_in_and_ids_out_have_the_form_of_vllm() -> None:
     """As the client of the package renderers reads it: each `token` names the id at its position."""
     sampling = {"max_tokens": 8, "stop": "x", "logprobs": 1, "temperature": 1.0, "stop_token_ids": [2]}
     call = read(GENERATE, model="policy", token_ids=[5, 6], sampling_params=sampling, cache_salt="3")
-    kept = {"temperature": 1.0, "stop_token_ids": [2]}
+    kept = {"temperature": 1.0}
     assert call == Call(
         model="policy",
         prompt=[5, 6],
         max_tokens=8,
         stop=["x"],
+        stop_ids=[2],
         logprobs=True,
         top_logprobs=1,
         unheeded={"cache_salt": "3", "sampling_params": kept},

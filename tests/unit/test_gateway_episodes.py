@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from millrace.core.completion.columns import token_array
-from millrace.core.turns.turn_bounds import FIRST, NEXT, NO_BOUNDS, TurnBounds
+from millrace.core.turns.turn_bounds import FIRST, NEXT, TurnBounds
 from millrace.core.types import Failed, Finish, Observed, Scored, ScoreRequest
 from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts
 from millrace.environments.gateway.agents.agent_end import AgentEnd
@@ -358,6 +358,8 @@ def test_an_agent_that_dies_or_hangs_fails_its_episode(tokenizer: Any, act: Any,
         (Call(messages=[user("x")], stop=["a", "b" * 300]), "16 stop strings of 256 characters"),
         (Call(messages=[user("x")], stop=["a"] * 17), "16 stop strings of 256 characters"),
         (Call(prompt=[1, 10**6]), "token ids are from 0"),
+        (Call(prompt=[1], stop_ids=[10**6]), "token ids are from 0"),
+        (Call(prompt=[1], stop_ids=[1] * 17), "16 ids that end a turn"),
         (Call(messages=[ChatTurn(role="assistant", content="x")]), "the assistant's"),
     ],
 )
@@ -368,7 +370,7 @@ def test_a_call_that_the_run_cannot_answer_is_refused_and_no_turn(
 
     def program(row: Row, ask: Ask) -> str:
         with pytest.raises(RefusedCall) as refused:
-            ask(*call.messages, prompt=call.prompt, stop=call.stop)
+            ask(*call.messages, prompt=call.prompt, stop=call.stop, stop_ids=call.stop_ids)
         said.append(str(refused.value))
         return ask(user(row["prompt"])).content
 
@@ -378,10 +380,15 @@ def test_a_call_that_the_run_cannot_answer_is_refused_and_no_turn(
     assert all(reason in one for one in said)
 
 
+END_ID = 1
+"""Ends each turn of the run."""
+
+
 def bounded(row: Row, ask: Ask) -> str:
-    """Three turns. The second has no bounds."""
+    """Three turns. The second asks for as many tokens as the run gives, and for more tokens that end it."""
     messages = [user(row["prompt"])]
-    for number, fields in enumerate([{"max_tokens": 3}, {"max_tokens": 100}, {"stop": ["|", "END"]}]):
+    bounds = [{"max_tokens": 3}, {"max_tokens": 100, "stop_ids": [9, 4, END_ID]}, {"stop": ["|", "END"]}]
+    for number, fields in enumerate(bounds):
         reply = ask(*messages, **fields)
         messages += [reply.turn, user(f"{number} {reply.finish} {reply.stop}")]
     return reply.content
@@ -398,7 +405,8 @@ def test_the_bounds_of_a_request_go_with_its_prompt(tokenizer: Any) -> None:
             assert isinstance(answer, Observed)
             seen += [(tokenizer.decode(list(answer.tokens)), TurnBounds.of(answer.metrics, NEXT))]
         request = worker.say(worker.observe(request, answer), said)
-    assert seen == [("0 length \n", NO_BOUNDS)] * 2 + [("1 stop \n", TurnBounds(0, ("END",)))] * 2
+    second, third = TurnBounds(100, (), (4, 9)), TurnBounds(0, ("END",))
+    assert seen == [("0 length \n", second)] * 2 + [("1 stop \n", third)] * 2
     end = worker.restarted().answer(request, worker.row)
     assert isinstance(end, Scored) and end.metrics["right"] == 1.0  # without the stop string
     assert not any(name.startswith((FIRST, NEXT)) for name in end.metrics)

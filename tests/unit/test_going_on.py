@@ -23,9 +23,12 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Batch
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.run_directory.going_on import Start, find_start, start_in, with_model
+from millrace.run_directory.going_on import Start, begun_as, find_start, start_in, with_model
 from millrace.run_directory.lineage import START, moments_of, read_parent
+from millrace.run_directory.models import served_config
 from millrace.run_directory.run_directory import RunDirectory, create
+from millrace.sweeps.beginning import begin_trial, start_of
+from millrace.sweeps.trial_record import SweepTrial, Trials
 from millrace.trainer.files.manifest import JAX, TORCH, CheckpointManifest, write_manifest
 from millrace.trainer.files.moments import keep_moments, take_moments
 
@@ -294,6 +297,76 @@ def test_another_model_keeps_every_other_key(tmp_path: Path) -> None:
     config = config_of(tmp_path, seed=5, optimizer={"lr": 1e-3})
     other = with_model(config, tmp_path / "other")
     assert (other.seed, other.optimizer, other.model.path) == (5, config.optimizer, str(tmp_path / "other"))
+
+
+def test_a_command_that_only_reads_a_model_gets_the_newest_of_a_run(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    model = end(run, 4)
+    plain = config_of(tmp_path / "start")
+    for config, named, chosen in (
+        (config_of(run.path), None, model),
+        (plain, run.path, model),
+        (plain, None, tmp_path / "start"),
+    ):
+        with served_config(config, named) as (served, of):
+            assert (served.model.path, of) == (str(chosen.resolve()), chosen)
+
+
+# ---------------------------------------------------------------- trials of a sweep
+
+
+def begun(sweep: Path, name: str, parent: RunDirectory, version: int) -> RunDirectory:
+    """A trial that has the start of a version."""
+    trial = RunDirectory((sweep / name).resolve())
+    (trial.path / START).mkdir(parents=True)
+    start = Start(parent, parent.checkpoint(version), version)
+    trial.parent.write_bytes(msgspec.json.encode(start.parent()))
+    return trial
+
+
+def trials_of(**overrides: dict[str, Any]) -> Trials:
+    return Trials("reward/mean", "max", True, {name: SweepTrial(keys) for name, keys in overrides.items()})
+
+
+def test_trials_that_name_the_same_run_begin_with_one_version(run: RunDirectory, tmp_path: Path) -> None:
+    config, new = config_of(run.path), RunDirectory(tmp_path / "sweep" / "b")
+    trials = trials_of(a={"seed": 1}, b={"seed": 2})
+    assert start_of(config, new, trials) == find_start(run.path)
+    begun(tmp_path / "sweep", "a", run, 2)
+    assert start_of(config, new, trials) == find_start(f"{run.path}@2")  # the run has trained on
+    checkpoint = config_of(run.checkpoint(4))
+    assert start_of(checkpoint, new, trials) == find_start(run.checkpoint(4))
+    other = trials_of(a={"model.path": str(run.checkpoint(2))}, b={"model.path": str(run.path)})
+    assert start_of(config, new, other) == find_start(run.path)
+
+
+def test_a_trial_goes_on_with_its_start_also_where_the_parent_is_gone(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    trial = begun(tmp_path, "a", run, 2)
+    shutil.rmtree(run.path)
+    for named in (run.path, run.checkpoint(2)):
+        assert begun_as(config_of(named), trial).model.path == str(trial.path / START)
+    for other in (run.checkpoint(4), tmp_path / "start"):
+        assert begun_as(config_of(other), trial).model.path == str(other)
+
+
+def test_a_trial_whose_start_cannot_be_written_leaves_no_directory(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = RunDirectory((tmp_path / "sweep" / "a").resolve())
+    (trial.path / START).mkdir(parents=True)
+    (trial.path / START / "model.safetensors").write_bytes(b"half")  # of a sweep that was killed
+
+    def fails(*_: Any) -> None:
+        assert not (trial.path / START).exists()
+        raise DataError("was deleted meanwhile")
+
+    monkeypatch.setattr(script, "ask", fails)
+    with pytest.raises(DataError, match="was deleted meanwhile"):
+        begin_trial(PreparedConfig(config_of(run.path), {}), trial, trials_of(a={}))
+    assert not trial.path.exists()
 
 
 # ---------------------------------------------------------------- the optimizer

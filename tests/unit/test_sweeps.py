@@ -260,6 +260,26 @@ def test_a_changed_base_is_refused_also_for_a_trial_that_the_lists_no_longer_hav
     assert raised.value.__notes__ == ["in the trial seed=1"]
 
 
+def test_another_figure_of_the_evaluation_that_compares_is_refused_once_a_trial_has_begun(
+    tmp_path: Path,
+) -> None:
+    table = '[[evaluations]]\nname = "held"\nevery = 2\n[evaluations.task]\nkind = "gym"\nname = "y"\n'
+    driver = driving(tmp_path, 'seeds = [1]\nmetric = "evaluation/held"\n')
+    (tmp_path / "run.toml").write_text(BASE + table)
+    run = RunDirectory(tmp_path / "seed=1")
+    run.path.mkdir()
+    run.write_config(load_sweep(tmp_path / "sweep.toml").prepared({"seed": 1}).config)
+    driver.trials.trials["seed=1"].state = TrialState.FINISHED
+    record.write(tmp_path, driver.trials)
+    refuse_changed_base(load_sweep(tmp_path / "sweep.toml"), tmp_path)
+    (tmp_path / "run.toml").write_text(BASE + table.replace("every", 'by = "reward"\nevery'))
+    with pytest.raises(ConfigError, match="was 'greedy' and is 'reward'"):
+        refuse_changed_base(load_sweep(tmp_path / "sweep.toml"), tmp_path)
+    named = (tmp_path / "sweep.toml").read_text().replace("evaluation/held", "evaluation/held/reward")
+    (tmp_path / "sweep.toml").write_text(named)
+    refuse_changed_base(load_sweep(tmp_path / "sweep.toml"), tmp_path)
+
+
 def test_a_trial_that_waits_goes_with_its_values_in_the_lists() -> None:
     trials = Trials("reward/mean", "max", False)
     trials.add([{"x": value} for value in range(3)])

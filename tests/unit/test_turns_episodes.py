@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import string
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,37 @@ def test_environments_that_hang_take_no_thread_from_the_others(
         with pytest.raises(DeadlineExceeded):
             await some.answered(request(tokenizer, "hang"), {})
         free.set()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("recovery", "most"), [("replayed", 2), ("failed", 3)])
+def test_threads_end_a_worker_while_they_run_and_later_where_no_episode_can_be_repeated(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, recovery: str, most: int
+) -> None:
+    monkeypatch.setattr(of_worker, "LOST_MAX", 2)
+    monkeypatch.setattr(of_worker, "UNREPEATED_LOST_MAX", 3)
+    free = {name: threading.Event() for name in "ab"}
+
+    class Slow(Counter):
+        def step(self, action: str) -> str:
+            free[action].wait(60)
+            return "a"
+
+    Slow.recovery = recovery  # type: ignore[attr-defined]
+
+    async def play() -> None:
+        some = episodes(tokenizer, Slow, timeout_s=0.1)
+        for _ in range(2 * most):  # each ends after its deadline
+            assert isinstance(await some.answered(request(tokenizer, "a"), {}), Failed)
+            free["a"].set()
+            wait(some._lost, timeout=60)
+            free["a"].clear()
+        for _ in range(most - 1):
+            assert isinstance(await some.answered(request(tokenizer, "b"), {}), Failed)
+        with pytest.raises(DeadlineExceeded):
+            await some.answered(request(tokenizer, "b"), {})
+        free["b"].set()
 
     asyncio.run(play())
 

@@ -156,9 +156,9 @@ def forked() -> TokenColumns:
 def test_a_sequence_has_the_cause_that_the_metrics_tell(counts: dict, causes: list) -> None:
     turns = turns_of(forked(), counts)
     begins = [turn for turn in turns if turn.after is not None]
-    assert [(turn.sequence, turn.after) for turn in begins] == [(2, 0), (3, 0), (4, 1)]
+    assert [(turn.sequence, turn.after) for turn in begins] == [(2, 0), (3, 0), (1, 1)]
     assert [turn.causes for turn in begins] == causes
-    assert [turn.sequence for turn in turns if turn.role == "model"] == [1, 2, 3, 4]
+    assert [turn.sequence for turn in turns if turn.role == "model"] == [1, 2, 3, 1]
 
 
 def test_the_gateway_counts_the_causes_that_are_shown() -> None:
@@ -192,7 +192,7 @@ def test_each_place_says_why_a_sequence_begins(agents, capsys) -> None:
     assert begins in " ".join(capsys.readouterr().out.replace("─", " ").split())
     (one,) = member(agents, 0)
     assert begins in sample_html(one)
-    assert "environment 3: 1 tokens, observed, sequence 4, follows turn 1<" in sample_html(one)
+    assert "environment 3: 1 tokens, observed, sequence 1, follows turn 1<" in sample_html(one)
 
 
 def test_a_turn_is_shown_with_every_token_beside_its_text(run, capsys) -> None:

@@ -173,14 +173,16 @@ def test_the_seconds_of_an_environment_are_recorded_with_its_answer() -> None:
 
 
 def test_the_bounds_of_a_request_bound_its_turn_alone() -> None:
-    state, work = started(TurnBounds(2, ("END",)))
+    state, work = started(TurnBounds(2, ("END",), (4, 11)))
     assert (work.sampling.max_tokens, work.sampling.stop) == (2, (*NUMBERS.sampling.stop, "END"))
+    assert work.sampling.stop_token_ids == (*NUMBERS.sampling.stop_token_ids, 4, 11)
     turn(state, work, [5, 3], finish=Finish.LENGTH)
     trajectory = state.trajectories[0]
     assert (trajectory.state, trajectory.finish) == (State.WAITING, Finish.TURN)
     state.score(0, Observed(token_array([7]), TurnBounds(1).metrics(NEXT)))
     again = state.lease(trajectory, "a")
     assert (again.sampling.max_tokens, again.sampling.stop) == (3 + 1, NUMBERS.sampling.stop)
+    assert again.sampling.stop_token_ids == NUMBERS.sampling.stop_token_ids
     turn(state, again, [6], finish=Finish.LENGTH)
     state.score(0, Observed(token_array([7])))
     last = state.lease(trajectory, "a")
@@ -196,6 +198,13 @@ def test_a_turn_that_is_cut_before_what_its_request_asks_ends_the_episode() -> N
     assert work.sampling.max_tokens == NUMBERS.sampling.max_tokens
     turn(state, work, [5] * NUMBERS.sampling.max_tokens, finish=Finish.LENGTH)
     assert state.trajectories[0].state is State.GENERATED
+
+
+def test_a_turn_of_exactly_the_most_tokens_of_the_run_goes_on_if_its_request_asks_for_them() -> None:
+    most = NUMBERS.sampling.max_tokens
+    state, work = started(TurnBounds(most))
+    turn(state, work, [5] * most, finish=Finish.LENGTH)
+    assert state.trajectories[0].state is State.WAITING
 
 
 def test_a_turn_without_room_for_a_token_has_no_bound_to_reach() -> None:

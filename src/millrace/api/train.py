@@ -14,9 +14,11 @@ from millrace.api.configure import Components, ConfigLike, PreparedConfig, prepa
 from millrace.api.helper_process import ask
 from millrace.api.messages import info
 from millrace.api.run import Run
+from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.run_directory import run_directory
 from millrace.run_directory.going_on import Start, find_start, start_in
+from millrace.run_directory.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # a stub alone
     from millrace.api.keys import TrainKeys
@@ -114,14 +116,19 @@ def _begin(
     try:
         prepared.place(directory.path)
         if start is not None:
-            begun = {"parent": str(start.run.path), "source": str(start.source), "version": start.version}
-            ask("begin", {"run": str(directory.path), **begun, "moments": start.moments})
-            prepared.config = start.own(prepared.config, directory)
+            prepared.config = write_start(start, prepared.config, directory)
         directory.write_config(prepared.config)
     except BaseException:
         shutil.rmtree(directory.path, ignore_errors=True)
         raise
     return Run(directory.path)
+
+
+def write_start(start: Start, config: Config, directory: RunDirectory) -> Config:
+    """Write the start into a new run's directory, by another process. Returns `config` with it."""
+    begun = {"parent": str(start.run.path), "source": str(start.source), "version": start.version}
+    ask("begin", {"run": str(directory.path), **begun, "moments": start.moments})
+    return start.own(config, directory)
 
 
 def _start(from_run: str | os.PathLike[str] | Run | None, moments: bool, keywords: Any) -> Start | None:

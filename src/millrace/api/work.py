@@ -74,13 +74,12 @@ def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> di
     """Evaluate the configuration in a directory, on other rows if its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
     from millrace.evaluation.kept import keep_if_of_a_run
-    from millrace.run_directory.models import model_directory, newest
+    from millrace.run_directory.models import served_config
 
     config = RunDirectory(Path(run)).read_config()
     model = Path(held_out["model"] or config.model.path)
-    of = newest(model)  # once, because a live run soon has a newer model
-    with model_directory(of) as directory:
-        chosen = held_out_config(config, directory, seed=held_out["seed"], data_seed=held_out["data_seed"])
+    with served_config(config, model) as (served, of):
+        chosen = held_out_config(served, None, seed=held_out["seed"], data_seed=held_out["data_seed"])
         result = evaluate(chosen, **settings)
     if trouble := keep_if_of_a_run(of, result):
         Terminal(stderr=True).print(trouble)

@@ -16,7 +16,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.observe.live.progress_line import progress_line
 from millrace.observe.terminal import Terminal
-from millrace.run_directory.models import model_directory, newest
+from millrace.run_directory.models import served_config
 from millrace.runtime.kernel import check_kernel
 
 if TYPE_CHECKING:
@@ -106,10 +106,7 @@ def _curated(config: Config, options: CurationOptions, out: Path, model: Path | 
     from millrace.curation.output import ATTEMPTS, summarized, write_rows, write_summary
     from millrace.look.curated import write_page
 
-    chosen = newest(model or Path(config.model.path))  # once, because a live run soon has a newer model
-    with model_directory(chosen) as directory:
-        served = config.model.model_copy(update={"path": str(directory.resolve())})
-        config = config.model_copy(update={"model": served})
+    with served_config(config, model) as (config, _):
         with progress_line(Terminal(stderr=True), "Loading") as show:
 
             def on_stage(stage: str, ended: int, total: int) -> None:

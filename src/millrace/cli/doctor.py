@@ -20,7 +20,7 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
-from millrace.run_directory.models import export
+from millrace.run_directory.models import export, served_config
 
 Numerics = Annotated[
     bool, typer.Option("--numerics", help="Find where log-probs diverge first. RUN may be a TOML file.")
@@ -76,9 +76,9 @@ def _numerics(path: Path, version: int, num_tokens: int, as_json: bool) -> None:
 def _subject(path: Path, version: int, num_tokens: int) -> Iterator[tuple[Config, Path, ProbedSequence]]:
     """Configuration, the directory of the weights, and a sequence."""
     if path.suffix == ".toml":
-        config = load(path)
-        model = Path(config.model.path)
-        yield config, model, random_sequence(config, model, num_tokens)
+        with served_config(load(path)) as (config, _):
+            model = Path(config.model.path)
+            yield config, model, random_sequence(config, model, num_tokens)
         return
     run = run_directory.find(path)
     config = run.read_config()

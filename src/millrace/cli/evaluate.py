@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_confi
 from millrace.evaluation.kept import keep_if_of_a_run
 from millrace.observe.live.progress_line import progress_line
 from millrace.observe.terminal import Terminal
-from millrace.run_directory.models import model_directory, newest
+from millrace.run_directory.models import served_config
 from millrace.runtime.kernel import check_kernel
 
 
@@ -45,16 +45,16 @@ def command(
 ) -> None:
     """Evaluate a model on a configuration's task."""
     config = load(config_file, overrides or ())
-    chosen = newest(model) if model else None  # once, because a live run soon has a newer model
-    with model_directory(chosen) if chosen else nullcontext() as directory:
-        held_out = held_out_config(config, directory, seed=seed, data_seed=data_seed)
+    named = str(model or config.model.path)
+    with served_config(config, model) as (served, chosen):
+        held_out = held_out_config(served, None, seed=seed, data_seed=data_seed)
         check_kernel()  # which the reward worker needs
-        with progress(Terminal(stderr=True), held_out.model.path) as on_progress:
+        with progress(Terminal(stderr=True), named) as on_progress:
             result = evaluate(
                 held_out, prompts=prompts, samples=samples, correct_at=correct_at, on_progress=on_progress
             )
-    result = replace(result, model=str(model or result.model))
-    if chosen and (trouble := keep_if_of_a_run(chosen, result)):
+    result = replace(result, model=named)
+    if trouble := keep_if_of_a_run(chosen, result):
         Terminal(stderr=True).print(trouble)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))

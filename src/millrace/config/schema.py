@@ -201,6 +201,11 @@ class Config(Section):
             raise ValueError(
                 f'{which}: `by` ("majority") counts answers, and an episode has none: use "pass"'
             )
+        if evaluation.canary == "wrong-gold" and whole.reward.kind == "environment":
+            raise ValueError(
+                f"{which}: an environment with the gold of another row answers by it, and pays for what it "
+                'showed.\n  Set `canary` to "rows", with a `task` of rows that deserve no reward'
+            )
         judges = evaluation.keep_best or evaluation.patience is not None
         if evaluation.canary and (judges or evaluation.samples == 0 or evaluation.correct_at <= 0):
             raise ValueError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.core.completion.columns import OBSERVED, TokenColumns
+from millrace.core.completion.forks import continued
 
 MODEL, ENVIRONMENT = "model", "environment"
 ENDED_BY = "ended_by_"
@@ -25,7 +26,8 @@ class Turn:
     """Tokens `start` to `stop` of a completion. An answer of the environment has the number of the turn that
     it answers. `versions` sampled the tokens, in ascending order; empty: they are observed. `reward` is of
     the model's turn. `after`: the answer begins another sequence, and follows the turn of this number; 0: it
-    stands in place of the prompt; None: it begins none. `causes`: why it begins a sequence. Several: the
+    stands in place of the prompt; None: it goes on. `sequence`: its number, as `algorithm.sequence_share`
+    counts (`core.completion.forks.continued`), from 1 on. `causes`: why it begins a sequence. Several: the
     record does not tell which of them. None: the record does not know."""
 
     number: int
@@ -45,7 +47,9 @@ def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
     if columns.sampled() is None and not any(name.startswith(ENDED_BY) for name in metrics):
         return []
     turns, number, forks = list[Turn](), 0, {fork.start: fork for fork in columns.forks}
-    causes, sequence = _causes(columns, metrics), 1
+    numbers = continued(columns.forks, len(columns))
+    begins = {fork.start: number for fork, (number, _) in zip(columns.forks, numbers[1:], strict=True)}
+    causes, sequence = _causes(columns, metrics), 0
     for start, stop, sampled in columns.turns():
         number += sampled
         versions = sorted({version for version, _ in columns[start:stop].sampled_runs})
@@ -53,9 +57,9 @@ def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
         role = MODEL if sampled else ENVIRONMENT
         fork = forks.get(start)
         after = fork and sum(one.role == MODEL and one.stop <= fork.after for one in turns)
-        sequence += fork is not None
+        sequence = begins.get(start, sequence)
         why = causes.get(start, ())
-        turns.append(Turn(number, role, start, stop, tuple(versions), reward, after, sequence, why))
+        turns.append(Turn(number, role, start, stop, tuple(versions), reward, after, sequence + 1, why))
     return turns
 
 

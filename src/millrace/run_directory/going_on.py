@@ -21,7 +21,7 @@ from millrace.core.errors import ConfigError, DataError, writing
 from millrace.ledger.lock import RunLock
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory import run_directory
-from millrace.run_directory.lineage import MOMENTS, NO_JAX, START, Parent, read_parent
+from millrace.run_directory.lineage import MOMENTS, NO_JAX, START, Parent, kept_start, read_parent
 from millrace.run_directory.models import CHECKPOINT, checkpoint_of, origin, write_master
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.files.manifest import TORCH, read_manifest
@@ -209,3 +209,14 @@ def checkable(config: Config) -> Config:
     """`config` with a model, for checks, where `model.path` names a run or a checkpoint."""
     start = start_in(config)
     return config if start is None else start.fitted(config)
+
+
+def begun_as(config: Config, run: RunDirectory) -> Config:
+    """`config` with the start that `run` keeps, where `model.path` names what it began from: a run or a
+    checkpoint, which may be gone."""
+    start, parent = kept_start(run), read_parent(run)
+    if start is None or parent is None:
+        return config
+    path = Path(config.model.path).resolve()
+    same = RunDirectory(Path(parent.path))
+    return with_model(config, start) if path in (same.path, same.checkpoint(parent.version)) else config

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import DataError
 from millrace.run_directory.jax_python import has_jax, run_with_jax
@@ -105,6 +106,21 @@ def model_directory(path: Path) -> Iterator[Path]:
     with TemporaryDirectory(prefix="millrace-") as scratch:
         _write(RunDirectory(path.resolve().parents[1]), path, Path(scratch) / "model")
         yield Path(scratch) / "model"
+
+
+@contextmanager
+def served_config(config: Config, model: Path | None = None) -> Iterator[tuple[Config, Path]]:
+    """`config` with a model directory as `model.path`, for the time of the block; and what that is made of.
+
+    `model`: a model, a checkpoint or a run. None: `model.path`, which may be any of them too. Of a run the
+    `newest` is chosen once, because a live run soon has a newer one.
+
+    Raises: DataError: the run has no checkpoint, or a damaged one.
+    """
+    chosen = newest(model or Path(config.model.path))
+    with model_directory(chosen) as directory:
+        served = config.model.model_copy(update={"path": str(directory.resolve())})
+        yield config.model_copy(update={"model": served}), chosen
 
 
 def _write(

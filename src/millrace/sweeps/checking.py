@@ -13,12 +13,13 @@ from millrace.config.freeze import dump
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
+from millrace.run_directory.going_on import begun_as, checkable
 from millrace.run_directory.resume import diff
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
 from millrace.sweeps.decisions.naming import trial_name
 from millrace.sweeps.decisions.space import Overrides, identity
-from millrace.sweeps.loading import LoadedSweep, check_metric
+from millrace.sweeps.loading import LoadedSweep, check_metric, figure_by
 
 
 def check_trials(
@@ -34,7 +35,9 @@ def check_trials(
     for overrides in trials:
         try:
             prepared = sweep.prepared(overrides)
-            refuse_changed(RunDirectory(directory / trial_name(overrides)), prepared.config)
+            run = RunDirectory(directory / trial_name(overrides))
+            refuse_changed(run, prepared.config, sweep.config.metric)
+            prepared.config = checkable(begun_as(prepared.config, run))
             combination = identity({key: value for key, value in overrides.items() if key != "seed"})
             if first is None:
                 check_metric(sweep, prepared.config)
@@ -63,22 +66,31 @@ def refuse_changed_base(sweep: LoadedSweep, directory: Path) -> None:
         if not run.config.exists():
             continue
         try:
-            refuse_changed(run, sweep.prepared(trial.overrides).config)
+            refuse_changed(run, sweep.prepared(trial.overrides).config, sweep.config.metric)
         except MillraceError as error:
             error.add_note(f"in the trial {name}")
             raise
 
 
-def refuse_changed(run: RunDirectory, config: Config) -> None:
+def refuse_changed(run: RunDirectory, config: Config, metric: str) -> None:
     """A trial that has begun goes on as it began. What a script passed is not compared: the run keeps it.
 
-    Raises: ConfigError: a key was changed that decides what is learned, or the number of steps.
+    Raises: ConfigError: a key was changed that decides what is learned, the number of steps, or the figure by
+        which trials are compared.
     """
     if not run.config.exists():
         return
+    old = run.read_config()
+    was, by = figure_by(old, metric), figure_by(config, metric)
+    if was and by and was != by:
+        raise ConfigError(
+            f"trials of the sweep in {run.path.parent} have begun with another figure to compare: `by` of "
+            f"the evaluation in `metric` ({metric!r}) was {was!r} and is {by!r}.\n  Put it back, or name the "
+            f"figure itself, such as {metric}/sampled: then every trial is measured again"
+        )
     changes = [
         change
-        for change in diff(run.read_config(), config)
+        for change in diff(old, begun_as(config, run))
         if (not change.allowed or change.key == "steps") and not is_carried(str(change.new))
     ]
     if changes:

@@ -13,14 +13,16 @@ from pathlib import Path
 from millrace.api.helper_process import WorkProcess, is_in_use
 from millrace.core.errors import MillraceError
 from millrace.look.record.views import is_finished
+from millrace.run_directory.going_on import begun_as
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
+from millrace.sweeps.beginning import begin_trial
 from millrace.sweeps.board import Board
 from millrace.sweeps.checking import going_on
 from millrace.sweeps.decisions.capacity import Slot
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import Series, value_of
-from millrace.sweeps.loading import EVALUATION, LoadedSweep
+from millrace.sweeps.loading import EVALUATION, LoadedSweep, figure_by
 from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import Proposals
 from millrace.sweeps.sweep_config import HalvingRule
@@ -113,11 +115,9 @@ class Driver:
         try:
             prepared = self.sweep.prepared(self.trials.trials[name].overrides)
             if run.config.exists():
-                config = going_on(run.read_config(), prepared.config)
+                config = going_on(run.read_config(), begun_as(prepared.config, run))
             else:
-                config = prepared.config
-                run.path.mkdir(mode=0o700, exist_ok=True)
-                prepared.place(run.path)
+                config = begin_trial(prepared, run, self.trials)
             run.write_config(config)
             self.steps[name] = config.steps
             if is_finished(run, config.steps):
@@ -130,7 +130,7 @@ class Driver:
         except (MillraceError, OSError) as error:
             self._set(name, TrialState.FAILED, str(error))
             return
-        self._measured.pop(name, None)  # `by` of its evaluations may have changed
+        self._measured.pop(name, None)  # it knew no configuration
         self._set(name, TrialState.RUNNING)
         arguments = {"run": str(run.path), "from_version": None, "notify": prepared.config.observe.notify}
         process = WorkProcess("train", arguments, log, self.slots[slot])
@@ -250,12 +250,9 @@ class Driver:
 
     def _measured_of(self, name: str) -> Measured:
         if name not in self._measured:
-            by, metric = "greedy", self.sweep.config.metric
-            run = self._run(name)
-            if run.config.exists():
-                evaluations = run.read_config().evaluations
-                by = next((one.by for one in evaluations if metric == f"evaluation/{one.name}"), by)
-            self._measured[name] = Measured(run, metric, by)
+            run, metric = self._run(name), self.sweep.config.metric
+            by = figure_by(run.read_config(), metric) if run.config.exists() else None
+            self._measured[name] = Measured(run, metric, by or "greedy")
         return self._measured[name]
 
     def _free_slot(self) -> int:

@@ -74,6 +74,11 @@ def load_sweep(
     return LoadedSweep(name, config, base, directory, origins, components or Components())
 
 
+def figure_by(config: Config, metric: str) -> str | None:
+    """`by` of the evaluation whose one figure is the metric. None: the metric is another one."""
+    return next((one.by for one in config.evaluations if metric == f"{EVALUATION}{one.name}"), None)
+
+
 def check_metric(sweep: LoadedSweep, config: Config) -> None:
     """Raises: ConfigError: the metric is of an evaluation that the run does not have."""
     metric, names = sweep.config.metric, [evaluation.name for evaluation in config.evaluations]

@@ -60,8 +60,9 @@ def work(
     bounds = bounds_of(trajectory)
     if bounds.max_tokens:
         most = max(1, min(most, bounds.max_tokens))
-    if bounds.stop:
-        sampling = replace(sampling, stop=(*sampling.stop, *bounds.stop))
+    if bounds.stop or bounds.stop_ids:
+        ends = {"stop_token_ids": (*sampling.stop_token_ids, *bounds.stop_ids)}
+        sampling = replace(sampling, stop=(*sampling.stop, *bounds.stop), **ends)
     if begin:  # with random numbers of its own
         prompt, seed = context(prompt, columns, begin), seed ^ begin << 32
     start = columns.turn_start - begin

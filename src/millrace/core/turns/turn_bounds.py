@@ -11,27 +11,32 @@ from typing import NamedTuple
 
 FIRST, NEXT = "first_turn:", "next_turn:"
 """Begin the names: of the first turn, and of the turn that follows the last observation."""
-_MOST, _STOP = "max_tokens", "stop:"
+_MOST, _STOP, _STOP_ID = "max_tokens", "stop:", "stop_id:"
 
 
 class TurnBounds(NamedTuple):
     """`max_tokens`: most sampled tokens of the turn; 0: the run's. `stop`: strings that end the turn, besides
-    those of the run."""
+    those of the run. `stop_ids`: tokens that do."""
 
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
 
     def metrics(self, kind: str) -> dict[str, float]:
         """`kind`: FIRST or NEXT. Empty: there are no bounds."""
         most = {f"{kind}{_MOST}": float(self.max_tokens)} if self.max_tokens else {}
-        return most | {f"{kind}{_STOP}{one}": 1.0 for one in self.stop}
+        ids = {f"{kind}{_STOP_ID}{one}": 1.0 for one in self.stop_ids}
+        return most | {f"{kind}{_STOP}{one}": 1.0 for one in self.stop} | ids
 
     @classmethod
     def of(cls, metrics: Mapping[str, float], kind: str) -> TurnBounds:
         """The inverse of `metrics`."""
-        begin = f"{kind}{_STOP}"
-        stop = sorted(name.removeprefix(begin) for name in metrics if name.startswith(begin))
-        return cls(int(metrics.get(f"{kind}{_MOST}", 0.0)), tuple(stop))
+
+        def named(begin: str) -> list[str]:
+            return sorted(name.removeprefix(begin) for name in metrics if name.startswith(begin))
+
+        stop, ids = named(f"{kind}{_STOP}"), sorted(map(int, named(f"{kind}{_STOP_ID}")))
+        return cls(int(metrics.get(f"{kind}{_MOST}", 0.0)), tuple(stop), tuple(ids))
 
 
 NO_BOUNDS = TurnBounds()

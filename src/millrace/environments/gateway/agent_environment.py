@@ -171,15 +171,19 @@ class AgentEnvironment:
             raise RefusedCall(
                 f"there may be {STOP_MAX} stop strings of {STOP_CHARACTERS} characters each", field="stop"
             )
-        ids = call.prompt if isinstance(call.prompt, list) else []
-        if any(not 0 <= one < self._parts.num_tokens for one in ids):
-            raise RefusedCall(f"token ids are from 0 to {self._parts.num_tokens - 1}", field="prompt")
+        if len(call.stop_ids) > STOP_MAX:
+            raise RefusedCall(f"there may be {STOP_MAX} ids that end a turn", field="stop_token_ids")
+        prompt = call.prompt if isinstance(call.prompt, list) else []
+        for field, ids in ("prompt", prompt), ("stop_token_ids", call.stop_ids):
+            if any(not 0 <= one < self._parts.num_tokens for one in ids):
+                raise RefusedCall(f"token ids are from 0 to {self._parts.num_tokens - 1}", field=field)
 
     def _bounds(self, call: Call) -> TurnBounds:
         """What the call asks beyond what the run does to every turn."""
         asked, most = call.max_tokens or 0, self._parts.max_tokens
         stop = tuple(sorted({encodable(one) for one in call.stop} - {*self._parts.stop}))
-        return TurnBounds(asked if asked < most else 0, stop)
+        ids = tuple(sorted({*call.stop_ids} - {*self._parts.replies.end_ids}))
+        return TurnBounds(asked if asked <= most else 0, stop, ids)
 
     def _score(self, end: AgentEnd) -> Reward:
         assert self._agent is not None

@@ -46,7 +46,7 @@ class Call(msgspec.Struct, kw_only=True):
     `messages` is the whole conversation. In place of messages, `prompt` is a text or token ids. `tools` are
     JSON Schemas in OpenAI's form `{"type": "function", "function": {...}}`. `unheeded`: fields of the request
     that change nothing, such as `temperature`, because the run decides them. `usage`: a stream ends with the
-    counts of tokens.
+    counts of tokens. `stop_ids`: tokens that end the turn.
     """
 
     messages: list[ChatTurn] = []
@@ -54,6 +54,7 @@ class Call(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] = []
     max_tokens: int | None = None
     stop: list[str] = []
+    stop_ids: list[int] = []
     stream: bool = False
     usage: bool = False
     logprobs: bool = False

@@ -24,7 +24,7 @@ class Replies:
     def __init__(
         self, tokenizer: Any, *, plain: bool, end_ids: Collection[int] = (), stop: Sequence[str] = ()
     ) -> None:
-        self._tokenizer, self._plain, self._end_ids, self._stop = tokenizer, plain, end_ids, stop
+        self._tokenizer, self._plain, self.end_ids, self._stop = tokenizer, plain, end_ids, stop
 
     def make(self, name: str, call: Call, prompt_ids: Sequence[int], turn: SampledTurn) -> Reply:
         """The reply to a call. `name`: of the reply. The same turn makes the same reply, so that a repeated
@@ -53,7 +53,7 @@ class Replies:
     def _is_cut(self, call: Call, ids: Sequence[int]) -> bool:
         """Whether a turn has as many tokens as the call wants, and nothing else ended it. The record says so
         of no turn but the last, and a repeated agent gets the same answer."""
-        if len(ids) != call.max_tokens or ids[-1] in self._end_ids:
+        if len(ids) != call.max_tokens or ids[-1] in self.end_ids or ids[-1] in call.stop_ids:
             return False
         strings = [*self._stop, *map(encodable, call.stop)]
         return not (strings and StopStrings(partial(self._text, special=True), strings).hit(ids))

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -59,8 +59,9 @@ T = TypeVar("T")
 THREADS = 64
 """Calls at once: as many as the controller sends (`controller.turns.episode.LANES`)."""
 
-LOST_MAX = THREADS // 2
-"""Calls over their deadline that a worker survives."""
+LOST_MAX, UNREPEATED_LOST_MAX = THREADS // 8, THREADS // 2
+"""So many calls over their deadline that still run end a worker. The kernel ends their threads, and other
+workers repeat its episodes. The second number is of episodes that cannot be repeated, and would fail."""
 
 LIVE_MAX = 4096
 """Episodes that a worker keeps between their turns. The one that waited longest is dropped, and repeated."""
@@ -80,9 +81,9 @@ class _Episode:
 
 
 class Episodes:
-    """Each call of an environment has a thread. A call that is over `timeout_s` fails, and its thread is
-    lost. `LOST_MAX` lost threads end the worker, and before there are still `THREADS` others. In a `trial`
-    every turn of an environment that can be restored begins with a restored one."""
+    """Each call of an environment has a thread. A call that is over `timeout_s` fails, and its thread is lost
+    until it ends. `LOST_MAX` lost threads end the worker, and before there are still `THREADS` others. In a
+    `trial` every turn of an environment that can be restored begins with a restored one."""
 
     def __init__(
         self,
@@ -100,9 +101,10 @@ class Episodes:
         self._kind, self._name, self._file, self._bridge, self._decode = kind, name, file, bridge, decode
         self._budgets, self._snapshots, self._timeout_s = budgets, snapshots, timeout_s
         self._trial = trial
-        self._threads = ThreadPoolExecutor(THREADS + LOST_MAX, "environment")
-        self._lost = 0
         self._recovery = getattr(kind, "recovery", "replayed")
+        self._lost_max = UNREPEATED_LOST_MAX if self._recovery == "failed" else LOST_MAX
+        self._threads = ThreadPoolExecutor(THREADS + self._lost_max, "environment")
+        self._lost = list[Future[Any]]()
         self._wants_ids = getattr(kind, "wants_ids", False)
         self.schemas: Sequence[dict[str, Any]] = getattr(kind, "schemas", ())
         self._live: OrderedDict[int, _Episode] = OrderedDict()
@@ -124,14 +126,14 @@ class Episodes:
             self._threads.submit(self._snapshots.forget, trajectory_ids)
 
     async def _in_time(self, call: Callable[[], T]) -> T | Failed:
-        loop = asyncio.get_running_loop()
+        future = self._threads.submit(_of_one_process, call)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await loop.run_in_executor(self._threads, partial(_of_one_process, call))
+                return await asyncio.wrap_future(future)
         except TimeoutError:
-            self._lost += 1
+            self._lost = [one for one in (*self._lost, future) if not one.done()]
         reason = f"{self._name} took longer than `reward.timeout_s` ({self._timeout_s:g} s)"
-        if self._lost >= LOST_MAX:
+        if len(self._lost) >= self._lost_max:
             raise DeadlineExceeded(reason)
         return Failed(reason)
 

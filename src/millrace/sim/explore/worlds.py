@@ -10,7 +10,18 @@ from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
 from millrace.config.tables.reward_limits import RewardLimits
 from millrace.config.tables.runtime import LocalHosts
-from millrace.config.tables.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
+from millrace.config.tables.schedules import (
+    RLAX,
+    AReaL,
+    Laminar,
+    LlamaRL,
+    Millrace,
+    RLBoost,
+    RollFlash,
+    Schedule,
+    StreamRL,
+    Synchronous,
+)
 from millrace.config.tables.task import EnvironmentRewardSection, GymRewardSection, GymTaskSection
 from millrace.config.tables.training import BatchShape, Model
 from millrace.sim.costs.interface import Costs
@@ -30,7 +41,7 @@ from millrace.sim.virtual.faults import (
     Slow,
 )
 
-SCHEDULES: tuple[Schedule, ...] = (
+FIRST_SCHEDULES: tuple[Schedule, ...] = (
     Synchronous(),
     LlamaRL(lag=1),
     LlamaRL(lag=3),
@@ -44,6 +55,16 @@ SCHEDULES: tuple[Schedule, ...] = (
     Millrace(repack_interval_s=0.5),
     Millrace(staleness_max=1, repack_interval_s=0.2, batch_max=3),
 )
+NEWER_SCHEDULES: tuple[Schedule, ...] = (
+    RLBoost(),
+    RLBoost(staleness_max=0),
+    RollFlash(),
+    RollFlash(alpha=1, redundant_samples=2, redundant_groups=3, mix="never"),
+    StreamRL(),
+    StreamRL(staleness_max=3, mix="within"),
+)
+"""Drawn apart, so that all other worlds stay as they are."""
+SCHEDULES = (*FIRST_SCHEDULES, *NEWER_SCHEDULES)
 STEPS_MAX = 12  # of a user's own configuration: a broken promise shows early
 TIME_MAX_S = 5_000.0
 HEARTBEAT_TIMEOUT_S = 4.0
@@ -139,7 +160,10 @@ def with_turns(scenario: Scenario) -> Scenario:
 
 
 def _random_config(rng: random.Random, seed: int) -> Config:
-    schedule, steps, replicas = rng.choice(SCHEDULES), rng.randint(3, 8), rng.randint(1, 4)
+    schedule, steps, replicas = rng.choice(FIRST_SCHEDULES), rng.randint(3, 8), rng.randint(1, 4)
+    newer = random.Random(f"which schedule {seed}")
+    if newer.random() < len(NEWER_SCHEDULES) / len(SCHEDULES):
+        schedule = newer.choice(NEWER_SCHEDULES)
     config = small_config(schedule, steps=steps, replicas=replicas, seed=seed)
     return crowded(config) if rng.random() < 0.15 else config
 

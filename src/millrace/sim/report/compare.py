@@ -8,7 +8,18 @@ from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 
-from millrace.config.tables.schedules import RLAX, AReaL, Laminar, LlamaRL, Millrace, Schedule, Synchronous
+from millrace.config.tables.schedules import (
+    RLAX,
+    AReaL,
+    Laminar,
+    LlamaRL,
+    Millrace,
+    RLBoost,
+    RollFlash,
+    Schedule,
+    StreamRL,
+    Synchronous,
+)
 from millrace.core.errors import ConfigError
 from millrace.estimates.interval import t_975
 from millrace.sim.pool import process_pool
@@ -22,6 +33,9 @@ PRESETS: dict[str, Schedule] = {
     "laminar": Laminar(),
     "millrace": Millrace(),
     "rlax": RLAX(reload_staleness=1, acceptance_staleness=4),
+    "rlboost": RLBoost(),
+    "roll_flash": RollFlash(),
+    "streamrl": StreamRL(),
 }
 """Presets with their default keys, except `rlax`: its default is on-policy, so it gets the bound of the
 others."""

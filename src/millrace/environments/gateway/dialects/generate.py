@@ -35,6 +35,9 @@ class GenerateDialect(OpenAIErrors):
         refuse_more_than_one(sampling, "n", "best_of")
         call.max_tokens = sampling.integer("max_tokens", 1)
         call.stop = sampling.strings("stop")
+        call.stop_ids = sampling.take("stop_token_ids") or []
+        if call.stop_ids and not is_token_ids(call.stop_ids):
+            sampling.refuse("stop_token_ids", "must be a list of token ids")
         alternatives = take_alternatives(sampling, "logprobs")
         call.logprobs, call.top_logprobs = alternatives is not None, alternatives or 0
         call.stream = fields.flag("stream")
