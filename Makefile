@@ -11,6 +11,8 @@
 # make test-jax     the trainer in JAX, on simulated devices
 # make setup-agents .venv-agents with the SDKs of OpenAI and Anthropic, SkyRL-Gym and textarena, for tests alone
 # make test-agents  the gateway's dialects, as the SDKs write and read them; MCP; SkyRL-Gym; textarena; TRL's form
+# make setup-trackers .venv-trackers with W&B, MLflow and Trackio, for tests alone
+# make test-trackers whole runs with each tracker offline, read back by its own package
 # make setup-verifiers  .venv-verifiers and .venv-verifiers-v0, for tests alone
 # make test-verifiers  environments of the package `verifiers`, v1 and v0, as agents
 # make test-ui      every page of `millrace ui` in Chromium
@@ -30,11 +32,12 @@ SGLANG := .venv-sglang
 RAY := .venv-ray
 JAX := .venv-jax
 AGENTS := .venv-agents
+TRACKERS := .venv-trackers
 VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-verifiers quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-agents test-verifiers test-ui lint bench bench-quick docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -70,6 +73,12 @@ setup-agents: $(AGENTS)/.installed
 
 $(AGENTS)/.installed: $(STAMP) scripts/setup-agents
 	@PYTHON="$(PYTHON)" scripts/setup-agents
+	@touch $@
+
+setup-trackers: $(TRACKERS)/.installed
+
+$(TRACKERS)/.installed: $(STAMP) scripts/setup-trackers
+	@PYTHON="$(PYTHON)" scripts/setup-trackers
 	@touch $@
 
 setup-verifiers: $(VERIFIERS)/.installed
@@ -115,6 +124,9 @@ test-jax: $(JAX)/.installed
 
 test-agents: $(AGENTS)/.installed
 	PYTHONPATH=src $(AGENTS)/bin/python -m pytest tests/agents
+
+test-trackers: $(TRACKERS)/.installed
+	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/trackers
 
 test-verifiers: $(VERIFIERS)/.installed
 	PYTHONPATH=src $(VERIFIERS)/bin/python -m pytest tests/agents/test_verifiers.py

@@ -37,5 +37,5 @@ def test_the_wheel_has_the_command_the_license_and_the_extras(wheel: zipfile.Zip
     }
     assert "millrace = millrace.cli.app:main" in about["entry_points.txt"]
     assert "LICENSE" in about
-    for extra in ("wandb", "mlflow", "prometheus"):
+    for extra in ("wandb", "mlflow", "trackio", "prometheus"):
         assert f"Provides-Extra: {extra}" in about["METADATA"]

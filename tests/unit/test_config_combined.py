@@ -31,9 +31,10 @@ from millrace.sim.simulation import Scale, Scenario, simulate
 
 GB = 10**9
 LEAVES = list(leaves(Config))
+TRACKERS = ("wandb", "mlflow", "trackio")
 SIMULATED = ("batch.", "checkpoints.", "reward.timeout_s", "rollout.", "sampling.", "schedule.", "steps")
 SIMULATED += ("supervision.", "weights.")
-ELSEWHERE = ("model.path", "rollout.python", "observe.prometheus", "observe.wandb", "observe.mlflow")
+ELSEWHERE = ("model.path", "rollout.python", "observe.prometheus", *(f"observe.{name}" for name in TRACKERS))
 """Keys whose values are files, programs or services: other tests have those."""
 MODEST = (2, 3, 5, 8, 16, 33, 64, 1000, 0.01, 0.5, 1.0, 5.0, 30.0)
 STEPS_MAX, TOKENS_MAX = 3, 20_000

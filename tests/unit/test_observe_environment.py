@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from observe_events import event, run_ended, run_started, step
 
-from millrace.core.events import Event
+from millrace.core.events import Event, Events
 from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.episode_waits import EpisodeWait
 from millrace.observe.live.live_view import plain_line
@@ -16,7 +16,7 @@ from millrace.observe.live.status import Status
 from millrace.observe.sinks.exported import Exported
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace.observe.sinks.log_files import condense
-from millrace.observe.sinks.scalars import Service
+from millrace.observe.sinks.tracked import Tracked
 
 EPISODES = [
     run_started(),
@@ -83,20 +83,18 @@ def test_a_step_has_the_answers_since_the_last_one(tmp_path: Path) -> None:
 
 
 def test_services_get_the_same_scalars() -> None:
-    class Told(Service):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scalars: dict[str, float] = {}
-
-        def log_sample(self, event: Event) -> None: ...
-
+    class Told:
         def log_scalars(self, event: Event, scalars) -> None:
-            self.scalars |= scalars
+            found.update(scalars)
 
-    told = Told()
+        def close(self) -> None: ...
+
+    found: dict[str, float] = {}
+    tracked = Tracked(Events(lambda: 0.0, lambda: 0.0), "a tracker", Told)
     for one in (*EPISODES, step(9.0, 1)):
-        told(one)
-    assert {name: told.scalars[name] for name in SCALARS} == SCALARS
+        tracked(one)
+    tracked.close()
+    assert {name: found[name] for name in SCALARS} == SCALARS
 
 
 def test_each_episode_waits_for_the_model_or_for_its_environment() -> None:

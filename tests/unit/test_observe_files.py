@@ -16,11 +16,9 @@ from millrace.core.errors import ConfigError, DataError
 from millrace.core.events import Events
 from millrace.core.types import Finish
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog, read_events
-from millrace.observe.sinks.mlflow import MlflowSink
 from millrace.observe.sinks.open_sinks import open_sinks, refuse_unusable
 from millrace.observe.sinks.scalars import step_scalars
-from millrace.observe.sinks.tensorboard import TensorBoardSink
-from millrace.observe.sinks.wandb import WandbSink
+from millrace.observe.sinks.tensorboard import TensorBoardTracker
 from millrace.observe.summary import Summary
 
 
@@ -118,48 +116,15 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
 def test_tensorboard_shows_samples_as_texts(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sink = TensorBoardSink(tmp_path)
-    sink(sample(1.0, 3, prompt="1+1=", completion="<b>2\n```"))
-    sink.close()
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log_sample(sample(1.0, 3, prompt="1+1=", completion="<b>2\n```"))
+    tracker.close()
     read = EventAccumulator(str(tmp_path))
     read.Reload()
     (point,) = read.Tensors("samples/best")
     (text,) = point.tensor_proto.string_val
     assert point.step == 3
     assert b"trajectory 7, reward 1, trained in step 3" in text and b"\n    <b>2\n    ```" in text
-
-
-class Service:
-    """Stands in for wandb and mlflow: every call is kept."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple] = []
-
-    def __getattr__(self, name: str):
-        def call(*values, **named):
-            self.calls.append((name, *values, named))
-            return self
-
-        return call
-
-
-@pytest.mark.parametrize(
-    ("service", "open_sink", "called"),
-    [
-        ("wandb", WandbSink, "log"),
-        ("mlflow", MlflowSink, "log_text"),
-    ],
-)
-def test_a_service_gets_samples_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str, open_sink, called: str
-) -> None:
-    stand_in = Service()
-    monkeypatch.setitem(sys.modules, service, stand_in)
-    sink = open_sink("project", tmp_path, {})
-    sink(sample(1.0, 3, prompt="1+1=", completion="2"))
-    told = [call for call in stand_in.calls if call[0] == called]
-    assert len(told) == 1 and "best" in str(told)
-    assert "1+1=" in str(stand_in.calls)
 
 
 def test_every_run_has_events_and_metrics(tmp_path: Path) -> None:
@@ -169,7 +134,7 @@ def test_every_run_has_events_and_metrics(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["events.jsonl", "metrics.jsonl"]
 
 
-@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+@pytest.mark.parametrize("service", ["wandb", "mlflow", "trackio"])
 def test_a_service_that_is_not_installed_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
@@ -184,7 +149,14 @@ def test_a_service_that_is_not_installed_is_named_before_anything_is_written(
 
 
 def test_no_sink_imports_torch() -> None:
-    modules = ["sinks.tensorboard", "sinks.wandb", "sinks.mlflow", "sinks.open_sinks", "sinks.jsonl"]
+    modules = [
+        "sinks.tensorboard",
+        "sinks.wandb",
+        "sinks.mlflow",
+        "sinks.trackio",
+        "sinks.open_sinks",
+        "sinks.jsonl",
+    ]
     modules += ["summary", "trace", "live.live_view"]
     code = "import sys\n" + "".join(f"import millrace.observe.{name}\n" for name in modules)
     code += "assert not {'torch', 'tensorflow'} & set(sys.modules)"

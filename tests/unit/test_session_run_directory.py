@@ -155,7 +155,10 @@ def test_evaluations_of_undone_versions_are_forgotten(tmp_path: Path) -> None:
         run.forget_evaluations(after=2)
 
 
-@pytest.mark.parametrize("name", ["events.jsonl", "config.json.partial", "checkpoints", "logs/trainer.1.log"])
+LINKS = ["events.jsonl", "config.json.partial", "checkpoints", "logs/trainer.1.log", "wandb", "wandb/latest"]
+
+
+@pytest.mark.parametrize("name", LINKS)
 def test_a_run_with_a_link_that_leads_out_of_it_is_not_resumed(tmp_path: Path, name: str) -> None:
     run = create("strange", tmp_path / "run")
     run.write_config(config())
@@ -164,6 +167,15 @@ def test_a_run_with_a_link_that_leads_out_of_it_is_not_resumed(tmp_path: Path, n
     (run.path / name).symlink_to(tmp_path / "outside")
     with pytest.raises(ConfigError, match=f"{name} is a symbolic link to .*outside"):
         reopen("strange", run.path)
+
+
+def test_the_link_of_an_earlier_session_of_wandb_to_its_log_does_not_end_a_run(tmp_path: Path) -> None:
+    run = create("tracked", tmp_path / "run")
+    run.write_config(config())
+    link = run.path / "wandb" / "offline-run-1" / "logs" / "debug-core.log"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "outside")
+    assert reopen("tracked", run.path) == run
 
 
 def test_a_link_within_a_run_is_nobody_s_harm(tmp_path: Path) -> None:

@@ -411,6 +411,7 @@ class ObserveKeys(TypedDict, total=False):
     tensorboard: bool
     wandb: str | Literal['none'] | None
     mlflow: str | Literal['none'] | None
+    trackio: str | Literal['none'] | None
     prometheus: str | Literal['none'] | None
     notify: str | Literal['none'] | None
     samples_every: int | Literal['none'] | None

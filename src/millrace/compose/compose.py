@@ -122,7 +122,8 @@ async def train(
             replay_events(run.events, (summary, evidence, view.status.speeds), summary.result)
             with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
                 count_rewards(evidence, reader)  # for the doctor alone
-        stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config)))
+        about_run = recorded(config), ledger.run.get("id", "")
+        stack.enter_context(open_sinks(events, config.observe, run.path, *about_run))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(view), *sinks]
         # These sinks emit events of their own, after all other sinks have received the event before.

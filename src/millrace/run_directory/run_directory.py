@@ -196,7 +196,7 @@ def _remove_barren(run: RunDirectory) -> None:
     begun = run.config.is_file()
     if begun:
         ours |= {run.config, run.events, run.metrics, run.summary, run.path / "tensorboard"}
-        ours |= {run.scale, run.scale_ask}
+        ours |= {run.scale, run.scale_ask, run.path / "wandb"}
     begun = begun or run.carried.is_dir() or run.ledger.is_file()
     if any(path.is_symlink() for path in run.path.glob("*")):
         return
@@ -250,11 +250,14 @@ def reopen(name: str, explicit: Path | None, *, runs: Path = RUNS) -> RunDirecto
 
 
 def _links_out(path: Path) -> Iterator[Path]:
-    """Symbolic links in the directory that lead out of it."""
+    """Symbolic links in the directory that lead out of it. Each session of W&B has a folder in `wandb/`, with
+    such a link to a log; nothing is written into the folders of earlier sessions."""
     for directory, folders, names in os.walk(path):
         for entry in (Path(directory, name) for name in (*folders, *names)):
             if entry.is_symlink() and not entry.resolve().is_relative_to(path):
                 yield entry
+        if Path(directory) == path / "wandb":
+            folders.clear()
 
 
 def _refuse_shared(run: RunDirectory) -> None:

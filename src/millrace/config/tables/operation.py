@@ -91,6 +91,8 @@ class Observe(Section):
     """W&B project. Needs the `wandb` extra."""
     mlflow: str | None = None
     """MLflow experiment. Needs the `mlflow` extra."""
+    trackio: str | None = None
+    """Trackio project. Needs the `trackio` extra."""
     prometheus: ListenAddress | None = None
     """Serve metrics for Prometheus at this `HOST:PORT`. A port without a host is on 127.0.0.1. Needs the
     `prometheus` extra."""
@@ -100,5 +102,6 @@ class Observe(Section):
     of the environment variable NAME. The run directory keeps only the host of a URL. See docs/watching.md."""
     samples_every: Count | None = 10
     """Steps between samples: the best, the middle and the worst answer to one prompt of the batch, as text.
-    Samples go to the live view, to `events.jsonl`, and to TensorBoard, W&B and MLflow where these are on.
+    Samples go to the live view, to `events.jsonl`, and to TensorBoard, W&B, MLflow and Trackio where these
+    are on.
     `"none"`: no samples."""

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from millrace.core.errors import ConfigError
 
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "prometheus": "prometheus_client"}
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "prometheus": "prometheus_client"}
 """Key of `[observe]`, which is also the extra's name -> package."""
 
 

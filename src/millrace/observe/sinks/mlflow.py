@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from millrace.core.events import Event
 from millrace.observe.samples import as_markdown
-from millrace.observe.sinks.extras import refuse_uninstalled
-from millrace.observe.sinks.scalars import Service
+
+_TAG = "millrace.run"
+_REFUSED = re.compile(r"[^\w/.\- :]")
+"""A name with one of these characters makes MLflow refuse all metrics of a step."""
 
 
-class MlflowSink(Service):
-    """Logs to `experiment` on the tracking server that MLflow's own settings name.
+class MlflowTracker:
+    """Logs to `experiment` on the tracking server that MLflow's own settings name. A resumed run goes on with
+    the MLflow run that has its id as a tag."""
 
-    Raises:
-        ConfigError: mlflow is not installed.
-    """
-
-    def __init__(self, experiment: str, directory: Path, config: Mapping[str, Any]) -> None:
-        super().__init__()
-        refuse_uninstalled("mlflow", experiment)
+    def __init__(self, experiment: str, name: str, run_id: str, config: Mapping[str, Any]) -> None:
         import mlflow
 
         self._mlflow = mlflow
         mlflow.set_experiment(experiment)
-        mlflow.start_run(run_name=directory.resolve().name)
+        earlier = mlflow.search_runs(
+            filter_string=f"tags.`{_TAG}` = '{run_id}'", max_results=1, output_format="list"
+        )
+        if earlier:
+            mlflow.start_run(run_id=earlier[0].info.run_id)
+        else:
+            mlflow.start_run(run_name=name, tags={_TAG: run_id})
         mlflow.log_dict(dict(config), "config.json")
 
     def log_sample(self, event: Event) -> None:
@@ -34,8 +37,8 @@ class MlflowSink(Service):
         self._mlflow.log_text(as_markdown(event.fields), name)
 
     def log_scalars(self, event: Event, scalars: Mapping[str, float]) -> None:
-        values = {name: float(value) for name, value in scalars.items()}
-        self._mlflow.log_metrics(values, step=event.fields["version"])
+        values = {_REFUSED.sub("_", name): float(value) for name, value in scalars.items()}
+        self._mlflow.log_metrics(values, step=event.fields["version"], timestamp=int(event.wall_s * 1000))
 
     def close(self) -> None:
         self._mlflow.end_run()

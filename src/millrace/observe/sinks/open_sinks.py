@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ from millrace.observe.sinks import prometheus
 from millrace.observe.sinks.extras import PACKAGES, refuse_uninstalled
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.observe.sinks.notify import Notifier, deliverer
+from millrace.observe.sinks.tracked import Tracked, Tracker
 
 _NOT_KEPT = "the run directory has only the host. Give the URL again, --set observe.notify=URL, or use $NAME"
 
@@ -38,15 +40,17 @@ def refuse_unusable(observe: Observe) -> None:
 
 @contextmanager
 def open_sinks(
-    events: Events, observe: Observe, directory: Path, config: Mapping[str, Any]
+    events: Events, observe: Observe, directory: Path, config: Mapping[str, Any], run_id: str = ""
 ) -> Iterator[None]:
     """Subscribe the sinks of every run, which write in `directory`, and the sinks of `observe`. `config` is
-    for services that show a configuration.
+    for trackers that show a configuration. By `run_id` they find a run that is resumed.
 
-    Raises ConfigError: a service's package is not installed, or its address cannot be used.
+    Raises ConfigError: a package is not installed, or an address cannot be used.
     """
+    refuse_unusable(observe)
+    trackers = _trackers(observe, directory, config, run_id)
     with ExitStack() as stack:
-        for sink in _sinks(events, observe, directory, config):
+        for sink in _sinks(events, observe, directory, trackers):
             stack.callback(sink.close)
             events.subscribe(sink)
         if observe.notify is not None and observe.notify.endswith(NOT_KEPT):
@@ -55,23 +59,44 @@ def open_sinks(
 
 
 def _sinks(
-    events: Events, observe: Observe, directory: Path, config: Mapping[str, Any]
+    events: Events, observe: Observe, directory: Path, trackers: Mapping[str, Callable[[], Tracker]]
 ) -> Iterator[ClosableSink]:
     yield EventLog(directory / "events.jsonl")
     yield MetricsLog(directory / "metrics.jsonl")
-    if observe.tensorboard:
-        from millrace.observe.sinks.tensorboard import TensorBoardSink
-
-        yield TensorBoardSink(directory / "tensorboard")
-    if observe.wandb is not None:
-        from millrace.observe.sinks.wandb import WandbSink
-
-        yield WandbSink(observe.wandb, directory, config)
-    if observe.mlflow is not None:
-        from millrace.observe.sinks.mlflow import MlflowSink
-
-        yield MlflowSink(observe.mlflow, directory, config)
+    for name, open_tracker in trackers.items():
+        yield Tracked(events, name, open_tracker)
     if observe.prometheus is not None:
         yield prometheus.PrometheusSink(observe.prometheus)
     if observe.notify is not None and not observe.notify.endswith(NOT_KEPT):
         yield Notifier(events, observe.notify, directory)  # last: it is closed first, and may emit a warning
+
+
+def _trackers(
+    observe: Observe, directory: Path, config: Mapping[str, Any], run_id: str
+) -> dict[str, Callable[[], Tracker]]:
+    """What opens each tracker of `observe`, and imports its package."""
+    name = directory.resolve().name
+    run_id = re.sub(r"[^A-Za-z0-9.-]", "-", run_id or name)[-64:]  # as services permit
+
+    def tensorboard() -> Tracker:
+        from millrace.observe.sinks.tensorboard import TensorBoardTracker
+
+        return TensorBoardTracker(directory / "tensorboard")
+
+    def wandb() -> Tracker:
+        from millrace.observe.sinks.wandb import WandbTracker
+
+        return WandbTracker(str(observe.wandb), directory, run_id, config)
+
+    def mlflow() -> Tracker:
+        from millrace.observe.sinks.mlflow import MlflowTracker
+
+        return MlflowTracker(str(observe.mlflow), name, run_id, config)
+
+    def trackio() -> Tracker:
+        from millrace.observe.sinks.trackio import TrackioTracker
+
+        return TrackioTracker(str(observe.trackio), run_id, config)
+
+    openers = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
+    return {key: opener for key, opener in openers.items() if getattr(observe, key)}

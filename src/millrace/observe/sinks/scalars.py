@@ -1,13 +1,9 @@
-"""A step event as flat scalars, under the same names in every service, and the one interface of services."""
+"""A step event as flat scalars, under the same names in every service."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
-
-from millrace.core.events import Event
-from millrace.observe.environment_use import EnvironmentUse
 
 _NAMES = {
     "reward_mean": "reward/mean",
@@ -19,27 +15,6 @@ _NAMES = {
     "groups_ready": "groups/ready",
 }
 _WINDOW = {"staleness_mean": "window/staleness", "fairness": "window/fairness", "next": "window/next"}
-
-
-class Service(ABC):
-    """A sink that sends scalars and samples on. Replays are left out: their curves are there already."""
-
-    def __init__(self) -> None:
-        self._environment = EnvironmentUse()
-
-    def __call__(self, event: Event) -> None:
-        self._environment(event)
-        if event.kind == "sample":
-            self.log_sample(event)
-        elif scalars := scalars_of(event.kind, event.fields):
-            of_step = self._environment.take_scalars() if event.kind == "step" else {}
-            self.log_scalars(event, scalars | of_step)
-
-    @abstractmethod
-    def log_sample(self, event: Event) -> None: ...
-
-    @abstractmethod
-    def log_scalars(self, event: Event, scalars: Mapping[str, float]) -> None: ...
 
 
 def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:

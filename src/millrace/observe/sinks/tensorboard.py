@@ -13,14 +13,12 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from millrace.core.events import Event
 from millrace.observe.samples import as_markdown
-from millrace.observe.sinks.scalars import Service
 
 
-class TensorBoardSink(Service):
+class TensorBoardTracker:
     """One scalar per name, at the version that it is of, and samples as texts."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__()
         self._file = EventFileWriter(str(directory))
 
     def log_sample(self, event: Event) -> None:

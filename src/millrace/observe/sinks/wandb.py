@@ -8,40 +8,32 @@ from typing import Any
 
 from millrace.core.events import Event
 from millrace.observe.samples import transcript
-from millrace.observe.sinks.extras import refuse_uninstalled
-from millrace.observe.sinks.scalars import Service
 
 _COLUMNS = ["trajectory_id", "row_id", "prompt", "completion", "reward", "num_tokens", "finish"]
 
 
-class WandbSink(Service):
-    """Logs to `project`; the run is named after its directory, and goes on when that resumes.
+class WandbTracker:
+    """Logs to `project`; the run is named after its directory, and goes on when that resumes. The axis of
+    every curve is `version`: W&B drops values of its own step that come late, as those of an evaluation."""
 
-    Raises:
-        ConfigError: wandb is not installed.
-    """
-
-    def __init__(self, project: str, directory: Path, config: Mapping[str, Any]) -> None:
-        super().__init__()
-        refuse_uninstalled("wandb", project)
+    def __init__(self, project: str, directory: Path, run_id: str, config: Mapping[str, Any]) -> None:
         import wandb
 
         self._wandb, name = wandb, directory.resolve().name
         self._run = wandb.init(
-            project=project, name=name, id=name, resume="allow", dir=str(directory), config=dict(config)
+            project=project, name=name, id=run_id, resume="allow", dir=str(directory), config=dict(config)
         )
+        self._run.define_metric("version")
+        self._run.define_metric("*", step_metric="version")
 
     def log_sample(self, event: Event) -> None:
         fields = event.fields | {"completion": transcript(event.fields)}
         row = [fields[name] for name in _COLUMNS]
         table = self._wandb.Table(columns=_COLUMNS, data=[row])
-        self._run.log({f"samples/{event.fields['place']}": table}, step=event.fields["version"])
+        self._run.log({f"samples/{event.fields['place']}": table, "version": event.fields["version"]})
 
     def log_scalars(self, event: Event, scalars: Mapping[str, float]) -> None:
-        if event.kind == "evaluated":  # later than steps, and W&B takes no step twice: its own axis
-            self._run.log({**scalars, "evaluation/version": event.fields["version"]})
-        else:
-            self._run.log(scalars, step=event.fields["version"])
+        self._run.log({**scalars, "version": event.fields["version"]})
 
     def close(self) -> None:
         self._run.finish()
