@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from millrace import sim
 from millrace.controller.reward_pool import RewardPool
+from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.turns.score_requests import ScoreRequests
 from millrace.controller.waits import Waits
 from millrace.core.errors import WorkerDied
@@ -95,9 +96,7 @@ def test_a_worker_that_serves_a_suspect_makes_no_prompts():
 def test_a_worker_is_told_which_of_its_episodes_have_ended():
     async def main():
         found, host = {}, Host()
-        pool = RewardPool(
-            Pulse(), Waits(), found.__setitem__, next_group_id=0, prefetch=0, timeout_s=60.0, lanes=4
-        )
+        pool = pool_of(found)
         host.workers = 3
         pool.forget([7])
         pool.request(ask(1))
@@ -105,6 +104,52 @@ def test_a_worker_is_told_which_of_its_episodes_have_ended():
         return host.ended
 
     assert sim.run(main(), seed=0) == [7]
+
+
+def test_a_request_begins_its_call_and_wakes_no_session():
+    async def main():
+        pool, worker = pool_of({}), Worker("here", 2, Host())
+        session = asyncio.create_task(pool.session(worker))
+        await asyncio.sleep(1.0)
+        pool.request(ask(0))
+        begun = pool.num_busy, [*pool._idle]
+        session.cancel()
+        await asyncio.wait([session])
+        return begun
+
+    assert sim.run(main(), seed=0) == (1, ["here"])
+
+
+def test_a_worker_with_a_failed_call_begins_no_other():
+    class IsLate(Worker):
+        async def stream(self, method, *args):
+            [request] = args[0]
+            await asyncio.sleep(1000.0 if request.trajectory_id == 0 else 1.0)
+            yield request.trajectory_id, Scored(1.0)
+
+        def kill(self):  # its death takes a while
+            self.more = asyncio.create_task(ask_more())
+
+    async def ask_more():
+        for trajectory_id in range(1, 5):
+            await asyncio.sleep(0)
+            pool.request(ask(trajectory_id))
+
+    async def main():
+        session = asyncio.create_task(pool.session(IsLate("here", 2, Host())))
+        pool.request(ask(0))
+        await asyncio.wait([session])
+        await asyncio.sleep(1.0)
+        return [*found], pool.num_requests, type(session.exception())
+
+    pool = pool_of(found := {})
+    assert sim.run(main(), seed=0) == ([0], 4, PlannedRestart)
+
+
+def pool_of(found):
+    return RewardPool(
+        Pulse(), Waits(), found.__setitem__, next_group_id=0, prefetch=0, timeout_s=60.0, lanes=4
+    )
 
 
 class Named:

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import aclosing
+from functools import partial
 
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
@@ -33,7 +34,8 @@ class RewardPool:
     """Consumes score requests and prompt demand. Produces `on_score(trajectory_id, score)`, and a buffer of
     prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
     woken waits `look_s` before it looks for work. A worker serves `lanes` calls at once; several lanes have
-    one request a call, so that no slow environment delays another."""
+    one request a call, so that no slow environment delays another. Without `look_s` such a call begins with
+    its request, and wakes no session."""
 
     def __init__(
         self,
@@ -48,7 +50,8 @@ class RewardPool:
         lanes: int = 1,
     ) -> None:
         self._pulse, self._waits, self._on_score = pulse, waits, on_score
-        self._idle: dict[str, Pulse] = {}  # the sessions that wait for work, by worker
+        # The sessions that wait for work, by worker, and what begins a call of each.
+        self._idle: dict[str, tuple[Pulse, Callable[[], bool]]] = {}
         self._timeout_s, self._look_s, self._lanes = timeout_s, look_s, lanes
         self._requests = ScoreRequests(lanes)
         self.spare = frozenset[str]()  # workers that are to end
@@ -56,18 +59,23 @@ class RewardPool:
         self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
 
     def request(self, request: ScoreRequest) -> None:
-        self._wake(self._requests.put(request))
+        home = self._requests.put(request)
+        if self._lanes == 1 or self._look_s:
+            return self._wake(home)
+        for name in [*self._idle] if home == ANY else (home,):
+            if name in self._idle and self._idle[name][1]():
+                return
 
     def forget(self, ids: Collection[int]) -> None:
         """These trajectories need no answer any more, and the ledger is about to say so."""
         for worker in self._requests.forget(ids):
-            self._wake(worker)
+            self._wake(worker or next(iter(self._idle), ANY))  # one is enough for episodes of no worker
 
     def _wake(self, worker: str = ANY) -> None:
         """The session of `worker`, or of all workers (ANY), looks for work."""
         for name in [*self._idle] if worker == ANY else (worker,):
-            if pulse := self._idle.pop(name, None):
-                pulse.fire()
+            if idle := self._idle.pop(name, None):
+                idle[0].fire()
 
     @property
     def num_requests(self) -> int:
@@ -101,19 +109,16 @@ class RewardPool:
         calls = set[asyncio.Task[None]]()
         try:
             async with asyncio.TaskGroup() as group:
+                begin = partial(self._begin, handle, group, calls)
                 while handle.name not in self.spare:
                     if self._prompts.wanted and not self._requests.is_alone(handle.name):
                         await self._fetch(handle)
                     elif ended := self._requests.ended(handle.name):
                         await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
-                    elif requests := self._requests.take(handle):
-                        if self._lanes == 1:
-                            await self._score(handle, requests)
-                            continue
-                        calls.add(call := group.create_task(self._score(handle, requests)))
-                        call.add_done_callback(calls.discard)
-                    else:
-                        work = self._idle[handle.name] = Pulse()
+                    elif self._lanes == 1 and (requests := self._requests.take(handle)):
+                        await self._score(handle, requests)
+                    elif self._lanes == 1 or not begin():
+                        self._idle[handle.name] = (work := Pulse()), begin
                         await work.wait(timeout_s=TICK_S)
                         if self._look_s:
                             await asyncio.sleep(self._look_s)
@@ -125,6 +130,19 @@ class RewardPool:
             self._requests.left(handle.name)
             self._idle.pop(handle.name, None)
             self._wake()
+
+    def _begin(self, handle: Handle, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]]) -> bool:
+        """Begin a call for a request, if there is one that this worker may serve now."""
+
+        def end(call: asyncio.Task[None]) -> None:
+            calls.discard(call)
+            if call.cancelled() or call.exception():  # the group ends, and takes no other call
+                self._idle.pop(handle.name, None)
+
+        if requests := self._requests.take(handle):
+            calls.add(call := group.create_task(self._score(handle, requests)))
+            call.add_done_callback(end)
+        return bool(requests)
 
     async def _fetch(self, handle: Handle) -> None:
         try:

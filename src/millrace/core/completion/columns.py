@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, takewhile
 from math import nan
 from typing import Any
@@ -119,7 +119,7 @@ class TokenColumns:
         assert step == 1, part
         columns = TokenColumns()
         columns.tokens, columns.logprobs = self.tokens[start:stop], self.logprobs[start:stop]
-        columns.runs = list(_cut(self.runs, start, stop))
+        columns.runs = _cut(self.runs, start, stop)
         columns.top_logprobs = self.top_logprobs and self.top_logprobs.part(start, stop)
         columns.token_masks = self.token_masks and self.token_masks.part(start, stop)
         columns.routing = self.routing and self.routing.part(start, stop)
@@ -174,7 +174,7 @@ class TokenColumns:
     @property
     def turn_start(self) -> int:
         """The number of tokens before the present turn."""
-        return len(self) - sum(count for _, count in takewhile(_is_sampled, reversed(self.runs)))
+        return len(self) - sum([count for _, count in takewhile(_is_sampled, reversed(self.runs))])
 
     def versions(self) -> list[int]:
         """The version of every token; OBSERVED of observed tokens."""
@@ -188,11 +188,12 @@ class TokenColumns:
 
     def turns(self) -> list[tuple[int, int, bool]]:
         """(start, stop, sampled) of the stretches of sampled and of observed tokens, in order."""
-        found, start = list[tuple[int, int, bool]](), 0
-        for sampled, runs in groupby(self.runs, _is_sampled):
-            stop = start + sum(count for _, count in runs)
-            found.append((start, stop, sampled))
-            start = stop
+        found, stop = list[tuple[int, int, bool]](), 0
+        for version, count in self.runs:
+            sampled = version != OBSERVED
+            begin = found.pop()[0] if found and found[-1][2] is sampled else stop
+            stop += count
+            found.append((begin, stop, sampled))
         return found
 
     def without_top_logprobs(self) -> TokenColumns:
@@ -250,7 +251,7 @@ class TokenColumns:
     def observe(self, tokens: Sequence[int]) -> None:
         """Append observed tokens. Columns begin with a sampled token."""
         assert self.runs, "an observation before the first turn"
-        observed = TokenColumns.of(tokens, [nan] * len(tokens), OBSERVED)
+        observed = TokenColumns.of(tokens, array("f", (nan,)) * len(tokens), OBSERVED)
         if (mine := self.top_logprobs) is not None:
             observed.top_logprobs = TopLogprobs.none(mine.num, len(tokens))
         self.extend(observed)
@@ -345,11 +346,13 @@ def _is_sampled(run: tuple[int, int]) -> bool:
     return run[0] != OBSERVED
 
 
-def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
     """The runs of positions [start, stop)."""
-    first = 0
+    cut, first = list[tuple[int, int]](), 0
     for version, count in runs:
-        overlap = min(first + count, stop) - max(first, start)
+        last = first + count
+        overlap = (last if last < stop else stop) - (first if first > start else start)
         if overlap > 0:
-            yield version, overlap
-        first += count
+            cut.append((version, overlap))
+        first = last
+    return cut
