@@ -136,4 +136,4 @@ def test_trackers_that_hang_or_cannot_be_written_do_not_stop_the_run(
     assert {name: "was not done" in warned[name] for name in ("wandb", "mlflow")} == dict.fromkeys(
         ("wandb", "mlflow"), True
     )
-    assert "it gets nothing of this session, the run goes on" in warned["trackio"]
+    assert "it gets nothing until the run is resumed, the run goes on" in warned["trackio"]

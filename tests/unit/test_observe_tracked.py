@@ -114,7 +114,7 @@ def test_a_tracker_that_cannot_be_opened_is_told_once() -> None:
     with told(fails) as (sink, warned):
         sink.close()
         sink(step(1.0, 1))
-    assert warned == ["it gets nothing of this session, the run goes on: SystemExit: log in first"]
+    assert warned == ["it gets nothing until the run is resumed, the run goes on: SystemExit: log in first"]
 
 
 def test_a_tracker_that_hangs_delays_no_step_and_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class Tracked:
         try:
             tracker = open_tracker()
         except BaseException as error:
-            self._fail(error, "gets nothing of this session")
+            self._fail(error, "gets nothing until the run is resumed")
             return
         while (item := self._queue.get()) is not None:
             try:
