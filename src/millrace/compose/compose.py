@@ -122,8 +122,8 @@ async def train(
             replay_events(run.events, (summary, evidence, view.status.speeds), summary.result)
             with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
                 count_rewards(evidence, reader)  # for the doctor alone
-        about_run = recorded(config), ledger.run.get("id", "")
-        stack.enter_context(open_sinks(events, config.observe, run.path, *about_run))
+        owner = ledger.run.get("id", "")
+        stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config), owner))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(view), *sinks]
         # These sinks emit events of their own, after all other sinks have received the event before.
@@ -136,7 +136,6 @@ async def train(
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)
         _sweep_snapshots(run)
-        owner = ledger.run.get("id", "")
         if config.weights.directory is not None:
             Directory(config.weights.directory, owner).refuse_other()
         async with _runtime(config, run) as runtime:
