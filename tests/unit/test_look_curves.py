@@ -276,3 +276,8 @@ def test_a_long_page_has_its_contents_and_a_script_is_left_alone() -> None:
     assert '<h2 id="same">' in html and '<h2 id="same-x">' in html
     assert "'<h2>no</h2>'" in html
     assert "<details" not in document("t", "<h2>one</h2>")
+
+
+def test_no_heading_takes_the_id_of_a_place_that_is_filled_later() -> None:
+    html = document("t", '<h2>Troubles</h2><div id="troubles"></div>')
+    assert html.count('id="troubles"') == 1 and '<h2 id="troubles-x">' in html

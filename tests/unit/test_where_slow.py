@@ -166,6 +166,7 @@ def test_the_controllers_share_of_a_core_is_between_two_records():
     ("name", "use"),
     [
         ("trainer", use_of({COMPUTING: 0.9, BATCH: 0.1}, {})),
+        ("trainer", use_of({COMPUTING: 0.78, BATCH: 0.09, OTHER: 0.13}, {}, busy=0.25)),
         ("trainer, publishing", use_of({COMPUTING: 0.3, PUBLISHING: 0.6, BATCH: 0.1}, {})),
         ("trainer, checkpoint", use_of({COMPUTING: 0.3, CHECKPOINT: 0.6, BATCH: 0.1}, {})),
         ("generation", use_of({COMPUTING: 0.3, BATCH: 0.7}, {DECODING: 0.9, REWARDS: 0.1}, busy=0.9)),

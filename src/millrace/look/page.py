@@ -85,7 +85,7 @@ def _contents(html: str) -> tuple[str, str]:
     def named(heading: re.Match[str]) -> str:
         level, own, text = heading.groups()
         name = own or re.sub(r"[^a-z0-9]+", "-", unescape(text).lower()).strip("-")
-        while not name or name in ids:
+        while not own and (not name or name in ids or f'id="{name}"' in html):  # each id is of one element
             name += "-x"
         ids[name] = f'<a class="{level}" href="#{name}">{text}</a>'
         return f'<{level} id="{name}">{text}</{level}>'

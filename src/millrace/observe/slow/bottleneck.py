@@ -24,7 +24,8 @@ from millrace.observe.slow.time_use import (
 
 STEPS_MIN = 2
 BUSY = 0.85
-"""A role that works for this share of the time, or more, counts as always busy."""
+"""A role that works for this share of the time, or more, counts as always busy. So does a trainer that waits
+for less than the rest."""
 TURNS = 0.25
 """Trainer and replicas take turns: each waits for this share of its time, or more, while the other works."""
 EMPTY = 0.5
@@ -55,9 +56,9 @@ def bottleneck(use: TimeUse, *, slots: int, colocated: bool = False, episodes: b
         return Bottleneck("controller", f"its process used {use.controller:.0%} of a core", _CONTROLLER)
     if colocated:
         return _in_turns(use, waits, works)
-    if works >= BUSY and use.replica_share(DECODING) < BUSY:
-        return _trainer(use, works)
     if waits < 1 - BUSY:
+        if use.replica_share(DECODING) < BUSY:
+            return _trainer(use, works)
         return Bottleneck("none", f"{_both(use, waits)}: trainer and replicas are in balance", _BALANCE)
     return _while_it_waited(use, waits, slots=slots, episodes=episodes)
 
