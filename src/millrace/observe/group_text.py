@@ -42,7 +42,7 @@ def render_group(view: Mapping[str, Any]) -> Group:
 
 def _attempts(attempts: Sequence[Mapping[str, Any]]) -> Group:
     names = list(dict.fromkeys(name for one in attempts for name in one["metrics"]))[:METRICS_MAX]
-    head = ["trajectory", "reward", "advantage", "tokens", "ended by", "state", "versions", *names]
+    head = ["id", "reward", "advantage", "tokens", "ended by", "state", "versions", *names]
     rows = [
         (
             one["trajectory_id"],
