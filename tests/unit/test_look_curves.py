@@ -18,7 +18,7 @@ from millrace.look.curves.chart import chart
 from millrace.look.curves.chart_scale import ChartScale, written
 from millrace.look.curves.choices import SMOOTH_MAX, Band, CurveChoices
 from millrace.look.curves.curve_files import curve_file
-from millrace.look.curves.curve_lines import Line, extremes, group_line, run_line, smoothed
+from millrace.look.curves.curve_lines import PLACES_MAX, Line, extremes, group_line, run_line, smoothed
 from millrace.look.curves.curve_set import FIRST_MAX, CurveSet
 from millrace.look.curves.metrics import SPEED, column, measured
 from millrace.look.curves.run_groups import RunGroups, configurations
@@ -117,6 +117,26 @@ def test_a_group_has_its_mean_and_its_band_over_the_runs_that_came_so_far() -> N
     assert len(group_line("g", [], Band.RANGE).x) == 0
 
 
+def test_a_clock_that_goes_back_moves_no_point_back(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "m.jsonl")
+    for version, second in enumerate((2.0, 12.0, 7.0, 9.0), 1):
+        log(step(second, version))
+    log.close()
+    steps = Steps(tmp_path / "m.jsonl")
+    steps.update()
+    line = run_line("a", steps, REWARD, CurveChoices(by=Axis.TIME))
+    assert (np.diff(line.x) >= 0).all() and len(line.x) == 4
+    mean = group_line("g", [line, line], Band.RANGE)
+    assert mean.num is not None and (mean.num == 2).all()
+    assert chart(REWARD, [mean], (0.0, 1.0), x_label="minutes", log=False)
+
+
+def test_the_mean_of_a_group_has_a_bounded_number_of_places() -> None:
+    members = [Line("", np.arange(5_000.0) + shift, np.ones(5_000)) for shift in (0.0, 0.3)]
+    line = group_line("g", members, Band.RANGE)
+    assert len(line.x) <= PLACES_MAX and (line.x[0], line.x[-1]) == (0.0, 4_999.3)
+
+
 def test_a_long_line_keeps_its_extremes_and_its_ends() -> None:
     y = np.zeros(10_000)
     y[[1234, 7777]] = 5.0, -5.0
@@ -207,6 +227,12 @@ def test_seeds_form_one_curve_for_each_value_of_a_key(tmp_path: Path) -> None:
     assert "optimizer.lr = 1e-05</span>" in html.replace(" (2 runs)", "")
     assert "The band goes from the least to the largest run." in html
     assert "<td class=short>seed</td><td class=short>0, 1</td><td class=short>0, 1</td>" in html
+
+
+def test_a_group_that_does_not_differ_stays_chosen_and_a_run_counts_once(tmp_path: Path) -> None:
+    one = {"run": ["run-0", "run-1", "run-1"], "group": ["optimizer.lr"]}
+    html = seeded_runs(tmp_path).compare(one).html
+    assert '<option value="optimizer.lr" selected>' in html and "optimizer.lr = 1e-06 (2 runs)" in html
 
 
 def test_an_unknown_key_groups_nothing_and_is_said(tmp_path: Path) -> None:

@@ -260,6 +260,23 @@ def test_threads_end_a_worker_while_they_run_and_later_where_no_episode_can_be_r
     asyncio.run(play())
 
 
+def test_an_answer_after_its_deadline_leaves_no_environment_behind(tokenizer: Any) -> None:
+    free, closed = threading.Event(), threading.Event()
+
+    class Slow(Counter):
+        def step(self, action: str) -> str:
+            free.wait(60)
+            return "a"
+
+        def close(self) -> None:
+            closed.set()
+
+    some = episodes(tokenizer, Slow, timeout_s=0.1)
+    assert isinstance(asyncio.run(some.answered(request(tokenizer, "a"), {})), Failed)
+    free.set()
+    assert closed.wait(60) and not some._live
+
+
 def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text("class Half:\n    def reset(self, row): ...\n\ndef f(): ...\n")
     with pytest.raises(RewardError, match="has the public methods reset: an environment is a class with"):

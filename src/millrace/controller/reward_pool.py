@@ -119,7 +119,10 @@ class RewardPool:
                         await self._score(handle, requests)
                     elif self._lanes == 1 or not begin():
                         self._idle[handle.name] = (work := Pulse()), begin
-                        await work.wait(timeout_s=TICK_S)
+                        try:
+                            await work.wait(timeout_s=TICK_S)
+                        finally:
+                            self._idle.pop(handle.name, None)
                         if self._look_s:
                             await asyncio.sleep(self._look_s)
                 if calls:
@@ -128,7 +131,6 @@ class RewardPool:
             raise failures.exceptions[0] from None
         finally:
             self._requests.left(handle.name)
-            self._idle.pop(handle.name, None)
             self._wake()
 
     def _begin(self, handle: Handle, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]]) -> bool:

@@ -40,8 +40,8 @@ from millrace.look.report import WHOLE
 from millrace.look.speed.speed_answer import speed_of
 from millrace.look.speed.speed_page import speed_section
 
-KEPT_MAX = GROUPED_MAX
-"""The most runs that are kept between two requests."""
+KEPT_MAX = GROUPED_MAX + 8
+"""The most runs that are kept between two requests: a comparison, and some pages of other runs."""
 ANSWERS_MAX = 8
 SHOWN, SHOWN_MAX = 10, 100
 REFRESH_S, CATCH_UP_S = 2.0, 0.5

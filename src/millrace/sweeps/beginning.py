@@ -22,6 +22,7 @@ def begin_trial(prepared: PreparedConfig, run: RunDirectory, trials: Trials) -> 
     The wait for a start is as long as its weights take to write. On an error the directory is removed.
     """
     shutil.rmtree(run.carried, ignore_errors=True)  # of a sweep that was killed here
+    run.parent.unlink(missing_ok=True)
     run.path.mkdir(mode=0o700, exist_ok=True)
     try:
         start = start_of(prepared.config, run, trials)

@@ -111,7 +111,8 @@ class Episodes:
 
     async def answered(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """As `answer`. Raises: DeadlineExceeded: too many environments are over their deadline."""
-        return await self._in_time(partial(self.answer, request, row))
+        late = partial(self.forget, [request.trajectory_id])
+        return await self._in_time(partial(self.answer, request, row), late)
 
     async def begun(self, row: Row) -> More | Ids | Failed:
         """What follows the prompt of a row. Raises: as `answered`."""
@@ -125,12 +126,14 @@ class Episodes:
         if self._recovery == "restored":
             self._threads.submit(self._snapshots.forget, trajectory_ids)
 
-    async def _in_time(self, call: Callable[[], T]) -> T | Failed:
+    async def _in_time(self, call: Callable[[], T], late: Callable[[], None] = lambda: None) -> T | Failed:
+        """`late`: what is done after a call that ends over its deadline."""
         future = self._threads.submit(_of_one_process, call)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
+            future.add_done_callback(lambda _: late())
             self._lost = [one for one in (*self._lost, future) if not one.done()]
         reason = f"{self._name} took longer than `reward.timeout_s` ({self._timeout_s:g} s)"
         if len(self._lost) >= self._lost_max:

@@ -46,7 +46,7 @@ class CurveChoices:
             first, last = sorted((first, last))
         by, band = given.get("by", ""), given.get("band", "")
         return cls(
-            runs=tuple(query.get("run", ())),
+            runs=tuple(dict.fromkeys(query.get("run", ()))),
             metrics=tuple(dict.fromkeys(query.get("metric", ()))),
             by=Axis(by) if by in list(Axis) else Axis.STEP,
             smooth=_weight(given.get("smooth", "")),

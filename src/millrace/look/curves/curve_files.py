@@ -51,10 +51,15 @@ def _csv(curves: CurveSet, name: str) -> str:
     lines, out = curves.lines(name), StringIO()
     given = [one for one in _OPTIONAL if any(getattr(line, one) is not None for line in lines)]
     table = csv.writer(out)
-    table.writerow(["curve", AXES[curves.choices.by], name, *(_OPTIONAL[one] for one in given)])
+    table.writerow(["curve", AXES[curves.choices.by], _cell(name), *(_OPTIONAL[one] for one in given)])
     for line in lines:
         columns = [
             getattr(line, one).tolist() for one in ("x", "y", *given) if getattr(line, one) is not None
         ]
-        table.writerows([line.label, *values] for values in zip(*columns, strict=True))
+        table.writerows([_cell(line.label), *values] for values in zip(*columns, strict=True))
     return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """A text that no program for tables takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -16,6 +16,8 @@ Array = npt.NDArray[np.float64]
 
 LARGEST = 1e300
 """A larger value is drawn as little as one that is not finite."""
+PLACES_MAX = 2_000
+"""The mean of a group is of at most so many places of its axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Line:
 def run_line(label: str, steps: Steps, name: str, choices: CurveChoices) -> Line:
     """The average is over the whole run, so a range of versions changes no value."""
     x, y = (np.asarray(values, float) for values in (steps.axis(choices.by), column(steps, name)))
+    x = np.fmax.accumulate(x)  # a host's clock may be behind that of the host before
     known = np.isfinite(x) & (np.abs(y) < LARGEST)
     inside = known & chosen(steps, choices)
     if not choices.smooth:
@@ -71,6 +74,7 @@ def group_line(label: str, members: Sequence[Line], band: Band) -> Line:
     if not known:
         return Line(label, *np.empty((2, 0)))
     x = np.unique(np.concatenate([line.x for line in known]))
+    x = x[np.unique(np.linspace(0, len(x) - 1, PLACES_MAX).astype(int))]
     values = np.stack([np.interp(x, line.x, line.y, left=np.nan, right=np.nan) for line in known])
     num = np.isfinite(values).sum(axis=0)
     mean = np.nansum(values, axis=0) / num

@@ -53,5 +53,6 @@ class CurveSet:
         ends = []
         for steps in (one for runs in self.members.values() for one in runs):
             x = np.asarray(steps.axis(self.choices.by), float)[chosen(steps, self.choices)]
-            ends += [float(value) for value in (*x[:1], *x[-1:]) if np.isfinite(value)]
+            x = x[np.isfinite(x)]
+            ends += [float(x.min()), float(x.max())] if len(x) else []
         return (min(ends), max(ends)) if ends else None

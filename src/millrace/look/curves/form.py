@@ -25,7 +25,8 @@ def curve_form(address: str, curves: CurveSet, groups: Sequence[str] | None = No
         f'<label><input type="checkbox" name="log" value="1"{" checked" * one.log}> logarithmic</label>',
     ]
     if groups is not None:
-        options = [("", "nothing"), *((name, name) for name in groups)]
+        names = dict.fromkeys([*groups, *[one.group] * bool(one.group)])  # it may not differ among these runs
+        options = [("", "nothing"), *((name, name) for name in names)]
         fields.append(_select("group", "Group by", options, one.group))
         if curves.grouped:
             fields.append(
@@ -44,8 +45,8 @@ def _ranges(address: str, curves: CurveSet) -> str:
     )
     ranges = {
         "all steps": None,
-        "newest half": newest - newest // 2 + 1,
-        "newest tenth": newest - newest // 10 + 1,
+        "newest half": newest - max(1, newest // 2) + 1,
+        "newest tenth": newest - max(1, newest // 10) + 1,
     }
     links = (
         link(address + curves.choices.address(first=first, last=None), words)
