@@ -37,6 +37,10 @@ run = millrace.train(
     wait=False,
 )
 
+# %% Curves that grow while the run trains, in a notebook. Interrupting this cell leaves the run alone
+
+run.curves("reward/mean", "reward_metrics/letters", "staleness/mean")
+
 # %% How it goes: each step as soon as it is done. Interrupting this cell leaves the run alone
 
 for step in run.steps():

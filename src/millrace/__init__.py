@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
     from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
+    from millrace.look.curves.run_curves import RunCurves
     from millrace.look.diagnosis import Diagnosis
     from millrace.look.side_by_side import RunComparison
     from millrace.sweeps.sweep import Sweep, sweep
@@ -41,6 +42,7 @@ _HOMES = {
     "Evaluation": "estimates.evaluation",
     "Diagnosis": "look.diagnosis",
     "RunComparison": "look.side_by_side",
+    "RunCurves": "look.curves.run_curves",
     "Config": "config.schema",
     "Observation": "environments.turns.environment",
     "Done": "environments.turns.environment",
@@ -64,6 +66,7 @@ __all__ = [
     "RewardError",
     "Run",
     "RunComparison",
+    "RunCurves",
     "Sweep",
     "evaluate",
     "plan",

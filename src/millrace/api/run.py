@@ -34,6 +34,7 @@ from millrace.run_directory.resume import check_resume
 
 if TYPE_CHECKING:  # pages and figures are imported when they are asked for; of keys there is a stub alone
     from millrace.api.keys import ResumeKeys
+    from millrace.look.curves.run_curves import RunCurves
     from millrace.look.diagnosis import Diagnosis
     from millrace.look.side_by_side import RunComparison
 
@@ -203,6 +204,21 @@ class Run:
             if line is not None and not line["replayed"]:
                 yield line
         self._finish()
+
+    def curves(self, *metrics: str, every_s: float = 2.0, timeout_s: float | None = None) -> RunCurves:
+        """Curves for a notebook, which grow in place while the run trains.
+
+        Make it the last expression of a cell, or give it to `display`. The cell ends with the run. An
+        interrupt ends the cell and leaves the run alone. Outside a notebook nothing is drawn.
+
+        Args:
+            metrics: which, as "reward/mean". Default: the first six of the page in `millrace ui`.
+            every_s: the pause between two looks at the run.
+            timeout_s: the longest that they grow. Default: until the run ends. 0: draw once.
+        """
+        from millrace.look.curves.run_curves import RunCurves
+
+        return RunCurves(self._directory, metrics, self._has_ended, every_s=every_s, timeout_s=timeout_s)
 
     def wait(
         self, *, show: bool = True, on_step: OnRecord | None = None, on_evaluation: OnRecord | None = None
