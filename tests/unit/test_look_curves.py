@@ -15,7 +15,7 @@ from tests.look_runs import write_run
 from millrace.config.freeze import record
 from millrace.core.errors import DataError
 from millrace.look.curves.chart import chart
-from millrace.look.curves.chart_scale import ChartScale, written
+from millrace.look.curves.chart_scale import ChartScale, apart, written
 from millrace.look.curves.choices import SMOOTH_MAX, Band, CurveChoices
 from millrace.look.curves.curve_files import curve_file
 from millrace.look.curves.curve_lines import PLACES_MAX, Line, extremes, group_line, run_line, smoothed
@@ -167,6 +167,11 @@ def test_rewards_are_offered_first_and_numbers_are_ordered(tmp_path: Path) -> No
 )
 def test_an_axis_has_round_marks(low: float, high: float, log: bool, marks: list[float]) -> None:
     assert ChartScale.of(low, high, log=log).marks() == pytest.approx(marks)
+
+
+def test_numbers_of_an_axis_differ() -> None:
+    assert apart([0.99998, 0.99999, 1.0]) == ["0.99998", "0.99999", "1"]
+    assert apart([1e4, 2e4]) == ["10k", "20k"]
 
 
 def test_numbers_of_an_axis_are_short() -> None:

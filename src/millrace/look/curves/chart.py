@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 
-from millrace.look.curves.chart_scale import ChartScale, written
+from millrace.look.curves.chart_scale import ChartScale, apart
 from millrace.look.curves.curve_lines import Array, Line, extremes
 from millrace.look.drawing.figures import COLORS
 from millrace.look.drawing.fragments import safe
@@ -116,20 +116,20 @@ def _places(x: Array, y: Array, across: ChartScale, up: ChartScale, points: int)
 
 def _grid(across: ChartScale, up: ChartScale, x_label: str) -> str:
     html = []
-    for value, place in _marked(up):
+    for text, place in _marked(up):
         y = BOTTOM + place * (TOP - BOTTOM)
         html.append(f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#808080" stroke-opacity=".25"/>')
-        html.append(_text(LEFT - 5, y + 4, written(value), "end"))
-    for value, place in _marked(across):
+        html.append(_text(LEFT - 5, y + 4, text, "end"))
+    for text, place in _marked(across):
         anchor = "end" if place > 0.97 else "middle"
-        html.append(_text(LEFT + place * (RIGHT - LEFT), BOTTOM + 15, written(value), anchor))
+        html.append(_text(LEFT + place * (RIGHT - LEFT), BOTTOM + 15, text, anchor))
     html.append(f'<path d="M{LEFT} {BOTTOM}H{RIGHT}" stroke="#808080"/>')
     return "".join(html) + _text(RIGHT, BOTTOM + 29, x_label, "end")
 
 
-def _marked(scale: ChartScale) -> Iterable[tuple[float, float]]:
+def _marked(scale: ChartScale) -> Iterable[tuple[str, float]]:
     marks = scale.marks()
-    return zip(marks, scale.places(np.asarray(marks, float)), strict=True)
+    return zip(apart(marks), scale.places(np.asarray(marks, float)), strict=True)
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
@@ -56,6 +57,16 @@ class ChartScale:
 
     def _inside(self, values: list[float]) -> list[float]:
         return [value for value in values if self.low <= value <= self.high]
+
+
+def apart(values: Sequence[float]) -> list[str]:
+    """Numbers of an axis in few characters, with so many digits that they differ."""
+    texts = [written(value) for value in values]
+    for digits in range(5, 10):
+        if len(set(texts)) == len(values):
+            break
+        texts = [f"{value:.{digits}g}" for value in values]
+    return texts
 
 
 def written(value: float) -> str:
