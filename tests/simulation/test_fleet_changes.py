@@ -17,7 +17,7 @@ from millrace.sim.explore.worlds import SCHEDULES, small_config, spot
 from millrace.sim.simulation import Scaling, Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Faults, Notice
 
-PRESETS = (*SCHEDULES, RLBoost(staleness_max=1))
+PRESETS = (*SCHEDULES, RLBoost(), RLBoost(staleness_max=1), RLBoost(staleness_max=0))
 SLOW = Costs(step_base_s=0.2)
 
 

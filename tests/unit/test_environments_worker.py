@@ -23,14 +23,15 @@ def model(tmp_path_factory):
 class Setup:
     """A worker over lines of a file with a reward function, and the tokenizer to talk to it."""
 
-    def __init__(self, model, directory, /, *, code=None, lines=None, **sections):
+    def __init__(self, model, directory, /, *, code=None, lines=None, timeout_s=60.0, **sections):
         self.tokenizer = load_tokenizer(model)
         rows = directory / "rows.jsonl"
         rows.write_text("\n".join(lines or [json.dumps({"prompt": "2 + 2 =", "answer": "4"})]) + "\n")
         reward = {"kind": "exact"}
         if code is not None:
             (directory / "own.py").write_text(code)
-            reward = {"kind": "function", "path": f"{directory / 'own.py'}:reward", "timeout_s": 0.2}
+            path = f"{directory / 'own.py'}:reward"
+            reward = {"kind": "function", "path": path, "timeout_s": timeout_s}
         config = {
             "model": {"path": str(model)},
             "task": {"kind": "file", "path": str(rows)},
@@ -230,7 +231,7 @@ def test_async_functions_run_together(model, tmp_path):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("await asyncio.sleep(60)", "took longer than `reward.timeout_s` (0.2 s)"),
+        ("await asyncio.sleep(60)", "took longer than `reward.timeout_s` (1 s)"),
         ("raise TimeoutError('the judge')", "raised TimeoutError: the judge"),
         ("raise SystemExit(3)", "raised SystemExit: 3"),
         ("return [1]", "returned [1] (list)"),
@@ -239,7 +240,8 @@ def test_async_functions_run_together(model, tmp_path):
 )
 def test_whatever_an_async_function_does_is_a_failure_and_the_others_go_on(model, tmp_path, body, reason):
     code = f"import asyncio\nasync def reward(completion):\n    if completion == 'ok': return 1\n    {body}\n"
-    (_, failed), (_, scored) = Setup(model, tmp_path, code=code).scores("bad", "ok")
+    setup = Setup(model, tmp_path, code=code, timeout_s=1.0 if "sleep" in body else 60.0)
+    (_, failed), (_, scored) = setup.scores("bad", "ok")
     assert isinstance(failed, Failed) and reason in failed.reason
     assert scored == Scored(1.0)
 

@@ -29,11 +29,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_for(model: Path, directory: Path, rows: list[object], reward: str, **sections: object) -> Config:
     (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (directory / "own.py").write_text(reward)
+    timeout_s = 0.5 if "while True" in reward else 60.0
     return Config.model_validate(
         {
             "model": {"path": str(model)},
             "task": {"kind": "file", "path": str(directory / "rows.jsonl"), **sections.pop("task", {})},
-            "reward": {"kind": "function", "path": f"{directory / 'own.py'}:reward", "timeout_s": 0.5},
+            "reward": {"kind": "function", "path": f"{directory / 'own.py'}:reward", "timeout_s": timeout_s},
             **sections,
         }
     )

@@ -41,7 +41,7 @@ from millrace.sim.virtual.faults import (
     Slow,
 )
 
-FIRST_SCHEDULES: tuple[Schedule, ...] = (
+SCHEDULES: tuple[Schedule, ...] = (
     Synchronous(),
     LlamaRL(lag=1),
     LlamaRL(lag=3),
@@ -64,7 +64,6 @@ NEWER_SCHEDULES: tuple[Schedule, ...] = (
     StreamRL(staleness_max=3, mix="within"),
 )
 """Drawn apart, so that all other worlds stay as they are."""
-SCHEDULES = (*FIRST_SCHEDULES, *NEWER_SCHEDULES)
 STEPS_MAX = 12  # of a user's own configuration: a broken promise shows early
 TIME_MAX_S = 5_000.0
 HEARTBEAT_TIMEOUT_S = 4.0
@@ -160,9 +159,9 @@ def with_turns(scenario: Scenario) -> Scenario:
 
 
 def _random_config(rng: random.Random, seed: int) -> Config:
-    schedule, steps, replicas = rng.choice(FIRST_SCHEDULES), rng.randint(3, 8), rng.randint(1, 4)
+    schedule, steps, replicas = rng.choice(SCHEDULES), rng.randint(3, 8), rng.randint(1, 4)
     newer = random.Random(f"which schedule {seed}")
-    if newer.random() < len(NEWER_SCHEDULES) / len(SCHEDULES):
+    if newer.random() < len(NEWER_SCHEDULES) / len((*SCHEDULES, *NEWER_SCHEDULES)):
         schedule = newer.choice(NEWER_SCHEDULES)
     config = small_config(schedule, steps=steps, replicas=replicas, seed=seed)
     return crowded(config) if rng.random() < 0.15 else config
