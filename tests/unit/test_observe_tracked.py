@@ -166,10 +166,33 @@ def test_an_evaluation_that_comes_late_has_a_version_of_its_own_in_wandb(
     ]
 
 
-def test_a_metric_whose_name_mlflow_refuses_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def logged_by_mlflow(monkeypatch: pytest.MonkeyPatch, *steps: dict[str, float]) -> list[dict[str, float]]:
     package = Package()
     monkeypatch.setitem(sys.modules, "mlflow", package)
     tracker = MlflowTracker("experiment", "name", "id", {})
-    tracker.log_scalars(step(1.0, 1), {"reward_metrics/acc@1": 1, "reward/mean": 2})
-    (values,) = [call[1] for call in package.calls if call[0] == "log_metrics"]
-    assert values == {"reward_metrics/acc_1": 1.0, "reward/mean": 2.0}
+    for version, scalars in enumerate(steps, 1):
+        tracker.log_scalars(step(1.0, version), scalars)
+    return [call[1] for call in package.calls if call[0] == "log_metrics"]
+
+
+@pytest.mark.parametrize(
+    ("name", "becomes"),
+    [
+        ("reward_metrics/acc@1", "reward_metrics/acc_1"),
+        ("a//b", "a/_/b"),
+        ("a/", "a/_"),
+        ("../a", "_/a"),
+        ("a" * 300, "a" * 200 + "-eab546"),
+    ],
+)
+def test_a_metric_whose_name_mlflow_refuses_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, becomes: str
+) -> None:
+    assert logged_by_mlflow(monkeypatch, {name: 1, "reward/mean": 2}) == [{becomes: 1.0, "reward/mean": 2.0}]
+
+
+def test_two_metrics_that_would_get_one_name_in_mlflow_stay_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    scalars = {"acc@1": 1.0, "acc#1": 2.0, "acc_1": 3.0}
+    first, again = logged_by_mlflow(monkeypatch, scalars, dict(reversed(scalars.items())))
+    assert sorted(first.values()) == [1.0, 2.0, 3.0] and first["acc_1"] == 3.0
+    assert again == first, "a curve goes on under its name"
