@@ -148,6 +148,16 @@ def test_a_service_that_is_not_installed_is_named_before_anything_is_written(
             pass
 
 
+def test_a_folder_of_w_and_b_in_the_working_directory_is_not_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match="the wandb package, which is not installed"):
+        refuse_unusable(Observe(wandb="project"))
+
+
 def test_no_sink_imports_torch() -> None:
     modules = [
         "sinks.tensorboard",
