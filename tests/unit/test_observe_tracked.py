@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from millrace.core.events import Event, Events
 from millrace.observe.sinks import tracked
 from millrace.observe.sinks.mlflow import MlflowTracker
 from millrace.observe.sinks.open_sinks import open_sinks
-from millrace.observe.sinks.tracked import Tracked, Tracker
+from millrace.observe.sinks.tracked import Tracked, Tracker, end_all
 from millrace.observe.sinks.trackio import TrackioTracker
 from millrace.observe.sinks.wandb import WandbTracker
 
@@ -43,6 +44,8 @@ class Package:
 class Kept:
     """A tracker: the versions that it got. It fails at `fails`, and waits for `waits` before it opens."""
 
+    closed = False
+
     def __init__(self, *, fails: int = 0, waits: threading.Event | None = None) -> None:
         if waits is not None:
             waits.wait(60)
@@ -56,7 +59,8 @@ class Kept:
             raise OSError("no space\nleft")
         self.versions.append(event.fields["version"])
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 def opened(name: str, directory: Path) -> Tracker:
@@ -88,12 +92,17 @@ def told(tracker: Any) -> Iterator[tuple[Tracked, list[Event]]]:
     yield sink, warned
 
 
+def end(sink: Tracked) -> None:
+    asyncio.run(end_all([sink]))
+    sink.close()
+
+
 def test_steps_and_samples_arrive_in_order_and_replays_are_left_out() -> None:
     tracker = Kept()
     with told(lambda: tracker) as (sink, warned):
         for one in (run_started(), step(1.0, 1), sample(1.0, 1), step(2.0, 2, replayed=True), step(3.0, 3)):
             sink(one)
-        sink.close()
+        end(sink)
     assert tracker.versions == [1, 1, 3] and warned == []
 
 
@@ -102,7 +111,7 @@ def test_a_tracker_that_fails_once_gets_the_rest_and_the_run_is_told_once() -> N
     with told(lambda: tracker) as (sink, warned):
         for version in (1, 2, 2, 3):
             sink(step(1.0, version))
-        sink.close()
+        end(sink)
     assert tracker.versions == [1, 3]
     assert warned == ["it did not get all of version 2, the run goes on: OSError: no space left"]
 
@@ -112,7 +121,7 @@ def test_a_tracker_that_cannot_be_opened_is_told_once() -> None:
         raise SystemExit("log in first")
 
     with told(fails) as (sink, warned):
-        sink.close()
+        end(sink)
         sink(step(1.0, 1))
     assert warned == ["it gets nothing until the run is resumed, the run goes on: SystemExit: log in first"]
 
@@ -124,28 +133,51 @@ def test_a_tracker_that_hangs_delays_no_step_and_is_left_at_the_end(monkeypatch:
         for version in range(1, tracked.QUEUED_MAX + 2):
             sink(step(1.0, version))
         assert warned == ["it does not keep up: 1000 steps and samples wait, one was left out"]
-        sink.close()
+        end(sink)
         never.set()
-        sink._thread.join(60)
+        sink.done.result(60)
     assert len(warned) == 1
+
+
+def test_a_tracker_with_a_full_queue_gets_the_whole_queue_and_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracked, "QUEUED_MAX", 3)
+    waits, opened = threading.Event(), list[Kept]()
+
+    def opens() -> Tracker:
+        opened.append(Kept(waits=waits))
+        return opened[0]
+
+    with told(opens) as (sink, _):
+        for version in range(1, 6):
+            sink(step(1.0, version))
+        sink.end()
+        waits.set()
+        sink.done.result(10)
+    assert opened[0].versions == [1, 2, 3] and opened[0].closed
 
 
 def test_a_tracker_that_is_not_done_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracked, "CLOSE_S", 0.01)
     never = threading.Event()
     with told(lambda: Kept(waits=never)) as (sink, warned):
-        sink.close()
+        end(sink)
         never.set()
-        sink._thread.join(60)
-    assert warned == ["it was not done 0.01 s after the end of the run"]
+        sink.done.result(60)
+    assert warned == ["it was not done at the end of the run, and got 0.01 s more at most"]
 
 
 def test_a_run_whose_tracker_cannot_be_written_goes_on(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("no directory")
     events, warned = Events(lambda: 0.0, lambda: 0.0), []
-    with open_sinks(events, Observe(), tmp_path, {}):
-        events.subscribe(lambda event: warned.append(event) if event.kind == "warned" else None)
-        events.emit("step", **step(1.0, 1).fields)
+
+    async def run() -> None:
+        async with open_sinks(events, Observe(), tmp_path, {}):
+            events.subscribe(lambda event: warned.append(event) if event.kind == "warned" else None)
+            events.emit("step", **step(1.0, 1).fields)
+
+    asyncio.run(run())
     assert [(event.fields["source"], "exists" in event.fields["reason"]) for event in warned] == [
         ("tensorboard", True)
     ]

@@ -12,8 +12,8 @@ from millrace.observe.samples import as_markdown
 
 _TAG = "millrace.run"
 _REFUSED = re.compile(r"[^\w/.\- :]|(?<![^/])\.{0,2}(?![^/])")
-"""A name with one of these characters, or with a part between slashes that is empty or dots alone, makes MLflow
-refuse all metrics of a step."""
+"""A name with one of these characters makes MLflow refuse all metrics of a step. So does one that has no text
+between two slashes, or one or two dots alone."""
 _LENGTH_MAX = 200
 """MLflow refuses names of over 250 characters too."""
 
@@ -46,8 +46,8 @@ class MlflowTracker:
         self._mlflow.log_metrics(values, step=event.fields["version"], timestamp=int(event.wall_s * 1000))
 
     def _accepted(self, scalars: Mapping[str, float]) -> dict[str, str]:
-        """Each scalar's name -> its name in MLflow, which no other scalar has. A name that MLflow accepts is kept,
-        so these names come first."""
+        """Each scalar's name -> its name in MLflow, which no other scalar has. A name that MLflow accepts is
+        kept, so these names come first."""
         plain = {own: _REFUSED.sub("_", own) for own in scalars}
         for own, name in sorted(plain.items(), key=lambda item: item[0] != item[1]):
             if own not in self._names:
