@@ -45,7 +45,7 @@ def train(*_):
 def run_to_its_end(directory: Path, program: str) -> subprocess.CompletedProcess[bytes]:
     arguments = [sys.executable, "-c", program, str(directory)]
     return subprocess.run(
-        arguments, capture_output=True, timeout=60, check=False, input=b'{"work": "train"}\n'
+        arguments, capture_output=True, timeout=30, check=False, input=b'{"work": "train"}\n'
     )
 
 
@@ -85,3 +85,27 @@ def test_after_an_error_all_trackers_end_together(tmp_path: Path, monkeypatch: p
     with pytest.raises(ValueError, match="broken"):
         asyncio.run(run())
     assert warned == []
+
+
+ATEXIT = """
+def begin(stand_in):
+    atexit.register(threading.Event().wait)  # as that of W&B, which joins its service
+    print("last words", end="")
+    stand_in()
+"""
+COMMAND = "from millrace.cli import app\napp.run = train\nbegin(app.main)\n"
+BUG = "from millrace.cli import app\ndef bug(_): train(); 1 / 0\napp.run = bug\nbegin(app.main)\n"
+WORK = "from millrace.api import work\nwork.WORKS['train'] = train\nbegin(work.main)\n"
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "said"),
+    [(COMMAND, 3, b"last words"), (BUG, 1, b"ZeroDivisionError"), (WORK, 0, b'{"result": 3}')],
+    ids=["command", "bug", "work"],
+)
+def test_a_process_ends_though_a_library_of_a_tracker_waits_at_its_exit(
+    tmp_path: Path, way: str, code: int, said: bytes
+) -> None:
+    program = "AT_START = AT_CLOSE = 0" + HANGS + "tracked.CLOSE_S = 0.01\n" + ATEXIT + way
+    done = run_to_its_end(tmp_path, program)
+    assert done.returncode == code and said in done.stdout + done.stderr
