@@ -208,7 +208,7 @@ async def one(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     troupe = _troupe(options.runtime, silence_s_max=3 * options.heartbeat_s)
     mean = options.median * math.exp(SIGMA**2 / 2)
     warm_up = int(options.warm_up * REPLICAS * SLOTS * mean)
-    with open_sinks(events, config.observe, directory, {}):
+    async with open_sinks(events, config.observe, directory, {}):
         events.subscribe(meter.on_event)
         controller = Controller(
             config,

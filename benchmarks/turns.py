@@ -289,7 +289,7 @@ async def controlled(directory: Path, seed: int, slower: int) -> dict[str, float
                 await counted.wait(timeout_s=1.0)
 
     ledger, troupe = SqliteLedger(directory / "ledger.sqlite", run={}), Troupe(3, silence_s_max=60.0)
-    with open_sinks(events, config.observe, directory, {}):
+    async with open_sinks(events, config.observe, directory, {}):
         events.subscribe(count)
         controller = Controller(
             config,

@@ -19,7 +19,7 @@ from millrace.observe.sinks.jsonl import read_events
 from millrace.run_directory.run_directory import RunDirectory
 
 ON = "observe.tensorboard=true", "observe.wandb=p", "observe.mlflow=p", "observe.trackio=p"
-DEADLINE_S = 240.0
+DEADLINE_S = 140.0  # twice within the timeout of one test
 
 
 def command(start: Path, run: RunDirectory, *more: str) -> list[str]:
@@ -123,7 +123,9 @@ def test_trackers_that_hang_or_cannot_be_written_do_not_stop_the_run(
             "WANDB_MODE": "online",
             "WANDB_BASE_URL": address,
             "WANDB_API_KEY": "0" * 40,
+            "WANDB_INIT_TIMEOUT": "600",
             "MLFLOW_TRACKING_URI": address,
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": "600",
             "TRACKIO_DIR": str(file / "trackio"),
         }
         with (tmp_path / "said").open("w") as log:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,17 @@ def test_what_holds_no_secret_is_kept_whole(notify: str | None, tmp_path: Path) 
     assert kept(notify, tmp_path) == config_for(notify)
 
 
+async def _open_and_close(sinks: AbstractAsyncContextManager[None]) -> None:
+    async with sinks:
+        pass
+
+
 def test_a_run_that_is_resumed_without_the_url_warns_that_nobody_is_told(tmp_path: Path) -> None:
     config = kept("https://hooks.example.org/services/SECRET", tmp_path)
     refuse_unusable(config.observe)
     events, seen = Events(lambda: 1.0, lambda: 1.0), list[Event]()
     events.subscribe(seen.append)
-    with open_sinks(events, config.observe, tmp_path, {}):
-        pass
+    asyncio.run(_open_and_close(open_sinks(events, config.observe, tmp_path, {})))
     [warned] = seen
     assert warned.kind == "warned" and "--set observe.notify=URL" in warned.fields["reason"]
 

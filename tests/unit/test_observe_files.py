@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
@@ -103,10 +104,14 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = Events(lambda: 0.0, lambda: 50.0)
-    with open_sinks(events, Observe(), tmp_path, {}):
-        events.emit("step", **step(1.0, 1).fields)
-        events.emit("step", **step(2.0, 2).fields)
-        events.emit("step", **step(3.0, 2, replayed=True).fields)
+
+    async def run() -> None:
+        async with open_sinks(events, Observe(), tmp_path, {}):
+            events.emit("step", **step(1.0, 1).fields)
+            events.emit("step", **step(2.0, 2).fields)
+            events.emit("step", **step(3.0, 2, replayed=True).fields)
+
+    asyncio.run(run())
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     points = read.Scalars("reward/mean")
@@ -129,8 +134,12 @@ def test_tensorboard_shows_samples_as_texts(tmp_path: Path) -> None:
 
 def test_every_run_has_events_and_metrics(tmp_path: Path) -> None:
     events = Events(lambda: 0.0, lambda: 0.0)
-    with open_sinks(events, Observe(tensorboard=False), tmp_path, {}):
-        events.emit("run_started", **run_started().fields)
+
+    async def run() -> None:
+        async with open_sinks(events, Observe(tensorboard=False), tmp_path, {}):
+            events.emit("run_started", **run_started().fields)
+
+    asyncio.run(run())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["events.jsonl", "metrics.jsonl"]
 
 
@@ -144,8 +153,17 @@ def test_a_service_that_is_not_installed_is_named_before_anything_is_written(
     with pytest.raises(ConfigError, match=told):
         refuse_unusable(observe)
     with pytest.raises(ConfigError, match=told):
-        with open_sinks(Events(lambda: 0.0, lambda: 0.0), observe, tmp_path, {}):
-            pass
+        asyncio.run(open_sinks(Events(lambda: 0.0, lambda: 0.0), observe, tmp_path, {}).__aenter__())
+
+
+def test_a_folder_of_w_and_b_in_the_working_directory_is_not_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match="the wandb package, which is not installed"):
+        refuse_unusable(Observe(wandb="project"))
 
 
 def test_no_sink_imports_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from millrace.core.events import Event, Events
 from millrace.observe.sinks import tracked
 from millrace.observe.sinks.mlflow import MlflowTracker
 from millrace.observe.sinks.open_sinks import open_sinks
-from millrace.observe.sinks.tracked import Tracked, Tracker
+from millrace.observe.sinks.tracked import Tracked, Tracker, end_all
 from millrace.observe.sinks.trackio import TrackioTracker
 from millrace.observe.sinks.wandb import WandbTracker
 
@@ -43,6 +44,8 @@ class Package:
 class Kept:
     """A tracker: the versions that it got. It fails at `fails`, and waits for `waits` before it opens."""
 
+    closed = False
+
     def __init__(self, *, fails: int = 0, waits: threading.Event | None = None) -> None:
         if waits is not None:
             waits.wait(60)
@@ -56,7 +59,8 @@ class Kept:
             raise OSError("no space\nleft")
         self.versions.append(event.fields["version"])
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 def opened(name: str, directory: Path) -> Tracker:
@@ -88,12 +92,17 @@ def told(tracker: Any) -> Iterator[tuple[Tracked, list[Event]]]:
     yield sink, warned
 
 
+def end(sink: Tracked) -> None:
+    asyncio.run(end_all([sink]))
+    sink.close()
+
+
 def test_steps_and_samples_arrive_in_order_and_replays_are_left_out() -> None:
     tracker = Kept()
     with told(lambda: tracker) as (sink, warned):
         for one in (run_started(), step(1.0, 1), sample(1.0, 1), step(2.0, 2, replayed=True), step(3.0, 3)):
             sink(one)
-        sink.close()
+        end(sink)
     assert tracker.versions == [1, 1, 3] and warned == []
 
 
@@ -102,7 +111,7 @@ def test_a_tracker_that_fails_once_gets_the_rest_and_the_run_is_told_once() -> N
     with told(lambda: tracker) as (sink, warned):
         for version in (1, 2, 2, 3):
             sink(step(1.0, version))
-        sink.close()
+        end(sink)
     assert tracker.versions == [1, 3]
     assert warned == ["it did not get all of version 2, the run goes on: OSError: no space left"]
 
@@ -112,7 +121,7 @@ def test_a_tracker_that_cannot_be_opened_is_told_once() -> None:
         raise SystemExit("log in first")
 
     with told(fails) as (sink, warned):
-        sink.close()
+        end(sink)
         sink(step(1.0, 1))
     assert warned == ["it gets nothing until the run is resumed, the run goes on: SystemExit: log in first"]
 
@@ -124,28 +133,51 @@ def test_a_tracker_that_hangs_delays_no_step_and_is_left_at_the_end(monkeypatch:
         for version in range(1, tracked.QUEUED_MAX + 2):
             sink(step(1.0, version))
         assert warned == ["it does not keep up: 1000 steps and samples wait, one was left out"]
-        sink.close()
+        end(sink)
         never.set()
-        sink._thread.join(60)
+        sink.done.result(60)
     assert len(warned) == 1
+
+
+def test_a_tracker_with_a_full_queue_gets_the_whole_queue_and_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracked, "QUEUED_MAX", 3)
+    waits, opened = threading.Event(), list[Kept]()
+
+    def opens() -> Tracker:
+        opened.append(Kept(waits=waits))
+        return opened[0]
+
+    with told(opens) as (sink, _):
+        for version in range(1, 6):
+            sink(step(1.0, version))
+        sink.end()
+        waits.set()
+        sink.done.result(10)
+    assert opened[0].versions == [1, 2, 3] and opened[0].closed
 
 
 def test_a_tracker_that_is_not_done_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracked, "CLOSE_S", 0.01)
     never = threading.Event()
     with told(lambda: Kept(waits=never)) as (sink, warned):
-        sink.close()
+        end(sink)
         never.set()
-        sink._thread.join(60)
-    assert warned == ["it was not done 0.01 s after the end of the run"]
+        sink.done.result(60)
+    assert warned == ["it was not done at the end of the run, and got 0.01 s more at most"]
 
 
 def test_a_run_whose_tracker_cannot_be_written_goes_on(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("no directory")
     events, warned = Events(lambda: 0.0, lambda: 0.0), []
-    with open_sinks(events, Observe(), tmp_path, {}):
-        events.subscribe(lambda event: warned.append(event) if event.kind == "warned" else None)
-        events.emit("step", **step(1.0, 1).fields)
+
+    async def run() -> None:
+        async with open_sinks(events, Observe(), tmp_path, {}):
+            events.subscribe(lambda event: warned.append(event) if event.kind == "warned" else None)
+            events.emit("step", **step(1.0, 1).fields)
+
+    asyncio.run(run())
     assert [(event.fields["source"], "exists" in event.fields["reason"]) for event in warned] == [
         ("tensorboard", True)
     ]
@@ -166,10 +198,33 @@ def test_an_evaluation_that_comes_late_has_a_version_of_its_own_in_wandb(
     ]
 
 
-def test_a_metric_whose_name_mlflow_refuses_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def logged_by_mlflow(monkeypatch: pytest.MonkeyPatch, *steps: dict[str, float]) -> list[dict[str, float]]:
     package = Package()
     monkeypatch.setitem(sys.modules, "mlflow", package)
     tracker = MlflowTracker("experiment", "name", "id", {})
-    tracker.log_scalars(step(1.0, 1), {"reward_metrics/acc@1": 1, "reward/mean": 2})
-    (values,) = [call[1] for call in package.calls if call[0] == "log_metrics"]
-    assert values == {"reward_metrics/acc_1": 1.0, "reward/mean": 2.0}
+    for version, scalars in enumerate(steps, 1):
+        tracker.log_scalars(step(1.0, version), scalars)
+    return [call[1] for call in package.calls if call[0] == "log_metrics"]
+
+
+@pytest.mark.parametrize(
+    ("name", "becomes"),
+    [
+        ("reward_metrics/acc@1", "reward_metrics/acc_1"),
+        ("a//b", "a/_/b"),
+        ("a/", "a/_"),
+        ("../a", "_/a"),
+        ("a" * 300, "a" * 200 + "-eab546"),
+    ],
+)
+def test_a_metric_whose_name_mlflow_refuses_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, becomes: str
+) -> None:
+    assert logged_by_mlflow(monkeypatch, {name: 1, "reward/mean": 2}) == [{becomes: 1.0, "reward/mean": 2.0}]
+
+
+def test_two_metrics_that_would_get_one_name_in_mlflow_stay_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    scalars = {"acc@1": 1.0, "acc#1": 2.0, "acc_1": 3.0}
+    first, again = logged_by_mlflow(monkeypatch, scalars, dict(reversed(scalars.items())))
+    assert sorted(first.values()) == [1.0, 2.0, 3.0] and first["acc_1"] == 3.0
+    assert again == first, "a curve goes on under its name"

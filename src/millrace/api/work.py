@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.compose.interrupt import run_stoppable
+from millrace.compose.leave import leave
 from millrace.config.load import validate
 from millrace.core.errors import MillraceError, alone
 from millrace.observe.terminal import Terminal
@@ -138,6 +139,7 @@ def main() -> None:
     with suppress(BrokenPipeError):  # the caller is gone
         answers.write(json.dumps(_answer(WORKS[work], request)) + "\n")
         answers.flush()
+    leave(0)
 
 
 def _answer(work: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from millrace.cli import (
     try_task,
     ui,
 )
+from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
 from millrace.serve import command as serve
@@ -97,12 +98,12 @@ def _root(
 def main() -> None:
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without UTF-8 gets a ?
-    code = run(sys.argv[1:])
-    if "ray" in sys.modules:  # its threads may crash the process while the interpreter ends
-        for stream in sys.stdout, sys.stderr:
-            stream.flush()
-        os._exit(code)
-    sys.exit(code)
+    try:
+        code = run(sys.argv[1:])
+    except Exception as bug:
+        sys.excepthook(type(bug), bug, bug.__traceback__)
+        code = 1
+    leave(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -104,7 +104,7 @@ async def train(
     """
     events, summary, evidence = Events(clock.now, clock.wall), Summary(), evidence_of(config)
     view = LiveView(console)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         stack.callback(os.umask, os.umask(0o077))  # only the owner may read the files of this run
         content = content_digests(config)
         about = {
@@ -123,7 +123,7 @@ async def train(
             with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
                 count_rewards(evidence, reader)  # for the doctor alone
         owner = ledger.run.get("id", "")
-        stack.enter_context(open_sinks(events, config.observe, run.path, recorded(config), owner))
+        await stack.enter_async_context(open_sinks(events, config.observe, run.path, recorded(config), owner))
         stack.push(lambda _, error, __: _write_summary(run, summary, error))
         every: list[Sink] = [summary, stack.enter_context(view), *sinks]
         # These sinks emit events of their own, after all other sinks have received the event before.

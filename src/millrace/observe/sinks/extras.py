@@ -14,7 +14,8 @@ PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "prometh
 def refuse_uninstalled(key: str, value: str) -> None:
     """Raises: ConfigError: the package behind `observe.KEY` is not installed. It is not imported."""
     package = PACKAGES[key]
-    if find_spec(package) is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a folder without code, as W&B makes ./wandb
         raise ConfigError(
             f"`observe.{key}` ({value}) needs the {package} package, which is not installed.\n"
             f"  Run `{sys.executable} -m pip install {package.replace('_', '-')}` (the extra "

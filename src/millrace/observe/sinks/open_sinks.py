@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from millrace.observe.sinks import prometheus
 from millrace.observe.sinks.extras import PACKAGES, refuse_uninstalled
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.observe.sinks.notify import Notifier, deliverer
-from millrace.observe.sinks.tracked import Tracked, Tracker
+from millrace.observe.sinks.tracked import Tracked, Tracker, end_all
 
 _NOT_KEPT = "the run directory has only the host. Give the URL again, --set observe.notify=URL, or use $NAME"
 
@@ -38,32 +38,38 @@ def refuse_unusable(observe: Observe) -> None:
         deliverer(observe.notify)
 
 
-@contextmanager
-def open_sinks(
+@asynccontextmanager
+async def open_sinks(
     events: Events, observe: Observe, directory: Path, config: Mapping[str, Any], run_id: str = ""
-) -> Iterator[None]:
+) -> AsyncIterator[None]:
     """Subscribe the sinks of every run, which write in `directory`, and the sinks of `observe`. `config` is
     for trackers that show a configuration. By `run_id` they find a run that is resumed.
 
     Raises ConfigError: a package is not installed, or an address cannot be used.
     """
     refuse_unusable(observe)
-    trackers = _trackers(observe, directory, config, run_id)
+    openers = _trackers(observe, directory, config, run_id)
+    trackers: list[Tracked] = []
     with ExitStack() as stack:
-        for sink in _sinks(events, observe, directory, trackers):
-            stack.callback(sink.close)
-            events.subscribe(sink)
-        if observe.notify is not None and observe.notify.endswith(NOT_KEPT):
-            events.emit("warned", source="notify", reason=f"nobody is told: of {observe.notify} {_NOT_KEPT}")
-        yield
+        try:
+            for sink in _sinks(events, observe, directory, openers):
+                stack.callback(sink.close)
+                events.subscribe(sink)
+                trackers += [sink] if isinstance(sink, Tracked) else []
+            if observe.notify is not None and observe.notify.endswith(NOT_KEPT):
+                reason = f"nobody is told: of {observe.notify} {_NOT_KEPT}"
+                events.emit("warned", source="notify", reason=reason)
+            yield
+        finally:
+            await end_all(trackers)
 
 
 def _sinks(
-    events: Events, observe: Observe, directory: Path, trackers: Mapping[str, Callable[[], Tracker]]
+    events: Events, observe: Observe, directory: Path, openers: Mapping[str, Callable[[], Tracker]]
 ) -> Iterator[ClosableSink]:
     yield EventLog(directory / "events.jsonl")
     yield MetricsLog(directory / "metrics.jsonl")
-    for name, open_tracker in trackers.items():
+    for name, open_tracker in openers.items():
         yield Tracked(events, name, open_tracker)
     if observe.prometheus is not None:
         yield prometheus.PrometheusSink(observe.prometheus)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Protocol
 
 from millrace.core.events import Event, Events
@@ -13,8 +15,9 @@ from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.sinks.scalars import scalars_of
 
 CLOSE_S = 30.0
-"""At the end of a run, the longest wait until all trackers have what was sent."""
+"""At the end of a run, the longest wait for all trackers together until they have what was sent."""
 QUEUED_MAX = 1000
+_THREAD = "tracker "
 
 
 class Tracker(Protocol):
@@ -34,17 +37,17 @@ class Tracked:
     def __init__(self, events: Events, name: str, open_tracker: Callable[[], Tracker]) -> None:
         self._events, self._name = events, name
         self._environment = EnvironmentUse()
-        self._queue: queue.Queue[tuple[Event, Mapping[str, float]] | None] = queue.Queue(QUEUED_MAX)
+        self._queue: queue.Queue[tuple[Event, Mapping[str, float]] | None] = queue.Queue()
         self._failure = ""
-        self._has_warned = False
-        self._close_until_s: float | None = None
-        self._thread = threading.Thread(target=self._send_all, args=(open_tracker,), name=name, daemon=True)
-        self._thread.start()
+        self._has_warned = self._has_ended = False
+        self.done: Future[None] = Future()
+        thread = threading.Thread(target=self._work, args=(open_tracker,), name=_THREAD + name, daemon=True)
+        thread.start()
 
     def __call__(self, event: Event) -> None:
         self._environment(event)
         if event.kind == "run_ended":
-            self._end()
+            self.end()
         elif event.kind == "sample":
             self._put((event, {}))
         elif scalars := scalars_of(event.kind, event.fields):
@@ -52,26 +55,32 @@ class Tracked:
             self._put((event, scalars | of_step))
         self._warn()
 
+    def end(self) -> None:
+        """Nothing follows: once the tracker has what waits, it is closed, and `done` is set."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._queue.put(None)
+
     def close(self) -> None:
-        self._thread.join(max(0.0, self._end() - time.monotonic()))
-        if self._thread.is_alive():
-            self._failure = self._failure or f"it was not done {CLOSE_S:g} s after the end of the run"
+        if not self.done.done():
+            self._failure = self._failure or (
+                f"it was not done at the end of the run, and got {CLOSE_S:g} s more at most"
+            )
         self._warn()
 
-    def _end(self) -> float:
-        """Nothing follows, in any tracker: all of them have the same time from now on. Returns its end."""
-        if self._close_until_s is None:
-            self._close_until_s = time.monotonic() + CLOSE_S
-            self._put(None)
-        return self._close_until_s
-
-    def _put(self, item: tuple[Event, Mapping[str, float]] | None) -> None:
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
+    def _put(self, item: tuple[Event, Mapping[str, float]]) -> None:
+        if self._queue.qsize() < QUEUED_MAX:
+            self._queue.put(item)
+        else:
             self._failure = self._failure or (
                 f"it does not keep up: {QUEUED_MAX} steps and samples wait, one was left out"
             )
+
+    def _work(self, open_tracker: Callable[[], Tracker]) -> None:
+        try:
+            self._send_all(open_tracker)
+        finally:
+            self.done.set_result(None)
 
     def _send_all(self, open_tracker: Callable[[], Tracker]) -> None:
         try:
@@ -103,3 +112,18 @@ class Tracked:
         if self._failure and not self._has_warned:
             self._has_warned = True
             self._events.emit("warned", source=self._name, reason=self._failure)
+
+
+async def end_all(trackers: Sequence[Tracked]) -> None:
+    """Wait until all trackers are done, for `CLOSE_S` at most. Signals are obeyed meanwhile. A cancellation
+    ends the wait alone, so that how the run ended stays known."""
+    for tracker in trackers:
+        tracker.end()
+    if trackers:
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([asyncio.wrap_future(one.done) for one in trackers], timeout=CLOSE_S)
+
+
+def any_hangs() -> bool:
+    """A tracker of this process is not done."""
+    return any(thread.name.startswith(_THREAD) for thread in threading.enumerate())
