@@ -251,7 +251,7 @@ def test_an_agent_that_was_killed_when_a_budget_ended_it_is_run_again_once(token
 
 
 def test_an_agent_that_never_asks_is_closed(tokenizer: Any) -> None:
-    worker = Worker(tokenizer, two_turns, timeout_s=0.2)
+    worker = Worker(tokenizer, two_turns, timeout_s=1.0)
     request = worker.say(worker.begin(), "one")
     silent = threading.Event()
     worker.agents.program = lambda row, ask: silent.wait(10)
@@ -329,25 +329,25 @@ def test_a_turn_without_an_end_ends_the_episode(tokenizer: Any) -> None:
     [
         (lambda row, ask: "nothing", "ended without a call"),
         (lambda row, ask: 1 / 0, "exit code 1"),
-        (lambda row, ask: threading.Event().wait(9), "no call for 0.3 s"),
+        (lambda row, ask: threading.Event().wait(9), "no call for 1 s"),
     ],
 )
 def test_an_agent_that_never_asks_has_no_prompt(tokenizer: Any, program: Program, reason: str) -> None:
-    worker = Worker(tokenizer, program, timeout_s=0.3)
+    worker = Worker(tokenizer, program, timeout_s=1.0)
     failed = worker.episodes._first(worker.row)
     assert isinstance(failed, Failed) and reason in failed.reason
 
 
 @pytest.mark.parametrize(
     ("act", "reason"),
-    [(lambda: 1 / 0, "exit code 1"), (lambda: threading.Event().wait(9), "no call for 0.3 s")],
+    [(lambda: 1 / 0, "exit code 1"), (lambda: threading.Event().wait(9), "no call for 1 s")],
 )
 def test_an_agent_that_dies_or_hangs_fails_its_episode(tokenizer: Any, act: Any, reason: str) -> None:
     def program(row: Row, ask: Ask) -> None:
         ask(user(row["prompt"]))
         act()
 
-    worker = Worker(tokenizer, program, timeout_s=0.3)
+    worker = Worker(tokenizer, program, timeout_s=1.0)
     end = worker.episodes.answer(worker.say(worker.begin(), "yes"), worker.row)
     assert isinstance(end, Failed) and reason in end.reason
 
