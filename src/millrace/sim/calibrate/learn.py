@@ -25,7 +25,7 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
-from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved
+from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved, newest_session
 from millrace.sim.calibrate.fit import fit
 from millrace.sim.calibrate.observed import ObservedGroups
 from millrace.sim.calibrate.observed_turns import ObservedTurns
@@ -87,11 +87,12 @@ def calibrate(run_dir: Path | str) -> Calibration:
 def learn(
     events: Sequence[Event], config: Config, *, lengths: Sequence[int], prompts: Sequence[int]
 ) -> Calibration:
-    """`calibrate` from the content of the files: events, completion lengths by trajectory id, some prompt
-    lengths.
+    """`calibrate` from the content of the files: events, of which the newest session counts, completion
+    lengths by trajectory id, some prompt lengths.
 
     Raises: DataError.
     """
+    events = newest_session(events)
     spawns = [e.fields["spawn_s"] for e in events if e.kind == "worker_started" and e.fields["epoch"] == 1]
     message_s = _message_s(events)
     return Calibration(
@@ -169,10 +170,14 @@ def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> 
     """
     rows, seconds = [], []
     free_s: float | None = None
+    num_steps = 0  # the first warm up allocators and caches; replayed steps did not wait
     for event in events:
         if event.kind == "published":
             free_s = event.time_s - _digest_s(event)
-        elif event.kind == "step" and free_s is not None and _counts(event):
+        elif event.kind == "step" and not event.fields["replayed"]:
+            num_steps += 1
+            if free_s is None or num_steps <= WARM_UP_STEPS:
+                continue
             prompts = prompt_tokens * config.trajectories_per_step
             rows.append((1.0, event.fields["trained_tokens"] + prompts))
             seconds.append(event.time_s - free_s - event.fields["wait_s"])
@@ -181,11 +186,6 @@ def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> 
             f"{len(rows)} steps after the first {WARM_UP_STEPS}: 3 are the least to fit the time of one"
         )
     return fit(rows, seconds)
-
-
-def _counts(step: Event) -> bool:
-    """The first steps warm up allocators and caches; replayed steps did not wait."""
-    return not step.fields["replayed"] and step.fields["version"] > WARM_UP_STEPS
 
 
 def _publish_s(events: Sequence[Event]) -> Iterator[float]:
