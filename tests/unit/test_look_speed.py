@@ -15,7 +15,9 @@ from millrace.core.events import Event
 from millrace.look.site import Site
 from millrace.look.speed import newest_steps, speed_answer
 from millrace.look.speed.speed_answer import speed_of
+from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.sinks.log_files import rotate
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def slow_rewards(steps: int = 12) -> list[Event]:
@@ -82,15 +84,65 @@ def test_a_page_does_not_read_a_long_log_for_an_outlook(
     assert "0 reports" in speed_of(made, with_outlook=True).why
 
 
+def crowded(steps: int, num_bytes: int) -> list[Event]:
+    """Before each step the log has `num_bytes` bytes of other events."""
+    return [
+        told
+        for one in slow_rewards(steps)
+        for told in ([event("sample", one.time_s, text="a" * num_bytes)] if one.kind == "step" else [])
+        + [one]
+    ]
+
+
+def test_steps_with_megabytes_of_events_are_found_too(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a", events_told=crowded(6, 4 << 20))
+    assert speed_of(made, on_page=True).use.steps == 5
+    assert speed_of(made).bottleneck == Run(made.path).doctor().bottleneck
+
+
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = write_run(tmp_path / "a", events_told=slow_rewards(40))
+    monkeypatch.setattr(newest_steps, "CHUNK_BYTES", 1000)
+    made = write_run(tmp_path / "a", events_told=slow_rewards(150))
     whole = speed_of(made).use
-    monkeypatch.setattr(newest_steps, "BYTES_MAX", made.events.stat().st_size // 4)
-    end = speed_of(made).use
-    assert 5 <= end.steps <= 10 < whole.steps
+    assert whole.steps == 64 and len(list(newest_steps.newest_lines(made.events))) < 7 * 75
+    monkeypatch.setattr(newest_steps, "PAGE_BYTES", made.events.stat().st_size // 15)
+    end = speed_of(made, on_page=True).use
+    assert 7 <= end.steps <= 10  # they are all of the end of the log: none of them warms up
     assert end.steps_per_s == pytest.approx(whole.steps_per_s)
     rotate(made.events)
-    assert speed_of(made).use == end
+    assert speed_of(made, on_page=True).use == end
+    assert speed_of(made).use == whole
+
+
+def test_a_page_that_read_too_little_for_a_step_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newest_steps, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(newest_steps, "PAGE_BYTES", 3000)
+    made = write_run(tmp_path / "a", events_told=crowded(3, 10_000))
+    answer = speed_of(made, on_page=True)
+    assert answer.bottleneck.name == "unknown"
+    assert "the newest 3,000 bytes of events" in answer.bottleneck.reason
+    assert "`millrace plan RUN`" in answer.bottleneck.advice
+    assert speed_of(made).use.steps == 2
+
+
+def test_a_condensed_part_is_left_out_where_newer_ones_have_some_steps(tmp_path: Path) -> None:
+    """A condensed part has no events of single trajectories, so nobody seems to wait for a reward."""
+    told = slow_rewards(36)
+    path = write_run(tmp_path / "a", events_told=[]).events
+    for third in told[: len(told) // 3], told[len(told) // 3 : -len(told) // 3], told[-len(told) // 3 :]:
+        log = EventLog(path)
+        for one in third:
+            log(one)
+        log.close()
+        if third[-1] is not told[-1]:
+            rotate(path)
+    use = speed_of(RunDirectory(path.parent)).use
+    assert 20 <= use.steps <= 24
+    assert (
+        "without work" not in use.waits or use.waits["without work"] < 0.1 * use.waits["waiting for rewards"]
+    )
 
 
 def test_a_run_without_steps_has_no_bottleneck_yet(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.core.errors import MillraceError
-from millrace.look.speed.newest_steps import newest_use
+from millrace.look.speed import newest_steps
 from millrace.observe.sinks.log_files import parts
 from millrace.observe.slow.bottleneck import Bottleneck
 from millrace.observe.slow.time_use import TimeUse
@@ -72,7 +72,8 @@ def speed_of(run: RunDirectory, *, with_outlook: bool = False, on_page: bool = F
 
     Raises: DataError, ConfigError: a record is missing or damaged.
     """
-    use, slow = newest_use(run.events, run.read_config())
+    bytes_max = newest_steps.PAGE_BYTES if on_page else None
+    use, slow = newest_steps.newest_use(run.events, run.read_config(), bytes_max=bytes_max)
     answer = SpeedAnswer(str(run.path), use, slow)
     if not with_outlook:
         return answer
@@ -96,7 +97,7 @@ def _helped(bottleneck: str) -> str:
 
 def headline(use: TimeUse) -> str:
     if use.steps_per_s is None:
-        return "No two steps are recorded."
+        return "No two steps were read."
     return f"The last {use.steps} steps took {use.took_s:,.1f} s: {speed(use.steps_per_s)}."
 
 

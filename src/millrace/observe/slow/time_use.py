@@ -80,10 +80,13 @@ class _Load:
 
 
 class TimeUseLog:
-    """A sink: what `use` needs of the last steps of the newest session. `workers` score at the same time."""
+    """A sink: what `use` needs of the last steps of the newest session. `workers` score at the same time.
+
+    `began_late`: the first event was not that of a session, so earlier steps of it are not known.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self._workers, self.began_late = workers, True
         self._begin()
 
     def _begin(self) -> None:
@@ -101,6 +104,7 @@ class TimeUseLog:
         fields, at_s = event.fields, event.time_s
         match event.kind:
             case "run_started":
+                self.began_late = False
                 self._begin()
             case "step" if not fields.get("replayed"):
                 self._step(at_s, fields)
@@ -141,7 +145,8 @@ class TimeUseLog:
     def use(self) -> TimeUse:
         """Of the time from the end of one step to the end of the last. Empty with fewer than two steps."""
         steps = list(self._steps)
-        skipped = WARM_UP_STEPS - 1 - (self._num_steps - len(steps))
+        before = WARM_UP_STEPS if self.began_late else 0
+        skipped = WARM_UP_STEPS - 1 - (before + self._num_steps - len(steps))
         steps = steps[skipped:] if 0 < skipped <= len(steps) // 2 else steps
         if len(steps) < 2:
             return TimeUse()
