@@ -18,6 +18,7 @@ from millrace.look.speed.speed_answer import speed_of
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.sinks.log_files import rotate
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.sim.calibrate import changes
 
 
 def slow_rewards(steps: int = 12) -> list[Event]:
@@ -82,6 +83,20 @@ def test_a_page_does_not_read_a_long_log_for_an_outlook(
     made = write_run(tmp_path / "a", events_told=slow_rewards())
     assert "`millrace plan RUN`" in speed_of(made, with_outlook=True, on_page=True).why
     assert "0 reports" in speed_of(made, with_outlook=True).why
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("generation", changes.GENERATION),
+        ("generation, long tail", changes.BOUND),
+        ("staleness bound", changes.BOUND),
+        ("trainer, publishing", changes.TRAINER),
+        ("environment", changes.REWARDS),
+    ],
+)
+def test_the_forecast_begins_with_what_helps_the_bottleneck(name: str, first: str) -> None:
+    assert speed_answer.helped(name) == first
 
 
 def crowded(steps: int, num_bytes: int) -> list[Event]:

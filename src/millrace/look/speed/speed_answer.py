@@ -14,11 +14,11 @@ from rich.text import Text
 from millrace.core.errors import MillraceError
 from millrace.look.speed import newest_steps
 from millrace.observe.sinks.log_files import parts
-from millrace.observe.slow.bottleneck import Bottleneck
+from millrace.observe.slow.bottleneck import LONG_TAIL, Bottleneck
 from millrace.observe.slow.time_use import TimeUse
 from millrace.observe.terminal import as_text
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.sim.calibrate.changes import Outlook, outlook
+from millrace.sim.calibrate.changes import BOUND, REWARDS, Outlook, outlook
 from millrace.sim.calibrate.learn import calibrate
 
 OUTLOOK_S, PAGE_S = 40.0, 10.0
@@ -82,14 +82,18 @@ def speed_of(run: RunDirectory, *, with_outlook: bool = False, on_page: bool = F
         return replace(answer, why=why)
     until_s = time.monotonic() + (PAGE_S if on_page else OUTLOOK_S)
     try:
-        predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s, first=_helped(slow.name))
+        predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s, first=helped(slow.name))
     except MillraceError as error:
         return replace(answer, why=str(error))
     return replace(answer, outlook=predicted)
 
 
-def _helped(bottleneck: str) -> str:
-    return "rewards" if bottleneck == "environment" else bottleneck.partition(",")[0]
+def helped(bottleneck: str) -> str:
+    """The role whose changes help: one of `sim.calibrate.changes`, or another name if no change helps."""
+    return _HELPED.get(bottleneck) or bottleneck.partition(",")[0]
+
+
+_HELPED = {"environment": REWARDS, LONG_TAIL: BOUND}
 
 
 # ---------------------------------------------------------------- text

@@ -17,6 +17,7 @@ from millrace.observe.slow.time_use import (
     NO_WORK,
     PUBLISHING,
     REWARDS,
+    TAIL,
     WEIGHTS,
     TimeUse,
     share,
@@ -30,6 +31,9 @@ TURNS = 0.25
 """Trainer and replicas take turns: each waits for this share of its time, or more, while the other works."""
 EMPTY = 0.5
 """Fewer of a replica's slots in use than this share, while it decodes: a long tail, or too little work."""
+
+
+LONG_TAIL = "generation, long tail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,8 @@ def _trainer(use: TimeUse, works: float) -> Bottleneck:
 
 def _while_it_waited(use: TimeUse, waits: float, *, slots: int, episodes: bool) -> Bottleneck:
     causes = {cause: share(use.waits, cause) for cause in (DECODING, REWARDS, WEIGHTS, NO_WORK)}
+    decoding, tail = causes[DECODING], share(use.waits, TAIL)
+    causes[DECODING] += tail  # while any replica decodes, the trainer waits for generation
     most = max(causes, key=lambda cause: causes[cause])
     waited = f"the trainer waited {waits:.0%} of the time for batches"
     if not use.waits:
@@ -98,7 +104,12 @@ def _while_it_waited(use: TimeUse, waits: float, *, slots: int, episodes: bool) 
     if paused >= TURNS <= waits:
         reason = f"{waited}, and replicas paused {paused:.0%} of the time while the trainer worked"
         return Bottleneck("staleness bound", f"{reason}: they take turns", _BOUND)
-    busy = f"{waited}, and replicas were busy {causes[DECODING]:.0%} of that time"
+    if tail > decoding:
+        reason = (
+            f"{waited}, and replicas waited {tail:.0%} of that time for the longest completions of others"
+        )
+        return Bottleneck(LONG_TAIL, reason, _TAIL)
+    busy = f"{waited}, and replicas were busy {decoding:.0%} of that time"
     if use.running is not None and use.running < EMPTY * slots:
         return Bottleneck("generation", f"{busy}, with {use.running:.1f} of {slots} slots in use", _TAIL)
     return Bottleneck("generation", busy, _GENERATION)
