@@ -229,6 +229,15 @@ def test_the_reason_has_the_shares_and_the_advice_a_key():
     assert "`rollout.replicas`" in slow.advice
 
 
+def test_a_trainer_whose_time_is_in_no_step_is_not_said_to_work_little():
+    slow = bottleneck(use_of({COMPUTING: 0.3, BATCH: 0.05, OTHER: 0.65}, {}, busy=0.25), slots=8)
+    assert slow.name == "trainer, other"
+    assert slow.reason == (
+        "it waited 5% of the time for batches (computing 30%, other 65%), and replicas were idle 75%"
+    )
+    assert "`step_rejected`" in slow.advice
+
+
 def test_replicas_with_empty_slots_need_no_more_devices():
     use = use_of({COMPUTING: 0.2, BATCH: 0.8}, {DECODING: 1.0}, busy=0.9, running=2.0)
     assert "2.0 of 8 slots" in bottleneck(use, slots=8).reason
