@@ -11,6 +11,7 @@ from tests.unit.observe_events import event, published, pulled, report, run_star
 
 from millrace.api.run import Run
 from millrace.cli.app import run
+from millrace.core.errors import DataError
 from millrace.core.events import Event
 from millrace.look.site import Site
 from millrace.look.speed import newest_steps, speed_answer
@@ -60,6 +61,15 @@ def test_the_report_has_the_same_bars_and_no_link(tmp_path: Path) -> None:
     made = write_run(tmp_path / "a", events_told=slow_rewards())
     out = Run(made.path).report(tmp_path / "a.html").read_text()
     assert "Bottleneck: rewards" in out and "outlook=1" not in out
+
+
+def test_a_run_that_was_copied_without_its_events_has_a_report(tmp_path: Path) -> None:
+    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    made.events.unlink()
+    out = Run(made.path).report(tmp_path / "a.html").read_text()
+    assert "Configuration" in out and "Bottleneck" not in out
+    with pytest.raises(DataError, match="no events that a run wrote"):
+        speed_of(made)
 
 
 def test_doctor_and_plan_say_the_same_bottleneck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
