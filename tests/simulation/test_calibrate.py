@@ -147,6 +147,18 @@ def test_a_run_too_short_to_measure_says_so():
         learn(short, config(), lengths=[3] * 4, prompts=[8])
 
 
+def test_whoever_has_no_time_left_ends_a_calibration():
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) > 2:
+            raise DataError("no time was left")
+
+    with pytest.raises(DataError, match="no time was left"):
+        learn(true_events(), config(), lengths=[30] * 64, prompts=[8], check=check)
+
+
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(DataError, match="is not a run directory"):
         calibrate(tmp_path)

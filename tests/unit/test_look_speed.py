@@ -15,11 +15,13 @@ from millrace.core.errors import DataError
 from millrace.core.events import Event
 from millrace.look.site import Site
 from millrace.look.speed import newest_steps, speed_answer
+from millrace.look.speed.kept_forecasts import KEPT_S
 from millrace.look.speed.speed_answer import speed_of
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.sinks.log_files import rotate
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sim.calibrate import changes
+from millrace.sim.calibrate.learn import calibrate
 
 
 def slow_rewards(steps: int = 12) -> list[Event]:
@@ -84,6 +86,30 @@ def test_doctor_and_plan_say_the_same_bottleneck(tmp_path: Path, capsys: pytest.
     assert "What a change would give cannot be said" in capsys.readouterr().out
     assert run(["plan", str(path), "--set", "seed=1"]) == 2
     assert "simulate --from RUN" in capsys.readouterr().err
+
+
+def test_a_forecast_is_computed_once_for_reloads_and_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, asked = 0.0, list[Path]()
+    monkeypatch.setattr("millrace.look.speed.kept_forecasts.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(speed_answer, "calibrate", lambda path, check: asked.append(path) or calibrate(path))
+    write_run(tmp_path / "a", events_told=slow_rewards(4))
+    site = Site(tmp_path, "/")
+    first = site.speed("a", {"outlook": ["1"]}).html
+    assert site.speed("a", {"outlook": ["1"]}).html == first and len(asked) == 1
+    assert "It cannot be said" not in site.speed("a", {}).html
+    now_s = KEPT_S + 1
+    assert site.speed("a", {"outlook": ["1"]}).html == first and len(asked) == 2
+
+
+def test_the_time_of_a_forecast_on_a_page_has_its_calibration_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    monkeypatch.setattr(speed_answer, "PAGE_S", -1.0)
+    assert "no time was left" in speed_of(made, with_outlook=True, on_page=True).why
+    assert "0 reports" in speed_of(made, with_outlook=True).why
 
 
 def test_a_page_does_not_read_a_long_log_for_an_outlook(

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
-from millrace.core.errors import MillraceError
+from millrace.core.errors import DataError, MillraceError
 from millrace.look.speed import newest_steps
 from millrace.observe.sinks.log_files import parts
 from millrace.observe.slow.bottleneck import LONG_TAIL, Bottleneck
@@ -22,7 +22,7 @@ from millrace.sim.calibrate.changes import BOUND, REWARDS, Outlook, outlook
 from millrace.sim.calibrate.learn import calibrate
 
 OUTLOOK_S, PAGE_S = 40.0, 10.0
-"""After so long no further change is simulated. A page gives up after 20 s."""
+"""After so long, with all that is read for it, nothing more is simulated. A page gives up after 20 s."""
 PAGE_BYTES = 24 << 20
 """The events that a page reads for an outlook."""
 SAME = 0.05
@@ -72,6 +72,12 @@ def speed_of(run: RunDirectory, *, with_outlook: bool = False, on_page: bool = F
 
     Raises: DataError, ConfigError: a record is missing or damaged.
     """
+    until_s = time.monotonic() + (PAGE_S if on_page else OUTLOOK_S)
+
+    def check() -> None:
+        if time.monotonic() > until_s:
+            raise DataError("no time was left to learn its costs. `millrace plan RUN` takes longer")
+
     bytes_max = newest_steps.PAGE_BYTES if on_page else None
     use, slow = newest_steps.newest_use(run.events, run.read_config(), bytes_max=bytes_max)
     answer = SpeedAnswer(str(run.path), use, slow)
@@ -80,9 +86,9 @@ def speed_of(run: RunDirectory, *, with_outlook: bool = False, on_page: bool = F
     if (size := sum(part.stat().st_size for part in parts(run.events))) > PAGE_BYTES and on_page:
         why = f"{size:,} bytes of events are too many for a page. `millrace plan RUN` reads them"
         return replace(answer, why=why)
-    until_s = time.monotonic() + (PAGE_S if on_page else OUTLOOK_S)
     try:
-        predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s, first=helped(slow.name))
+        costs = calibrate(run.path, check)
+        predicted = outlook(costs, lambda: time.monotonic() > until_s, first=helped(slow.name))
     except MillraceError as error:
         return replace(answer, why=str(error))
     return replace(answer, outlook=predicted)
