@@ -1,5 +1,6 @@
 """A calibration reads back, from events alone, the costs that a simulated run had."""
 
+from collections.abc import Sequence
 from functools import cache
 from statistics import fmean
 
@@ -106,12 +107,56 @@ def test_errors_of_fractions_are_differences_and_of_other_numbers_relative():
     assert largest_error(rows) == pytest.approx(0.1)
 
 
+def later(events: Sequence[Event]) -> list[Event]:
+    """The same steps as versions 15 to 28, as a resumed session counts them."""
+    return [
+        Event(e.kind, e.time_s, e.wall_s, e.fields | {"version": e.fields["version"] + 14})
+        if e.kind == "step"
+        else e
+        for e in events
+    ]
+
+
+def test_a_resumed_run_is_learned_from_its_newest_session_alone():
+    """Two sessions have two clocks: the pause between them is no part of a step, and may be negative."""
+    lengths, prompts = [30] * 64, list(range(8, 25))
+    newest = later(true_events(1))
+    alone = learn(true_events(1), config(), lengths=lengths, prompts=prompts)
+    for pause_s in (-5.0, 8 * 3600.0):
+        before = [Event(e.kind, e.time_s - pause_s, e.wall_s, e.fields) for e in true_events()]
+        assert learn([*before, *newest], config(), lengths=lengths, prompts=prompts) == alone
+        assert Achieved.of([*before, *newest]) == alone.achieved
+
+
+def test_the_first_steps_of_a_resumed_session_warm_up_too():
+    slow = later(true_events())
+    learned = learn(slow, config(), lengths=[30] * 64, prompts=list(range(8, 25))).costs
+    assert learned.train_per_token_s == calibration().costs.train_per_token_s
+    few = [*true_events(), *(e for e in slow if e.kind != "step" or e.fields["version"] <= 20)]
+    with pytest.raises(DataError, match="1 steps after the first 5"):
+        learn(few, config(), lengths=[30] * 64, prompts=[8])
+    with pytest.raises(DataError, match="newest session has 6 steps"):
+        Achieved.of(few)
+
+
 def test_a_run_too_short_to_measure_says_so():
     with pytest.raises(DataError, match="7 are the least"):
         Achieved.of([e for e in true_events() if e.kind != "step"])
     short = [e for e in true_events() if e.kind != "report"]
     with pytest.raises(DataError, match="reports tell of decode steps"):
         learn(short, config(), lengths=[3] * 4, prompts=[8])
+
+
+def test_whoever_has_no_time_left_ends_a_calibration():
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) > 2:
+            raise DataError("no time was left")
+
+    with pytest.raises(DataError, match="no time was left"):
+        learn(true_events(), config(), lengths=[30] * 64, prompts=[8], check=check)
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):

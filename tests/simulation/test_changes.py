@@ -8,10 +8,10 @@ import pytest
 
 from millrace.config.tables.schedules import Synchronous
 from millrace.sim import Workload
-from millrace.sim.calibrate.changes import Outlook, outlook
+from millrace.sim.calibrate.changes import EVENTS_ASKED, Outlook, outlook
 from millrace.sim.calibrate.learn import Calibration
 from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.report.measure import measure
+from millrace.sim.report.measure import Measure, measure
 from millrace.sim.simulation import Scale, Scenario
 from tests.simulation.test_calibrate import TRUE, calibration, config
 
@@ -64,7 +64,7 @@ def test_a_device_that_is_lent_in_turns_is_left_out_in_words():
 
 def test_without_time_a_change_is_unknown_and_says_so():
     calls = iter(range(10_000))
-    answer = outlook(calibration(), lambda: next(calls) > 40)
+    answer = outlook(calibration(), lambda: next(calls) > 80)
     assert answer.simulated_per_s is not None
     assert answer.gains[-1].ratio is None
     assert answer.gains[-1].why == "no time was left"
@@ -74,9 +74,18 @@ def test_without_time_a_change_is_unknown_and_says_so():
     )
 
 
+def test_a_simulation_whose_step_takes_long_ends_in_the_middle_of_it(monkeypatch: pytest.MonkeyPatch):
+    seen, counted = [], Measure.on_event
+    monkeypatch.setattr(Measure, "on_event", lambda watch, event: (seen.append(event), counted(watch, event)))
+    calls = iter(range(10_000))
+    answer = outlook(calibration(), lambda: next(calls) > 0)
+    assert answer.notes == ("the run as it is could not be simulated: no time was left",)
+    assert 0 < len(seen) <= EVENTS_ASKED and "step" not in {event.kind for event in seen}
+
+
 def test_what_helps_the_bottleneck_is_simulated_first():
     calls = iter(range(10_000))
-    answer = outlook(calibration(), lambda: next(calls) > 20, first="rewards")
+    answer = outlook(calibration(), lambda: next(calls) > 80, first="rewards")
     assert answer.gains[0].change.startswith("one more reward worker")
 
 
@@ -84,5 +93,5 @@ def test_a_poor_simulation_says_that_its_gains_are_only_an_order():
     before = calibration()
     other = replace(before, achieved=replace(before.achieved, step_s=3 * before.achieved.step_s))
     calls = iter(range(10_000))
-    answer = outlook(other, lambda: next(calls) > 40)
+    answer = outlook(other, lambda: next(calls) > 80)
     assert any("read the gains as an order" in note for note in answer.notes)

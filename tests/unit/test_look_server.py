@@ -227,6 +227,21 @@ def test_an_answer_that_takes_too_long_is_said_in_words_and_asked_for_again(
     assert b"the machine is busy" in body and AGAIN in body
 
 
+def test_a_page_that_only_a_forecast_made_slow_does_not_load_itself_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> None:
+        raise TimeoutError
+
+    async def ask(_: Ui, get: Get) -> list[bytes]:
+        return [(await get(view)).body for view in ("speed/a?outlook=1", "speed/a")]
+
+    monkeypatch.setattr(Site, "speed", busy)
+    forecast, plain = asked(root, ask)
+    assert b"Load the page again" in forecast and AGAIN not in forecast
+    assert AGAIN in plain
+
+
 def test_a_run_is_there_while_its_events_are_rotated(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     rotate(run.events)

@@ -22,6 +22,7 @@ from millrace.observe.slow.time_use import (
     PUBLISHING,
     REWARDS,
     SCORING,
+    TAIL,
     WEIGHTS,
     TimeUse,
     TimeUseLog,
@@ -159,6 +160,38 @@ def test_the_controllers_share_of_a_core_is_between_two_records():
     assert used(run(9, step_s=1.0, busy=1.0, during=cpu)).controller == pytest.approx(0.3)
 
 
+def of_four(decode_s: tuple[float, ...], steps: int = 9) -> list[Event]:
+    """Steps of 10 s, with a wait of 8 s from their beginning. Each replica first decodes for its own time."""
+    told = [run_started()]
+    for number, own_s in enumerate(decode_s):
+        told.append(report(0.0, f"replica-{number}", 0, 0.0, 0.0))
+        for version in range(1, steps + 1):
+            start_s, busy_s = STEP_S * (version - 1), own_s * version
+            ends = (start_s + own_s, start_s + 8.0, start_s + STEP_S)
+            told += [report(at_s, f"replica-{number}", version, busy_s, at_s - busy_s) for at_s in ends]
+    told += [step(STEP_S * version, version, step_s=2.0, wait_s=8.0) for version in range(1, steps + 1)]
+    return sorted(told, key=lambda event: event.time_s)
+
+
+def test_replicas_that_are_done_wait_for_the_longest_completion_of_another():
+    use = used(of_four((2.0, 2.0, 2.0, 8.0)))
+    assert use.waits == pytest.approx({DECODING: 4 * 14.0, TAIL: 4 * 18.0, NO_WORK: 0, WEIGHTS: 0}, abs=1e-6)
+    assert use.replicas["replica-0"][TAIL] == pytest.approx(4 * 6.0)
+    assert TAIL not in use.replicas["replica-3"]
+    slow = bottleneck(use, slots=8)
+    assert slow.name == "generation, long tail"
+    assert "replicas waited 56% of that time for the longest completions of others" in slow.reason
+    assert "staleness bound" in slow.advice
+
+
+def test_replicas_have_no_work_only_while_none_decodes():
+    use = used(of_four((2.0, 2.0, 2.0, 2.0)))
+    assert use.waits == pytest.approx({DECODING: 4 * 8.0, NO_WORK: 4 * 24.0, WEIGHTS: 0})
+    assert bottleneck(use, slots=8).name == "supply of work"
+    both = used(of_four((1.0, 1.0, 1.0, 4.0)))
+    assert both.waits[TAIL] == pytest.approx(4 * 9.0) and both.waits[NO_WORK] == pytest.approx(4 * 16.0)
+
+
 # ---------------------------------------------------------------- the bottleneck
 
 
@@ -174,6 +207,9 @@ def test_the_controllers_share_of_a_core_is_between_two_records():
         ("weights", use_of({COMPUTING: 0.1, BATCH: 0.9}, {DECODING: 0.2, WEIGHTS: 0.8}, busy=0.2)),
         ("supply of work", use_of({COMPUTING: 0.1, BATCH: 0.9}, {DECODING: 0.2, NO_WORK: 0.8}, busy=0.2)),
         ("staleness bound", use_of({COMPUTING: 0.5, BATCH: 0.5}, {DECODING: 0.9}, busy=0.5)),
+        ("staleness bound", use_of({COMPUTING: 0.5, BATCH: 0.5}, {DECODING: 0.4, TAIL: 0.6}, busy=0.2)),
+        ("generation, long tail", use_of({COMPUTING: 0.1, BATCH: 0.9}, {DECODING: 0.3, TAIL: 0.7}, busy=0.8)),
+        ("generation", use_of({BATCH: 0.9}, {DECODING: 0.32, TAIL: 0.3, REWARDS: 0.38}, busy=0.8)),
         ("controller", use_of({COMPUTING: 0.1, BATCH: 0.9}, {DECODING: 0.9}, controller=0.97)),
         ("none", use_of({COMPUTING: 0.95, BATCH: 0.05}, {DECODING: 1.0}, busy=0.95)),
         ("unknown", TimeUse(steps=1)),
@@ -191,6 +227,15 @@ def test_the_reason_has_the_shares_and_the_advice_a_key():
         "the trainer waited 62% of the time for batches, and replicas were busy 97% of that time"
     )
     assert "`rollout.replicas`" in slow.advice
+
+
+def test_a_trainer_whose_time_is_in_no_step_is_not_said_to_work_little():
+    slow = bottleneck(use_of({COMPUTING: 0.3, BATCH: 0.05, OTHER: 0.65}, {}, busy=0.25), slots=8)
+    assert slow.name == "trainer, other"
+    assert slow.reason == (
+        "it waited 5% of the time for batches (computing 30%, other 65%), and replicas were idle 75%"
+    )
+    assert "`step_rejected`" in slow.advice
 
 
 def test_replicas_with_empty_slots_need_no_more_devices():

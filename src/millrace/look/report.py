@@ -20,6 +20,7 @@ from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose
 from millrace.look.speed.speed_answer import speed_of
 from millrace.look.speed.speed_page import speed_section
+from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.resume import flat
 
 BYTES_MAX = 2_000_000
@@ -76,7 +77,8 @@ def _run(run: Overview, points: int) -> page.PageContent:
 
 
 def _speed(run: Overview) -> str:
-    return speed_section(speed_of(run.run)) if run.version else ""
+    """Nothing of a run without steps, or of one that was copied without its events."""
+    return speed_section(speed_of(run.run)) if run.version and parts(run.run.events) else ""
 
 
 def _samples(run: Overview) -> str:

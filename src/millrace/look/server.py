@@ -108,16 +108,19 @@ class _Page(_Guarded):
             await self._file(lambda: site.curve_file(view, query))
         elif view in views:
             live = f"{self.request.uri}".replace("/run/", "/data/", 1) if view == "run" else ""
-            html = await self._document(views[view], name or "Millrace", live)
+            # A page with a forecast is slow by itself: to load it again would keep the one thread busy.
+            again = "outlook" not in query
+            html = await self._document(views[view], name or "Millrace", live, again)
             self.finish(html.encode(errors="replace"))  # a file's name may have bytes that are no character
         else:
             raise HTTPError(404)
 
-    async def _document(self, ask: Callable[[], page.PageContent], title: str, live: str) -> str:
+    async def _document(self, ask: Callable[[], page.PageContent], title: str, live: str, again: bool) -> str:
         try:
             drawn = await self._ask(ask)
         except (MillraceError, OSError, TimeoutError) as error:
-            drawn = page.PageContent(trouble(error), again=not live)  # the script of a live page asks again
+            # The script of a live page asks again.
+            drawn = page.PageContent(trouble(error, again=again), again=again and not live)
         base = f"/{self._token}/scripts/"
         head = f'<script src="{base}bokeh.js"></script>' if drawn.script else ""
         head += page.AGAIN if drawn.again else ""

@@ -37,6 +37,7 @@ from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
 from millrace.look.record.tokens import Shown, choose, count, search
 from millrace.look.report import WHOLE
+from millrace.look.speed.kept_forecasts import KeptForecasts
 from millrace.look.speed.speed_answer import speed_of
 from millrace.look.speed.speed_page import speed_section
 
@@ -83,6 +84,7 @@ class Site:
         self._kept: dict[str, Overview] = {}
         self._answers: dict[tuple[str, Axis], PageResponse] = {}
         self._rows: dict[str, TaskRows] = {}
+        self._forecasts = KeptForecasts()
 
     # ------------------------------------------------------------ pages
 
@@ -163,7 +165,8 @@ class Site:
 
     def speed(self, name: str, query: Query) -> page.PageContent:
         """Where the run is slow. With `outlook` also what a change would give, which takes seconds."""
-        answer = speed_of(self._run(name).run, with_outlook=bool(_one(query, "outlook")), on_page=True)
+        run = self._run(name).run
+        answer = self._forecasts.of(run) if _one(query, "outlook") else speed_of(run, on_page=True)
         address = f"{self._base}speed/{quote(name)}?outlook=1"
         return page.PageContent(self._head(name, "speed") + speed_section(answer, address))
 
@@ -320,12 +323,13 @@ class Site:
         return kept
 
 
-def trouble(error: Exception) -> str:
-    """The notice that a page shows instead of a traceback."""
+def trouble(error: Exception, *, again: bool = True) -> str:
+    """The notice that a page shows instead of a traceback. `again`: the page loads itself again."""
     if isinstance(error, MillraceError):
         return fragments.notice(str(error))
     if isinstance(error, TimeoutError):
-        return fragments.notice("This took too long: the machine is busy. The page loads itself again.")
+        then = "The page loads itself again." if again else "Load the page again in a minute."
+        return fragments.notice(f"This took too long: the machine is busy. {then}")
     return fragments.notice(f"{type(error).__name__}: {error}")
 
 

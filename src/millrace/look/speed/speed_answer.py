@@ -11,18 +11,18 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
-from millrace.core.errors import MillraceError
-from millrace.look.speed.newest_steps import newest_use
+from millrace.core.errors import DataError, MillraceError
+from millrace.look.speed import newest_steps
 from millrace.observe.sinks.log_files import parts
-from millrace.observe.slow.bottleneck import Bottleneck
+from millrace.observe.slow.bottleneck import LONG_TAIL, Bottleneck
 from millrace.observe.slow.time_use import TimeUse
 from millrace.observe.terminal import as_text
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.sim.calibrate.changes import Outlook, outlook
+from millrace.sim.calibrate.changes import BOUND, REWARDS, Outlook, outlook
 from millrace.sim.calibrate.learn import calibrate
 
 OUTLOOK_S, PAGE_S = 40.0, 10.0
-"""After so long no further change is simulated. A page gives up after 20 s."""
+"""After so long, with all that is read for it, nothing more is simulated. A page gives up after 20 s."""
 PAGE_BYTES = 24 << 20
 """The events that a page reads for an outlook."""
 SAME = 0.05
@@ -72,23 +72,34 @@ def speed_of(run: RunDirectory, *, with_outlook: bool = False, on_page: bool = F
 
     Raises: DataError, ConfigError: a record is missing or damaged.
     """
-    use, slow = newest_use(run.events, run.read_config())
+    until_s = time.monotonic() + (PAGE_S if on_page else OUTLOOK_S)
+
+    def check() -> None:
+        if time.monotonic() > until_s:
+            raise DataError("no time was left to learn its costs. `millrace plan RUN` takes longer")
+
+    bytes_max = newest_steps.PAGE_BYTES if on_page else None
+    use, slow = newest_steps.newest_use(run.events, run.read_config(), bytes_max=bytes_max)
     answer = SpeedAnswer(str(run.path), use, slow)
     if not with_outlook:
         return answer
     if (size := sum(part.stat().st_size for part in parts(run.events))) > PAGE_BYTES and on_page:
         why = f"{size:,} bytes of events are too many for a page. `millrace plan RUN` reads them"
         return replace(answer, why=why)
-    until_s = time.monotonic() + (PAGE_S if on_page else OUTLOOK_S)
     try:
-        predicted = outlook(calibrate(run.path), lambda: time.monotonic() > until_s, first=_helped(slow.name))
+        costs = calibrate(run.path, check)
+        predicted = outlook(costs, lambda: time.monotonic() > until_s, first=helped(slow.name))
     except MillraceError as error:
         return replace(answer, why=str(error))
     return replace(answer, outlook=predicted)
 
 
-def _helped(bottleneck: str) -> str:
-    return "rewards" if bottleneck == "environment" else bottleneck.partition(",")[0]
+def helped(bottleneck: str) -> str:
+    """The role whose changes help: one of `sim.calibrate.changes`, or another name if no change helps."""
+    return _HELPED.get(bottleneck) or bottleneck.partition(",")[0]
+
+
+_HELPED = {"environment": REWARDS, LONG_TAIL: BOUND}
 
 
 # ---------------------------------------------------------------- text
@@ -96,7 +107,7 @@ def _helped(bottleneck: str) -> str:
 
 def headline(use: TimeUse) -> str:
     if use.steps_per_s is None:
-        return "No two steps are recorded."
+        return "No two steps were read."
     return f"The last {use.steps} steps took {use.took_s:,.1f} s: {speed(use.steps_per_s)}."
 
 

@@ -1,7 +1,7 @@
 """The one role or rule that a run's speed depends on most, with the reason. Pure.
 
-The trainer makes the versions, so its time is the run's time. If it works, it is the bottleneck itself. If it
-waits, the bottleneck is what the replicas did meanwhile.
+The trainer makes the versions, so its time is the run's time. If it hardly waits, and replicas do, it is the
+bottleneck itself. If it waits, the bottleneck is what the replicas did meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from millrace.observe.slow.time_use import (
     COMPUTING,
     DECODING,
     NO_WORK,
+    OTHER,
     PUBLISHING,
     REWARDS,
+    TAIL,
     WEIGHTS,
     TimeUse,
     share,
@@ -24,12 +26,15 @@ from millrace.observe.slow.time_use import (
 
 STEPS_MIN = 2
 BUSY = 0.85
-"""A role that works for this share of the time, or more, counts as always busy. So does a trainer that waits
-for less than the rest."""
+"""A controller or replicas that work for this share of the time, or more, count as always busy. So does a
+trainer that waits for less than the rest."""
 TURNS = 0.25
 """Trainer and replicas take turns: each waits for this share of its time, or more, while the other works."""
 EMPTY = 0.5
 """Fewer of a replica's slots in use than this share, while it decodes: a long tail, or too little work."""
+
+
+LONG_TAIL = "generation, long tail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def bottleneck(use: TimeUse, *, slots: int, colocated: bool = False, episodes: b
         return _in_turns(use, waits, works)
     if waits < 1 - BUSY:
         if use.replica_share(DECODING) < BUSY:
-            return _trainer(use, works)
+            return _trainer(use, waits)
         return Bottleneck("none", f"{_both(use, waits)}: trainer and replicas are in balance", _BALANCE)
     return _while_it_waited(use, waits, slots=slots, episodes=episodes)
 
@@ -69,17 +74,19 @@ def _in_turns(use: TimeUse, waits: float, works: float) -> Bottleneck:
     return Bottleneck(side, reason, _TRAINER if side == "trainer" else _GENERATION)
 
 
-def _trainer(use: TimeUse, works: float) -> Bottleneck:
+def _trainer(use: TimeUse, waits: float) -> Bottleneck:
     parts = {cause: share(use.trainer, cause) for cause in _OF_TRAINER}
     most = max(parts, key=lambda cause: parts[cause])
     shares = ", ".join(f"{cause} {part:.0%}" for cause, part in parts.items() if part >= 0.01)
     idle = 1 - use.replica_share(DECODING)
-    reason = f"it worked {works:.0%} of the time ({shares}), and replicas were idle {idle:.0%}"
+    reason = f"it waited {waits:.0%} of the time for batches ({shares}), and replicas were idle {idle:.0%}"
     return Bottleneck("trainer" if most == COMPUTING else f"trainer, {most}", reason, _OF_TRAINER[most])
 
 
 def _while_it_waited(use: TimeUse, waits: float, *, slots: int, episodes: bool) -> Bottleneck:
     causes = {cause: share(use.waits, cause) for cause in (DECODING, REWARDS, WEIGHTS, NO_WORK)}
+    decoding, tail = causes[DECODING], share(use.waits, TAIL)
+    causes[DECODING] += tail  # while any replica decodes, the trainer waits for generation
     most = max(causes, key=lambda cause: causes[cause])
     waited = f"the trainer waited {waits:.0%} of the time for batches"
     if not use.waits:
@@ -98,7 +105,10 @@ def _while_it_waited(use: TimeUse, waits: float, *, slots: int, episodes: bool) 
     if paused >= TURNS <= waits:
         reason = f"{waited}, and replicas paused {paused:.0%} of the time while the trainer worked"
         return Bottleneck("staleness bound", f"{reason}: they take turns", _BOUND)
-    busy = f"{waited}, and replicas were busy {causes[DECODING]:.0%} of that time"
+    if tail > decoding:
+        done = f"replicas waited {tail:.0%} of that time for the longest completions of others"
+        return Bottleneck(LONG_TAIL, f"{waited}, and {done}", _TAIL)
+    busy = f"{waited}, and replicas were busy {decoding:.0%} of that time"
     if use.running is not None and use.running < EMPTY * slots:
         return Bottleneck("generation", f"{busy}, with {use.running:.1f} of {slots} slots in use", _TAIL)
     return Bottleneck("generation", busy, _GENERATION)
@@ -122,4 +132,5 @@ _OF_TRAINER = {
     COMPUTING: _TRAINER,
     PUBLISHING: "Train an adapter: its versions are small",
     CHECKPOINT: "A larger `checkpoints.every`, or a faster disk",
+    OTHER: "Look at `step_rejected` and `worker_died` events: their work is in no step that counts",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ REPORTS_MAX = 4_000
 
 COMPUTING, BATCH, PUBLISHING, CHECKPOINT = "computing", "waiting for a batch", "publishing", "checkpoint"
 DECODING, BOUND, REWARDS = "decoding", "paused by the schedule", "waiting for rewards"
-WEIGHTS, NO_WORK = "swapping weights", "without work"
+WEIGHTS, TAIL, NO_WORK = "swapping weights", "waiting for the longest completions", "without work"
 SCORING, IDLE, OTHER = "busy", "idle", "other"
 
 KINDS = (
@@ -80,10 +80,13 @@ class _Load:
 
 
 class TimeUseLog:
-    """A sink: what `use` needs of the last steps of the newest session. `workers` score at the same time."""
+    """A sink: what `use` needs of the last steps of the newest session. `workers` score at the same time.
+
+    `began_late`: the first event was not that of a session, so earlier steps of it are not known.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self._workers, self.began_late = workers, True
         self._begin()
 
     def _begin(self) -> None:
@@ -101,6 +104,7 @@ class TimeUseLog:
         fields, at_s = event.fields, event.time_s
         match event.kind:
             case "run_started":
+                self.began_late = False
                 self._begin()
             case "step" if not fields.get("replayed"):
                 self._step(at_s, fields)
@@ -141,7 +145,8 @@ class TimeUseLog:
     def use(self) -> TimeUse:
         """Of the time from the end of one step to the end of the last. Empty with fewer than two steps."""
         steps = list(self._steps)
-        skipped = WARM_UP_STEPS - 1 - (self._num_steps - len(steps))
+        before = WARM_UP_STEPS if self.began_late else 0
+        skipped = WARM_UP_STEPS - 1 - (before + self._num_steps - len(steps))
         steps = steps[skipped:] if 0 < skipped <= len(steps) // 2 else steps
         if len(steps) < 2:
             return TimeUse()
@@ -149,6 +154,7 @@ class TimeUseLog:
         moments = Moments(period, list(_waits(steps)), self._scoring)
         replicas = {name: self._replica(name, moments, period) for name in sorted(self._loads)}
         alive = {name: causes for name, causes in replicas.items() if sum(causes.total.values()) > 0}
+        _find_tail(alive.values())
         used = sum(causes.running_s for causes in alive.values())
         busy_s = sum(causes.total[DECODING] for causes in alive.values())
         scored = bool(self._scoring)
@@ -197,11 +203,15 @@ class TimeUseLog:
 
 @dataclass(slots=True)
 class _Causes:
-    """Of one replica: seconds by cause, those while the trainer waited, and trajectories times seconds."""
+    """Of one replica: seconds by cause, those while the trainer waited, and trajectories times seconds.
+
+    `without_work` are the moments that may be so, by their start: seconds of decoding, and idle seconds.
+    """
 
     total: Seconds = field(default_factory=dict)
     waiting: Seconds = field(default_factory=dict)
     running_s: float = 0.0
+    without_work: dict[float, tuple[float, float]] = field(default_factory=dict)
 
     def add(
         self, moments: Moments, between: Period, busy_s: float, idle_s: float, *, swap_s: float, running: int
@@ -209,15 +219,30 @@ class _Causes:
         took_s = max(between[1] - between[0], 1e-9)
         for moment, both_s in moments.within(between):
             part = both_s / took_s
-            spent = {
-                DECODING: part * busy_s,
-                WEIGHTS: part * swap_s,
-                _idle_cause(moment): part * (idle_s - swap_s),
-            }
+            cause = _idle_cause(moment)
+            spent = {DECODING: part * busy_s, WEIGHTS: part * swap_s, cause: part * (idle_s - swap_s)}
             self.total = _summed((self.total, spent))
             self.running_s += part * busy_s * running
             if moment.waits:
                 self.waiting = _summed((self.waiting, spent))
+            if cause == NO_WORK:
+                decoding, idle = self.without_work.get(moment.start_s, (0.0, 0.0))
+                self.without_work[moment.start_s] = decoding + spent[DECODING], idle + spent[NO_WORK]
+
+
+def _find_tail(replicas: Collection[_Causes]) -> None:
+    """A replica that idles while another still decodes waits for completions there, and is not without work.
+    In each moment all are taken to decode from its beginning."""
+    busiest: dict[float, float] = {}
+    for causes in replicas:
+        for at_s, (decoding, _) in causes.without_work.items():
+            busiest[at_s] = max(decoding, busiest.get(at_s, 0.0))
+    for causes in replicas:
+        moments = causes.without_work.items()
+        tail_s = sum(min(idle, busiest[at_s] - decoding) for at_s, (decoding, idle) in moments)
+        if tail_s > 0:
+            for seconds in causes.total, causes.waiting:
+                seconds[TAIL], seconds[NO_WORK] = tail_s, max(0.0, seconds[NO_WORK] - tail_s)
 
 
 def _settled(loads: Iterable[_Load]) -> list[_Load]:

@@ -12,10 +12,16 @@ from millrace.core.events import Event
 WARM_UP_STEPS = 5
 
 
+def newest_session(events: Sequence[Event]) -> Sequence[Event]:
+    """The events since the run was last started or resumed. Each session has a clock of its own."""
+    begins = (at for at in range(len(events) - 1, -1, -1) if events[at].kind == "run_started")
+    return events[next(begins, 0) :]
+
+
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """Results between the end of step `WARM_UP_STEPS` and the end of the last step. Fractions are of that
-    time."""
+    """Results between the end of step `WARM_UP_STEPS` and the end of the last step, of the newest session.
+    Fractions are of that time."""
 
     trained_tokens_per_s: float
     step_s: float  # from one step to the next
@@ -26,11 +32,12 @@ class Achieved:
     @classmethod
     def of(cls, events: Iterable[Event]) -> Achieved:
         """Raises: DataError: fewer than `WARM_UP_STEPS` + 2 steps."""
-        events = list(events)
+        events = newest_session(list(events))
         steps = [e for e in events if e.kind == "step" and not e.fields.get("replayed")]
         if len(steps) < WARM_UP_STEPS + 2:
             raise DataError(
-                f"the run has {len(steps)} steps: {WARM_UP_STEPS + 2} are the least to measure anything"
+                f"the run's newest session has {len(steps)} steps: {WARM_UP_STEPS + 2} are the least to "
+                "measure anything"
             )
         counted = steps[WARM_UP_STEPS:]
         began_s, ended_s = steps[WARM_UP_STEPS - 1].time_s, steps[-1].time_s

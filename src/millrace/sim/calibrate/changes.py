@@ -13,9 +13,10 @@ from millrace.config.schema import Config
 from millrace.config.tables.schedules import Millrace, Synchronous
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.errors import MillraceError
+from millrace.core.events import Event
 from millrace.sim.calibrate.learn import SLICE_S, Calibration
-from millrace.sim.report.measure import measure
-from millrace.sim.simulation import Scenario
+from millrace.sim.report.measure import Measure, window
+from millrace.sim.simulation import Scenario, simulate
 
 STEPS_MIN, STEPS_MAX, TRAJECTORIES = 4, 14, 2_000
 """Of a simulation, without the steps in which the pipeline fills and empties: as many steps as have about so
@@ -27,6 +28,8 @@ SHARED = 1.1
 CLOSE = 0.15
 """A simulated speed that differs from the measured one by more than this share is no good prediction."""
 
+EVENTS_ASKED = 25
+"""After so many simulated events it is asked whether time is left."""
 
 GENERATION, TRAINER, REWARDS, BOUND = "generation", "trainer", "rewards", "staleness bound"
 """Roles that a change helps, by the names of `observe.slow.bottleneck`."""
@@ -59,14 +62,32 @@ class Outlook:
 
 
 class _OutOfTime(MillraceError):
-    """No time is left for another simulated step."""
+    """No time is left to simulate further."""
+
+
+class _TimedMeasure(Measure):
+    """Ends the simulation as soon as `is_over`: a step of a large run has very many events."""
+
+    is_over: Callable[[], bool]
+    _num_seen = 0
+
+    def ask(self) -> None:
+        """Raises: _OutOfTime."""
+        if self.is_over():
+            raise _OutOfTime("no time was left")
+
+    def on_event(self, event: Event) -> None:
+        self._num_seen += 1
+        if self._num_seen % EVENTS_ASKED == 0:
+            self.ask()
+        super().on_event(event)
 
 
 def outlook(
     calibration: Calibration, is_over: Callable[[], bool] = lambda: False, *, first: str = ""
 ) -> Outlook:
-    """Simulate the run, then each change, those that help the role `first` before the others. `is_over`: no
-    time is left, so the rest stays unknown."""
+    """Simulate the run, then each change, those that help the role `first` before the others. `is_over` is
+    asked often: no time is left, so the rest stays unknown."""
     config = calibration.config
     measured = 1 / calibration.achieved.step_s
     if config.rollout.colocated:
@@ -84,14 +105,11 @@ def outlook(
 def _speed(scenario: Scenario, is_over: Callable[[], bool]) -> tuple[float | None, str]:
     """Versions per second; or None, and why not."""
 
-    def on_step(version: int, virtual_s: float, num_events: int) -> None:
-        if is_over():
-            raise _OutOfTime("no time was left")
-
+    watch = _TimedMeasure(scenario, *window(scenario))
+    watch.is_over = is_over
     try:
-        if is_over():
-            raise _OutOfTime("no time was left")
-        result, _ = measure(scenario, on_step)
+        watch.ask()
+        result = watch.result(simulate(scenario, watch).wall_s)
     except MillraceError as error:
         return None, str(error).splitlines()[0]
     return 1 / result.step_s, ""

@@ -12,7 +12,7 @@ All roles share a machine: on few cores the times of a schedule include its cont
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
-from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved
+from millrace.sim.calibrate.achieved import WARM_UP_STEPS, Achieved, newest_session
 from millrace.sim.calibrate.fit import fit
 from millrace.sim.calibrate.observed import ObservedGroups
 from millrace.sim.calibrate.observed_turns import ObservedTurns
@@ -40,6 +40,8 @@ SLICE_S = 0.02
 """A real replica decodes for so long. Then it takes commands and reports what finished."""
 NUM_PROMPTS = 256
 """Prompts read from the ledger for their lengths."""
+EVENTS_CHECKED = 1000
+"""After so many events that were read it is asked whether to go on."""
 NUM_SCORES_MIN = 20
 """With so many scores from a full queue, only those scores count."""
 
@@ -67,36 +69,48 @@ class Calibration:
         )
 
 
-def calibrate(run_dir: Path | str) -> Calibration:
-    """Read `config.json`, `events.jsonl` and `ledger.sqlite` of a run that has trained some steps.
+def calibrate(run_dir: Path | str, check: Callable[[], None] = lambda: None) -> Calibration:
+    """Read `config.json`, `events.jsonl` and `ledger.sqlite` of a run that has trained some steps. `check` is
+    called often, and may raise to end this.
 
     Raises: DataError, LedgerError: data is missing or too short to measure. The message names it.
     """
     path = Path(run_dir)
     try:
         recorded = files.read_json(path / "config.json")
-        events = list(read_events(path / "events.jsonl"))
+        events = []
+        for number, event in enumerate(read_events(path / "events.jsonl")):
+            events.append(event)
+            if number % EVENTS_CHECKED == 0:
+                check()
     except OSError as error:
         raise DataError(f"{path} is not a run directory: {error}") from error
     with boundary(str(path / "config.json"), "cannot be read", DataError):
         config = restore(recorded, path / "config.json")
     with LedgerReader(path / "ledger.sqlite") as ledger:
-        return learn(events, config, lengths=ledger.lengths(), prompts=_prompt_lengths(ledger))
+        prompts = _prompt_lengths(ledger)
+        return learn(events, config, lengths=ledger.lengths(), prompts=prompts, check=check)
 
 
 def learn(
-    events: Sequence[Event], config: Config, *, lengths: Sequence[int], prompts: Sequence[int]
+    events: Sequence[Event],
+    config: Config,
+    *,
+    lengths: Sequence[int],
+    prompts: Sequence[int],
+    check: Callable[[], None] = lambda: None,
 ) -> Calibration:
-    """`calibrate` from the content of the files: events, completion lengths by trajectory id, some prompt
-    lengths.
+    """`calibrate` from the content of the files: events, of which the newest session counts, completion
+    lengths by trajectory id, some prompt lengths.
 
     Raises: DataError.
     """
+    events = newest_session(events)
     spawns = [e.fields["spawn_s"] for e in events if e.kind == "worker_started" and e.fields["epoch"] == 1]
     message_s = _message_s(events)
     return Calibration(
         config=config,
-        costs=_costs(events, config, fmean(prompts), call_s=2 * message_s),
+        costs=_costs(events, config, fmean(prompts), call_s=2 * message_s, check=check),
         workload=_workload(events, config, lengths, prompts),
         faults=replace(Faults(), spawn_s=(min(spawns), max(spawns))),
         latency=Latency(base_s=message_s / 2, jitter_s=message_s / 2),
@@ -136,8 +150,10 @@ def _message_s(events: Sequence[Event]) -> float:
     return max(0.0, mean(gaps)) / 2
 
 
-def _costs(events: Sequence[Event], config: Config, prompt_tokens: float, *, call_s: float) -> Costs:
-    base_s, token_s, prefill_s, contention = decode_costs(events)
+def _costs(
+    events: Sequence[Event], config: Config, prompt_tokens: float, *, call_s: float, check: Callable[[], None]
+) -> Costs:
+    base_s, token_s, prefill_s, contention = decode_costs(events, check)
     step_base_s, train_token_s = _training(events, config, prompt_tokens)
     published = [e.fields for e in events if e.kind == "published"]
     if not published:
@@ -169,10 +185,14 @@ def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> 
     """
     rows, seconds = [], []
     free_s: float | None = None
+    num_steps = 0  # the first warm up allocators and caches; replayed steps did not wait
     for event in events:
         if event.kind == "published":
             free_s = event.time_s - _digest_s(event)
-        elif event.kind == "step" and free_s is not None and _counts(event):
+        elif event.kind == "step" and not event.fields["replayed"]:
+            num_steps += 1
+            if free_s is None or num_steps <= WARM_UP_STEPS:
+                continue
             prompts = prompt_tokens * config.trajectories_per_step
             rows.append((1.0, event.fields["trained_tokens"] + prompts))
             seconds.append(event.time_s - free_s - event.fields["wait_s"])
@@ -181,11 +201,6 @@ def _training(events: Sequence[Event], config: Config, prompt_tokens: float) -> 
             f"{len(rows)} steps after the first {WARM_UP_STEPS}: 3 are the least to fit the time of one"
         )
     return fit(rows, seconds)
-
-
-def _counts(step: Event) -> bool:
-    """The first steps warm up allocators and caches; replayed steps did not wait."""
-    return not step.fields["replayed"] and step.fields["version"] > WARM_UP_STEPS
 
 
 def _publish_s(events: Sequence[Event]) -> Iterator[float]:

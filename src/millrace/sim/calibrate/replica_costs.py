@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -57,11 +57,14 @@ def _intervals(events: Sequence[Event]) -> Iterator[ReportInterval]:
         )
 
 
-def decode_costs(events: Sequence[Event]) -> tuple[float, float, float, float]:
+def decode_costs(
+    events: Sequence[Event], check: Callable[[], None] = lambda: None
+) -> tuple[float, float, float, float]:
     """Seconds of a decode step, of a token in a step, and of a prefilled token, while the trainer waits; and
     the factor by which the three grow while the trainer computes, because few cores are shared.
 
-    The three are fitted to reports with a known number of steps, the factor to all reports, in turns.
+    The three are fitted to reports with a known number of steps, the factor to all reports, in turns. `check`
+    is called before each turn, and may raise.
 
     Raises: DataError: the run generated too little, or its reports lack the counters.
     """
@@ -75,6 +78,7 @@ def decode_costs(events: Sequence[Event]) -> tuple[float, float, float, float]:
     steps_per_token = sum(steps for steps, _ in known) / sum(s.tokens for _, s in known)
     contention = 1.0
     for _ in range(NUM_TURNS):
+        check()
         slower = {span: 1.0 + (contention - 1.0) * share for span, share in overlap.items()}
         step_s, token_s, prefill_s = fit(
             [[slower[s.span] * count for count in (steps, s.tokens, s.prefilled)] for steps, s in known],
