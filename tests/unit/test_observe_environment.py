@@ -93,7 +93,8 @@ def test_services_get_the_same_scalars() -> None:
     tracked = Tracked(Events(lambda: 0.0, lambda: 0.0), "a tracker", Told)
     for one in (*EPISODES, step(9.0, 1)):
         tracked(one)
-    tracked.close()
+    tracked.end()
+    tracked.done.result(timeout=60)
     assert {name: found[name] for name in SCALARS} == SCALARS
 
 
