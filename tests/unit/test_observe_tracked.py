@@ -214,6 +214,7 @@ def logged_by_mlflow(monkeypatch: pytest.MonkeyPatch, *steps: dict[str, float]) 
         ("a//b", "a/_/b"),
         ("a/", "a/_"),
         ("../a", "_/a"),
+        ("...", "_."),
         ("a" * 300, "a" * 200 + "-eab546"),
     ],
 )

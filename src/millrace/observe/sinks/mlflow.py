@@ -11,9 +11,9 @@ from millrace.core.events import Event
 from millrace.observe.samples import as_markdown
 
 _TAG = "millrace.run"
-_REFUSED = re.compile(r"[^\w/.\- :]|(?<![^/])\.{0,2}(?![^/])")
-"""A name with one of these characters makes MLflow refuse all metrics of a step. So does one that has no text
-between two slashes, or one or two dots alone."""
+_REFUSED = re.compile(r"[^\w/.\- :]|(?<![^/])\.{0,2}(?![^/])|^\.\.")
+"""A name with one of these characters makes MLflow refuse all metrics of a step. So does one that begins
+with two dots, or that has between two slashes no text, one dot or two dots."""
 _LENGTH_MAX = 200
 """MLflow refuses names of over 250 characters too."""
 
