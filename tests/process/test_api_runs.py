@@ -68,10 +68,11 @@ def test_a_closure_trains_live_in_a_running_loop_and_the_run_is_resumed(start: P
         )
         with pytest.raises(LedgerError, match="is being trained already"):
             run.resume()
-        frames = [run.trajectories(step["version"], tokens=True).frame() for step in run.steps()]
+        frames = [run.trajectories(step["version"], tokens=True).frame() async for step in run]
         assert all(len(frame) == 16 and frame.reward.isin([0.25, 1.25]).all() for frame in frames)
         assert all(map(len, frames[0].tokens))
-        return run
+        assert [step["version"] for step in run.steps()] == [1, 2, 3]
+        return await run
 
     run = asyncio.run(notebook())
     assert (run.state, run.summary()["accounting"]["trained"]) == ("finished", 48)

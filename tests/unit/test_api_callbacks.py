@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,13 @@ def test_evaluations_that_a_rewind_undid_hold_up_no_later_one(tmp_path: Path) ->
     callbacks.note("evaluated", {"name": name, "version": 3})
     callbacks.call()
     assert versions == [2, 3]
+
+
+def test_a_run_is_followed_in_an_event_loop(tmp_path: Path) -> None:
+    run = millrace.Run(write_run(tmp_path / "a").path)
+
+    async def follow() -> list[int]:
+        assert await run is run
+        return [step["version"] async for step in run]
+
+    assert asyncio.run(follow()) == [step["version"] for step in run.steps()] == [1, 2, 3, 4]

@@ -15,10 +15,13 @@ from millrace.observe.sinks.log_files import Tail
 POLL_S = 0.1
 
 
-def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Iterator[dict[str, Any] | None]:
+def lines(
+    path: Path, has_ended: Callable[[], bool], position: int = 0, *, pause_s: float = POLL_S
+) -> Iterator[dict[str, Any] | None]:
     """Every line of a JSONL file until the run has ended, and None whenever no further line is there yet.
 
-    `position` is the first byte to read. Raises DataError: a line is damaged.
+    `position` is the first byte to read. After a None there is a pause of `pause_s`. Raises DataError: a line
+    is damaged.
     """
     tail = Tail(path, position)
     while True:
@@ -27,7 +30,7 @@ def lines(path: Path, has_ended: Callable[[], bool], position: int = 0) -> Itera
         if last:
             return
         yield None
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
 
 
 def new_lines(path: Path, tail: Tail) -> Iterator[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -12,7 +13,7 @@ import msgspec
 from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
 from millrace.api.checked import check
 from millrace.api.configure import PreparedConfig
-from millrace.api.follow import lines
+from millrace.api.follow import POLL_S, lines
 from millrace.api.helper_process import WorkProcess, ask
 from millrace.api.messages import info
 from millrace.api.records import Records
@@ -204,6 +205,25 @@ class Run:
             if line is not None and not line["replayed"]:
                 yield line
         self._finish()
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        """As `steps`, in an event loop that goes on meanwhile: `async for step in run`."""
+        for line in lines(self._directory.metrics, self._has_ended, pause_s=0):
+            if line is None:
+                await asyncio.sleep(POLL_S)
+            elif not line["replayed"]:
+                yield line
+        self._finish()
+
+    def __await__(self) -> Generator[Any, None, Run]:
+        """`await run` waits for the end, without progress, and gives the run. A cancelled wait leaves the run
+        alone. Raises: the error that ended the run."""
+        return self._end().__await__()
+
+    async def _end(self) -> Run:
+        async for _ in self:
+            pass
+        return self
 
     def curves(self, *metrics: str, every_s: float = 2.0, timeout_s: float | None = None) -> RunCurves:
         """Curves for a notebook, which grow in place while the run trains.
