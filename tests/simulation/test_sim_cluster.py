@@ -219,7 +219,7 @@ def test_presets_are_compared_on_the_same_seeds_and_shown_on_one_page():
     assert "two &lt;schedules&gt;" in text
     assert "<b>6</b><span>optimizer steps" in text
     assert "<b>2</b><span>seeds of each schedule" in text
-    assert text.count("<h2>") == text.count("data-root-id") == 6 + len(compared)
+    assert text.count("<h2 ") == text.count("data-root-id") == 6 + len(compared)
     assert len(text.encode()) < 2_000_000
 
 
@@ -228,7 +228,7 @@ def test_a_page_shows_fairness_where_enough_batches_are_measured():
     compared = compare(base, schedules(["areal"]), seeds=1)
     known = compared[0].known("fairness")
     assert known is not None and known.mean > 0
-    assert "<h2>Fairness</h2>" in simulated("one", base, compared, [("areal",)])
+    assert ">Fairness</h2>" in simulated("one", base, compared, [("areal",)])
 
 
 def test_a_page_loads_nothing_from_elsewhere():
@@ -237,7 +237,7 @@ def test_a_page_loads_nothing_from_elsewhere():
     class References(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             told = [f"{tag} {value}" for name, value in attrs if name in ("src", "href")]
-            found.extend(one for one in told if one != "link data:,")
+            found.extend(one for one in told if one != "link data:," and not one.startswith("a #"))
 
     base = scenario(config(steps=3))
     References().feed(simulated("one", base, compare(base, schedules(["areal"]), seeds=1), [("areal",)]))
