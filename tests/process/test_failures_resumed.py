@@ -180,7 +180,8 @@ def test_a_healthy_run_gets_a_clean_bill_from_the_doctor_until_a_replica_served_
     assert (told["healthy"], told["steps"], told["findings"]) == (True, 4, [])
     with copy.events.open("a") as events:
         events.write(
-            '{"kind":"pulled","time_s":1,"wall_s":1,"replica":"replica-0","version":2,"digest":"of nobody"}\n'
+            '{"kind":"pulled","time_s":1,"wall_s":1,"replica":"replica-0","version":2,"digest":"of nobody",'
+            '"pull_s":0.1,"swap_s":0.1}\n'
         )
     assert run(["doctor", str(copy.path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["findings"][0]["fault"] == "wrong-weights"
