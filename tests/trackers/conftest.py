@@ -21,6 +21,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def offline(stores: Path) -> dict[str, str]:
     return os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2] / "src"),  # its processes have another directory
         "OMP_NUM_THREADS": "1",
         "WANDB_MODE": "offline",
         "MLFLOW_TRACKING_URI": f"sqlite:///{stores}/mlflow.db",
