@@ -115,7 +115,7 @@ def test_the_time_of_a_forecast_on_a_page_has_its_calibration_in_it(
 def test_a_page_does_not_read_a_long_log_for_an_outlook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speed_answer, "PAGE_BYTES", 100)
+    monkeypatch.setattr(speed_answer, "OUTLOOK_BYTES", 100)
     made = write_run(tmp_path / "a", events_told=slow_rewards())
     assert "`millrace plan RUN`" in speed_of(made, with_outlook=True, on_page=True).why
     assert "0 reports" in speed_of(made, with_outlook=True).why

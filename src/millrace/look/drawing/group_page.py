@@ -17,8 +17,8 @@ from millrace.look.record.group.task_row import TaskRow
 from millrace.look.record.tokens import Shown
 
 METRICS_MAX = 12
-CURVE_WIDTH, CURVE_HEIGHT = 416, 51
 """The most columns of own metrics in the table of a group. The others are counted."""
+CURVE_WIDTH, CURVE_HEIGHT = 416, 51
 COLUMNS_MAX = 40
 
 

@@ -23,7 +23,7 @@ from millrace.sim.calibrate.learn import calibrate
 
 OUTLOOK_S, PAGE_S = 40.0, 10.0
 """After so long, with all that is read for it, nothing more is simulated. A page gives up after 20 s."""
-PAGE_BYTES = 24 << 20
+OUTLOOK_BYTES = 24 << 20
 """The events that a page reads for an outlook."""
 SAME = 0.05
 """A gain or loss of less is within the noise of a short simulation."""
@@ -83,7 +83,7 @@ def speed_of(run: RunDirectory, *, with_outlook: bool = False, on_page: bool = F
     answer = SpeedAnswer(str(run.path), use, slow)
     if not with_outlook:
         return answer
-    if (size := sum(part.stat().st_size for part in parts(run.events))) > PAGE_BYTES and on_page:
+    if (size := sum(part.stat().st_size for part in parts(run.events))) > OUTLOOK_BYTES and on_page:
         why = f"{size:,} bytes of events are too many for a page. `millrace plan RUN` reads them"
         return replace(answer, why=why)
     try:
