@@ -245,7 +245,7 @@ def lease_number_ignored(patch: pytest.MonkeyPatch) -> None:
     few worlds: the newer schedules would replace the first of them."""
     honest = RunState.progress
     patch.setattr(roles, "SimReplica", Echo)
-    patch.setattr(worlds, "NEWER_SCHEDULES", ())
+    patch.setattr(worlds, "NEWER_SHARE", 0.0)
 
     def progress(state: RunState, name: str, parts: list[Progress]) -> list[Trajectory]:
         leased = state.replicas[name].leased
