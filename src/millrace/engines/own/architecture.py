@@ -16,6 +16,7 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.supported import FULL, GEMMA, SINKS, TORCH_ENGINE, activation, refuse_unsupported
 
 UNROTATED = "unrotated"  # a type of rotary embeddings: none
+SWIGLU_ALPHA = 1.702  # of gpt-oss, where transformers 5.17 has it in its code only
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,9 @@ def architecture_of(config: Any) -> Architecture:
         eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
         activation=activation(config),
-        clamp=(config.swiglu_alpha, config.swiglu_limit) if hasattr(config, "swiglu_limit") else None,
+        clamp=(getattr(config, "swiglu_alpha", SWIGLU_ALPHA), config.swiglu_limit)
+        if hasattr(config, "swiglu_limit")
+        else None,
         embedding_scale=config.hidden_size**0.5 if gemma else getattr(config, "embedding_multiplier", 1.0),
         residual_scale=getattr(config, "residual_multiplier", 1.0),
         norm_from_one=gemma,
