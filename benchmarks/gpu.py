@@ -51,8 +51,10 @@ from millrace.trainer.attention import NAME
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.kernels.install import install_kernels
 from millrace.trainer.model import named_weights, recompute_layers
 from millrace.trainer.publish.publisher import buffers_of
+from millrace.trainer.ranks.mesh import ALONE
 from millrace.trainer.trainer import PolicyTrainer
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
@@ -264,6 +266,7 @@ def random_trainer(config: Qwen3Config, sizes: Sizes, row_tokens: int) -> Policy
     torch.manual_seed(0)
     with torch.device(sizes.device):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+    install_kernels(model, sizes.device, ALONE)
     settings = StepSettings(
         optimizer=Optimizer(lr=1e-6),
         token_budget=row_tokens,
