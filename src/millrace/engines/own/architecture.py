@@ -16,7 +16,6 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.supported import FULL, GEMMA, SINKS, TORCH_ENGINE, activation, refuse_unsupported
 
 UNROTATED = "unrotated"  # a type of rotary embeddings: none
-SWIGLU_ALPHA = 1.702  # of gpt-oss, where transformers 5.17 has it in its code only
 
 
 @dataclass(frozen=True)
@@ -110,9 +109,7 @@ def architecture_of(config: Any) -> Architecture:
         eps=config.rms_norm_eps,
         tied=bool(config.tie_word_embeddings),
         activation=activation(config),
-        clamp=(getattr(config, "swiglu_alpha", SWIGLU_ALPHA), config.swiglu_limit)
-        if hasattr(config, "swiglu_limit")
-        else None,
+        clamp=_clamp(config) if sinks else None,
         embedding_scale=config.hidden_size**0.5 if gemma else getattr(config, "embedding_multiplier", 1.0),
         residual_scale=getattr(config, "residual_multiplier", 1.0),
         norm_from_one=gemma,
@@ -132,3 +129,8 @@ def architecture_of(config: Any) -> Architecture:
         shapes=shapes,
         config=config,
     )
+
+
+def _clamp(config: Any) -> tuple[float, float]:
+    """Alpha and limit of gpt-oss. Older releases of transformers have them in their code only."""
+    return getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
