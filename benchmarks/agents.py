@@ -14,26 +14,30 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
+from threading import Thread
 from typing import Any
 
 from common import ROOT, parser_of, report, require, say, sized
 
 from millrace.observe.check import Check
 from millrace.observe.sinks.jsonl import read_events
-from millrace.quickstart.checks import GAIN_MIN, checks_of_run
+from millrace.quickstart.checks import GAIN_MIN, checks_of_run, work_of
 from millrace.run_directory.run_directory import RunDirectory
 
 AGENTS = {"with_openai": "openai", "with_anthropic": "anthropic", "with_openai_agents": "agents"}
 VICTIM = "replica-0"
+KILL_S, POLL_S = 120.0, 0.05
 
 
 class Kill:
-    """Kills a replica after the step `at`."""
+    """Kills a replica after the step `at`, while the replica works on a turn. Agents think longer than a
+    turn takes, so the replica is often idle: a kill that found it idle is repeated."""
 
     def __init__(self, run: RunDirectory, at: int) -> None:
         self._run, self._at, self._steps, self.killed_s = run, at, 0, 0.0
@@ -41,11 +45,23 @@ class Kill:
     def __call__(self, _: dict[str, Any]) -> None:
         self._steps += 1
         if self._steps == self._at:
-            for event in read_events(self._run.events):
-                self.killed_s = event.time_s
-                if event.kind == "worker_started" and event.fields["name"] == VICTIM:
-                    pid = event.fields["pid"]
-            os.kill(pid, signal.SIGKILL)
+            Thread(target=self._kill, daemon=True).start()
+
+    def _kill(self) -> None:
+        deadline, killed = time.monotonic() + KILL_S, set[int]()
+        while time.monotonic() < deadline:
+            events = list(read_events(self._run.events))
+            pid = [
+                e.fields["pid"] for e in events if e.kind == "worker_started" and e.fields["name"] == VICTIM
+            ]
+            if pid[-1] not in killed and work_of(events, VICTIM, events[-1].time_s):
+                os.kill(pid[-1], signal.SIGKILL)
+                killed.add(pid[-1])
+                events = list(read_events(self._run.events))
+                self.killed_s = events[-1].time_s
+                if work_of(events, VICTIM, self.killed_s):
+                    return
+            time.sleep(POLL_S)
 
 
 def one(train: Any, args: Namespace, directory: Path) -> tuple[list[float], list[Check]]:

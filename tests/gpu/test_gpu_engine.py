@@ -28,7 +28,9 @@ from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, draw
 pytestmark = pytest.mark.gpu
 SHAPES = {name: architecture_of(config) for name, config in CONFIGS.items()}
 SERVED = [
-    name for name, shape in SHAPES.items() if shape.head_dim % 8 == 0 and shape.cap is None and not shape.sinks
+    name
+    for name, shape in SHAPES.items()
+    if shape.head_dim % 8 == 0 and shape.cap is None and not shape.sinks
 ]
 """Those whose attention the kernel computes."""
 
@@ -102,9 +104,7 @@ def test_the_kernel_attends_as_its_double(counts, window, gpu):
         with pytest.MonkeyPatch.context() as patch:
             if device.type == "cpu":
                 patch.setattr(flash, "flash_attention", flash_double.flash_attention)
-            flash.flash_prefill(cache, segments, kernel)(
-                0, *(x.to(device, dtype) for x in tokens), out, None
-            )
+            flash.flash_prefill(cache, segments, kernel)(0, *(x.to(device, dtype) for x in tokens), out, None)
         outs.append(out.float().cpu())
     assert (outs[0] - outs[1]).norm() / outs[1].norm() < 0.02
 

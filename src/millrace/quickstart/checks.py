@@ -47,7 +47,7 @@ def _recovered(events: list[Event], victim: str | None, killed_s: float) -> Chec
     back = [e for e in events if e.kind == "worker_recovered" and e.fields["name"] == victim]
     if not died or not back:
         return Check("recovered", False, f"{victim}: died {len(died)} times, back {len(back)} times")
-    lost = _lost(events, victim, killed_s)
+    lost = work_of(events, victim, killed_s)
     later = [e.fields for e in events if e.kind == "leased" and e.time_s > killed_s]
     tokens = sum(f["resumed_tokens"] for f in later if not lost.isdisjoint(f["trajectory_ids"]))
     detail = (
@@ -57,19 +57,19 @@ def _recovered(events: list[Event], victim: str | None, killed_s: float) -> Chec
     return Check("recovered", tokens > 0, detail)
 
 
-def _lost(events: list[Event], victim: str | None, killed_s: float) -> set[int]:
-    """The trajectories on which the killed replica worked."""
-    lost: set[int] = set()
+def work_of(events: list[Event], replica: str | None, time_s: float) -> set[int]:
+    """The trajectories on which the replica worked at this time of the run's clock."""
+    works: set[int] = set()
     for event in events:
-        if event.time_s > killed_s:
+        if event.time_s > time_s:
             break
-        if event.kind == "leased" and event.fields["replica"] == victim:
-            lost.update(event.fields["trajectory_ids"])
+        if event.kind == "leased" and event.fields["replica"] == replica:
+            works.update(event.fields["trajectory_ids"])
         elif event.kind == "leased":
-            lost.difference_update(event.fields["trajectory_ids"])
+            works.difference_update(event.fields["trajectory_ids"])
         elif event.kind == "finished":
-            lost.discard(event.fields["trajectory_id"])
-    return lost
+            works.discard(event.fields["trajectory_id"])
+    return works
 
 
 def _nothing_lost(run: RunDirectory, summary: dict[str, Any]) -> Check:
