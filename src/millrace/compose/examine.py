@@ -89,15 +89,14 @@ def evidence_of(config: Config) -> Evidence:
 
 
 def count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
-    """Count in the ledger, because a long log no longer has an event for each reward."""
-    states, reasons = Counter[str](), reader.reasons()
-    evidence.failures.clear()
-    for (state, reason), num in reasons.items():
-        states[state] += num
-        if state == State.FAILED:
-            evidence.failures[reason] += num
+    """Count in the ledger, because a long log no longer has an event for each reward. The counts that need no
+    look at each trajectory come first: a page that has no time for the rest has them."""
+    states = reader.states()
     scored = sum(states[state] for state in (State.SCORED, State.BUFFERED, State.TRAINED))
     evidence.outcomes = Counter({"failed": states[State.FAILED], "scored": scored})
+    if states[State.FAILED]:
+        reasons = reader.reasons()
+        evidence.failures = Counter({r: num for (state, r), num in reasons.items() if state == State.FAILED})
     low, high, num = reader.reward_range()
     if low is not None and high is not None:
         evidence.rewards = RewardRange(low, high, num)

@@ -14,12 +14,14 @@ from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.errors import MillraceError
 from millrace.ledger.reading.reader import LedgerReader
+from millrace.look.curves.run_charts import run_charts
 from millrace.look.drawing import figures, fragments, meanings
 from millrace.look.drawing.charts import CHARTS
+from millrace.look.drawing.time_bars import time_bars
 from millrace.look.record.activity import row_order
 from millrace.look.record.evaluation_points import HEAD, evaluated, rows, while_training
 from millrace.look.record.runs import state_of
-from millrace.look.record.steps import POINTS, Axis, Steps
+from millrace.look.record.steps import POINTS, Axis, Curve, Steps
 from millrace.look.record.story import TROUBLES_MAX, Story
 from millrace.look.record.views import tokenizer_of
 from millrace.look.record.waiting import SHOWN_MAX, waiting_episodes
@@ -33,6 +35,8 @@ from millrace.run_directory.run_directory import RunDirectory
 
 READ_S, FIRST_READ_S = 0.4, 0.1
 """An update reads new events for about so long. The first update of a page is shorter."""
+READ_BYTES = SLICE_BYTES // 4
+"""After so many bytes of events an update looks how long it took."""
 
 AXES = {Axis.STEP: "step", Axis.TOKENS: "trained tokens", Axis.TIME: "minutes since the first step"}
 
@@ -51,12 +55,14 @@ class Overview:
         self.steps = Steps(run.metrics)
         self.story = Story(run.events, self.config)
         self._tokenizer: list[Any] = []  # empty until it is needed
+        self._judgement = ""  # the findings as HTML, of the events that were read then
+        self._is_counted = True  # False: the ledger is too large to be counted in `READ_S`
 
     def update(self, read_s: float = READ_S) -> None:
         until_s = time.monotonic() + read_s
         self.config = self.run.read_config()
         self.steps.update()
-        while self.story.update() and time.monotonic() < until_s:
+        while self.story.update(READ_BYTES) and time.monotonic() < until_s:
             pass
 
     @property
@@ -80,45 +86,38 @@ class Overview:
 
     # ------------------------------------------------------------ content
 
-    def data(self, by: Axis, points: int = POINTS) -> dict[str, figures.Data]:
-        """The data of every plot, by the plot's name."""
-        lines = {chart.name: chart.curves(self.steps, by, points) for chart in CHARTS}
+    def curves(self, by: Axis, points: int = POINTS) -> dict[str, dict[str, Curve]]:
+        """Of every chart, by its name, the lines by their labels."""
+        x = self.steps.axis(by)
+        lines = {chart.name: chart.curves(self.steps, x, points) for chart in CHARTS}
         lines["reward"]["evaluations"] = evaluated(self.run.evaluations, self.steps, by)
         going_by = {section.name: section.by for section in self.config.evaluations}
         lines["reward"] |= while_training(self.story.evaluations, going_by, self.steps, by)
-        data = {name: figures.curves_data(curves) for name, curves in lines.items()}
-        data |= {f"{name} points": figures.points_data(drawn) for name, drawn in data.items()}
-        data["lanes"] = figures.lanes_data([*self.story.activity.spans, *self.story.spans])
-        data["shares"] = figures.shares_data(self._shares())
-        return data
+        return lines
 
-    def plots(self, data: dict[str, figures.Data], by: Axis) -> list[tuple[str, str, Any]]:
-        """(heading, explanation, plot) for the charts that have points, then shares and lanes."""
-        drawn: list[tuple[str, str, Any]] = [
-            (
-                c.heading,
-                fragments.explained(c.explanation),
-                figures.curves(c.name, data[c.name], AXES[by], c.digits, log=c.log),
-            )
-            for c in CHARTS
-            if data[c.name]["xs"]
-        ]
-        drawn.append(
-            ("Where the time went", who_waits(self._shares()), figures.shares("shares", data["shares"]))
-        )
+    def charts(self, by: Axis, points: int = POINTS) -> dict[str, str]:
+        """The HTML of each chart that has points, by its name."""
+        return run_charts(self.curves(by, points), AXES[by])
+
+    def data(self) -> dict[str, figures.Data]:
+        """The data of every plot, by the plot's name."""
+        return {"lanes": figures.lanes_data([*self.story.activity.spans, *self.story.spans])}
+
+    def timeline(self) -> list[tuple[str, str, Any]]:
+        """(heading, explanation, plot), if there is a span."""
         rows = sorted({span.row for span in (*self.story.activity.spans, *self.story.spans)}, key=row_order)
-        if rows:
-            drawn.append(("Timeline", LANES, figures.lanes("lanes", data["lanes"], rows)))
-        return drawn
+        return [("Timeline", LANES, figures.lanes("lanes", self.data()["lanes"], rows))] if rows else []
 
     def html_by_id(self) -> dict[str, str]:
         """The HTML of each element of the page, by the element's id."""
+        shares = self._shares()
         troubles = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
         return {
             "facts": fragments.facts(self._facts(), MEANINGS) + self._accounts() + self._evaluations(),
             "notice": self._notice(),
             "waiting": self._waiting(),
             "findings": self._findings(),
+            "spent": fragments.explained(who_waits(shares)) + time_bars(shares, figures.SHARE_COLORS),
             "troubles": fragments.table(
                 ("minute", "who", "what"), troubles, empty="Nobody died, and nothing stalled."
             )
@@ -137,13 +136,20 @@ class Overview:
         """The findings of `millrace doctor`."""
         if not self.is_whole:
             return fragments.notice("The doctor waits until all events are read.")
-        evidence = self.story.evidence
-        until_s = time.monotonic() + READ_S
+        if self.story.is_new:
+            self.story.is_new = False
+            self._judgement = self._judged()
+        return self._judgement
+
+    def _judged(self) -> str:
+        evidence, began_s = self.story.evidence, time.monotonic()
+        read_s = READ_S if self._is_counted else 0.0
         with suppress(MillraceError):  # then the doctor judges by the events alone
             with LedgerReader(
-                self.run.ledger, check=False, stop=lambda: time.monotonic() > until_s
+                self.run.ledger, check=False, stop=lambda: time.monotonic() > began_s + read_s
             ) as reader:
                 count_rewards(evidence, reader)
+        self._is_counted &= time.monotonic() < began_s + READ_S
         findings = diagnose(evidence)
         return fragments.findings(findings, gone(evidence, findings))
 

@@ -15,25 +15,20 @@ document.addEventListener("change", ({ target }) => {
 (() => {
   const address = document.body.dataset.live;
   if (!address) return;
-  const lacks = (shown, name, data) => {
-    // A plot without a place, or a row that its plot does not have.
-    const plot = shown.get_model_by_name(`plot ${name}`);
-    if (!plot) return (data.xs ?? data.row ?? []).length > 0;
-    return (data.row ?? []).some((row) => !plot.y_range.factors.includes([row].flat()[0]));
-  };
+  const before = {};
   const put = (content) => {
     if (content.html.facts && !document.getElementById("facts")) return location.reload(); // a trouble is over
     for (const [id, html] of Object.entries(content.html)) {
       const place = document.getElementById(id);
-      if (place && place.innerHTML !== html) place.innerHTML = html;
+      if (!place && id.startsWith("chart-")) return location.reload(); // a chart without a place
+      if (place && html !== before[id] && html !== place.innerHTML) place.innerHTML = html;
+      before[id] = html;
     }
     for (const [name, data] of Object.entries(content.sources)) {
-      for (const shown of Bokeh.documents) {
-        if (lacks(shown, name, data)) return location.reload();
-        const source = shown.get_model_by_name(name);
-        if (source && data.xs && data.xs.length !== source.data.xs.length) return location.reload(); // another legend
-        if (source) source.data = data;
-      }
+      const shown = window.Bokeh?.documents[0], plot = shown?.get_model_by_name(`plot ${name}`);
+      if (window.Bokeh && !plot) continue; // it is not drawn yet
+      if (data.row.some(([row]) => !plot?.y_range.factors.includes(row))) return location.reload(); // a row is new
+      if (plot) shown.get_model_by_name(name).data = data;
     }
   };
   const refresh = async () => {
@@ -72,9 +67,8 @@ document.addEventListener("change", ({ target }) => {
 })();
 // All charts show the step and the values under the pointer. A drag over steps chooses a range.
 (() => {
-  const charts = [...document.querySelectorAll("svg[data-x]")];
-  if (!charts.length) return;
-  const tip = document.body.appendChild(document.createElement("p"));
+  const charts = () => [...document.querySelectorAll("svg[data-x]")]; // a live page replaces them
+  const tip = document.createElement("p");
   tip.className = "tip";
   tip.hidden = true;
   const numbers = (svg, name) => svg.dataset[name].split(" ").map(Number);
@@ -84,15 +78,12 @@ document.addEventListener("change", ({ target }) => {
     return Math.min(Math.max((at - left) / (right - left), 0), 1);
   };
   const between = ([low, high], share, log) => (log ? low * (high / low) ** share : low + share * (high - low));
-  const rules = charts.map((svg) => {
-    const rule = svg.appendChild(document.createElementNS(svg.namespaceURI, "rect"));
-    for (const [name, value] of Object.entries({ fill: "currentColor", "fill-opacity": 0.15 })) rule.setAttribute(name, value);
-    return rule;
-  });
-  const mark = (first, last) => charts.forEach((svg, i) => {
+  const mark = (first, last) => charts().forEach((svg) => {
     const [left, right, top, bottom] = numbers(svg, "frame"), wide = right - left;
     const place = { x: left + first * wide - 0.5, y: top, width: (last - first) * wide + 1, height: bottom - top };
-    for (const [name, value] of Object.entries(place)) rules[i].setAttribute(name, value);
+    const look = { fill: "currentColor", "fill-opacity": 0.15, ...place };
+    const rule = svg.querySelector("rect") ?? svg.appendChild(document.createElementNS(svg.namespaceURI, "rect"));
+    for (const [name, value] of Object.entries(look)) rule.setAttribute(name, value);
   });
   let began = null;
   const chartOf = (event) => event.target.closest?.("svg[data-x]");
@@ -100,6 +91,7 @@ document.addEventListener("change", ({ target }) => {
     const svg = chartOf(event);
     tip.hidden = !svg;
     if (!svg) return;
+    document.body.append(tip);
     const share = across(svg, event), [left, right, top, bottom] = numbers(svg, "frame");
     mark(Math.min(share, began ?? share), Math.max(share, began ?? share));
     const told = [`${svg.dataset.axis} ${Number(between(numbers(svg, "x"), share).toPrecision(4))}`];
@@ -124,8 +116,10 @@ document.addEventListener("change", ({ target }) => {
     began = null;
     if (from === null || !svg || Math.abs(across(svg, event) - from) < 0.02) return;
     const ends = [from, across(svg, event)].sort((a, b) => a - b).map((share) => between(numbers(svg, "x"), share));
-    form.elements.from.value = Math.ceil(ends[0]);
-    form.elements.to.value = Math.floor(ends[1]);
+    const first = Math.ceil(ends[0]), last = Math.floor(ends[1]);
+    if (!form) return location.assign(`${svg.closest("[data-zoom]").dataset.zoom}?from=${first}&to=${last}`);
+    form.elements.from.value = first;
+    form.elements.to.value = last;
     form.requestSubmit();
   });
 })();

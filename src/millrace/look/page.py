@@ -27,6 +27,8 @@ _TONES = "".join(
 )
 STYLE = (files("millrace.look") / "page.css").read_text(encoding="utf-8") + _SHADES + _HUES + _TONES
 
+SCRIPT = (files("millrace.look") / "page.js").read_text(encoding="utf-8")
+
 _HEADING = re.compile(r'<(h[12])(?: id="([a-z-]+)")?>([^<]*)</h[12]>')
 CONTENTS_MIN = 4
 """A page of more headings has a table of contents."""
@@ -73,7 +75,7 @@ def place(name: str, html: str) -> str:
 def whole_file(title: str, bodies: Sequence[PageContent]) -> str:
     """One HTML document that loads nothing from anywhere."""
     library = Resources(mode="inline", components=["bokeh"]).render()
-    scripts = "".join(f"<script>{body.script}</script>" for body in bodies)
+    scripts = "".join(f"<script>{script}</script>" for script in (*(one.script for one in bodies), SCRIPT))
     return document(title, "".join(body.html for body in bodies) + scripts, head=library)
 
 

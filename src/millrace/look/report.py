@@ -12,6 +12,7 @@ from millrace.look import page
 from millrace.look.curves.cards import cards, legend
 from millrace.look.curves.choices import CurveChoices
 from millrace.look.curves.curve_set import CurveSet
+from millrace.look.curves.run_charts import run_cards
 from millrace.look.curves.run_groups import configurations
 from millrace.look.drawing import fragments
 from millrace.look.overview import Overview
@@ -27,7 +28,7 @@ BYTES_MAX = 2_000_000
 POINTS = 400
 """Points of a curve in a file, of all runs together."""
 SAMPLES, SAMPLE_TOKENS = 4, 250
-WHOLE = ("Timeline", "Where the time went")
+WHOLE = ("Timeline",)
 
 
 def write_report(runs: Sequence[Overview], out: Path) -> int:
@@ -67,10 +68,11 @@ def _compared(runs: Sequence[Overview]) -> page.PageContent:
 
 
 def _run(run: Overview, points: int) -> page.PageContent:
-    drawn = page.charts(run.plots(run.data(Axis.STEP, points), Axis.STEP), whole=WHOLE)
-    html = run.html_by_id()
+    drawn, html = page.charts(run.timeline(), whole=WHOLE), run.html_by_id()
     body = (
-        f"<h1>{fragments.safe(run.name)}</h1>{html['facts']}{html['notice']}{html['findings']}{drawn.html}"
+        f"<h1>{fragments.safe(run.name)}</h1>{html['facts']}{html['notice']}{html['findings']}"
+        f'<div class="charts">{run_cards(run.charts(Axis.STEP, points))}'
+        f'<section class="chart whole"><h2>Where the time went</h2>{html["spent"]}</section></div>{drawn.html}'
         f"{_speed(run)}<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
     return page.PageContent(body, drawn.script)

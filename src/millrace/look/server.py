@@ -42,8 +42,8 @@ class Ui:
 
     def __init__(self, make_site: Callable[[str], Site], port: int = 0) -> None:
         """Raises OSError: the port is taken."""
-        empty = figures.curves("", figures.curves_data({}), "", "0")
-        page.charts([("", "", empty)])  # now, because the first chart takes longest
+        empty = figures.lanes("", figures.lanes_data([]), [])
+        page.charts([("", "", empty)])  # now, because the first plot takes longest
         token = secrets.token_urlsafe(16)
         sockets = bind_sockets(port, LOOPBACK)
         self.port = sockets[0].getsockname()[1]

@@ -23,6 +23,7 @@ from millrace.look.curves.comparison_page import comparison_page
 from millrace.look.curves.curve_files import CurveFile, curve_file
 from millrace.look.curves.curve_set import CurveSet
 from millrace.look.curves.form import curve_form
+from millrace.look.curves.run_charts import run_cards
 from millrace.look.curves.run_groups import RunGroups
 from millrace.look.drawing import fragments
 from millrace.look.drawing.filter_form import filter_form, in_address
@@ -44,6 +45,8 @@ from millrace.look.speed.speed_page import speed_section
 KEPT_MAX = GROUPED_MAX + 8
 """The most runs that are kept between two requests: a comparison, and some pages of other runs."""
 ANSWERS_MAX = 8
+CHART = "chart-"
+"""The start of the id of a chart on the page of a run."""
 SHOWN, SHOWN_MAX = 10, 100
 REFRESH_S, CATCH_UP_S = 2.0, 0.5
 CURVES_READ_S = 2.0
@@ -108,14 +111,18 @@ class Site:
         """Curves, findings and the timeline; the page's script renews them from `data`."""
         by, run = _axis(query), self._run(name)
         run.update(FIRST_READ_S)
-        drawn = page.charts(run.plots(run.data(by), by), whole=WHOLE)
+        timeline = page.charts(run.timeline(), whole=WHOLE)
+        zoom = f' data-zoom="{self._base}curves/{quote(name)}"' if by is Axis.STEP else ""
         places = {key: page.place(key, html) for key, html in run.html_by_id().items()}
         html = (
             f"{self._head(name, 'run', f'?by={by}')}{places['facts']}{places['notice']}{places['findings']}"
-            f"{places['waiting']}{self._axes(f'run/{quote(name)}?', by)}{drawn.html}"
+            f"{places['waiting']}{self._axes(f'run/{quote(name)}?', by)}"
+            f'<div class="charts"{zoom}>{run_cards(run.charts(by), start=CHART)}'
+            f'<section class="chart whole"><h2>Where the time went</h2>{places["spent"]}</section></div>'
+            f"{timeline.html}"
             f"<h2>Troubles</h2>{places['troubles']}"
         )
-        return page.PageContent(html, drawn.script)
+        return page.PageContent(html, timeline.script)
 
     def data(self, name: str, query: Query) -> dict[str, Any]:
         """The newest content of a run's page, and the seconds until the script asks again."""
@@ -125,7 +132,8 @@ class Site:
             run, began_s = self._run(name), time.thread_time()
             was_whole = run.is_whole
             run.update()
-            content = {"html": run.html_by_id(), "sources": run.data(by)}
+            charts = {f"{CHART}{key}": html for key, html in run.charts(by).items()}
+            content = {"html": run.html_by_id() | charts, "sources": run.data()}
             rest_s = max(REFRESH_S, REST * (time.thread_time() - began_s)) if was_whole else CATCH_UP_S
             kept = PageResponse(content | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
             others = [(key, answer) for key, answer in self._answers.items() if key != (name, by)]

@@ -201,6 +201,11 @@ class LedgerReader:
             rows = self._db.execute("SELECT group_id, row_id, reason FROM skipped ORDER BY group_id")
             return [Skipped(*row) for row in rows]
 
+    def states(self) -> dict[str, int]:
+        """The number of trajectories in each state: no trajectory is read."""
+        with self._snapshot("read the counts"):
+            return dict(records.read_counts(self._db))
+
     def reasons(self) -> dict[tuple[str, str], int]:
         """The number of trajectories of each (state, reason)."""
         with self._snapshot("read reasons"):

@@ -7,7 +7,7 @@ from itertools import cycle
 
 import numpy as np
 
-from millrace.look.curves.chart import POINTS, chart, colors
+from millrace.look.curves.chart import POINTS, chart, swatch
 from millrace.look.curves.choices import Band
 from millrace.look.curves.curve_lines import Line
 from millrace.look.curves.curve_set import METRICS_MAX, CurveSet
@@ -67,13 +67,12 @@ def _cell(line: Line, x: float) -> str:
 def legend(curves: CurveSet, addresses: Sequence[str] = ()) -> str:
     """The colour of each line, with an address for each or for none."""
     swatches = []
-    for (label, runs), (color, dashes), address in zip(
-        curves.members.items(), colors(), addresses or cycle([""]), strict=False
+    for i, ((label, runs), address) in enumerate(
+        zip(curves.members.items(), addresses or cycle([""]), strict=False)
     ):
         text = fragments.link(address, label) if address else fragments.safe(label)
         count = f" ({len(runs)} run{'s' * (len(runs) > 1)})" if curves.grouped else ""
-        style = f"border-top: 3px {'dashed' if dashes else 'solid'} {color}"
-        swatches.append(f'<span><i style="{style}"></i> {text}{count}</span>')
+        swatches.append(f"<span>{swatch(i)} {text}{count}</span>")
     return f'<p class="legend">{"".join(swatches)}</p>'
 
 

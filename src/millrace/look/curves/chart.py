@@ -49,9 +49,12 @@ def chart(
         for line, (color, _) in drawn
         if line.rough is not None
     ]
-    shapes += [
-        _line(line, line.y, _style(*look, label=line.label), across, up, points) for line, look in drawn
-    ]
+    for line, look in drawn:
+        hidden = "" if line.joined else ' stroke-opacity="0"'
+        shapes.append(
+            _line(line, line.y, _style(*look, label=line.label) + hidden, across, up, points)
+        )
+        shapes.append(_dots(line, look[0], across, up, points) if line.dots else "")
     head, legend = ROW * alone, len(lines) if alone and len(lines) > 1 else 0
     texts = _text(LEFT, -5, title, "start") * alone + "".join(
         f'<line x1="{LEFT}" x2="{LEFT + 24}" y1="{_row(i) - 4}" y2="{_row(i) - 4}" {_style(*look)}/>'
@@ -72,6 +75,12 @@ def chart(
 def colors() -> Iterable[tuple[str, str]]:
     """The colour and the dashes of each line. Dashes tell apart lines of the same colour."""
     return ((COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for i in count())
+
+
+def swatch(index: int) -> str:
+    """The colour and the dashes of a line, for a legend on a page."""
+    color, dashes = COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
+    return f'<i style="border-top: 3px {"dashed" if dashes else "solid"} {color}"></i>'
 
 
 DASHES = ("", "6 3")
@@ -100,6 +109,12 @@ def _line(line: Line, y: Array, style: str, across: ChartScale, up: ChartScale, 
     return f'<polyline points="{places}" {style}/>' if places else ""
 
 
+def _dots(line: Line, color: str, across: ChartScale, up: ChartScale, points: int) -> str:
+    places = _places(line.x, line.y, across, up, points).split()
+    marks = "".join(f"M{place}h0" for place in places)
+    return f'<path d="{marks}" stroke="{color}" stroke-width="5" stroke-linecap="round"/>'
+
+
 def _band(line: Line, color: str, across: ChartScale, up: ChartScale, points: int) -> str:
     assert line.low is not None and line.high is not None
     low = _places(line.x, line.low, across, up, points).split(" ")
@@ -111,7 +126,7 @@ def _places(x: Array, y: Array, across: ChartScale, up: ChartScale, points: int)
     chosen = extremes(y, points)
     xs = LEFT + across.places(x[chosen]) * (RIGHT - LEFT)
     ys = BOTTOM + up.places(y[chosen]) * (TOP - BOTTOM)
-    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(xs, ys, strict=True))
+    return " ".join(f"{a:.1f},{b:.2f}" for a, b in zip(xs, ys, strict=True))
 
 
 def _grid(across: ChartScale, up: ChartScale, x_label: str) -> str:

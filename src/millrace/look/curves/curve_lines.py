@@ -23,7 +23,8 @@ PLACES_MAX = 2_000
 @dataclass(frozen=True, slots=True)
 class Line:
     """`y` is smoothed if that was chosen, and `rough` is not. Of a group `y` is the mean of the runs that
-    have a value there, `num` how many these are, `low` and `high` are the band."""
+    have a value there, `num` how many these are, `low` and `high` are the band. `dots`: its points are
+    marked. Not `joined`: nothing is drawn between them."""
 
     label: str
     x: Array
@@ -32,6 +33,8 @@ class Line:
     low: Array | None = None
     high: Array | None = None
     num: Array | None = None
+    dots: bool = False
+    joined: bool = True
 
 
 def run_line(label: str, steps: Steps, name: str, choices: CurveChoices) -> Line:

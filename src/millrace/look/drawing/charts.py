@@ -1,4 +1,4 @@
-"""The curves of a run, and what each shows. A chart is data; `figures` draws it."""
+"""The curves of a run, and what each shows. A chart is data; `curves.run_charts` draws it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from millrace.look.drawing import meanings
-from millrace.look.record.steps import GAP, POINTS, Axis, Curve, Steps, added, curve, gap_staleness, over
+from millrace.look.record.steps import GAP, POINTS, Curve, Steps, added, curve, gap_staleness, over
 
 Lines = Mapping[str, Sequence[float]]
 
@@ -22,12 +22,11 @@ class Chart:
     name: str
     heading: str
     explanation: str
-    digits: str
     lines: Callable[[Steps], Lines]
     log: bool = False
 
-    def curves(self, steps: Steps, by: Axis, points: int = POINTS) -> dict[str, Curve]:
-        x = steps.axis(by)
+    def curves(self, steps: Steps, x: Sequence[float], points: int = POINTS) -> dict[str, Curve]:
+        """`x` is the axis of the steps."""
         curves = {label: curve(x, self._drawn(y), points) for label, y in self.lines(steps).items()}
         return {label: line for label, line in curves.items() if line.x}
 
@@ -65,58 +64,50 @@ CHARTS: tuple[Chart, ...] = (
         "reward",
         "Reward",
         "Mean over the trajectories of a step, or over the samples of an evaluation.",
-        "0.[000]",
         _columns(training="reward/mean"),
     ),
     Chart(
         "staleness",
         "Staleness",
         meanings.STALENESS,
-        "0.[00]",
         _columns(mean="staleness/mean", largest="staleness/max"),
     ),
     Chart(
         "fairness",
         "Fairness",
         meanings.FAIRNESS,
-        "0.[00]",
         _columns(fairness="window/fairness"),
     ),
     Chart(
         "rate",
         "Speed",
         "Trained tokens per second of a step and the wait before it.",
-        "0,0",
         lambda steps: {"trained tokens/s of a step": rates(steps)},
     ),
     Chart(
         "wait",
         "Waiting",
         "Share of its time in which the trainer waits for a batch.",
-        "0%",
         lambda steps: {"the trainer waits": waits(steps)},
     ),
     Chart(
         "gap",
         "Log-prob gap",
         meanings.GAP,
-        "0.[0000]",
         _gaps,
         log=True,
     ),
-    Chart("loss", "Loss", "Of the trainer.", "0.[0000]", _columns(loss="trainer/loss")),
+    Chart("loss", "Loss", "Of the trainer.", _columns(loss="trainer/loss")),
     Chart(
         "entropy",
         "Entropy",
         "Of the policy, in nats a token.",
-        "0.[000]",
         _columns(entropy="trainer/entropy"),
     ),
     Chart(
         "gradient",
         "Gradient norm",
         "Before it is clipped.",
-        "0.[000]",
         _columns(gradient_norm="trainer/grad_norm"),
         log=True,
     ),
@@ -124,11 +115,10 @@ CHARTS: tuple[Chart, ...] = (
         "signal",
         "Groups without signal",
         "Share of the groups whose rewards are all equal, and of the completions that the budget cut.",
-        "0%",
         _columns(without_signal="trainer/groups_without_signal", truncated="trainer/truncated"),
     ),
     Chart(
-        "length", "Length", "Tokens of a completion.", "0,0.[0]", _columns(tokens="trainer/completion_tokens")
+        "length", "Length", "Tokens of a completion.", _columns(tokens="trainer/completion_tokens")
     ),
 )
 """All charts, in the order of the page."""

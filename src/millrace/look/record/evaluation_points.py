@@ -40,12 +40,13 @@ def while_training(
 
     `evaluations` has the newest event of each (evaluation, version)."""
     curves: dict[str, Curve] = {}
+    x = steps.axis(axis) if evaluations else []
     for (name, version), fields in sorted(evaluations.items()):
         kind = by.get(name, "greedy")
         value = figure(fields["metrics"], kind) if "metrics" in fields else None
         if value is not None:
             curve = curves.setdefault(f"evaluation {name}: {kind}", Curve([], []))
-            curve.x.append(_place(steps.versions, steps.axis(axis), version))
+            curve.x.append(_place(steps.versions, x, version))
             curve.y.append(value)
     return curves
 

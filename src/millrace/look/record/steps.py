@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from millrace.core.errors import DataError, boundary
 from millrace.observe.sinks.log_files import Tail
 
-POINTS = 1000
+POINTS = 500
 """Points of a curve. A longer curve is drawn as means of neighbours."""
 
 COLUMNS_MAX, VALUES_MAX = 4096, 1 << 26
 """The most values of all columns together are 512 MiB."""
 
 GAP = "logprob_gap/"
+
+_DECODER = msgspec.json.Decoder(dict[str, Any])
 
 
 class Axis(StrEnum):
@@ -63,13 +67,14 @@ class Steps:
         if self._damage:
             raise DataError(self._damage)
         for lines in iter(self._tail.take, []):
-            for line in lines:
-                try:
-                    with boundary(str(self._path), f"not a whole step: {line[:80]!r}", DataError):
-                        self._add(msgspec.json.decode(line, type=dict[str, Any]))
-                except DataError as error:
-                    self._damage = str(error)
-                    raise
+            line = b""
+            try:
+                with boundary(str(self._path), "not a whole step", DataError):
+                    for line in lines:
+                        self._add(_DECODER.decode(line))
+            except DataError as error:
+                self._damage = f"{error} in {line[:80]!r}"
+                raise DataError(self._damage) from error
 
     def __len__(self) -> int:
         return len(self.versions)
@@ -103,19 +108,19 @@ class Steps:
         return array("d", ((wall - walls[0]) / 60 for wall in walls))
 
     def _add(self, line: dict[str, Any]) -> None:
-        version = line.pop("version")
+        version, replayed = line.pop("version"), line.pop("replayed", False)
+        values = {name: value for name, value in line.items() if isinstance(value, (int, float))}
         at = bisect_left(self.versions, version)
-        if not line.pop("replayed", False):
+        if at < len(self.versions) and not replayed:
             self._cut(at)
         if at == len(self.versions):
             self.versions.append(version)
-            for column in self._columns.values():
-                column.append(nan)
-        for name, value in line.items():
-            if isinstance(value, int | float):
-                if name not in self._columns:
-                    self._columns[name] = array("d", [nan]) * len(self.versions)
-                self._columns[name][at] = value
+            for name, column in self._columns.items():
+                column.append(values.pop(name, nan))
+        for name, value in values.items():
+            if name not in self._columns:
+                self._columns[name] = array("d", [nan]) * len(self.versions)
+            self._columns[name][at] = value
         self._refuse_many()
 
     def _refuse_many(self) -> None:
@@ -130,16 +135,17 @@ class Steps:
             del column[at:]
 
 
-def curve(x: Sequence[float], y: Sequence[float], points: int = POINTS) -> Curve:
+def curve(x: npt.ArrayLike, y: npt.ArrayLike, points: int = POINTS) -> Curve:
     """At most `points` points, which are means of neighbours. A value that is not finite is left out."""
-    both = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(a) and isfinite(b)]
-    width = -(-len(both) // points)
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    width = -(-len(x) // points)
     if width > 1:
-        bins = [both[i : i + width] for i in range(0, len(both), width)]
-        both = [
-            (sum(a for a, _ in pairs) / len(pairs), sum(b for _, b in pairs) / len(pairs)) for pairs in bins
-        ]
-    return Curve([a for a, _ in both], [b for _, b in both])
+        starts = np.arange(0, len(x), width)
+        nums = np.minimum(width, len(x) - starts)
+        x, y = np.add.reduceat(x, starts) / nums, np.add.reduceat(y, starts) / nums
+    return Curve(x.tolist(), y.tolist())
 
 
 def over(above: Sequence[float], below: Sequence[float]) -> list[float]:

@@ -55,6 +55,7 @@ class Story:
         self._begin()
 
     def _begin(self) -> None:
+        self.is_new = True  # something was read since a reader of the story set it to False
         self._tail = Tail(self._path)
         self._damage = ""  # the message of every later `update`
         self._summary, self.evidence = Summary(), evidence_of(self._config)
@@ -73,6 +74,7 @@ class Story:
         if self._damage:
             raise DataError(self._damage)
         lines = self._tail.take(bytes_max)
+        self.is_new |= bool(lines)
         try:
             self._read(lines)
         except DataError as error:
