@@ -1,0 +1,55 @@
+"""The charts on the page of one run. They are SVG, so they are there without a script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from millrace.look.curves.chart import chart, swatch
+from millrace.look.curves.curve_lines import LARGEST, Line
+from millrace.look.drawing import fragments
+from millrace.look.drawing.charts import CHARTS, Chart
+from millrace.look.record.steps import Curve
+
+DOTS_MAX = 30
+"""A line of at most so many points shows its points, because one point draws no line."""
+POINTS_ONLY = "evaluation"
+"""A curve whose label begins so is drawn as points: nothing is known between them."""
+
+
+def run_charts(curves: Mapping[str, Mapping[str, Curve]], x_label: str) -> dict[str, str]:
+    """Each chart that has points, as HTML by its name. `curves`: of each chart the lines by their labels. All
+    charts have one axis."""
+    ends = [x for lines in curves.values() for one in lines.values() for x in one.x]
+    across = (min(ends, default=0.0), max(ends, default=1.0))
+    charts = {one.name: _drawn(one, curves[one.name], across, x_label) for one in CHARTS}
+    return {name: html for name, html in charts.items() if html}
+
+
+def run_cards(charts: Mapping[str, str], *, start: str = "") -> str:
+    """`charts`: as `run_charts` returns them. With `start` the id of a chart is `start` and its name, so that
+    a live page can replace it."""
+    return "".join(
+        f'<section class="chart"><h2>{fragments.safe(one.heading)}</h2>{fragments.explained(one.explanation)}'
+        f"<div{f' id={start}{one.name}' if start else ''}>{charts[one.name]}</div></section>"
+        for one in CHARTS
+        if one.name in charts
+    )
+
+
+def _drawn(one: Chart, curves: Mapping[str, Curve], across: tuple[float, float], x_label: str) -> str:
+    """Empty: there is no point. A line without points takes no colour from another."""
+    lines = [_line(label, curve) for label, curve in curves.items()]
+    drawn = [(i, line.label) for i, line in enumerate(lines) if len(line.x)]
+    labels = "".join(f"<span>{swatch(i)} {fragments.safe(label)}</span>" for i, label in drawn)
+    legend = f'<p class="legend">{labels}</p>' if len(drawn) > 1 else ""
+    svg = chart(one.heading, lines, across, x_label=x_label, log=one.log)
+    return svg and legend + svg
+
+
+def _line(label: str, curve: Curve) -> Line:
+    x, y = np.asarray(curve.x, float), np.asarray(curve.y, float)
+    known = np.abs(y) < LARGEST
+    only = label.startswith(POINTS_ONLY)
+    return Line(label, x[known], y[known], dots=only or len(x) <= DOTS_MAX, joined=not only)
