@@ -72,8 +72,8 @@ def _run(run: Overview, points: int) -> page.PageContent:
     body = (
         f"<h1>{fragments.safe(run.name)}</h1>{html['facts']}{html['notice']}{html['findings']}"
         f'<div class="charts">{run_cards(run.charts(Axis.STEP, points))}'
-        f'<section class="chart whole"><h2>Where the time went</h2>{html["spent"]}</section></div>{drawn.html}'
-        f"{_speed(run)}<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
+        f'<section class="chart whole"><h2>Where the time went</h2>{html["spent"]}</section></div>'
+        f"{drawn.html}{_speed(run)}<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
     return page.PageContent(body, drawn.script)
 

@@ -41,6 +41,7 @@ from millrace.look.report import WHOLE
 from millrace.look.speed.kept_forecasts import KeptForecasts
 from millrace.look.speed.speed_answer import speed_of
 from millrace.look.speed.speed_page import speed_section
+from millrace.run_directory.run_directory import RunDirectory
 
 KEPT_MAX = GROUPED_MAX + 8
 """The most runs that are kept between two requests: a comparison, and some pages of other runs."""
@@ -295,7 +296,8 @@ class Site:
         self, names: Sequence[str], *, read_s: float, figures: bool = False
     ) -> tuple[list[Overview], bool]:
         """The runs with what is new in them, and whether some of it is not read yet."""
-        runs, until_s, late = [self._run(name) for name in names], time.monotonic() + read_s, False
+        found = {} if all(name in self._kept for name in names) else find_runs(self._root)
+        runs, until_s, late = [self._run(name, found) for name in names], time.monotonic() + read_s, False
         for run in runs:
             if figures:
                 run.update()
@@ -315,11 +317,12 @@ class Site:
         ]
         return f'<nav><span class="quiet">Curves by</span> {" ".join(links)}</nav>'
 
-    def _run(self, name: str) -> Overview:
-        """The overview that an earlier request made, unless the run's directory is gone."""
+    def _run(self, name: str, found: Mapping[str, RunDirectory] | None = None) -> Overview:
+        """The overview that an earlier request made, unless the run's directory is gone. `found`: the runs
+        there, if they are known."""
         kept = self._kept.pop(name, None)
         if kept is None or not kept.run.config.exists():
-            runs = find_runs(self._root)
+            runs = found or find_runs(self._root)
             if name not in runs:
                 raise DataError(f"there is no run {name} in {self._root} any more")
             kept = Overview(name, runs[name], f"{self._base}samples/{quote(name)}")

@@ -51,9 +51,7 @@ def chart(
     ]
     for line, look in drawn:
         hidden = "" if line.joined else ' stroke-opacity="0"'
-        shapes.append(
-            _line(line, line.y, _style(*look, label=line.label) + hidden, across, up, points)
-        )
+        shapes.append(_line(line, line.y, _style(*look, label=line.label) + hidden, across, up, points))
         shapes.append(_dots(line, look[0], across, up, points) if line.dots else "")
     head, legend = ROW * alone, len(lines) if alone and len(lines) > 1 else 0
     texts = _text(LEFT, -5, title, "start") * alone + "".join(
@@ -126,7 +124,7 @@ def _places(x: Array, y: Array, across: ChartScale, up: ChartScale, points: int)
     chosen = extremes(y, points)
     xs = LEFT + across.places(x[chosen]) * (RIGHT - LEFT)
     ys = BOTTOM + up.places(y[chosen]) * (TOP - BOTTOM)
-    return " ".join(f"{a:.1f},{b:.2f}" for a, b in zip(xs, ys, strict=True))
+    return " ".join(f"{a:.1f},{b:.2f}" for a, b in zip(xs.tolist(), ys.tolist(), strict=True))
 
 
 def _grid(across: ChartScale, up: ChartScale, x_label: str) -> str:

@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from millrace.look.curves.choices import Band, CurveChoices
 from millrace.look.curves.metrics import column
-from millrace.look.record.steps import Steps
-
-Array = npt.NDArray[np.float64]
+from millrace.look.record.steps import Array, Steps
 
 LARGEST = 1e300
 """A larger value is drawn as little as one that is not finite."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from millrace.look.drawing import meanings
-from millrace.look.record.steps import GAP, POINTS, Curve, Steps, added, curve, gap_staleness, over
+from millrace.look.record.steps import GAP, POINTS, Array, Curve, Steps, added, curve, gap_staleness, over
 
 Lines = Mapping[str, Sequence[float]]
 
@@ -25,7 +25,7 @@ class Chart:
     lines: Callable[[Steps], Lines]
     log: bool = False
 
-    def curves(self, steps: Steps, x: Sequence[float], points: int = POINTS) -> dict[str, Curve]:
+    def curves(self, steps: Steps, x: Array, points: int = POINTS) -> dict[str, Curve]:
         """`x` is the axis of the steps."""
         curves = {label: curve(x, self._drawn(y), points) for label, y in self.lines(steps).items()}
         return {label: line for label, line in curves.items() if line.x}
@@ -117,8 +117,6 @@ CHARTS: tuple[Chart, ...] = (
         "Share of the groups whose rewards are all equal, and of the completions that the budget cut.",
         _columns(without_signal="trainer/groups_without_signal", truncated="trainer/truncated"),
     ),
-    Chart(
-        "length", "Length", "Tokens of a completion.", _columns(tokens="trainer/completion_tokens")
-    ),
+    Chart("length", "Length", "Tokens of a completion.", _columns(tokens="trainer/completion_tokens")),
 )
 """All charts, in the order of the page."""

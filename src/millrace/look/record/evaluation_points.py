@@ -12,7 +12,7 @@ import msgspec
 from millrace.core import files
 from millrace.core.errors import DataError, boundary
 from millrace.estimates.evaluation import figure
-from millrace.look.record.steps import Axis, Curve, Steps
+from millrace.look.record.steps import Array, Axis, Curve, Steps
 
 ROWS_MAX = 20
 
@@ -40,7 +40,7 @@ def while_training(
 
     `evaluations` has the newest event of each (evaluation, version)."""
     curves: dict[str, Curve] = {}
-    x = steps.axis(axis) if evaluations else []
+    x = steps.axis(axis)
     for (name, version), fields in sorted(evaluations.items()):
         kind = by.get(name, "greedy")
         value = figure(fields["metrics"], kind) if "metrics" in fields else None
@@ -71,7 +71,7 @@ def _cells(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return greedy, between, k, passes, votes, ""
 
 
-def _place(versions: Sequence[int], axis: Sequence[float], version: int) -> float:
+def _place(versions: Sequence[int], axis: Array, version: int) -> float:
     """The axis' value at the last step up to `version`; 0 before the first step."""
     done = bisect_right(versions, version)
-    return axis[done - 1] if done else 0.0
+    return float(axis[done - 1]) if done else 0.0

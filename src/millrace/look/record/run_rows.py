@@ -175,7 +175,7 @@ def varying(rows: Iterable[RunRow]) -> list[str]:
         for key, value in row.keys.items():
             if seen.setdefault(key, value) != value:
                 differ[key] = None
-    if known:
+    if any(len(row.keys) < len(seen) for row in known):
         differ |= {key: None for key in seen if any(key not in row.keys for row in known)}
     return [key for key in seen if key in differ]
 

@@ -91,7 +91,8 @@ def _runs_below(root: Path) -> Iterator[Path]:
 
 def _is_run(path: Path) -> bool:
     """A model has a config.json too. While a log is rotated, only its older parts exist."""
-    return (path / "config.json").exists() and bool(parts(path / "events.jsonl"))
+    events = path / "events.jsonl"
+    return (path / "config.json").exists() and (events.exists() or bool(parts(events)))
 
 
 def _name(path: Path) -> str:

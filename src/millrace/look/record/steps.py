@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
 from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ COLUMNS_MAX, VALUES_MAX = 4096, 1 << 26
 """The most values of all columns together are 512 MiB."""
 
 GAP = "logprob_gap/"
+
+Array = npt.NDArray[np.float64]
 
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -92,20 +93,20 @@ class Steps:
     def curve(self, name: str, by: Axis = Axis.STEP, points: int = POINTS) -> Curve:
         return curve(self.axis(by), self.column(name), points)
 
-    def axis(self, by: Axis) -> Sequence[float]:
+    def axis(self, by: Axis) -> Array:
         match by:
             case Axis.STEP:
-                return array("d", self.versions)
+                return np.array(self.versions, float)
             case Axis.TOKENS:
-                tokens = self.column("tokens/trained")
-                return array("d", accumulate(n if isfinite(n) else 0.0 for n in tokens))
+                tokens = np.array(self.column("tokens/trained"))
+                return np.cumsum(np.where(np.isfinite(tokens), tokens, 0.0))
             case Axis.TIME:
                 return self.minutes()
 
-    def minutes(self) -> Sequence[float]:
+    def minutes(self) -> Array:
         """Minutes since the first step. A pause between two sessions counts."""
-        walls = self.column("wall_s")
-        return array("d", ((wall - walls[0]) / 60 for wall in walls))
+        walls = np.array(self.column("wall_s"))
+        return (walls - walls[:1]) / 60
 
     def _add(self, line: dict[str, Any]) -> None:
         version, replayed = line.pop("version"), line.pop("replayed", False)
@@ -137,15 +138,15 @@ class Steps:
 
 def curve(x: npt.ArrayLike, y: npt.ArrayLike, points: int = POINTS) -> Curve:
     """At most `points` points, which are means of neighbours. A value that is not finite is left out."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    width = -(-len(x) // points)
+    xs, ys = np.asarray(x, float), np.asarray(y, float)
+    known = np.isfinite(xs) & np.isfinite(ys)
+    xs, ys = xs[known], ys[known]
+    width = -(-len(xs) // points)
     if width > 1:
-        starts = np.arange(0, len(x), width)
-        nums = np.minimum(width, len(x) - starts)
-        x, y = np.add.reduceat(x, starts) / nums, np.add.reduceat(y, starts) / nums
-    return Curve(x.tolist(), y.tolist())
+        starts = np.arange(0, len(xs), width)
+        nums = np.minimum(width, len(xs) - starts)
+        xs, ys = np.add.reduceat(xs, starts) / nums, np.add.reduceat(ys, starts) / nums
+    return Curve(xs.tolist(), ys.tolist())
 
 
 def over(above: Sequence[float], below: Sequence[float]) -> list[float]:

@@ -18,6 +18,7 @@ COLORS = {
 }
 """Of causes. All others are waiting."""
 
+
 def speed_section(answer: SpeedAnswer, address: str = "") -> str:
     """`address` of the page with what a change would give, if that is not computed yet; empty: no link."""
     slow = answer.bottleneck
