@@ -136,12 +136,11 @@ def test_a_file_needs_no_network(runs: Path, browser: Any, name: str, heading: s
 
 def test_the_run_page_goes_on_while_the_run_does(ui: str, runs: Path, browser: Any) -> None:
     with opened(browser, f"{ui}run/a") as page:
-        assert page.evaluate("Bokeh.documents.length") == 1
+        page.wait_for_selector("#chart-reward svg[data-x='1.0 40.0']")
         log = MetricsLog(runs / "a" / "metrics.jsonl")
         log(step(500.0, 41, reward_mean=0.875))
         log.close()
-        newest = "Bokeh.documents[0].get_model_by_name('reward').data.ys[0].at(-1)"
-        page.wait_for_function(f"() => {newest} === 0.875")
+        page.wait_for_selector("#chart-reward svg[data-x='1.0 41.0'][aria-label$='to 0.875']")
 
 
 def test_a_role_that_comes_later_gets_its_row(ui: str, runs: Path, browser: Any) -> None:
@@ -258,27 +257,28 @@ def brightness(color: str) -> int:
     return sum(int(part) for part in color.strip("rgba()").split(",")[:3])
 
 
-POINT = """() => {
-  const view = [...Bokeh.index].flatMap((root) => [root, ...(root.child_views ?? [])])
-    .find((one) => one.model.name === "plot reward");
-  const source = view.model.document.get_model_by_name("reward"), frame = view.frame_view ?? view.frame;
-  const box = view.el.getBoundingClientRect(), last = source.data.xs[0].length - 1;
-  const at = (name) => source.data[name + "s"][0][last];
-  return {x: box.x + frame.bbox.x + frame.x_scale.compute(at("x")) - frame.bbox.x,
-          y: box.y + frame.y_scale.compute(at("y")), step: at("x"), value: at("y")};
-}"""
-
-
-def test_hovering_names_the_curve_and_a_measured_point_and_hides_none(ui: str, browser: Any) -> None:
+def test_hovering_names_the_curve_and_its_value_there(ui: str, browser: Any) -> None:
     with opened(browser, f"{ui}run/b") as page:
         page.set_viewport_size({"width": 1280, "height": 900})
-        page.query_selector(".chart").scroll_into_view_if_needed()
-        point = page.evaluate(POINT)
-        page.mouse.move(point["x"] - 3, point["y"] + 2)
-        tooltip = page.locator(".bk-tooltip-row-value >> visible=true")
-        tooltip.first.wait_for()
-        labels = page.locator(".bk-tooltip-row-label").all_inner_texts()
-        assert [label.strip(" :") for label in labels] == ["curve", "step", "value"]
-        assert tooltip.all_inner_texts() == ["training", "40", f"{point['value']:.4g}"]
-        newest = page.locator(".bk-ToolbarPanel").first.bounding_box()
-        assert newest is None or newest["y"] > point["y"]
+        chart = page.locator("#chart-staleness svg")
+        chart.scroll_into_view_if_needed()
+        box = chart.bounding_box()
+        page.mouse.move(box["x"] + 0.96 * box["width"], box["y"] + box["height"] / 2)
+        step_there, mean, largest = page.inner_text(".tip").splitlines()
+        assert step_there == "step 40"
+        assert (mean.split()[0], largest.split()[0]) == ("mean", "largest")
+        assert float(mean.split()[1]) <= float(largest.split()[1])
+
+
+def test_a_drag_on_the_page_of_a_run_opens_the_curves_of_these_steps(ui: str, browser: Any) -> None:
+    with opened(browser, f"{ui}run/b") as page:
+        page.set_viewport_size({"width": 1280, "height": 900})
+        chart = page.locator("#chart-reward svg")
+        chart.scroll_into_view_if_needed()
+        box = chart.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        page.mouse.move(box["x"] + 0.4 * box["width"], middle)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.7 * box["width"], middle)
+        page.mouse.up()
+        page.wait_for_url("**/curves/b?from=*&to=*")

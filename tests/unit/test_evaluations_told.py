@@ -66,9 +66,8 @@ def test_the_page_has_points_and_a_table(tmp_path: Path) -> None:
     one = Overview("a", write_run(tmp_path / "a", events_told=told))
     while not one.is_whole or not one.story.evaluations:
         one.update()
-    reward = one.data(Axis.STEP)["reward"]
-    at = reward["label"].index("evaluation held-out: greedy")
-    assert (reward["xs"][at], reward["ys"][at]) == ([1], [0.25])
+    greedy = one.curves(Axis.STEP)["reward"]["evaluation held-out: greedy"]
+    assert (greedy.x, greedy.y) == ([1], [0.25])
     facts = one.html_by_id()["facts"]
     assert "held-out" in facts and "0.250" in facts and "too busy" in facts
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import inf, nan
 from pathlib import Path
+from typing import cast
 
 import pytest
 from observe_events import event, step
 from tests.look_runs import PROMPT, config, events, write_run
 
-from millrace.compose.examine import examine
+from millrace.compose.examine import count_rewards, evidence_of, examine
 from millrace.config.freeze import record
 from millrace.config.tables.generation import SamplingConfig
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, LedgerError
 from millrace.core.types import Scored
 from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
 from millrace.look.drawing import figures
 from millrace.look.drawing.charts import CHARTS
@@ -177,18 +180,20 @@ def test_evaluations_are_points_beside_the_rewards(tmp_path: Path, by: Axis, x: 
     one = overview(tmp_path / "a")
     for version in 4, 0, 2:
         keep(one.run, version, summarize("m", [], [[Attempt(Scored(version / 8), False)]], correct_at=1.0))
-    data = one.data(by)
-    assert data["reward"]["label"] == ["training", "evaluations"]
-    assert (data["reward"]["xs"][1], data["reward"]["ys"][1]) == (x, [0.0, 0.25, 0.5])
-    assert data["reward points"]["x"][-3:] == x
+    reward = one.curves(by)["reward"]
+    assert list(reward) == ["training", "evaluations"]
+    assert (reward["evaluations"].x, reward["evaluations"].y) == (x, [0.0, 0.25, 0.5])
+    html = one.charts(by)["reward"]
+    assert html.count("h0") == 4 + 3, "each point of so few is marked"
+    assert html.count('stroke-opacity="0"') == 1, "no line joins the evaluations"
     one.run.evaluations.write_text("{")
     with pytest.raises(DataError, match=r"evaluations\.jsonl: a line is damaged"):
-        one.data(by)
+        one.curves(by)
 
 
 def test_a_chart_has_all_its_curves(tmp_path: Path) -> None:
     one = overview(tmp_path / "a")
-    assert set(CHARTS[1].curves(one.steps, Axis.STEP)) == {"mean", "largest"}
+    assert set(CHARTS[1].curves(one.steps, one.steps.axis(Axis.STEP))) == {"mean", "largest"}
 
 
 def test_a_run_without_a_curve_takes_no_colour_from_another(tmp_path: Path) -> None:
@@ -206,6 +211,41 @@ def test_a_report_is_one_small_file_that_obeys_nothing_of_a_run(tmp_path: Path) 
     assert "&lt;script&gt;alert(1)" in text
     assert "<script src=" not in text
     assert "2 runs compared" in text
+
+
+def test_a_long_curve_has_the_means_of_neighbours() -> None:
+    drawn = curve([0, 1, 2, nan, 4], [1.0, 3.0, 5.0, 7.0, 9.0], points=2)
+    assert (drawn.x, drawn.y) == ([0.5, 3.0], [2.0, 7.0])
+
+
+def test_the_doctor_judges_again_only_when_there_is_something_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr("millrace.look.overview.count_rewards", lambda *_: looks.append(1))
+    one = overview(tmp_path / "a")
+    first = [one.html_by_id()["findings"] for _ in range(3)]
+    log = EventLog(one.run.events)
+    log(step(99.0, 5))
+    log.close()
+    one.update()
+    assert [*first, one.html_by_id()["findings"]] == 4 * first[:1]
+    assert len(looks) == 2
+
+
+def test_a_ledger_that_takes_too_long_still_tells_how_many_failed(tmp_path: Path) -> None:
+    class Slow:
+        def states(self) -> Counter[str]:
+            return Counter({"trained": 90, "failed": 10})
+
+        def reasons(self) -> None:
+            raise LedgerError("stopped")
+
+    evidence = evidence_of(config(tmp_path))
+    evidence.outcomes, evidence.failures = Counter({"failed": 10, "scored": 1}), Counter({"late": 10})
+    with pytest.raises(LedgerError):
+        count_rewards(evidence, cast(LedgerReader, Slow()))
+    assert (evidence.outcomes, evidence.failures) == ({"scored": 90, "failed": 10}, {"late": 10})
 
 
 def test_show_lists_the_runs_of_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

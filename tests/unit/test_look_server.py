@@ -164,10 +164,17 @@ def test_a_live_page_gets_what_is_new_and_then_a_sentence_when_the_run_is_gone(t
         return [*told, json.loads((await get("data/a?by=time")).body)]
 
     before, after, gone = asked(tmp_path, ask)
-    assert before["sources"]["reward"]["xs"] == [[1, 2, 3, 4]]
-    assert after["sources"]["reward"]["xs"] == [[100, 200, 300, 400, 500]]
+    assert 'data-x="1.0 4.0"' in before["html"]["chart-reward"]
+    assert 'data-x="100.0 500.0"' in after["html"]["chart-reward"]
     assert before["next_s"] >= 2
     assert "there is no run a" in gone["html"]["notice"]
+
+
+def test_a_page_of_a_run_has_its_curves_without_a_script(root: Path) -> None:
+    body = asked(root, lambda _, get: get("run/a")).body.decode()
+    drawn = body.partition("<script nonce")[0]
+    assert drawn.count("<svg") == drawn.count("id=chart-") > 5
+    assert "Where the time went" in drawn and 'class="spent"' in drawn
 
 
 def test_a_damaged_run_is_a_sentence(tmp_path: Path) -> None:

@@ -40,8 +40,6 @@ KIND_COLORS = {
 HEIGHT, ROW_HEIGHT = 230, 28
 POINTS_MAX = 30
 """A line of at most so many points shows its points, because one point draws no line."""
-POINTS_ONLY = "evaluation"
-"""A curve whose label begins so is drawn as points: nothing is known between them."""
 LABEL_CHARACTERS, ROW_CHARACTERS = 40, 55
 """The most characters of a label in a legend, and of a row of labels."""
 
@@ -58,7 +56,6 @@ def curves_data(lines: Mapping[str, Curve]) -> Data:
         "ys": [[_short(y) for y in line.y] for _, line, _ in drawn],
         "label": [_clipped(label) for label, _, _ in drawn],
         "color": [color for _, _, color in drawn],
-        "dash": ["1 10" if label.startswith(POINTS_ONLY) else "solid" for label, _, _ in drawn],
     }
 
 
@@ -78,7 +75,7 @@ def curves(name: str, data: Data, x_label: str, digits: str, *, log: bool = Fals
     """Any number of lines over one axis. `digits` is bokeh's format of the values."""
     plot = _plot(name, x_label, y_axis_type="log" if log else "linear")
     source = ColumnDataSource(data, name=name)
-    lines = plot.multi_line("xs", "ys", source=source, line_color="color", line_dash="dash", **LINE)
+    lines = plot.multi_line("xs", "ys", source=source, line_color="color", **LINE)
     points = ColumnDataSource(points_data(data), name=f"{name} points")
     plot.scatter("x", "y", source=points, color="color", size=6)
     tips = [("curve", "@label"), (x_label, "$snap_x{0,0.[00]}"), ("value", "$snap_y{%.4g}")]
