@@ -263,7 +263,7 @@ def test_hovering_names_the_curve_and_its_value_there(ui: str, browser: Any) -> 
         chart = page.locator("#chart-staleness svg")
         chart.scroll_into_view_if_needed()
         box = chart.bounding_box()
-        page.mouse.move(box["x"] + 0.96 * box["width"], box["y"] + box["height"] / 2)
+        page.mouse.move(box["x"] + 0.98 * box["width"], box["y"] + box["height"] / 2)
         step_there, mean, largest = page.inner_text(".tip").splitlines()
         assert step_there == "step 40"
         assert (mean.split()[0], largest.split()[0]) == ("mean", "largest")
