@@ -22,7 +22,7 @@ observation or a reward. Three runs of one fleet are measured, by `process_time`
 - paced: turns and answers take time, and a replica has one report a second.
 
 The cost of a turn is the CPU time of the full run in `FULL_TURNS` turns, less that of the idle run in as many
-seconds. It has the turn's share of admissions, leases, reports, flushes, rewards, batches, commits and events.
+seconds. It has the turn's share of admissions, leases, reports, flushes, rewards, batches, commits, events.
 
 The last figure is of the torch engine alone, with a small random model. Eight episodes have eight turns each.
 The prompt has 256 tokens, a turn about 24, and an observation 96. An answer takes 0 to 23 decode steps. Two
