@@ -200,19 +200,22 @@ class PlayedReplica:
         while True:
             await asyncio.sleep(max(0.0, due_s - loop.time()))
             due_s += 1.0
-            progress = self._advance()
-            running = min(self._slots, len(self._works))
-            yield Report(
-                progress,
-                ReplicaLoad(
-                    self._version,
-                    running=running,
-                    waiting=len(self._works) - running,
-                    kv_used_tokens=sum(c.told for c in self._works.values()),
-                    kv_capacity_tokens=self._slots * 20_000,
-                    generated_tokens=self._generated,
-                ),
-            )
+            yield self._report()
+
+    def _report(self) -> Report:
+        progress = self._advance()
+        running = min(self._slots, len(self._works))
+        return Report(
+            progress,
+            ReplicaLoad(
+                self._version,
+                running=running,
+                waiting=len(self._works) - running,
+                kv_used_tokens=sum(c.told for c in self._works.values()),
+                kv_capacity_tokens=self._slots * 20_000,
+                generated_tokens=self._generated,
+            ),
+        )
 
     def _advance(self) -> list[Progress]:
         if self._version < 0:

@@ -13,11 +13,16 @@ answers is there.
 Redundancy is simulated too, in the same world, with the schedule `roll_flash` and a staleness of 0: without
 redundant trajectories and groups, and with 2 trajectories a group and 2 groups a batch.
 
-The next figures are of the real controller and ledger. The roles compute nothing (`players.py`), in three
-other processes. A run has costs that grow with time and not with turns: heartbeats, a report a second of each
-replica, with the new tokens of its trajectories. So two runs of the same fleet are measured for the same
-time. In one of them turns and answers take four times as long. The difference of their CPU seconds, over the
-difference of their turns, is the cost of a turn.
+The next figures are of the real controller: its loops, messages, ledger and sinks, on a disk. The roles
+compute nothing (`players.py`), in three other processes, whose CPU time is not counted. A turn is an
+observation or a reward. Three runs of one fleet are measured, by `process_time` of the controller's process:
+
+- full: a turn ends in the next report of its replica, 0.02 s later, and its answer takes no time;
+- idle: the same, but no answer comes. What is left passes with time: heartbeats, empty reports, looks;
+- paced: turns and answers take time, and a replica has one report a second.
+
+The cost of a turn is the CPU time of the full run in `FULL_TURNS` turns, less that of the idle run in as many
+seconds. It has the turn's share of admissions, leases, reports, flushes, rewards, batches, commits, events.
 
 The last figure is of the torch engine alone, with a small random model. Eight episodes have eight turns each.
 The prompt has 256 tokens, a turn about 24, and an observation 96. An answer takes 0 to 23 decode steps. Two
@@ -30,9 +35,11 @@ redundancy_gain                  trained tokens/s of `roll_flash`, with redundan
 redundancy_step_s                the same of the time of a step
 redundancy_length                the same of the mean length of a trained trajectory
 episodes_wait                    share of their time that episodes wait for answers, with asynchrony
-controller_cpu_s_per_1000_turns  CPU seconds of the controller's process that 1,000 more turns take
-controller_cpu_s_with_time       all its CPU seconds in the faster run, per 1,000 turns
-turns_per_s                      of the faster run
+controller_cpu_s_per_1000_turns  CPU seconds of the controller's process per 1,000 turns, as said above
+controller_cpu_s_least, _most    the least and the most of the seeds
+controller_cpu_s_with_time       all its CPU seconds in the paced run, per 1,000 turns
+idle_cpu_s_per_s                 its CPU seconds a second in the idle run
+full_turns_per_s, turns_per_s    of the full run, and of the paced run
 kv_kept_over_dropped             sampled tokens/s with `rollout.keep_kv`, over those without
 row_split_error                  relative difference of gradients, if every turn is a sequence of its own
 
@@ -67,7 +74,7 @@ from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.core.pulse import Pulse
-from millrace.core.types import Finish, Observed, Score, Scored, ScoreRequest, Work
+from millrace.core.types import Finish, Observed, Report, Score, Scored, ScoreRequest, Work
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.schedule.presets import build
@@ -193,12 +200,12 @@ def _roll_flash(seed: int, steps: int, redundant: int) -> Result:
 
 REPLICAS, SLOTS, WORKERS = sized((16, 32, 16), (2, 32, 2))
 TOOL_S = sized(0.5, 0.05)
+SLICE_S, HEARTBEAT_S = 0.02, 0.5  # of a real replica: between work and its report, between empty reports
 TURN_TOKENS, RATE = sized((100, 50.0), (10, 40.0))  # tokens of a turn, tokens a second of a trajectory
 MAX_TOKENS, OBSERVATION = 1024, 32
 CHECKED_EVERY = 5
-SLOWER = 4  # times as long take turns and answers in the slower run
-WARM_UP = sized(2000, 80)  # turns of the faster run
-MEASURED_S = sized(30.0, 6.0)
+WARM_UP, FULL_TURNS, PACED_TURNS, IDLE_S = sized((2_000, 10_000, 2_000, 15.0), (200, 1_000, 60, 5.0))
+NEVER_S = 500.0
 
 
 class ActingReplica(PlayedReplica):
@@ -213,6 +220,21 @@ class ActingReplica(PlayedReplica):
             self._works[work.trajectory_id] = _Completion(work, end, start)
 
 
+class FullReplica(ActingReplica):
+    """Ends each turn in its next report, and reports like a real replica: soon after work is there."""
+
+    async def submit(self, works: list[Work]) -> None:
+        await super().submit(works)
+        self._submitted.fire()
+
+    async def reports(self) -> AsyncIterator[Report]:
+        self._submitted = Pulse()
+        while True:
+            if self._works or not await self._submitted.wait(HEARTBEAT_S):
+                await asyncio.sleep(SLICE_S)
+                yield self._report()
+
+
 class ActingEnvironment(PlayedEnvironment):
     """Answers after a while; an episode has 4 to 8 turns."""
 
@@ -223,8 +245,9 @@ class ActingEnvironment(PlayedEnvironment):
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:  # type: ignore[override]
         for request in requests:
             done = len(request.turns) // 2 + 1
-            rng = np.random.default_rng((self._seed, request.trajectory_id, done))
-            await asyncio.sleep(self._tool_s * math.exp(SIGMA * rng.standard_normal()))
+            if self._tool_s:
+                rng = np.random.default_rng((self._seed, request.trajectory_id, done))
+                await asyncio.sleep(self._tool_s * math.exp(SIGMA * rng.standard_normal()))
             due = TURNS[0] + request.trajectory_id % (TURNS[1] - TURNS[0] + 1)
             if request.finish is Finish.TURN and done < due:
                 yield request.trajectory_id, Observed(self._text.columns.tokens[:OBSERVATION])
@@ -253,15 +276,17 @@ def configuration(seed: int) -> Config:
     )
 
 
-def fleet(config: Config, slower: int) -> Fleet:
-    """Its turns and answers take `slower` times as long."""
-    replica = {"slots": SLOTS, "rate": RATE / slower, "median": TURN_TOKENS, "sigma": 0.6}
-    environment = {"prompt_tokens": 256, "seed": config.seed, "tool_s": TOOL_S * slower}
+def fleet(config: Config, pace: str) -> Fleet:
+    paced = pace == "paced"
+    replica = {"slots": SLOTS, "rate": RATE if paced else 1e6, "median": TURN_TOKENS, "sigma": 0.6}
+    acts = "turns:ActingReplica" if paced else "turns:FullReplica"
+    tool_s = {"full": 0.0, "paced": TOOL_S, "idle": NEVER_S}[pace]
+    environment = {"prompt_tokens": 256, "seed": config.seed, "tool_s": tool_s}
     return Fleet(
         trainer=WorkerSpec("trainer", "trainer", "players:PlayedTrainer", {"step_s": 0.1}),
         relays=(WorkerSpec("relay", "relay", "players:PlayedRelay", {"slots": config.relay_slots}),),
         replicas=tuple(
-            WorkerSpec("replica", f"replica-{i}", "turns:ActingReplica", {"index": i / REPLICAS, **replica})
+            WorkerSpec("replica", f"replica-{i}", acts, {"index": i / REPLICAS, **replica})
             for i in range(REPLICAS)
         ),
         reward_workers=tuple(
@@ -271,14 +296,15 @@ def fleet(config: Config, slower: int) -> Fleet:
     )
 
 
-async def controlled(directory: Path, seed: int, slower: int) -> dict[str, float]:
-    """A run whose controller is this process: its CPU seconds and its turns in `MEASURED_S`."""
+async def controlled(directory: Path, seed: int, pace: str) -> dict[str, float]:
+    """A run whose controller is this process: its CPU seconds and its turns, a second."""
     config, events, num_turns = configuration(seed), Events(clock.now, clock.wall), 0
+    counts = ("finished",) if pace == "idle" else ("observed", "scored")
     counted = Pulse()
 
     def count(event: Event) -> None:
         nonlocal num_turns
-        if event.kind in ("observed", "scored"):
+        if event.kind in counts:
             num_turns += 1
             if num_turns % CHECKED_EVERY == 0:
                 counted.fire()
@@ -293,7 +319,7 @@ async def controlled(directory: Path, seed: int, slower: int) -> dict[str, float
         events.subscribe(count)
         controller = Controller(
             config,
-            fleet=fleet(config, slower),
+            fleet=fleet(config, pace),
             runtime=troupe,
             ledger=ledger,
             schedule=build(config),
@@ -304,9 +330,12 @@ async def controlled(directory: Path, seed: int, slower: int) -> dict[str, float
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(controller.run())
-                await until(WARM_UP // slower)
+                await until(WARM_UP if pace == "full" else WARM_UP // 10)
                 cpu_s, wall_s, before = time.process_time(), time.monotonic(), num_turns
-                await asyncio.sleep(MEASURED_S)
+                if pace == "idle":
+                    await asyncio.sleep(IDLE_S)
+                else:
+                    await until(before + (FULL_TURNS if pace == "full" else PACED_TURNS))
                 cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
                 measured = num_turns - before
                 controller.stop()
@@ -321,33 +350,36 @@ def control(seeds: int) -> dict[str, float]:
     """Each run in a controller's process of its own."""
     found = []
     for seed in range(seeds):
-        runs = []
-        for slower in (1, SLOWER):
-            command = [sys.executable, *sys.argv, "--one", str(seed), str(slower)]
+        runs = {}
+        for pace in ("full", "idle", "paced"):
+            command = [sys.executable, *sys.argv, "--one", str(seed), pace]
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-            runs.append(json.loads(done.stdout.splitlines()[-1]))
-            say(f"seed {seed}, {slower} times as long: {runs[-1]}")
-        fast, slow = runs
-        more_s, more_turns = (fast[name] - slow[name] for name in ("cpu_s_per_s", "turns_per_s"))
+            runs[pace] = json.loads(done.stdout.splitlines()[-1])
+            say(f"seed {seed}, {pace}: {runs[pace]}")
+        full, idle_s, paced = runs["full"], runs["idle"]["cpu_s_per_s"], runs["paced"]
         found.append(
             {
-                "controller_cpu_s_per_1000_turns": 1000 * more_s / more_turns,
-                "controller_cpu_s_with_time": 1000 * fast["cpu_s_per_s"] / fast["turns_per_s"],
-                "turns_per_s": fast["turns_per_s"],
+                "controller_cpu_s_per_1000_turns": 1e3 * (full["cpu_s_per_s"] - idle_s) / full["turns_per_s"],
+                "controller_cpu_s_with_time": 1e3 * paced["cpu_s_per_s"] / paced["turns_per_s"],
+                "idle_cpu_s_per_s": idle_s,
+                "full_turns_per_s": full["turns_per_s"],
+                "turns_per_s": paced["turns_per_s"],
             }
         )
-    return medians(found)
+    costs = [one["controller_cpu_s_per_1000_turns"] for one in found]
+    return medians(found) | {"controller_cpu_s_least": min(costs), "controller_cpu_s_most": max(costs)}
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=sized(3, 1))
     parser.add_argument("--steps", type=int, default=sized(6, 3), help="of each simulated run")
-    parser.add_argument("--one", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
         with tempfile.TemporaryDirectory() as directory:
-            print(json.dumps(asyncio.run(controlled(Path(directory), *options.one))))
+            seed, pace = options.one
+            print(json.dumps(asyncio.run(controlled(Path(directory), int(seed), pace))))
         return
     from turns_kept import kept  # these need torch, and the other figures do not
     from turns_split import split

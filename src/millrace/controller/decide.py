@@ -67,7 +67,7 @@ class Decisions:
         view, self._cached_view = self._view(), None
         lost = set(schedule.restart(view))
         queued = sorted(state.queued.values(), key=lambda t: t.trajectory_id)
-        for trajectory in queued:
+        for trajectory in queued if lost else ():
             if (version := state.queued_view(trajectory).version) in lost:
                 self._run.restart(trajectory, f"version {version} is no longer held")
         placed = schedule.place(view, [state.queued_view(trajectory) for trajectory in queued])

@@ -42,15 +42,15 @@ class TokenLog:
         rows: list[ChunkRow] = []
         self.planned = {}
         for trajectory in trajectories:
-            trajectory_id, final = trajectory.trajectory_id, is_final(trajectory)
+            trajectory_id, now = trajectory.trajectory_id, _mark(trajectory)
             mark = self._marks.get(trajectory_id, _NOTHING)
-            goes_on = mark.columns is trajectory.columns and (mark.squeezed or not final)
+            goes_on = mark.columns is now.columns and (mark.squeezed or not now.squeezed)
             start = mark.num_tokens if goes_on else 0
             if start == 0 and mark.num_tokens:
                 drops.append((trajectory_id,))
-            if len(trajectory.columns) > start:
-                rows.append(chunk_row(trajectory_id, start, trajectory.columns, squeeze=final))
-            self.planned[trajectory_id] = _mark(trajectory)
+            if now.num_tokens > start:
+                rows.append(chunk_row(trajectory_id, start, now.columns, squeeze=now.squeezed))
+            self.planned[trajectory_id] = now
         return drops, rows
 
     def confirm(self, ended: Iterable[int]) -> None:

@@ -31,11 +31,11 @@ class TurnBounds(NamedTuple):
     @classmethod
     def of(cls, metrics: Mapping[str, float], kind: str) -> TurnBounds:
         """The inverse of `metrics`."""
-
-        def named(begin: str) -> list[str]:
-            return sorted(name.removeprefix(begin) for name in metrics if name.startswith(begin))
-
-        stop, ids = named(f"{kind}{_STOP}"), sorted(map(int, named(f"{kind}{_STOP_ID}")))
+        names = [name.removeprefix(kind) for name in metrics if name.startswith(kind)]
+        if not names:
+            return NO_BOUNDS
+        stop = sorted(name.removeprefix(_STOP) for name in names if name.startswith(_STOP))
+        ids = sorted(int(name.removeprefix(_STOP_ID)) for name in names if name.startswith(_STOP_ID))
         return cls(int(metrics.get(f"{kind}{_MOST}", 0.0)), tuple(stop), tuple(ids))
 
 
