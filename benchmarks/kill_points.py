@@ -113,9 +113,11 @@ class Kill:
     version: int  # the last committed one
     met: int  # turns of the victim that were under way
     until_step_s: float | None = None
+    is_newest: bool = True  # after another kill, the time to recover would be of both
 
     def __call__(self, event: Event) -> None:
-        self.attack(event)
+        if self.is_newest:
+            self.attack(event)
         if event.kind == "step" and event.fields["version"] == self.version + 1 and self.until_step_s is None:
             self.until_step_s = event.wall_s - self.attack.wall_s
 
@@ -169,7 +171,7 @@ class Suite:
         equal = weights(run) == self._weights
         problems = [f"{one.claim}: {one.detail}" for one in accounts]
         problems += [] if equal else ["other weights"]
-        problems += [] if columns.keys() == self._columns.keys() else ["other trajectories"]
+        problems += [] if columns == self._columns else ["other trajectories"]
         problems += [f"{foreign} tokens that were not sampled so"] if foreign else []
         problems += [f"outlived their controller: {played.orphans}"] if played.orphans else []
         problems += [] if (served := check_served(run.events)).holds else [served.detail]
@@ -240,6 +242,8 @@ class PlayedRun:
         if turns.version > version or not victims or self.run.exit_code is not None:
             return  # too late
         name, pid = victims[int(point.draw * len(victims))]
+        for kill in self.kills:
+            kill.is_newest = False
         attack = Attack(point.role, name, "kill", version, time.time())
         episodes = self._episodes(pid)
         self.orphans += self.run.kill(point.role, pid)

@@ -18,7 +18,7 @@ in_turn         kills that met at least one turn under way of their victim
 closed          in runs whose accounts close: each trajectory once, every step once, nothing lost
 equal           in runs that ended with the bytes of the undisturbed run's weights
 foreign_tokens  tokens that were trained, and not sampled so in the undisturbed run
-recovery_s      the longest time until the victim was of use again
+recovery_s      the longest time until the victim was of use again, if that was before the next kill
 until_step_s    the longest time from a kill to the step in which it fell
 """
 
@@ -184,8 +184,8 @@ def main() -> None:
     finally:
         warm.close()
         server.wait()
-    wrong = [row for row in results.rows if row["problems"] or not row["turns_met"]]
-    if not any(row["problems"] for row in results.rows):
+    wrong = [row for row in results.rows if row["problems"]]
+    if not wrong:
         shutil.rmtree(directory)
     told = summary(results.rows)
     table(told, first="victim")
