@@ -42,7 +42,7 @@ sys.path.append(str(ROOT))
 
 from tests.warm import forked, imported
 
-ATTEMPTS = 3  # of a point whose step ended before its moment
+ATTEMPTS = 3  # of a point at which no turn was under way
 
 
 class Results:
@@ -109,23 +109,24 @@ class Progress:
 
 
 def play_all(suite: Suite, points: Sequence[KillPoint], steps: int, results: Results, tell: Progress) -> None:
-    """Every point, one in each step of a run. If a step ends before the point, an earlier one is tried."""
+    """Every point, one in each step of a run. One that met no turn is tried again, at an earlier moment."""
     pending = deque((point, 1) for point in points)
     while pending:
         taken = [pending.popleft() for _ in range(min(steps, len(pending)))]
         name = f"run-{'-'.join(str(point.index) for point, _ in taken)}-{taken[0][1]}"
         played = suite.play(name, [point for point, _ in taken], tell)
         verdict = suite.verdict(played)
-        for kill in played.kills:
+        counted = [kill for kill in played.kills if kill.met or verdict.problems]
+        for kill in counted:
             results.add(row_of(kill, verdict))
         if verdict.problems:
             say(f"WRONG: {played.run.directory.path}: {'; '.join(verdict.problems)}")
         else:
             shutil.rmtree(played.run.directory.path)
-        killed = {kill.point.index for kill in played.kills}
-        missed = [(point.earlier(), attempt + 1) for point, attempt in taken if point.index not in killed]
+        done = {kill.point.index for kill in counted}
+        missed = [(point.earlier(), attempt + 1) for point, attempt in taken if point.index not in done]
         for point, _ in missed:
-            say(f"{point.suite} {point.index}: the step ended before; again after {point.moment} events")
+            say(f"{point.suite} {point.index}: in no turn; again after {point.moment} events")
         pending.extend(each for each in missed if each[1] <= ATTEMPTS)
 
 
