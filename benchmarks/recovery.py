@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,11 +61,7 @@ def kill(run: ChildRun, role: str, rng: random.Random) -> Attack:
     """Kill one process of `role`; a killed controller is started again at once."""
     name, pid = rng.choice(sorted(run.pids(role).items()))
     attack = Attack(role, name, "kill", run.version, time.time())
-    if role == "controller":
-        run.kill_controller()
-        run.start()
-    else:
-        os.kill(pid, signal.SIGKILL)
+    run.kill(role, pid)
     return attack
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from millrace import Done, Observation
 
 HERE = Path(__file__).parent
-HELD_S = 60.0
+HELD_S, BUSY_S = 60.0, 0.02
 LETTERS = str.maketrans("0123456789abcdef", "ab>ab>ab>ab>ab>a")
 
 
@@ -47,6 +47,18 @@ class Acting:
             file.write(json.dumps([action, text]) + "\n")
         reward = (int(answer[3], 16) % 4) / 4
         return Done(reward) if last else Observation(text, reward=reward, after=after)
+
+
+class Busy(Acting):
+    """It takes its time, and meanwhile a file says so. After SIGKILL the files tell what it interrupted."""
+
+    def step(self, action: str) -> Observation | Done:
+        busy = HERE / f"busy-{os.getpid()}-{id(self)}"
+        busy.touch()
+        time.sleep(BUSY_S)
+        answer = super().step(action)
+        busy.unlink()
+        return answer
 
 
 class Lasting(Acting):

@@ -4,7 +4,6 @@ tests of whole runs share: a start, a run that nothing disturbed, and a quick wa
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,16 +54,12 @@ def _imported() -> Iterator[object]:
 
 @contextmanager
 def _forked(imported: Any) -> Iterator[None]:
-    from millrace.runtime.local import launcher
-
     if imported is None:
         yield
         return
-    from tests.warm import popen
+    from tests.warm import forked
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_start", imported.start)
-        patch.setattr(subprocess, "Popen", popen(imported))
+    with forked(imported):
         yield
 
 

@@ -23,9 +23,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from millrace.compose.compose import PRELOAD
 from millrace.runtime import process
@@ -126,6 +128,16 @@ def popen(warm: Warm) -> type[subprocess.Popen]:
                 self._close_pipe_fds(*(asked[name] for name in pipes))
 
     return Popen
+
+
+@contextmanager
+def forked(warm: Warm) -> Iterator[None]:
+    """Forkservers of this process, commands of Millrace and every `script.py` need not import torch."""
+    with (
+        mock.patch.object(launcher, "_start", warm.start),
+        mock.patch.object(subprocess, "Popen", popen(warm)),
+    ):
+        yield
 
 
 def is_command(args: object) -> bool:

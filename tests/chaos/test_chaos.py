@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from multiprocessing.shared_memory import SharedMemory
 
 import pytest
+from kill_points import SUITES, Suite, Verdict, kill_point
 from tests import turn_runs
 
 from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
@@ -17,8 +18,8 @@ from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
 
 pytestmark = pytest.mark.usefixtures("warm")
-POINTS = {"POINTS": 3, "SEED": 6, "STEPS": 4}
-AGENT_POINTS = {"POINTS": 3, "SEED": 1, "STEPS": 4}
+ACTORS = SUITES["turns"]
+DEADLINE_S = 100.0
 
 
 def failed(checks):
@@ -45,20 +46,22 @@ def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
     assert not failed(attack(turn_runs.make_start(tmp_path), tmp_path / "run", overrides, 6, 5)[0])
 
 
-def test_a_run_of_episodes_killed_in_its_turns_ends_with_the_same_weights(tmp_path):
-    """MILLRACE_POINTS=100 makes as many points, MILLRACE_SEED others. With MILLRACE_STEPS=16, fewer runs have
-    them."""
-    killed_in_turns(turn_runs.make_start(tmp_path), POINTS)
+def test_a_run_killed_once_in_the_turns_of_each_step_ends_with_the_same_weights(tmp_path):
+    """`python benchmarks/kills.py` does this at 100 points, and at 100 of agents."""
+    suite = Suite("turns", tmp_path / "turns", 3, DEADLINE_S)
+    points = [kill_point("turns", index, 0) for index in range(3)]
+    played = suite.play("run", points)
+    roles = {(kill.point.role, kill.version) for kill in played.kills}
+    assert roles and roles <= {*zip(ACTORS, range(3), strict=True)}
+    assert any(kill.met for kill in played.kills)
+    verdict = suite.verdict(played)
+    assert verdict == Verdict(closed=True, equal=True, foreign_tokens=0, problems=[])
 
 
 def test_a_run_of_agents_killed_in_their_turns_ends_with_the_same_weights(tmp_path):
-    """The gateways, the agents, the replicas and the controller. As above."""
-    killed_in_turns(turn_runs.make_agent_start(tmp_path), AGENT_POINTS)
-
-
-def killed_in_turns(config, defaults):
-    points, seed, steps = (int(os.environ.get(f"MILLRACE_{name}", it)) for name, it in defaults.items())
-    checks = kill_and_resume(config, config.parent, [f"steps={steps}"], points, seed, print)
+    """The gateways, the agents, the replicas and the controller."""
+    config = turn_runs.make_agent_start(tmp_path)
+    checks = kill_and_resume(config, tmp_path, ["steps=4"], 3, 1, print)
     print(checks[0].detail)
     assert not failed(checks)
 

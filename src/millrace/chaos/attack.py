@@ -188,13 +188,12 @@ class Campaign:
         attack = Attack(role, name, act, self.run.version, time.time())
         self.attacks.append(attack)
         self.on_attack(attack)
-        if role == "controller" and act == "kill":
-            self.orphans += self.run.kill_controller()
-            self.run.start()
-            self.sessions += 1
+        if act == "kill":
+            self.orphans += self.run.kill(role, pid)
+            self.sessions += role == "controller"
             return
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL if act == "kill" else signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
         if act == "pause":
             self._thaws.append((time.monotonic() + thaw_s, pid))
 

@@ -92,6 +92,17 @@ class ChildRun:
         self._controller.wait()
         return self.leftovers()
 
+    def kill(self, role: str, pid: int) -> list[int]:
+        """Kill a process of `role` with SIGKILL. A run that loses its controller is resumed at once. Returns
+        as `kill_controller`."""
+        if role == "controller":
+            left = self.kill_controller()
+            self.start()
+            return left
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return []
+
     def leftovers(self) -> list[int]:
         """The processes of this run that are left after the time to end."""
         deadline_s = time.monotonic() + END_TIMEOUT_S

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -162,13 +159,7 @@ def _kill_after(run: ChildRun, has_come: Callable[[], bool], role: str, which: i
             raise DeadlineExceeded(f"{run.num_events} events in {QUIET_S_MAX:g} s:\n{run.last_words()}")
         run.poll()
         time.sleep(0.001)
-    if role == "controller":
-        left = run.kill_controller()
-        run.start()
-        return left
-    with suppress(ProcessLookupError):
-        os.kill(pids[which % len(pids)], signal.SIGKILL)
-    return []
+    return run.kill(role, pids[which % len(pids)])
 
 
 def finish(run: ChildRun) -> None:
