@@ -74,7 +74,7 @@ class TaskRewardWorker:
             part = self._parts.all[0]
             shared = reward, part.config.one_task, part.task, self._tokenizer
             if reward.agent is None:
-                self._episodes = make_episodes(*shared, directory)
+                self._episodes = make_episodes(*shared, directory, self._config.model.path)
             else:
                 from millrace.environments.gateway.agent_episodes import make_agent_episodes
 

@@ -80,10 +80,9 @@ def make_agent_episodes(
     agent = config.agent
     assert agent is not None
     reward = AgentReward(config.path, rows)
-    rendering = make_rendering(tokenizer, task.chat_arguments)
-    ends = {*sampling.stop_token_ids}
-    if not sampling.ignore_eos:
-        ends |= end_ids(model_path, tokenizer)
+    model_ends = end_ids(model_path, tokenizer)
+    rendering = make_rendering(tokenizer, task.chat_arguments, model_ends)
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else model_ends)}
     parts = AgentParts(
         LocalAgents(agent, rendering, run_dir and run_dir / DIRECTORY),
         rendering,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from millrace.environments.gateway.calls import ChatTurn, RefusedCall
 from millrace.environments.scores import encodable
 from millrace.environments.tokenizer import encode_prompt
-from millrace.environments.turns.bridge import ChatBridge
+from millrace.environments.turns.bridge import Bridge
 from millrace.environments.turns.encoding import Encoding
+from millrace.environments.turns.harmony import make_chat_bridge
 
 BRIDGES_MAX = 64
 """Sets of tools whose bridges are kept."""
@@ -29,12 +30,13 @@ class Rendering:
 
     Args:
         arguments: of the chat template.
+        ends: ids that end a turn of this model.
     """
 
-    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-        self._tokenizer, self._arguments = tokenizer, dict(arguments)
+    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any], ends: Collection[int] = ()) -> None:
+        self._tokenizer, self._arguments, self._ends = tokenizer, dict(arguments), ends
         self._encoding = Encoding(tokenizer)
-        self._bridges: dict[bytes, ChatBridge] = {}
+        self._bridges: dict[bytes, Bridge] = {}
         self.shows_tools = "tools" in str(tokenizer.chat_template)
 
     def prompt(self, text: str) -> list[int]:
@@ -74,11 +76,11 @@ class Rendering:
             ids, [{"role": one.role, "content": one.content} for one in messages]
         )
 
-    def _bridge(self, tools: Tools) -> ChatBridge:
+    def _bridge(self, tools: Tools) -> Bridge:
         key = json.dumps(list(tools), sort_keys=True).encode()
         bridge = self._bridges.get(key)  # another thread may clear the table
         if bridge is None:
-            bridge = ChatBridge(self._tokenizer, "user", self._arguments, tools)
+            bridge = make_chat_bridge(self._tokenizer, "user", self._arguments, tools, self._ends)
             if len(self._bridges) >= BRIDGES_MAX:
                 self._bridges.clear()
             self._bridges[key] = bridge
@@ -128,9 +130,11 @@ class PlainRendering:
         return self._encoding.plain(_lines(messages))
 
 
-def make_rendering(tokenizer: Any, arguments: Mapping[str, Any]) -> Rendering | PlainRendering:
+def make_rendering(
+    tokenizer: Any, arguments: Mapping[str, Any], ends: Collection[int] = ()
+) -> Rendering | PlainRendering:
     if getattr(tokenizer, "chat_template", None):
-        return Rendering(tokenizer, arguments)
+        return Rendering(tokenizer, arguments, ends)
     return PlainRendering(tokenizer)
 
 

@@ -12,6 +12,7 @@ from millrace.core.turns.stop_strings import StopStrings
 from millrace.environments.gateway.calls import Call, CallFinish, CallOfTool, Reply
 from millrace.environments.scores import encodable
 from millrace.environments.turns.environment import SampledTurn
+from millrace.environments.turns.harmony import turn_reader
 from millrace.environments.turns.tool_calls import ToolCall, find_calls
 
 _THINK, _THOUGHT, _TAG = "<think>", "</think>", "<tool_call>"
@@ -25,12 +26,13 @@ class Replies:
         self, tokenizer: Any, *, plain: bool, end_ids: Collection[int] = (), stop: Sequence[str] = ()
     ) -> None:
         self._tokenizer, self._plain, self.end_ids, self._stop = tokenizer, plain, end_ids, stop
+        self._read = turn_reader(tokenizer)
 
     def make(self, name: str, call: Call, prompt_ids: Sequence[int], turn: SampledTurn) -> Reply:
         """The reply to a call. `name`: of the reply. The same turn makes the same reply, so that a repeated
         agent sees the same ids."""
         text, stop = _before(self._text(turn.ids), call.stop)
-        reasoning, content = _thought(text)
+        reasoning, content = _thought(_before(self._read(turn.ids), call.stop)[0])
         calls = self._calls(name, call, content)
         is_cut = turn.finish == "length" or self._is_cut(call, turn.ids)
         finish: CallFinish = "length" if is_cut else "tool_calls" if calls else "stop"

@@ -7,7 +7,8 @@ encoded again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from millrace.core.errors import ConfigError
@@ -52,52 +53,43 @@ class PlainBridge:
 
 class _Frame(NamedTuple):
     """What a template writes after the text of a turn, around the contents of messages. `ended`: the first of
-    `pieces` if the turn has its end token."""
+    `pieces` if the turn has one of `ends`."""
 
     pieces: list[str]
-    end: int | None
+    ends: frozenset[int]
     ended: str
 
 
-class ChatBridge:
-    """The end of the model's message, messages with the observation, and the begin of the next message, as
-    the chat template writes them.
-
-    The template renders a conversation of place holders once. Its text around them is encoded with special
-    tokens. A content is encoded without them, so it cannot end a message.
+class TemplateBridge:
+    """What the bridges of chat prompts share.
 
     Args:
         role: of an observation that is a text.
         arguments: of the chat template.
         tools: schemas of the tools in the prompt.
-    Raises: ConfigError: the template rewrites earlier messages, so no text follows them. An empty block
-        `<think>` at the begin of a reply is no rewriting: the model saw what its prompt had.
+        ends: ids that end a turn of this model.
     """
 
     def __init__(
-        self, tokenizer: Any, role: str, arguments: Mapping[str, Any], tools: Sequence[Any] = ()
+        self,
+        tokenizer: Any,
+        role: str,
+        arguments: Mapping[str, Any],
+        tools: Sequence[Any] = (),
+        ends: Collection[int] = (),
     ) -> None:
-        self._tokenizer, self._role = tokenizer, role
+        self._tokenizer, self._role, self._ends = tokenizer, role, frozenset(ends)
         self._arguments = {**arguments, **({"tools": list(tools)} if tools else {})}
         self._encoding = Encoding(tokenizer)
         self.fits = self._encoding.fits
-        self._frames: dict[tuple[tuple[str, str], ...], _Frame] = {}
-        self._frame([{"role": "tool" if tools else role, "content": ""}])
+        self._prepare()
 
-    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
-        """Raises: ConfigError: the template cannot append messages of these roles."""
-        messages = [_message(one) for one in self._messages(observation)]
-        frame = self._frame(messages)
-        ended = frame.end is not None and list(turn[-1:]) == [frame.end]
-        ids = self._encoding.template(frame.ended if ended else frame.pieces[0])
-        for index, piece in enumerate(frame.pieces[1:]):
-            ids += self._encoding.plain(self._written(frame, messages, index))
-            ids += self._encoding.template(piece)
-        return ids
+    def _prepare(self) -> None:
+        """Raises: ConfigError: turns cannot be appended to what the template writes."""
 
     def whole(self, observation: str | list[Message]) -> list[int]:
         """Raises: ConfigError: the template does not show every message once."""
-        messages = [_message(one) for one in self._messages(observation)]
+        messages = self._messages(observation)
         marked = _marked(messages)
         pieces = re.split("|".join(one["content"] for one in marked), self._render(marked, True))
         if len(pieces) != len(messages) + 1:
@@ -112,7 +104,51 @@ class ChatBridge:
         return ids
 
     def _messages(self, observation: str | list[Message]) -> list[Message]:
-        return [{"role": self._role, "content": observation}] if isinstance(observation, str) else observation
+        if isinstance(observation, str):
+            observation = [{"role": self._role, "content": observation}]
+        return [_message(one) for one in observation]
+
+    def _render(self, messages: Sequence[Message], prompt: bool) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    _numbered(messages), tokenize=False, add_generation_prompt=prompt, **self._arguments
+                )
+            )
+        except Exception as error:  # a template is a program
+            roles = ", ".join(one["role"] for one in messages)
+            raise ConfigError(
+                f"the chat template cannot render messages of the roles {roles}: "
+                f"{type(error).__name__}: {error}\n  Use another template, or set `reward.role`."
+            ) from error
+
+
+class ChatBridge(TemplateBridge):
+    """The end of the model's message, messages with the observation, and the begin of the next message, as
+    the chat template writes them.
+
+    The template renders a conversation of place holders once. Its text around them is encoded with special
+    tokens. A content is encoded without them, so it cannot end a message. A turn that any end of the model
+    has ended gets no second one.
+
+    Raises: ConfigError: the template rewrites earlier messages, so no text follows them. An empty block
+        `<think>` at the begin of a reply is no rewriting: the model saw what its prompt had.
+    """
+
+    def _prepare(self) -> None:
+        self._frames: dict[tuple[tuple[str, str], ...], _Frame] = {}
+        role = "tool" if "tools" in self._arguments else self._role
+        self._frame([{"role": role, "content": ""}])
+
+    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+        """Raises: ConfigError: the template cannot append messages of these roles."""
+        messages = self._messages(observation)
+        frame = self._frame(messages)
+        ids = self._encoding.template(frame.ended if set(turn[-1:]) & frame.ends else frame.pieces[0])
+        for index, piece in enumerate(frame.pieces[1:]):
+            ids += self._encoding.plain(self._written(frame, messages, index))
+            ids += self._encoding.template(piece)
+        return ids
 
     def _written(self, frame: _Frame, messages: list[Message], index: int) -> str:
         """The content of a message as the template writes it: some remove space, others write JSON."""
@@ -155,21 +191,16 @@ class ChatBridge:
             )
         pieces = re.split("|".join(contents), others[0])
         end, ended = self._encoding.behind_first_special(pieces[0])
-        return _Frame(pieces, end, ended)
+        return _Frame(pieces, frozenset() if end is None else self._replaced(end), ended)
 
-    def _render(self, messages: Sequence[Message], prompt: bool) -> str:
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    _numbered(messages), tokenize=False, add_generation_prompt=prompt, **self._arguments
-                )
-            )
-        except Exception as error:  # a template is a program
-            roles = ", ".join(one["role"] for one in messages)
-            raise ConfigError(
-                f"the chat template cannot render messages of the roles {roles}: "
-                f"{type(error).__name__}: {error}\n  Use another template, or set `reward.role`."
-            ) from error
+    def _replaced(self, end: int) -> frozenset[int]:
+        """The ends that may stand in place of a frame's. The frame's may also begin the next message, as the
+        `<|user|>` of GLM does: then a reply with nothing behind it has no end, and another replaces none."""
+        closed = ""
+        with suppress(ConfigError):  # some templates want a question at the end
+            closed = self._render(_BEGUN, False).partition(_REPLY)[2]
+        closes = self._encoding.behind_first_special(closed)[0] == end
+        return self._ends | {end} if closes else frozenset({end})
 
 
 _BEGUN: list[Message] = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": _REPLY}]

@@ -19,6 +19,7 @@ from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.completion.columns import token_array
 from millrace.core.completion.forks import num_seen, num_shared
 from millrace.core.errors import DeadlineExceeded
+from millrace.core.turns.end_ids import end_ids
 from millrace.core.turns.metric_names import ENVIRONMENT_S
 from millrace.core.turns.turn_bounds import NEXT, NO_BOUNDS, is_bound
 from millrace.core.types import (
@@ -35,7 +36,7 @@ from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import encodable, finite, raised, to_score
 from millrace.environments.tasks import More, first_usable
 from millrace.environments.tasks import Task as Rows
-from millrace.environments.turns.bridge import Bridge, ChatBridge, PlainBridge
+from millrace.environments.turns.bridge import Bridge, PlainBridge
 from millrace.environments.turns.budgets import CONTEXT, Budgets
 from millrace.environments.turns.environment import (
     Answer,
@@ -52,6 +53,7 @@ from millrace.environments.turns.environment import (
     to_begin,
 )
 from millrace.environments.turns.forms import Form, load_environment
+from millrace.environments.turns.harmony import make_chat_bridge, turn_reader
 from millrace.environments.turns.snapshots import EpisodeSnapshot, RecoveryError, Snapshots
 
 T = TypeVar("T")
@@ -357,7 +359,12 @@ def _of_one_process(call: Callable[[], T]) -> T:
 
 
 def make_episodes(
-    config: EnvironmentRewardSection, task: Task, rows: Rows, tokenizer: Any, run_dir: Path | None
+    config: EnvironmentRewardSection,
+    task: Task,
+    rows: Rows,
+    tokenizer: Any,
+    run_dir: Path | None,
+    model_path: str,
 ) -> Episodes:
     """The bridge is of chat if the first row is. `run_dir` None: a trial.
 
@@ -369,13 +376,14 @@ def make_episodes(
     form = Form(kind, config.path, config, prompt=rows.prompt, shown=shown)
     bridge: Bridge = PlainBridge(tokenizer)
     if chat:
-        bridge = ChatBridge(tokenizer, config.role, dict(task.chat_arguments), form.schemas)
+        ends = end_ids(model_path, tokenizer)
+        bridge = make_chat_bridge(tokenizer, config.role, dict(task.chat_arguments), form.schemas, ends)
     return Episodes(
         form,
         name=config.path,
         file=file,
         bridge=bridge,
-        decode=partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        decode=turn_reader(tokenizer),
         budgets=Budgets.of(config),
         snapshots=Snapshots(run_dir, config.snapshot_bytes),
         timeout_s=config.timeout_s,
