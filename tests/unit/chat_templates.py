@@ -11,12 +11,14 @@ from millrace.environments.tokenizer import load_tokenizer
 
 class Style(NamedTuple):
     """`end`: the token that ends a turn. `roles`: of observations. `exact`: the whole conversation, rendered
-    again, is what the model saw; others drop thinking, or add space before a reply."""
+    again, is what the model saw; others drop thinking, or add space before a reply. `ends`: other tokens that
+    end a turn."""
 
     template: str
     end: str
     roles: tuple[str, ...] = ("user",)
     exact: bool = True
+    ends: tuple[str, ...] = ()
 
 
 def _each(body: str, prompt: str, before: str = "") -> str:
@@ -44,6 +46,7 @@ QWEN3 = (
     "{% else %}{{ '<|im_start|>' + m.role + '\\n' + text + '<|im_end|>\\n' }}{% endif %}{% endif %}"
 )
 LLAMA3_HEAD = "{{ '<|start_header_id|>' + (%s) + '<|end_header_id|>\\n\\n' }}"
+LLAMA3_ENDS = "<|eom_id|>", "<|end_of_text|>"
 LLAMA3_PROMPT = LLAMA3_HEAD % "'assistant'"
 DEEPSEEK = (
     "{% if m.role == 'user' %}{{ '<|User|>' + m.content }}"
@@ -73,6 +76,17 @@ ALTERNATING = (
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}"
 )
 TOOL = ("user", "tool")
+
+HARMONY = (
+    "{{ '<|start|>system<|message|>Help.<|end|>' }}"
+    "{% if tools %}{{ '<|start|>developer<|message|>' + (tools | tojson) + '<|end|>' }}{% endif %}"
+    "{% for m in messages %}{{ '<|start|>' + m.role }}"
+    "{% if m.role == 'assistant' %}{{ '<|channel|>final' }}{% endif %}"
+    "{{ '<|message|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+HARMONY_TOKENS = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"
+"""Of harmony, beside `<|end|>`."""
 
 STYLES = {
     "chatml": Style(_each(CHATML, "{{ '<|im_start|>assistant\\n' }}"), "<|im_end|>", TOOL),
@@ -105,6 +119,7 @@ STYLES = {
         ),
         "<|eot_id|>",
         TOOL,
+        ends=LLAMA3_ENDS,
     ),
     "llama3_tools": Style(
         _each(
@@ -115,6 +130,7 @@ STYLES = {
         ),
         "<|eot_id|>",
         TOOL,
+        ends=LLAMA3_ENDS,
     ),
     "gemma": Style(
         _each(
@@ -225,7 +241,7 @@ REFUSED = {
 }
 SPECIAL = [
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|im_sep|>", "<|start_header_id|>", "<|end_header_id|>",
-    "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "[TOOL_RESULTS]",
+    "<|eot_id|>", "<|eom_id|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "<|User|>", "<|Assistant|>", "<|end_of_sentence|>", "<|outputs_begin|>", "<|output|>",
     "<|outputs_end|>",
     "<|end|>", "<|turn_begin|>", "<|turn_end|>", "<|bot|>", "<|user|>", "<|assistant|>", "<|tool|>",

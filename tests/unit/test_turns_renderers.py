@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.unit.chat_templates import STYLES, make_tokenizer
+from tests.unit.harmony_turns import BEGIN, VocabularyTokenizer, sampled_turn
 
 from millrace.environments.turns.bridge import ChatBridge
+from millrace.environments.turns.harmony import HarmonyBridge
 
 renderers = pytest.importorskip("renderers", reason="needs renderers: pip install renderers httpx")
 
@@ -35,11 +37,12 @@ PARTS = ["the end", " ", "\n", "\n\n", "true", '{"found": true}', "<b>", "é→"
 
 
 class Family(NamedTuple):
-    """`thinks`: replies begin with thinking, which the prompt opens if `opened`."""
+    """`ends`: of turns. The template writes the first. `thinks`: replies begin with thinking, which the
+    prompt opens if `opened`."""
 
     config: str
     template: str
-    end: str
+    ends: tuple[str, ...]
     roles: tuple[str, ...] = ("user",)
     options: tuple[tuple[str, Any], ...] = ()
     thinks: bool = False
@@ -52,15 +55,21 @@ def shipped(name: str) -> str:
 
 ALL = (("thinking_retention", "all"),)
 TOOL = ("user", "tool")
+QWEN3_ENDS = "<|im_end|>", "<|endoftext|>"
 FAMILIES = {
-    "qwen3": Family("Qwen3", STYLES["qwen3"].template, "<|im_end|>", TOOL, ALL, thinks=True),
+    "qwen3": Family("Qwen3", STYLES["qwen3"].template, QWEN3_ENDS, TOOL, ALL, thinks=True),
     "qwen3, no thinking": Family(
-        "Qwen3", STYLES["qwen3_no_thinking"].template, "<|im_end|>", TOOL, (*ALL, ("enable_thinking", False))
+        "Qwen3", STYLES["qwen3_no_thinking"].template, QWEN3_ENDS, TOOL, (*ALL, ("enable_thinking", False))
     ),
-    "qwen3, as shipped": Family("Qwen3", shipped("qwen3"), "<|im_end|>", options=ALL, thinks=True),
-    "llama 3": Family("Llama3", shipped("llama3"), "<|eot_id|>"),
+    "qwen3, as shipped": Family("Qwen3", shipped("qwen3"), QWEN3_ENDS, options=ALL, thinks=True),
+    "llama 3": Family("Llama3", shipped("llama3"), ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")),
     "deepseek r1": Family(
-        "DeepSeekR1", shipped("deepseek_r1"), "<｜end▁of▁sentence｜>", options=ALL, thinks=True, opened=True
+        "DeepSeekR1",
+        shipped("deepseek_r1"),
+        ("<｜end▁of▁sentence｜>",),
+        options=ALL,
+        thinks=True,
+        opened=True,
     ),
 }
 
@@ -84,22 +93,51 @@ def thought(family: Family, rng: random.Random) -> str:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_conversations_are_token_for_token_those_of_renderers(tokenizer: Any, name: str) -> None:
     family = FAMILIES[name]
-    tokenizer.chat_template = family.template.replace("eos_token", repr(family.end))
+    tokenizer.chat_template = family.template.replace("eos_token", repr(family.ends[0]))
     config = getattr(renderers, f"{family.config}RendererConfig")(**dict(family.options))
     theirs = renderers.create_renderer(tokenizer, config)
     given = {key: value for key, value in family.options if key == "enable_thinking"}
     tools = TOOLS if "tool" in family.roles else []
-    bridge = ChatBridge(tokenizer, "user", given, tools)
+    ends = tokenizer.convert_tokens_to_ids(list(family.ends))
+    bridge = ChatBridge(tokenizer, "user", given, tools, ends)
     for seed in range(CONVERSATIONS):
         rng = random.Random(f"{name}/{seed}")
         begin = [{"role": "user", "content": text(rng)}]
         ids = theirs.render_ids(begin, tools=tools or None, add_generation_prompt=True)
         for _ in range(rng.randrange(1, 5)):
             sampled = tokenizer.encode(thought(family, rng) + text(rng), add_special_tokens=False)
-            sampled += [tokenizer.convert_tokens_to_ids(family.end)] if rng.random() < 0.8 else []
+            sampled += [rng.choice(ends)] if rng.random() < 0.8 else []
             role = rng.choice(family.roles)
             answer = [{"role": role, "content": text(rng)} for _ in range(1 + 2 * (role == "tool"))]
             before = [*ids, *sampled]
             ids = [*before, *bridge.after(sampled, answer)]
             assert ids[: len(before)] == before  # what is trained is what was sampled
             assert theirs.bridge_to_next_turn(before[: -len(sampled)], sampled, answer).token_ids == ids
+
+
+def test_conversations_of_harmony_are_token_for_token_those_of_renderers() -> None:
+    """Their prompt opens the thinking, and they end a turn that was cut off behind `<|end|>` once more."""
+    harmony = pytest.importorskip("openai_harmony", reason="needs openai-harmony")
+    try:
+        tokenizer = VocabularyTokenizer(harmony.load_harmony_encoding("HarmonyGptOss"))
+    except harmony.HarmonyError as error:
+        pytest.skip(f"needs the vocabulary of harmony: {error}")
+    config = renderers.GptOssRendererConfig(thinking_retention="all", auto_drop_analysis=False)
+    theirs = renderers.create_renderer(tokenizer, config)
+    bridge, end = HarmonyBridge(tokenizer, "user", {}), tokenizer.added_tokens_encoder["<|end|>"]
+    opened = tokenizer.encode("<|channel|>analysis<|message|>")
+    for seed in range(100):
+        rng = random.Random(f"harmony/{seed}")
+        ids = tokenizer.encode(BEGIN)
+        for _ in range(rng.randrange(1, 5)):
+            sampled, _ = sampled_turn(tokenizer, rng, cut=0.3)
+            role = rng.choice((*TOOL, "system"))
+            answer = [
+                {"role": role, "name": "look", "content": text(rng)} for _ in range(rng.randrange(1, 3))
+            ]
+            before = [*ids, *sampled]
+            appended = bridge.after(sampled, answer)
+            twice = [end] if sampled[-1] == end else []
+            bridged = theirs.bridge_to_next_turn(before[: -len(sampled)], sampled, answer).token_ids
+            assert bridged == [*before, *twice, *appended, *opened]
+            ids = [*before, *appended]

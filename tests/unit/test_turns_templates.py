@@ -57,7 +57,8 @@ def test_a_conversation_is_the_earlier_ids_and_what_the_template_writes(tokenize
     for seed in range(CONVERSATIONS):
         rng = random.Random(f"{name}/{seed}")
         tools = TOOLS if "tools" in style.template and seed % 2 else None
-        bridge = ChatBridge(tokenizer, style.roles[0], {}, tools or ())
+        ends = tokenizer.convert_tokens_to_ids([style.end, *style.ends])
+        bridge = ChatBridge(tokenizer, style.roles[0], {}, tools or (), ends)
         messages = [{"role": "user", "content": "begin"}]
         ids = tokenizer.encode(written(tokenizer, messages, tools), add_special_tokens=False)
         plain = True
@@ -65,8 +66,8 @@ def test_a_conversation_is_the_earlier_ids_and_what_the_template_writes(tokenize
             reply = rng.choice(["yes", "True and false", text(rng)])
             ended = rng.random() < 0.8
             sampled = tokenizer.encode(reply.encode(errors="replace").decode(), add_special_tokens=False)
-            sampled += [tokenizer.convert_tokens_to_ids(style.end)] if ended else []
-            plain = plain and reply in ("yes", "True and false")
+            sampled += [rng.choice(ends)] if ended else []
+            plain = plain and reply in ("yes", "True and false") and sampled[-1] not in ends[1:]
             answer = observation(rng, style)
             appended = bridge.after(sampled, answer)
             check_tail(tokenizer, style, [messages[0], answer], tools, appended, ended)
@@ -103,6 +104,15 @@ def test_a_template_that_rewrites_what_the_model_saw_is_refused(tokenizer: Any, 
     tokenizer.chat_template = REFUSED[name]
     with pytest.raises(ConfigError, match=r"rewrites earlier messages|cannot render messages"):
         ChatBridge(tokenizer, "user", {})
+
+
+def test_an_end_that_is_not_the_templates_replaces_none_that_begins_the_next_message(tokenizer: Any) -> None:
+    """Turns of GLM end by `<|user|>` or `<|observation|>`, which the next message has as its begin."""
+    tokenizer.chat_template = STYLES["glm"].template
+    ends = user, observation = tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
+    bridge = ChatBridge(tokenizer, "user", {}, (), ends)
+    assert tokenizer.decode(bridge.after([7, user], "and")) == "\nand<|assistant|>\n"
+    assert tokenizer.decode(bridge.after([7, observation], "and")) == "<|user|>\nand<|assistant|>\n"
 
 
 def test_tools_that_a_template_moves_to_the_last_question_are_refused_for_questions_alone(
