@@ -13,7 +13,7 @@ def solve(row, base_url, key):
     client = Anthropic(base_url=base_url, api_key=key)
     messages = [{"role": "user", "content": row["prompt"]}]
     while True:
-        reply = client.messages.create(model="policy", max_tokens=16, messages=messages, tools=[MULTIPLY])
+        reply = client.messages.create(model="policy", max_tokens=64, messages=messages, tools=[MULTIPLY])
         calls = [block for block in reply.content if block.type == "tool_use"]
         if not calls:
             return "".join(block.text for block in reply.content if block.type == "text")
