@@ -17,10 +17,11 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from common import ROOT, parser_of, report, require, say, sized
@@ -41,33 +42,43 @@ class Kill:
 
     def __init__(self, run: RunDirectory, at: int) -> None:
         self._run, self._at, self._steps, self.killed_s = run, at, 0, 0.0
+        self._over, self._thread = Event(), Thread(target=self._kill, daemon=True)
 
     def __call__(self, _: dict[str, Any]) -> None:
         self._steps += 1
         if self._steps == self._at:
-            Thread(target=self._kill, daemon=True).start()
+            self._thread.start()
+
+    def end(self) -> None:
+        """The run is over: nothing is killed any more."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _kill(self) -> None:
         deadline, killed = time.monotonic() + KILL_S, set[int]()
-        while time.monotonic() < deadline:
+        while not self._over.wait(POLL_S) and time.monotonic() < deadline:
             events = list(read_events(self._run.events))
             pid = [
                 e.fields["pid"] for e in events if e.kind == "worker_started" and e.fields["name"] == VICTIM
             ]
             if pid[-1] not in killed and work_of(events, VICTIM, events[-1].time_s):
-                os.kill(pid[-1], signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid[-1], signal.SIGKILL)
                 killed.add(pid[-1])
                 events = list(read_events(self._run.events))
                 self.killed_s = events[-1].time_s
                 if work_of(events, VICTIM, self.killed_s):
                     return
-            time.sleep(POLL_S)
 
 
 def one(train: Any, args: Namespace, directory: Path) -> tuple[list[float], list[Check]]:
     run = RunDirectory(directory / "run")
     kill = Kill(run, args.steps // 2)
-    trained = train(args, directory, on_step=kill)
+    try:
+        trained = train(args, directory, on_step=kill)
+    finally:
+        kill.end()
     rewards = [step["reward/mean"] for step in trained.metrics()]
     eighth = max(1, len(rewards) // 8)
     first, last = fmean(rewards[:eighth]), fmean(rewards[-eighth:])

@@ -223,12 +223,15 @@ class ActingReplica(PlayedReplica):
 class FullReplica(ActingReplica):
     """Ends each turn in its next report, and reports like a real replica: soon after work is there."""
 
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self._submitted = Pulse()
+
     async def submit(self, works: list[Work]) -> None:
         await super().submit(works)
         self._submitted.fire()
 
     async def reports(self) -> AsyncIterator[Report]:
-        self._submitted = Pulse()
         while True:
             if self._works or not await self._submitted.wait(HEARTBEAT_S):
                 await asyncio.sleep(SLICE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from math import inf, nan
 from pathlib import Path
@@ -21,6 +22,7 @@ from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
+from millrace.look.curves.run_charts import run_charts
 from millrace.look.drawing import figures
 from millrace.look.drawing.charts import CHARTS
 from millrace.look.drawing.fragments import sample
@@ -216,6 +218,46 @@ def test_a_report_is_one_small_file_that_obeys_nothing_of_a_run(tmp_path: Path) 
 def test_a_long_curve_has_the_means_of_neighbours() -> None:
     drawn = curve([0, 1, 2, nan, 4], [1.0, 3.0, 5.0, 7.0, 9.0], points=2)
     assert (drawn.x, drawn.y) == ([0.5, 3.0], [2.0, 7.0])
+
+
+def test_a_chart_of_a_long_run_keeps_its_spikes() -> None:
+    y = [1.0] * 9_990
+    y[5_000] = 1_000.0
+    line = {"gradient": {"gradient norm": curve(range(1, len(y) + 1), y, None)}}
+    html = run_charts(line | {one.name: {} for one in CHARTS if one.name != "gradient"}, "step")["gradient"]
+    _, highest = (float(value) for value in re.search(r'data-y="([^"]+)"', html)[1].split())
+    assert 'data-x="1.0 9990.0"' in html and highest >= 1_000
+
+
+def test_a_step_without_a_time_is_left_out(tmp_path: Path) -> None:
+    one = overview(tmp_path / "a")
+    first, *others = one.run.metrics.read_text().splitlines()
+    line = json.loads(first)
+    del line["wall_s"]
+    one.run.metrics.write_text("\n".join([json.dumps(line), *others, ""]))
+    charts = Overview("a", one.run)
+    charts.update()
+    assert "nan" not in "".join(charts.charts(Axis.TIME).values())
+
+
+def test_a_ledger_that_could_not_be_counted_is_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    def count(*_: object) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise LedgerError("interrupted")
+
+    monkeypatch.setattr("millrace.look.overview.count_rewards", count)
+    one = overview(tmp_path / "a")
+    one.html_by_id()
+    one.html_by_id()
+    assert len(tries) == 1
+    monkeypatch.setattr("millrace.look.overview.time.monotonic", lambda: 1e12)
+    one.html_by_id()
+    assert len(tries) == 2
 
 
 def test_the_doctor_judges_again_only_when_there_is_something_new(

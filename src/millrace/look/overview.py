@@ -35,6 +35,8 @@ from millrace.run_directory.run_directory import RunDirectory
 
 READ_S, FIRST_READ_S = 0.4, 0.1
 """An update reads new events for about so long. The first update of a page is shorter."""
+COUNT_AGAIN_S = 60.0
+"""After so long, a ledger that could not be counted in `READ_S` is counted again."""
 READ_BYTES = SLICE_BYTES // 4
 """After so many bytes of events an update looks how long it took."""
 
@@ -56,7 +58,8 @@ class Overview:
         self.story = Story(run.events, self.config)
         self._tokenizer: list[Any] = []  # empty until it is needed
         self._judgement = ""  # the findings as HTML, of the events that were read then
-        self._is_counted = True  # False: the ledger is too large to be counted in `READ_S`
+        self._is_counted = True  # False: the ledger could not be counted in `READ_S`
+        self._count_again_s = 0.0
 
     def update(self, read_s: float = READ_S) -> None:
         until_s = time.monotonic() + read_s
@@ -86,18 +89,18 @@ class Overview:
 
     # ------------------------------------------------------------ content
 
-    def curves(self, by: Axis, points: int = POINTS) -> dict[str, dict[str, Curve]]:
+    def curves(self, by: Axis) -> dict[str, dict[str, Curve]]:
         """Of every chart, by its name, the lines by their labels."""
         x = self.steps.axis(by)
-        lines = {chart.name: chart.curves(self.steps, x, points) for chart in CHARTS}
+        lines = {chart.name: chart.curves(self.steps, x) for chart in CHARTS}
         lines["reward"]["evaluations"] = evaluated(self.run.evaluations, self.steps, by)
         going_by = {section.name: section.by for section in self.config.evaluations}
         lines["reward"] |= while_training(self.story.evaluations, going_by, self.steps, by)
         return lines
 
     def charts(self, by: Axis, points: int = POINTS) -> dict[str, str]:
-        """The HTML of each chart that has points, by its name."""
-        return run_charts(self.curves(by, points), AXES[by])
+        """The HTML of each chart that has points, by its name. A line has about `points` at most."""
+        return run_charts(self.curves(by), AXES[by], points)
 
     def data(self) -> dict[str, figures.Data]:
         """The data of every plot, by the plot's name."""
@@ -136,20 +139,24 @@ class Overview:
         """The findings of `millrace doctor`."""
         if not self.is_whole:
             return fragments.notice("The doctor waits until all events are read.")
-        if self.story.is_new:
+        counts = time.monotonic() > self._count_again_s
+        if self.story.is_new or (counts and not self._is_counted):
             self.story.is_new = False
-            self._judgement = self._judged()
+            self._judgement = self._judged(READ_S if counts else 0.0)
         return self._judgement
 
-    def _judged(self) -> str:
+    def _judged(self, read_s: float) -> str:
+        """`read_s`: the ledger is counted for so long. What takes longer is tried again later."""
         evidence, began_s = self.story.evidence, time.monotonic()
-        read_s = READ_S if self._is_counted else 0.0
+        self._is_counted = False
         with suppress(MillraceError):  # then the doctor judges by the events alone
             with LedgerReader(
                 self.run.ledger, check=False, stop=lambda: time.monotonic() > began_s + read_s
             ) as reader:
                 count_rewards(evidence, reader)
-        self._is_counted &= time.monotonic() < began_s + READ_S
+            self._is_counted = time.monotonic() < began_s + read_s
+        if read_s and not self._is_counted:
+            self._count_again_s = time.monotonic() + COUNT_AGAIN_S
         findings = diagnose(evidence)
         return fragments.findings(findings, gone(evidence, findings))
 

@@ -18,6 +18,8 @@ document.addEventListener("change", ({ target }) => {
   const before = {};
   const put = (content) => {
     if (content.html.facts && !document.getElementById("facts")) return location.reload(); // a trouble is over
+    const charts = content.html.facts ? [...document.querySelectorAll("[id^=chart-]")] : [];
+    if (charts.some(({ id }) => !(id in content.html))) return location.reload(); // another run is here
     for (const [id, html] of Object.entries(content.html)) {
       const place = document.getElementById(id);
       if (!place && id.startsWith("chart-")) return location.reload(); // a chart without a place
@@ -43,6 +45,7 @@ document.addEventListener("change", ({ target }) => {
     } catch {
       const place = document.getElementById("notice");
       if (place) place.textContent = trouble;
+      delete before.notice; // the next answer writes its own
     }
     setTimeout(refresh, 1000 * next_s);
   };
@@ -94,12 +97,17 @@ document.addEventListener("change", ({ target }) => {
     document.body.append(tip);
     const share = across(svg, event), [left, right, top, bottom] = numbers(svg, "frame");
     mark(Math.min(share, began ?? share), Math.max(share, began ?? share));
-    const told = [`${svg.dataset.axis} ${Number(between(numbers(svg, "x"), share).toPrecision(4))}`];
-    for (const line of svg.querySelectorAll("polyline[data-label]")) {
-      const wanted = left + share * (right - left);
-      const point = [...line.points].reduce((a, b) => (Math.abs(b.x - wanted) < Math.abs(a.x - wanted) ? b : a));
-      const value = between(numbers(svg, "y"), (bottom - point.y) / (bottom - top), svg.dataset.log);
-      told.push(`${line.dataset.label}  ${value.toPrecision(4)}`);
+    const at = between(numbers(svg, "x"), share), wanted = left + share * (right - left);
+    const told = [`${svg.dataset.axis} ${svg.dataset.axis === "step" ? Math.round(at) : Number(at.toPrecision(4))}`];
+    for (const line of svg.querySelectorAll("polyline[data-label], circle[data-label]")) {
+      const [cx, cy] = [line.cx, line.cy].map((one) => one?.baseVal.value);
+      const points = line.points ? [...line.points] : [{ x: cx, y: cy }];
+      const point = points.reduce((a, b) => (Math.abs(b.x - wanted) < Math.abs(a.x - wanted) ? b : a));
+      const joined = line.points && line.getAttribute("stroke-opacity") !== "0";
+      if (!joined && Math.abs(point.x - wanted) > 4) continue; // nothing is known between points
+      const y = numbers(svg, "y"), value = between(y, (bottom - point.y) / (bottom - top), svg.dataset.log);
+      const unit = 10 ** Math.ceil(Math.log10((y[1] - y[0]) / 2e4)); // a place tells no more
+      told.push(`${line.dataset.label}  ${Number((svg.dataset.log ? value : Math.round(value / unit) * unit).toPrecision(4))}`);
     }
     tip.textContent = told.join("\n");
     tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 4)}px`;

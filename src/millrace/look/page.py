@@ -74,7 +74,8 @@ def place(name: str, html: str) -> str:
 
 def whole_file(title: str, bodies: Sequence[PageContent]) -> str:
     """One HTML document that loads nothing from anywhere."""
-    library = Resources(mode="inline", components=["bokeh"]).render()
+    plots = any(one.script for one in bodies)
+    library = Resources(mode="inline", components=["bokeh"]).render() if plots else ""
     scripts = "".join(f"<script>{script}</script>" for script in (*(one.script for one in bodies), SCRIPT))
     return document(title, "".join(body.html for body in bodies) + scripts, head=library)
 

@@ -44,7 +44,11 @@ def _learned(before: Evaluation, after: Evaluation) -> Check:
 def _recovered(events: list[Event], victim: str | None, killed_s: float) -> Check:
     """The killed replica restarted, and its trajectories went on from their partial tokens."""
     died = [e for e in events if e.kind == "worker_died" and e.fields["name"] == victim]
-    back = [e for e in events if e.kind == "worker_recovered" and e.fields["name"] == victim]
+    back = [
+        e
+        for e in events
+        if e.kind == "worker_recovered" and e.fields["name"] == victim and e.time_s > killed_s
+    ]
     if not died or not back:
         return Check("recovered", False, f"{victim}: died {len(died)} times, back {len(back)} times")
     lost = work_of(events, victim, killed_s)
@@ -67,7 +71,7 @@ def work_of(events: list[Event], replica: str | None, time_s: float) -> set[int]
             works.update(event.fields["trajectory_ids"])
         elif event.kind == "leased":
             works.difference_update(event.fields["trajectory_ids"])
-        elif event.kind == "finished":
+        elif event.kind in ("finished", "ended"):
             works.discard(event.fields["trajectory_id"])
     return works
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from millrace.environments.turns.bridge import PlainBridge
 from millrace.environments.turns.budgets import Budgets
 from millrace.environments.turns.environment import Environment
 from millrace.environments.turns.episodes import Episodes
+from millrace.environments.turns.harmony import turn_reader
 from millrace.environments.turns.own_form import EpisodeLoop
 from millrace.environments.turns.snapshots import Snapshots
 
@@ -99,7 +99,7 @@ def make_agent_episodes(
         name=" ".join(agent.command) or str(agent.function),
         file=reward.file,
         bridge=PlainBridge(tokenizer),
-        decode=partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        decode=turn_reader(tokenizer),
         budgets=Budgets.of(config),
         snapshots=Snapshots(run_dir, config.snapshot_bytes),
         timeout_s=config.timeout_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from millrace.environments.gateway.calls import ChatTurn, RefusedCall
@@ -21,7 +21,9 @@ from millrace.environments.turns.harmony import make_chat_bridge
 BRIDGES_MAX = 64
 """Sets of tools whose bridges are kept."""
 
-_MARK = "xText{}x"
+_MARK = 'xText{}x"'
+_MARKS = re.compile(r'xText(\d+)x(\\?)"')
+"""A mark, and the escape of its quote where the template writes the text as JSON."""
 Tools = Sequence[dict[str, Any]]
 
 
@@ -61,11 +63,13 @@ class Rendering:
                 field="messages",
             ) from error
         ids = list[int]()
-        pieces = re.split(_MARK.format(r"(\d+)"), rendered)
-        for piece, number in zip(pieces[::2], [*pieces[1::2], None], strict=True):
-            ids += self._encoding.template(piece)
-            ids += self._encoding.plain(texts[int(number)]) if number is not None else []
-        return ids
+        at = 0
+        for found in _MARKS.finditer(rendered):
+            text = texts[int(found[1])]
+            written = json.dumps(text, ensure_ascii=False)[1:-1] if found[2] else text
+            ids += self._encoding.template(rendered[at : found.start()]) + self._encoding.plain(written)
+            at = found.end()
+        return ids + self._encoding.template(rendered[at:])
 
     def after(self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
         """The ids between the ids of a reply and the next reply.
@@ -97,7 +101,7 @@ class Rendering:
         if one.reasoning:
             message["reasoning_content"] = mark(one.reasoning)
         if one.name:
-            message["name"] = one.name
+            message["name"] = mark(one.name)
         if one.call_id:
             message["tool_call_id"] = one.call_id
         if one.calls:
@@ -105,7 +109,7 @@ class Rendering:
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": call.name, "arguments": _table(call.arguments)},
+                    "function": {"name": mark(call.name), "arguments": _marked(_table(call.arguments), mark)},
                 }
                 for call in one.calls
             ]
@@ -148,3 +152,12 @@ def _table(arguments: str) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+def _marked(value: Any, mark: Callable[[str], str]) -> Any:
+    """Arguments with a mark in place of each text and each key."""
+    if isinstance(value, dict):
+        return {mark(key): _marked(inner, mark) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_marked(inner, mark) for inner in value]
+    return mark(value) if isinstance(value, str) else value

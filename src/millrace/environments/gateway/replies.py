@@ -12,8 +12,8 @@ from millrace.core.turns.stop_strings import StopStrings
 from millrace.environments.gateway.calls import Call, CallFinish, CallOfTool, Reply
 from millrace.environments.scores import encodable
 from millrace.environments.turns.environment import SampledTurn
-from millrace.environments.turns.harmony import turn_reader
-from millrace.environments.turns.tool_calls import ToolCall, find_calls
+from millrace.environments.turns.harmony import before, turn_reader
+from millrace.environments.turns.tool_calls import ReadTurn, ToolCall, find_calls
 
 _THINK, _THOUGHT, _TAG = "<think>", "</think>", "<tool_call>"
 
@@ -31,17 +31,22 @@ class Replies:
     def make(self, name: str, call: Call, prompt_ids: Sequence[int], turn: SampledTurn) -> Reply:
         """The reply to a call. `name`: of the reply. The same turn makes the same reply, so that a repeated
         agent sees the same ids."""
-        text, stop = _before(self._text(turn.ids), call.stop)
-        reasoning, content = _thought(_before(self._read(turn.ids), call.stop)[0])
-        calls = self._calls(name, call, content)
+        text, stop = before(self._text(turn.ids), call.stop)
+        read = self._read(turn.ids, call.stop)
+        calls = self._calls(name, call, read)
+        reasoning, content = _thought(read)
+        if isinstance(read, ReadTurn):
+            reasoning, content = read.reasoning.strip(), read.content if calls or not read.calls else content
         is_cut = turn.finish == "length" or self._is_cut(call, turn.ids)
         finish: CallFinish = "length" if is_cut else "tool_calls" if calls else "stop"
         return Reply(
             id=name,
             created=int(time.time()),
             model=call.model,
-            text=text,
-            content=content.partition(_TAG)[0].strip() if calls else content,
+            text=text if call.prompt is not None else str(read),
+            content=content
+            if not calls or isinstance(read, ReadTurn)
+            else content.partition(_TAG)[0].strip(),
             reasoning=reasoning,
             calls=tuple(calls),
             finish=finish,
@@ -77,12 +82,6 @@ class Replies:
     def _text(self, ids: Sequence[int], special: bool = False) -> str:
         decode: Callable[..., str] = self._tokenizer.decode
         return decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-
-
-def _before(text: str, stop: Sequence[str]) -> tuple[str, str]:
-    """The text before the first stop string, and which one it is; empty: there is none."""
-    at, found = min(((text.find(one), one) for one in stop if one in text), default=(len(text), ""))
-    return text[:at], found
 
 
 def _thought(text: str) -> tuple[str, str]:

@@ -129,7 +129,7 @@ class ChatBridge(TemplateBridge):
 
     The template renders a conversation of place holders once. Its text around them is encoded with special
     tokens. A content is encoded without them, so it cannot end a message. A turn that any end of the model
-    has ended gets no second one.
+    has ended gets no second one, unless the template's end is the begin of the next message (GLM).
 
     Raises: ConfigError: the template rewrites earlier messages, so no text follows them. An empty block
         `<think>` at the begin of a reply is no rewriting: the model saw what its prompt had.
@@ -194,8 +194,8 @@ class ChatBridge(TemplateBridge):
         return _Frame(pieces, frozenset() if end is None else self._replaced(end), ended)
 
     def _replaced(self, end: int) -> frozenset[int]:
-        """The ends that may stand in place of a frame's. The frame's may also begin the next message, as the
-        `<|user|>` of GLM does: then a reply with nothing behind it has no end, and another replaces none."""
+        """The ends that may stand in place of `end`, the first special token behind a reply. In GLM's
+        template that token begins the next message: no other end may stand in its place."""
         closed = ""
         with suppress(ConfigError):  # some templates want a question at the end
             closed = self._render(_BEGUN, False).partition(_REPLY)[2]

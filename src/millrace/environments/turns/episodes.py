@@ -369,7 +369,7 @@ def make_episodes(
     """The bridge is of chat if the first row is. `run_dir` None: a trial.
 
     Raises: ConfigError, RewardError: the environment cannot be loaded, or the chat template is none that
-        turns can be appended to."""
+        turns can be appended to. DataError: the model's files are damaged."""
     kind, file = load_environment(config.path)
     chat = task.chat or is_messages(find_column(first_usable(rows), rows.prompt))
     shown = chat and "tools" in str(getattr(tokenizer, "chat_template", None))

@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from millrace.core.errors import ConfigError
-from millrace.environments.tokenizer import encode
 from millrace.environments.turns.bridge import Bridge, ChatBridge, TemplateBridge
 from millrace.environments.turns.environment import Message
+from millrace.environments.turns.tool_calls import ReadTurn, call_of
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CALL, RETURN = "<|call|>", "<|return|>"
@@ -32,7 +32,7 @@ _RESULT = f" to=assistant{CHANNEL}commentary{MESSAGE}"
 _REPLY = f"{START}assistant"
 _FUNCTIONS, _UNKNOWN = "functions.", "unknown"
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
-_NAME = re.compile(rf"{re.escape(CHANNEL)}\s*([^\s<]+)")
+_NAME = re.compile(r"\s*([^\s<]+)")
 _SLASH = "<\\/"
 """`</` in a text of JSON."""
 
@@ -66,11 +66,12 @@ def make_chat_bridge(
     return ChatBridge(tokenizer, role, arguments, tools, ends)
 
 
-def turn_reader(tokenizer: Any) -> Callable[[list[int]], str]:
-    """What makes the text of a turn's ids, without special tokens."""
+def turn_reader(tokenizer: Any) -> Callable[..., str]:
+    """What makes the text of a turn's ids, without special tokens, up to one of the strings `stop`."""
     if is_harmony(tokenizer):
         return HarmonyTurns(tokenizer).text
-    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return lambda ids, stop=(): before(decode(list(ids)), stop)[0]
 
 
 class HarmonyBridge(TemplateBridge):
@@ -87,10 +88,10 @@ class HarmonyBridge(TemplateBridge):
         self._turns = HarmonyTurns(self._tokenizer)
         begin: list[Message] = [{"role": "user", "content": "begin"}]
         seen, prompt = self._render(begin, False), self._render(begin, True)
-        if not prompt.startswith(seen + _REPLY):
+        if prompt != seen + _REPLY:
             raise ConfigError(
-                f"the chat template has harmony's tokens, and no {_REPLY} at its end: turns cannot be "
-                "appended exactly\n  Use the model's own template, or `task.chat = false`."
+                f"the chat template has harmony's tokens, and its prompt does not end with {_REPLY}: turns "
+                "cannot be appended exactly\n  Use the model's own template, or `task.chat = false`."
             )
         self._prompt = self._encoding.template(prompt.removeprefix(seen))
         self._closed = self._ends | self._turns.ends
@@ -124,52 +125,66 @@ class HarmonyTurns:
         self._decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
         added = tokenizer.added_tokens_encoder
         self._start, self._channel, self._message = added[START], added[CHANNEL], added[MESSAGE]
-        self._thinks = [self._channel, *encode(tokenizer, "analysis")]
         self.ends = frozenset({added[END], added[CALL], added[RETURN]})
 
     def messages(self, turn: Sequence[int]) -> list[HarmonyMessage]:
-        """The messages of a turn, the last one maybe cut off. A header that was cut off is none. If the turn
-        begins with a content, the prompt has begun its thinking."""
-        marks = self.ends | {self._channel, self._message}
-        opened = next((one for one in turn if one in marks), None) in self.ends and self._message in turn
-        header: list[int] = self._thinks if opened else []
-        content: list[int] | None = [] if opened else None
-        messages = []
+        """The messages of a turn, the last one maybe cut off. A header that was cut off is none."""
+        header: list[int] = []
+        content: list[int] | None = None
+        messages = list[HarmonyMessage]()
         for one in turn:
             if one == self._start or one in self.ends:
                 if content is not None:
-                    messages.append(self._read(header, content))
-                header, content = [], None
+                    messages += self._read(header, content)
+                header, content = [one] if one == self._start else [], None
             elif content is None and one == self._message:
                 content = []
             else:
                 (header if content is None else content).append(one)
-        return [*messages, self._read(header, content)] if content is not None else messages
+        return messages + self._read(header, content) if content is not None else messages
 
-    def text(self, turn: Sequence[int]) -> str:
+    def text(self, turn: Sequence[int], stop: Sequence[str] = ()) -> str:
         """A turn as other families write it: `<think>`, the analysis, `</think>`, the other contents, and
-        each call as `<tool_call>` with JSON. A turn without a message is its plain text."""
+        each call as `<tool_call>` with JSON. A turn without a message is its plain text. `stop`: strings, of
+        which one may have ended the last content."""
         messages = self.messages(turn)
         if not messages:
-            return str(self._decode(list(turn), skip_special_tokens=True))
+            return before(str(self._decode(list(turn), skip_special_tokens=True)), stop)[0]
+        last = messages[-1]
+        messages[-1] = last._replace(content=before(last.content, stop)[0])
         contents = [one for one in messages if not one.recipient]
         thinking = "\n".join(one.content for one in contents if one.channel == "analysis")
         others = [one.content for one in contents if one.channel != "analysis"]
-        text = "\n".join([*others, *(_call(one) for one in messages if one.recipient)])
-        return f"<think>\n{thinking}\n</think>\n\n{text}" if len(others) < len(contents) else text
+        calls = [(one.recipient.removeprefix(_FUNCTIONS), one.content) for one in messages if one.recipient]
+        text = "\n".join([*others, *(_call(*one) for one in calls)])
+        if len(others) < len(contents):
+            text = f"<think>\n{thinking}\n</think>\n\n{text}"
+        return ReadTurn(text, thinking, "\n".join(others), tuple(call_of(*one) for one in calls))
 
-    def _read(self, header: list[int], content: list[int]) -> HarmonyMessage:
-        text = self._decode(header, skip_special_tokens=False)
-        channel, recipient = _NAME.search(text), _RECIPIENT.search(text)
-        return HarmonyMessage(
-            channel[1] if channel else "",
-            recipient[1] if recipient else "",
-            self._decode(content, skip_special_tokens=True),
-        )
+    def _read(self, header: list[int], content: list[int]) -> list[HarmonyMessage]:
+        """None, if the model speaks for another: for a user, or for a tool with a result."""
+        at = header.index(self._channel) if self._channel in header else len(header)
+        parts = header[:at], header[at + 1 :]
+        role, named = (self._decode(ids, skip_special_tokens=False) for ids in parts)
+        if header[:1] == [self._start] and not role.startswith(_REPLY):
+            return []
+        channel, recipient = _NAME.match(named), _RECIPIENT.search(f"{role} {named}")
+        return [
+            HarmonyMessage(
+                channel[1] if channel else "",
+                recipient[1] if recipient else "",
+                self._decode(content, skip_special_tokens=True),
+            )
+        ]
 
 
-def _call(one: HarmonyMessage) -> str:
-    """A call as `find_calls` reads it. Arguments that are no JSON stay a text, which is malformed there. No
-    text in them ends the call."""
-    call = {"name": one.recipient.removeprefix(_FUNCTIONS), "arguments": one.content}
+def _call(name: str, arguments: str) -> str:
+    """A call in a text for people and rewards."""
+    call = {"name": name, "arguments": arguments}
     return f"<tool_call>{json.dumps(call).replace('</', _SLASH)}</tool_call>"
+
+
+def before(text: str, stop: Sequence[str]) -> tuple[str, str]:
+    """The text before the first stop string, and which one it is; empty: there is none."""
+    at, found = min(((text.find(one), one) for one in stop if one in text), default=(len(text), ""))
+    return text[:at], found

@@ -30,6 +30,26 @@ class Malformed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class ReadTurn(str):
+    """A text whose parts are known from the ids: no text in a content is a call or an end of thinking."""
+
+    reasoning: str
+    content: str
+    calls: tuple[ToolCall | Malformed, ...]
+
+    def __new__(
+        cls, text: str, reasoning: str, content: str, calls: tuple[ToolCall | Malformed, ...]
+    ) -> ReadTurn:
+        self = super().__new__(cls, text)
+        self.reasoning, self.content, self.calls = reasoning, content, calls
+        return self
+
+
+def call_of(name: str, arguments: str) -> ToolCall | Malformed:
+    """Arguments that are no JSON object are malformed."""
+    return _from_object({"name": name, "arguments": arguments})
+
+
 def find_calls(text: str, names: Collection[str], *, plain: bool) -> list[ToolCall | Malformed]:
     """The calls in a text, in order; thinking has none. `names`: of the tools.
 
@@ -38,6 +58,8 @@ def find_calls(text: str, names: Collection[str], *, plain: bool) -> list[ToolCa
     `arguments`). If `plain`: a line `name(1, b="text")` with the name of a tool, or a text that is one such
     line.
     """
+    if isinstance(text, ReadTurn) and (text.calls or not plain):
+        return list(text.calls)
     text = text.rpartition("</think>")[2].strip()
     if tagged := _TAGGED.findall(text):
         return [_from_json(body) for body in tagged]

@@ -48,7 +48,7 @@ class ToolEnvironment:
         return self._loop.result(self._own.reset(**arguments))
 
     def step(self, action: str) -> Observation | Done | OverBudget:
-        self._text = action
+        self._text = str(action)
         calls = find_calls(action, self._tools, plain=not self._shown)
         if not calls:
             return Done(self.cut_off(), self._metrics())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from millrace.look.curves.chart import chart, swatch
+from millrace.look.curves.chart import POINTS, chart, swatch
 from millrace.look.curves.curve_lines import LARGEST, Line
 from millrace.look.drawing import fragments
 from millrace.look.drawing.charts import CHARTS, Chart
@@ -18,12 +18,18 @@ POINTS_ONLY = "evaluation"
 """A curve whose label begins so is drawn as points: nothing is known between them."""
 
 
-def run_charts(curves: Mapping[str, Mapping[str, Curve]], x_label: str) -> dict[str, str]:
+def run_charts(
+    curves: Mapping[str, Mapping[str, Curve]], x_label: str, points: int = POINTS
+) -> dict[str, str]:
     """Each chart that has points, as HTML by its name. `curves`: of each chart the lines by their labels. All
-    charts have one axis."""
-    ends = [x for lines in curves.values() for one in lines.values() for x in one.x]
-    across = (min(ends, default=0.0), max(ends, default=1.0))
-    charts = {one.name: _drawn(one, curves[one.name], across, x_label) for one in CHARTS}
+    charts have one axis. A line with more than about `points` shows the least and the largest value of each
+    stretch."""
+    lines = {name: [_line(label, one) for label, one in each.items()] for name, each in curves.items()}
+    ends = [
+        end for each in lines.values() for one in each if len(one.x) for end in (one.x.min(), one.x.max())
+    ]
+    across = (float(min(ends, default=0.0)), float(max(ends, default=1.0)))
+    charts = {one.name: _drawn(one, lines[one.name], across, x_label, points) for one in CHARTS}
     return {name: html for name, html in charts.items() if html}
 
 
@@ -38,18 +44,17 @@ def run_cards(charts: Mapping[str, str], *, start: str = "") -> str:
     )
 
 
-def _drawn(one: Chart, curves: Mapping[str, Curve], across: tuple[float, float], x_label: str) -> str:
+def _drawn(one: Chart, lines: list[Line], across: tuple[float, float], x_label: str, points: int) -> str:
     """Empty: there is no point. A line without points takes no colour from another."""
-    lines = [_line(label, curve) for label, curve in curves.items()]
     drawn = [(i, line.label) for i, line in enumerate(lines) if len(line.x)]
     labels = "".join(f"<span>{swatch(i)} {fragments.safe(label)}</span>" for i, label in drawn)
     legend = f'<p class="legend">{labels}</p>' if len(drawn) > 1 else ""
-    svg = chart(one.heading, lines, across, x_label=x_label, log=one.log)
+    svg = chart(one.heading, lines, across, x_label=x_label, log=one.log, points=points)
     return svg and legend + svg
 
 
 def _line(label: str, curve: Curve) -> Line:
     x, y = np.asarray(curve.x, float), np.asarray(curve.y, float)
-    known = np.abs(y) < LARGEST
+    known = np.isfinite(x) & (np.abs(y) < LARGEST)
     only = label.startswith(POINTS_ONLY)
     return Line(label, x[known], y[known], dots=only or len(x) <= DOTS_MAX, joined=not only)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from millrace.look.drawing import meanings
-from millrace.look.record.steps import GAP, POINTS, Array, Curve, Steps, added, curve, gap_staleness, over
+from millrace.look.record.steps import GAP, Array, Curve, Steps, added, curve, gap_staleness, over
 
 Lines = Mapping[str, Sequence[float]]
 
@@ -25,9 +25,9 @@ class Chart:
     lines: Callable[[Steps], Lines]
     log: bool = False
 
-    def curves(self, steps: Steps, x: Array, points: int = POINTS) -> dict[str, Curve]:
+    def curves(self, steps: Steps, x: Array) -> dict[str, Curve]:
         """`x` is the axis of the steps."""
-        curves = {label: curve(x, self._drawn(y), points) for label, y in self.lines(steps).items()}
+        curves = {label: curve(x, self._drawn(y), None) for label, y in self.lines(steps).items()}
         return {label: line for label, line in curves.items() if line.x}
 
     def _drawn(self, y: Sequence[float]) -> Sequence[float]:
@@ -87,7 +87,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "wait",
         "Waiting",
-        "Share of its time in which the trainer waits for a batch.",
+        "Share of its time, from 0 to 1, in which the trainer waits for a batch.",
         lambda steps: {"the trainer waits": waits(steps)},
     ),
     Chart(
@@ -114,7 +114,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "signal",
         "Groups without signal",
-        "Share of the groups whose rewards are all equal, and of the completions that the budget cut.",
+        "Shares from 0 to 1: groups whose rewards are all equal, and completions that the budget cut.",
         _columns(without_signal="trainer/groups_without_signal", truncated="trainer/truncated"),
     ),
     Chart("length", "Length", "Tokens of a completion.", _columns(tokens="trainer/completion_tokens")),

@@ -136,12 +136,13 @@ class Steps:
             del column[at:]
 
 
-def curve(x: npt.ArrayLike, y: npt.ArrayLike, points: int = POINTS) -> Curve:
-    """At most `points` points, which are means of neighbours. A value that is not finite is left out."""
+def curve(x: npt.ArrayLike, y: npt.ArrayLike, points: int | None = POINTS) -> Curve:
+    """At most `points` points, which are means of neighbours; None: all. A value that is not finite is left
+    out."""
     xs, ys = np.asarray(x, float), np.asarray(y, float)
     known = np.isfinite(xs) & np.isfinite(ys)
     xs, ys = xs[known], ys[known]
-    width = -(-len(xs) // points)
+    width = 1 if points is None else -(-len(xs) // points)
     if width > 1:
         starts = np.arange(0, len(xs), width)
         nums = np.minimum(width, len(xs) - starts)
