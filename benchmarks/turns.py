@@ -59,7 +59,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -223,8 +223,8 @@ class ActingReplica(PlayedReplica):
 class FullReplica(ActingReplica):
     """Ends each turn in its next report, and reports like a real replica: soon after work is there."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
         self._submitted = Pulse()
 
     async def submit(self, works: list[Work]) -> None:
