@@ -220,6 +220,8 @@ class PlayedRun:
 
     def play(self, points: list[KillPoint], tell: Callable[[Kill], None]) -> None:
         """Each step has its deadline, and with it each point."""
+        for busy in self._directory.glob("busy-*"):  # of workers that an earlier run lost
+            busy.unlink()
         try:
             self.run.start()
             for version, point in enumerate(points):
@@ -245,10 +247,10 @@ class PlayedRun:
         for kill in self.kills:
             kill.is_newest = False
         attack = Attack(point.role, name, "kill", version, time.time())
-        episodes = self._episodes(pid)
+        episodes = self._episodes(point.role, pid)
         self.orphans += self.run.kill(point.role, pid)
         self._take_in()
-        if not self._has_agents:
+        if point.role == "reward worker" and not self._has_agents:
             episodes = self._answers(pid)  # that have not ended
         self.kills.append(Kill(point, attack, version, self._met(attack, episodes)))
         for event in self.run.events:
@@ -256,35 +258,37 @@ class PlayedRun:
         tell(self.kills[-1])
 
     def _victims(self, role: str) -> dict[str, int]:
-        """Processes of `role` that are in the middle of a turn."""
+        """Processes of `role` that are in the middle of a turn. An agent: one that runs while a turn of any
+        is."""
         pids = self.run.pids(role)
         match role:
             case "replica":
                 return {name: pid for name, pid in pids.items() if name in self._turns.sampled.values()}
             case "reward worker":
-                return {name: pid for name, pid in pids.items() if self._episodes(pid)}
+                return {name: pid for name, pid in pids.items() if self._episodes(role, pid)}
             case _:
                 return pids if len(self._turns) else {}
 
-    def _episodes(self, pid: int) -> int:
-        """Of a reward worker: answers of environments under way, or its agents."""
+    def _episodes(self, role: str, pid: int) -> int:
+        """Of a reward worker: answers of environments under way, or its agents. Of an agent that runs: 1."""
+        if role not in ("reward worker", "agent"):
+            return 0
         if not self._has_agents:
             return self._answers(pid)
-        return len(set(self.run.pids("agent").values()) & set(process.descendants(pid)))
+        own = {pid} if role == "agent" else set(process.descendants(pid))
+        return len(own & set(self.run.pids("agent").values()))
 
     def _answers(self, pid: int) -> int:
         return len(list(self._directory.glob(f"busy-{pid}-*")))
 
     def _met(self, attack: Attack, episodes: int) -> int:
-        """How many turns under way the kill met. `episodes`: of the victim, if it is a reward worker."""
+        """How many turns under way the kill met. `episodes`: as of `_episodes`."""
         turns = open_turns(self.run.events, attack.wall_s)
         match attack.role:
             case "replica":
                 return list(turns.sampled.values()).count(attack.name)
-            case "reward worker":
+            case "reward worker" | "agent":
                 return min(episodes, len(turns))
-            case "agent":
-                return min(1, len(turns))
             case _:
                 return len(turns)
 

@@ -12,13 +12,14 @@ serves all runs, so that a controller is back sooner than elsewhere.
 
 `--file` gets one line for each point when its run has ended, and `--resume` makes the points that it has
 not. `--first`: only so many points of each kind. `--deadline-s`: for one step, and so for one point. A run
-with a problem keeps its directory. The exit code is 1 if a point failed.
+with a problem keeps its directory. The exit code is 1 if a run had a problem, or a point met no turn in three
+attempts. Such a point is in no row. `asked` counts the points that were due, `points` the rows.
 
-in_turn         kills that met at least one turn under way of their victim
 closed          in runs whose accounts close: each trajectory once, every step once, nothing lost
 equal           in runs that ended with the bytes of the undisturbed run's weights
 foreign_tokens  tokens that were trained, and not sampled so in the undisturbed run
-recovery_s      the longest time until the victim was of use again, if that was before the next kill
+recovery_s      the longest time until the victim was of use again, if that was before the next kill; an
+                agent has none
 until_step_s    the longest time from a kill to the step in which it fell
 """
 
@@ -48,25 +49,32 @@ ATTEMPTS = 3  # of a point at which no turn was under way
 class Results:
     """The file of points, one line each. The first line has what decides them."""
 
-    def __init__(self, path: Path, decided_by: Mapping[str, Any], *, resume: bool) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, decided_by: Mapping[str, Any], *, resume: bool) -> None:
+        self.path, self.rows = path, list[dict[str, Any]]()
+        if path is None:
+            return
         first = json.dumps(decided_by)
         if not path.exists():
             path.write_text(f"{first}\n")
         elif not resume:
             raise SystemExit(f"{path} is there already: go on with --resume, or name another --file")
-        head, *lines = path.read_text().splitlines()
+        text = path.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a command that was killed leaves part of a line
+        head, *lines = whole.splitlines() or [""]
         if head != first:
             raise SystemExit(f"{path} is of {head}, not of {first}: name another --file")
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        if whole != text:
+            path.write_text(whole)
+        self.rows += map(json.loads, lines)
 
     def has(self, point: KillPoint) -> bool:
         return any((row["suite"], row["index"]) == (point.suite, point.index) for row in self.rows)
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def row_of(kill: Kill, verdict: Verdict) -> dict[str, Any]:
@@ -108,26 +116,37 @@ class Progress:
         say(f"{point}: {where}; {self._done} of {self._left}, about {left_s / 60:.1f} min left")
 
 
-def play_all(suite: Suite, points: Sequence[KillPoint], steps: int, results: Results, tell: Progress) -> None:
-    """Every point, one in each step of a run. One that met no turn is tried again, at an earlier moment."""
-    pending = deque((point, 1) for point in points)
+def play_all(
+    suite: Suite, points: Sequence[KillPoint], steps: int, results: Results, tell: Progress
+) -> list[str]:
+    """Every point, one in each step of a run. One that met no turn is tried again, at an earlier moment.
+    Returns what did not hold: runs with their directories, and points that no attempt reached."""
+    pending, broken = deque((point, 1) for point in points), list[str]()
     while pending:
         taken = [pending.popleft() for _ in range(min(steps, len(pending)))]
-        name = f"run-{'-'.join(str(point.index) for point, _ in taken)}-{taken[0][1]}"
+        name = f"run-{taken[0][0].index}-{taken[-1][0].index}-{taken[0][1]}"
         played = suite.play(name, [point for point, _ in taken], tell)
         verdict = suite.verdict(played)
         counted = [kill for kill in played.kills if kill.met or verdict.problems]
         for kill in counted:
             results.add(row_of(kill, verdict))
         if verdict.problems:
-            say(f"WRONG: {played.run.directory.path}: {'; '.join(verdict.problems)}")
+            broken.append(f"{played.run.directory.path}: {'; '.join(verdict.problems)}")
+            say(f"WRONG: {broken[-1]}")
         else:
             shutil.rmtree(played.run.directory.path)
         done = {kill.point.index for kill in counted}
-        missed = [(point.earlier(), attempt + 1) for point, attempt in taken if point.index not in done]
-        for point, _ in missed:
-            say(f"{point.suite} {point.index}: in no turn; again after {point.moment} events")
-        pending.extend(each for each in missed if each[1] <= ATTEMPTS)
+        for point, attempt in taken:
+            if point.index in done:
+                continue
+            if attempt == ATTEMPTS:
+                broken.append(f"{point.suite} {point.index}: in no turn, {ATTEMPTS} times")
+                say(f"WRONG: {broken[-1]}")
+            else:
+                pending.append((point.earlier(), attempt + 1))
+                again = f"again after {pending[-1][0].moment} events"
+                say(f"{point.suite} {point.index}: in no turn; {again}")
+    return broken
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -141,7 +160,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "points": len(rows),
-        "in_turn": sum(row["turns_met"] > 0 for row in rows),
         "closed": sum(row["closed"] for row in rows),
         "equal": sum(row["equal"] for row in rows),
         "foreign_tokens": sum(row["foreign_tokens"] for row in rows),
@@ -150,19 +168,17 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def kill_everything(options: Namespace, directory: Path) -> Results:
-    decided_by = {"points": options.points, "seed": options.seed, "steps": options.steps}
-    results = Results(options.file or directory / "kills.jsonl", decided_by, resume=options.resume)
-    suites = [options.only] if options.only else list(SUITES)
-    due = [kill_point(name, index, options.seed) for name in suites for index in range(options.first)]
-    due = [point for point in due if not results.has(point)]
-    tell = Progress(len(due))
-    for name in suites:
+def kill_everything(
+    options: Namespace, points: Sequence[KillPoint], results: Results, directory: Path
+) -> list[str]:
+    """Returns as `play_all`."""
+    due = [point for point in points if not results.has(point)]
+    tell, broken = Progress(len(due)), list[str]()
+    for name in dict.fromkeys(point.suite for point in due):
+        suite = Suite(name, directory / name, options.steps, options.deadline_s)
         mine = [point for point in due if point.suite == name]
-        if mine:
-            suite = Suite(name, directory / name, options.steps, options.deadline_s)
-            play_all(suite, mine, options.steps, results, tell)
-    return results
+        broken += play_all(suite, mine, options.steps, results, tell)
+    return broken
 
 
 def main() -> None:
@@ -177,21 +193,28 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=sized(10, 3), help="of a run")
     options = parser.parse_args()
     options.first = min(options.points, options.first or options.points)
+    decided_by = {"points": options.points, "seed": options.seed, "steps": options.steps}
+    results = Results(options.file, decided_by, resume=options.resume)
+    suites = [options.only] if options.only else list(SUITES)
+    points = [kill_point(name, index, options.seed) for name in suites for index in range(options.first)]
     directory = Path(tempfile.mkdtemp(prefix="millrace-kills-"))
     warm, server = imported()
     try:
         with forked(warm):
-            results = kill_everything(options, directory)
+            broken = kill_everything(options, points, results, directory)
     finally:
         warm.close()
         server.wait()
     wrong = [row for row in results.rows if row["problems"]]
-    if not wrong:
+    failed = bool(wrong or broken)
+    if not failed:
         shutil.rmtree(directory)
     told = summary(results.rows)
-    table(told, first="victim")
-    report({"points": len(results.rows), "wrong": len(wrong), "victims": told}, as_json=options.json)
-    sys.exit(1 if wrong else 0)
+    if told:
+        table(told, first="victim")
+    counts = {"asked": len(points), "points": len(results.rows), "wrong": len(wrong)}
+    report({**counts, "broken": broken, "victims": told}, as_json=options.json)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -192,8 +192,7 @@ class Campaign:
             self.orphans += self.run.kill(role, pid)
             self.sessions += role == "controller"
             return
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+        self.run.send(role, pid, signal.SIGSTOP)
         if act == "pause":
             self._thaws.append((time.monotonic() + thaw_s, pid))
 

@@ -51,7 +51,7 @@ class ChildRun:
         self._command = [*train, "--run-dir", str(self.directory.path)]
         self._log = self.directory.path.with_name(self.directory.path.name + ".log")
         self._controller: subprocess.Popen[bytes] | None = None
-        self._workers: dict[str, tuple[str, int]] = {}  # name -> (role, pid)
+        self._workers: dict[str, tuple[str, int, list[str]]] = {}  # name -> (role, pid, its start)
         self.ranks: set[int] = set()  # processes that are one of several of a worker
         self._tail = Tail(self.directory.events)
         self._began = 0  # byte of the log at which the present session began
@@ -99,9 +99,14 @@ class ChildRun:
             left = self.kill_controller()
             self.start()
             return left
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        self.send(role, pid, signal.SIGKILL)
         return []
+
+    def send(self, role: str, pid: int, number: signal.Signals) -> None:
+        """A signal to a process of `role`. If that has ended, its number may be another process's."""
+        if pid in self.pids(role).values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def leftovers(self) -> list[int]:
         """The processes of this run that are left after the time to end."""
@@ -160,7 +165,8 @@ class ChildRun:
             return {f"{name}.{pid}": pid for name, pid in beside if _title(pid).startswith("VLLM::")}
         if role == "agent":
             return {directory: pid for pid in self.processes() if (directory := self._agent_of(pid))}
-        return {name: pid for name, (its, pid) in self._workers.items() if its == role and _title(pid)}
+        mine = {name: one[1:] for name, one in self._workers.items() if one[0] == role}
+        return {name: pid for name, (pid, start) in mine.items() if _title(pid) and _start(pid) == start}
 
     def _agent_of(self, pid: int) -> str:
         """The name of the directory in which a process of an agent works; empty: it is of none."""
@@ -199,7 +205,7 @@ class ChildRun:
         for known in [known for known in self._workers if known.partition(".")[0] == name]:
             del self._workers[known]
         for rank, pid in enumerate(pids):
-            self._workers[f"{name}.{rank}" if rank else name] = (role, pid)
+            self._workers[f"{name}.{rank}" if rank else name] = (role, pid, _start(pid))
         if len(pids) > 1:
             self.ranks.update(pids)
 
@@ -211,3 +217,8 @@ def _title(pid: int) -> str:
     except OSError:
         return ""
     return "" if state[0] in "ZX" else name
+
+
+def _start(pid: int) -> list[str]:
+    """When a process began, in ticks since the machine did; empty if there is none."""
+    return process.stat_fields(pid)[19:20]
