@@ -24,3 +24,9 @@ class StopStrings:
         """True if the newest token completed a stop string."""
         text = self._decode(list(tokens[-self._window :]))
         return any(string in text for string in self._strings)
+
+
+def before_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:
+    """The text before the first stop string, and which one it is; empty: there is none."""
+    at, found = min(((text.find(one), one) for one in stop if one in text), default=(len(text), ""))
+    return text[:at], found

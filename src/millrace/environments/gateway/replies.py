@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from millrace.core.turns.stop_strings import StopStrings
+from millrace.core.turns.stop_strings import StopStrings, before_stop
 from millrace.environments.gateway.calls import Call, CallFinish, CallOfTool, Reply
 from millrace.environments.scores import encodable
 from millrace.environments.turns.environment import SampledTurn
-from millrace.environments.turns.harmony import before, turn_reader
+from millrace.environments.turns.harmony import turn_reader
 from millrace.environments.turns.tool_calls import ReadTurn, ToolCall, find_calls
 
 _THINK, _THOUGHT, _TAG = "<think>", "</think>", "<tool_call>"
@@ -31,12 +31,14 @@ class Replies:
     def make(self, name: str, call: Call, prompt_ids: Sequence[int], turn: SampledTurn) -> Reply:
         """The reply to a call. `name`: of the reply. The same turn makes the same reply, so that a repeated
         agent sees the same ids."""
-        text, stop = before(self._text(turn.ids), call.stop)
+        text, stop = before_stop(self._text(turn.ids), call.stop)
         read = self._read(turn.ids, call.stop)
         calls = self._calls(name, call, read)
         reasoning, content = _thought(read)
         if isinstance(read, ReadTurn):
             reasoning, content = read.reasoning.strip(), read.content if calls or not read.calls else content
+        elif calls:
+            content = content.partition(_TAG)[0].strip()
         is_cut = turn.finish == "length" or self._is_cut(call, turn.ids)
         finish: CallFinish = "length" if is_cut else "tool_calls" if calls else "stop"
         return Reply(
@@ -44,9 +46,7 @@ class Replies:
             created=int(time.time()),
             model=call.model,
             text=text if call.prompt is not None else str(read),
-            content=content
-            if not calls or isinstance(read, ReadTurn)
-            else content.partition(_TAG)[0].strip(),
+            content=content,
             reasoning=reasoning,
             calls=tuple(calls),
             finish=finish,

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from millrace.core.errors import ConfigError
+from millrace.core.turns.stop_strings import before_stop
 from millrace.environments.turns.bridge import Bridge, ChatBridge, TemplateBridge
 from millrace.environments.turns.environment import Message
 from millrace.environments.turns.tool_calls import ReadTurn, call_of
@@ -71,7 +72,7 @@ def turn_reader(tokenizer: Any) -> Callable[..., str]:
     if is_harmony(tokenizer):
         return HarmonyTurns(tokenizer).text
     decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return lambda ids, stop=(): before(decode(list(ids)), stop)[0]
+    return lambda ids, stop=(): before_stop(decode(list(ids)), stop)[0]
 
 
 class HarmonyBridge(TemplateBridge):
@@ -149,9 +150,9 @@ class HarmonyTurns:
         which one may have ended the last content."""
         messages = self.messages(turn)
         if not messages:
-            return before(str(self._decode(list(turn), skip_special_tokens=True)), stop)[0]
+            return before_stop(str(self._decode(list(turn), skip_special_tokens=True)), stop)[0]
         last = messages[-1]
-        messages[-1] = last._replace(content=before(last.content, stop)[0])
+        messages[-1] = last._replace(content=before_stop(last.content, stop)[0])
         contents = [one for one in messages if not one.recipient]
         thinking = "\n".join(one.content for one in contents if one.channel == "analysis")
         others = [one.content for one in contents if one.channel != "analysis"]
@@ -182,9 +183,3 @@ def _call(name: str, arguments: str) -> str:
     """A call in a text for people and rewards."""
     call = {"name": name, "arguments": arguments}
     return f"<tool_call>{json.dumps(call).replace('</', _SLASH)}</tool_call>"
-
-
-def before(text: str, stop: Sequence[str]) -> tuple[str, str]:
-    """The text before the first stop string, and which one it is; empty: there is none."""
-    at, found = min(((text.find(one), one) for one in stop if one in text), default=(len(text), ""))
-    return text[:at], found

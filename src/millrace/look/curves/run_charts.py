@@ -10,10 +10,9 @@ from millrace.look.curves.chart import POINTS, chart, swatch
 from millrace.look.curves.curve_lines import LARGEST, Line
 from millrace.look.drawing import fragments
 from millrace.look.drawing.charts import CHARTS, Chart
+from millrace.look.drawing.figures import POINTS_MAX
 from millrace.look.record.steps import Curve
 
-DOTS_MAX = 30
-"""A line of at most so many points shows its points, because one point draws no line."""
 POINTS_ONLY = "evaluation"
 """A curve whose label begins so is drawn as points: nothing is known between them."""
 
@@ -57,4 +56,4 @@ def _line(label: str, curve: Curve) -> Line:
     x, y = np.asarray(curve.x, float), np.asarray(curve.y, float)
     known = np.isfinite(x) & (np.abs(y) < LARGEST)
     only = label.startswith(POINTS_ONLY)
-    return Line(label, x[known], y[known], dots=only or len(x) <= DOTS_MAX, joined=not only)
+    return Line(label, x[known], y[known], dots=only or len(x) <= POINTS_MAX, joined=not only)
