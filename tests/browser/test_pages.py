@@ -282,3 +282,14 @@ def test_a_drag_on_the_page_of_a_run_opens_the_curves_of_these_steps(ui: str, br
         page.mouse.move(box["x"] + 0.7 * box["width"], middle)
         page.mouse.up()
         page.wait_for_url("**/curves/b?from=*&to=*")
+
+
+def test_an_answer_that_changes_nothing_leaves_the_charts_in_their_places(ui: str, browser: Any) -> None:
+    first = "window.first = document.querySelector('#chart-reward svg')"
+    with opened(browser, f"{ui}run/b") as page:
+        page.add_init_script(f"addEventListener('DOMContentLoaded', () => {first})")
+        address = page.get_attribute("body", "data-live")
+        for again in (page.reload, lambda: None):  # the second question comes after the first answer was shown
+            with page.expect_response(lambda answer: address in answer.url):
+                again()
+        assert page.evaluate("first.isConnected")

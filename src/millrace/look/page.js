@@ -16,6 +16,7 @@ document.addEventListener("change", ({ target }) => {
   const address = document.body.dataset.live;
   if (!address) return;
   const before = {};
+  const parsed = (html) => Object.assign(document.createElement("template"), { innerHTML: html }).innerHTML;
   const put = (content) => {
     if (content.html.facts && !document.getElementById("facts")) return location.reload(); // a trouble is over
     const charts = content.html.facts ? [...document.querySelectorAll("[id^=chart-]")] : [];
@@ -23,7 +24,7 @@ document.addEventListener("change", ({ target }) => {
     for (const [id, html] of Object.entries(content.html)) {
       const place = document.getElementById(id);
       if (!place && id.startsWith("chart-")) return location.reload(); // a chart without a place
-      if (place && html !== before[id] && html !== place.innerHTML) place.innerHTML = html;
+      if (place && html !== before[id] && parsed(html) !== place.innerHTML) place.innerHTML = html;
       before[id] = html;
     }
     for (const [name, data] of Object.entries(content.sources)) {
