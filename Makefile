@@ -1,6 +1,7 @@
 # make setup        .venv with everything (instant when nothing changed)
 # make quickstart   train a small model with asynchronous RL, here, in minutes
-# make test         lint and every test
+# make test         lint, and every promise tested once
+# make test-long    further seeds, sizes and whole runs of what `make test` runs
 # make setup-vllm   .venv-vllm with vLLM for CPUs, for rollout.engine = "vllm"
 # make test-vllm    every test of an engine, and whole runs, with vLLM
 # make setup-sglang .venv-sglang with SGLang for CPUs, for tests alone
@@ -37,7 +38,7 @@ VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -95,13 +96,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+DECISIONS := tests/tidy tests/unit tests/simulation tests/gpu
+RUNS := tests/process tests/sandbox tests/ranks tests/netns tests/engines tests/chaos tests/learning
+
 # Decisions and mathematics, beside the one process of mypy; then what runs processes of its own.
 test: $(STAMP)
 	$(MAKE) --jobs 2 lint test-decisions
-	$(BIN)/pytest -n 2 --dist worksteal tests/process tests/sandbox tests/ranks tests/netns tests/engines tests/chaos tests/learning
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(RUNS)
 
 test-decisions: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal tests/tidy tests/unit tests/simulation tests/gpu
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(DECISIONS)
+
+test-long: $(STAMP)
+	$(BIN)/pytest -n 2 --dist worksteal -m long $(DECISIONS) $(RUNS)
 
 test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm --within-process

@@ -13,6 +13,7 @@ from millrace.sim.calibrate.learn import Calibration
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.report.measure import Measure, measure
 from millrace.sim.simulation import Scale, Scenario
+from tests.long import long
 from tests.simulation.test_calibrate import TRUE, calibration, config
 
 
@@ -40,6 +41,7 @@ def test_the_gain_of_a_replica_is_the_one_that_a_replica_gives():
     assert ratios(answer)["one more replica"] == pytest.approx(true_speed(3) / true_speed(2), rel=0.1)
 
 
+@long
 def test_slow_rewards_gain_by_a_worker_and_by_nothing_else():
     before = calibration()
     slow = replace(before, costs=replace(before.costs, score_s=0.2))
@@ -48,6 +50,7 @@ def test_slow_rewards_gain_by_a_worker_and_by_nothing_else():
     assert all(gain == pytest.approx(1.0, abs=0.15) for gain in gains.values())
 
 
+@long
 def test_a_synchronous_run_is_offered_a_schedule_with_a_bound():
     answer = outlook(changed(schedule=Synchronous()))
     names = [gain.change for gain in answer.gains]

@@ -15,6 +15,7 @@ from millrace.sim.explore.worlds import small_config
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Faults
+from tests.long import few
 
 SCHEDULES: dict[str, Schedule] = {
     "synchronous": Synchronous(),
@@ -22,7 +23,7 @@ SCHEDULES: dict[str, Schedule] = {
     "areal 1": AReaL(eta=1),
     "llamarl 1": LlamaRL(lag=1),
 }
-SEEDS, CHUNK = 60, 20
+SEEDS, CHUNK = 60, 5
 
 
 def colocated(schedule: Schedule, **changes: object) -> Config:
@@ -76,7 +77,7 @@ def test_at_staleness_1_unfinished_trajectories_go_on_with_the_next_version() ->
 
 
 @pytest.mark.parametrize("worker", ["trainer", "replica-0", "replica-*", "relay"])
-@pytest.mark.parametrize("point", range(8))
+@pytest.mark.parametrize("point", few(range(8), 2))
 @pytest.mark.parametrize("name", ["synchronous", "areal 1"])
 def test_a_worker_that_dies_at_a_hand_over_stops_nobody(name: str, worker: str, point: int) -> None:
     """Sleeping and waking take long here, so most of these moments are within a hand-over."""
@@ -89,7 +90,7 @@ def test_a_worker_that_dies_at_a_hand_over_stops_nobody(name: str, worker: str, 
         assert len(play(Scenario(config, costs=costs, faults=faults)).of("step")) >= 8
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", few(range(0, SEEDS, CHUNK)))
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_no_storm_breaks_a_promise_of_a_run_in_turns(name: str, first: int) -> None:
     report = explore(first, CHUNK, config=colocated(SCHEDULES[name]))

@@ -26,6 +26,7 @@ from millrace.sim.roles.world import World
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Corruption, Crash, Failures, Faults
 from millrace.sim.virtual.workers import SimulatedWorker
+from tests.long import long
 
 
 class Watched(Invariants):
@@ -210,6 +211,7 @@ def last_step_s(outcome: Outcome) -> float:
     return events[-1].time_s
 
 
+@long
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_dies_every_due_version_is_told_and_the_last_one_is_evaluated(seed: int) -> None:
     """The explorer's worlds, in which evaluators and their reward workers die too."""

@@ -15,6 +15,7 @@ from millrace.config.tables.training import BatchShape
 from millrace.controller.state.run_state import RunState
 from millrace.sim.explore.verdicts import explore, try_seed
 from millrace.sim.explore.worlds import random_world, small_config
+from tests.long import few, long
 
 SEEDS, CHUNK = 300, 20
 HARD = range(13, 21)  # between them: every kind of fault
@@ -23,12 +24,13 @@ PROGRAM = (
 )
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", few(range(0, SEEDS, CHUNK), 2))
 def test_no_storm_breaks_a_promise(first: int) -> None:
     report = explore(first, CHUNK)
     assert report.ok, "\n".join(f"{v.command}: {v.schedule}: {v.problem}" for v in report.failures)
 
 
+@long
 def test_the_same_seed_takes_the_same_path_in_every_process_under_every_fault() -> None:
     here = " ".join(try_seed(seed).digest for seed in HARD)
     for hash_seed in ("1", "2"):
@@ -58,6 +60,7 @@ def test_the_worlds_hold_every_kind_of_fault() -> None:
     )
 
 
+@long
 def test_processes_share_the_seeds_and_report_them_in_order() -> None:
     told: list[int] = []
     shared = explore(0, 6, jobs=2, on_seed=lambda verdict: told.append(verdict.seed))

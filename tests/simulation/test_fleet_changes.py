@@ -16,6 +16,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, small_config, spot
 from millrace.sim.simulation import Scaling, Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Faults, Notice
+from tests.long import few, long
 
 PRESETS = (*SCHEDULES, RLBoost(), RLBoost(staleness_max=1), RLBoost(staleness_max=0))
 SLOW = Costs(step_base_s=0.2)
@@ -43,7 +44,7 @@ def resumed(outcome):
     }
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", few(range(30), 6))
 def test_replicas_that_come_and_go_cost_nothing_but_time(seed):
     """Spot instances: everything that happens to them is drawn from the seed."""
     rng = random.Random(seed)
@@ -128,6 +129,7 @@ def test_a_replica_that_is_not_up_leaves_at_once():
     assert [event["replica"] for event in outcome.of("left")] == ["replica-1"]
 
 
+@long
 def test_throughput_follows_the_capacity():
     """Generation is the slower side, so steps come as replicas do."""
 

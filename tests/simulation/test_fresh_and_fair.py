@@ -21,6 +21,7 @@ from millrace.sim.rehearsal import Scene, rehearse
 from millrace.sim.report.measure import measure
 from millrace.sim.simulation import Scale, Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
+from tests.long import few, long
 
 BOUND, STEPS, PROMPTS, MEMBERS = 4, 40, 16, 4
 TRAINER_BOUND_S, GENERATION_BOUND_S = 3.0, 0.3
@@ -59,13 +60,14 @@ def measured(**changes):
     return measure(scenario(**changes))[0]
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 8, 128])
+@pytest.mark.parametrize("replicas", few([1, 2, 8, 128], 2))
 def test_with_a_slow_trainer_one_batch_ahead_is_enough(replicas):
     result = measured(replicas=replicas, step_s=TRAINER_BOUND_S, steps=20)
     assert result.staleness_mean < 1.3
     assert result.trainer_waits < 0.25
 
 
+@long
 @pytest.mark.parametrize(
     "faults",
     [Faults(failures=(Failures("replica-*", 20.0),)), Faults(controller_crashes=(15.0, 60.0))],
@@ -76,23 +78,26 @@ def test_after_a_death_and_after_a_resume_too(faults):
     assert measure(watch)[0].staleness_mean < 1.3
 
 
+@long
 def test_completions_that_grow_are_answered_by_running_further_ahead():
     same, grown = (measured(step_s=1.0, drift=drift) for drift in (0.2, 3.0))
     assert same.staleness_mean < grown.staleness_mean <= BOUND
 
 
+@long
 def test_slow_generation_leaves_half_of_the_bound_to_stragglers():
     result = measured(seed=0)
     assert result.staleness_mean < BOUND - 0.5
     assert result.staleness_max <= BOUND
 
 
+@long
 def test_batches_are_fair_samples_from_the_first_on():
     found = [measured(seed=seed).fairness for seed in range(3)]
     assert 0.5 < fmean(found) < 1.3
 
 
-@pytest.mark.parametrize("ahead", [None, 1.0, 3.0])
+@pytest.mark.parametrize("ahead", few([None, 1.0, 3.0]))
 def test_with_faults_the_bound_holds_and_nobody_starves(ahead):
     for seed in range(8):
         schedule = Millrace(staleness_max=seed % 5, ahead=ahead, repack_interval_s=0.5)

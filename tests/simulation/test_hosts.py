@@ -23,6 +23,7 @@ from millrace.sim.simulation import Outcome, Scaling, Scenario, simulate
 from millrace.sim.virtual import loop
 from millrace.sim.virtual.faults import Crash, Failures, Faults, Partitions
 from millrace.sim.virtual.sim_runtime import SimHandle, SimRuntime
+from tests.long import long
 
 SCHEDULES: tuple[Schedule, ...] = (
     Synchronous(),
@@ -64,6 +65,7 @@ def test_a_synchronous_run_trains_the_same_on_one_host_and_on_three() -> None:
     assert trained(played(Synchronous(), hosts=1)) == trained(played(Synchronous()))
 
 
+@long
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
 @pytest.mark.parametrize("seed", range(4))
 def test_relays_that_die_again_and_again_stop_no_run(schedule: Schedule, seed: int) -> None:

@@ -28,6 +28,7 @@ from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Outcome, Scaling, Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Faults
 from millrace.sim.virtual.workers import SimulatedWorker
+from tests.long import few
 
 
 def tree(root: type[MillraceError]) -> Iterator[type[MillraceError]]:
@@ -49,6 +50,12 @@ MOMENTS = [
     ("relay-host-1", "fetch"),
     ("reward-worker-1", "start"),
     ("reward-worker-1", "score"),
+]
+
+CASES = [
+    *((ClusterError, *moment) for moment in MOMENTS),
+    *((kind, *MOMENTS[num % len(MOMENTS)]) for num, kind in enumerate(CLASSES)),
+    *((kind, *moment) for kind in (UnknownVersionError, ValueError) for moment in MOMENTS),
 ]
 
 
@@ -110,8 +117,7 @@ def told(outcome: Outcome) -> str:
     return "\n".join(str(event.fields) for event in outcome.events if event.kind in kinds)
 
 
-@pytest.mark.parametrize(("name", "moment"), MOMENTS)
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize(("kind", "name", "moment"), few(CASES, len(MOMENTS)))
 def test_no_joiner_ends_a_run(
     kind: type[Exception], name: str, moment: str, raising: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +138,7 @@ def test_a_wrong_setting_ends_a_run_at_its_start_at_once(raising: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [ConfigError, errors.DataError, errors.StorageError, ValueError])
-@pytest.mark.parametrize("name", ["replica-1", "reward-worker-0", "relay-host-1"])
+@pytest.mark.parametrize("name", few(["replica-1", "reward-worker-0", "relay-host-1"]))
 def test_one_of_several_that_cannot_start_again_is_given_up(
     kind: type[Exception], name: str, raising: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

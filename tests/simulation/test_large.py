@@ -22,6 +22,7 @@ from millrace.sim.roles.sim_replica import SimReplica
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Faults, Stuck
 from millrace.sim.virtual.workers import SimulatedWorker
+from tests.long import long
 
 STEP_TIMEOUT_S = 600.0
 LOAD_S = 60.0
@@ -101,6 +102,7 @@ def test_a_load_that_does_nothing_is_seen_within_its_deadline(monkeypatch: pytes
         played(config, time_max_s=2000.0)
 
 
+@long
 def test_ten_gigabytes_over_a_slow_link_arrive_and_cost_no_relay() -> None:
     fetch_s = VERSION_BYTES / LINK_BYTES_S
     costs = Costs(fetch_s=fetch_s, weights_bytes=VERSION_BYTES, step_base_s=550.0)

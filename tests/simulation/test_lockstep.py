@@ -13,6 +13,7 @@ from millrace.core.fairness import LengthMoments, fairness
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Observer, Scenario, simulate
+from tests.long import long
 
 LOCKSTEP = Path(__file__).parents[2] / "benchmarks" / "lockstep.py"
 STEPS = 24
@@ -56,6 +57,7 @@ def test_rounds_of_two_batches_have_the_same_staleness_in_either_order(function,
     assert histograms == [[0], [1]] + [[1], [2]] * (STEPS // 2 - 1)
 
 
+@long
 def test_first_ready_is_unfair_and_in_order_is_not():
     fair, unfair = (
         fairness([LengthMoments(**step["lengths"]) for step in steps(name, 2, SLOW_REPLICA, steps=200)])

@@ -17,6 +17,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import random_world, small_config, with_turns
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
+from tests.long import few
 
 CRASHES = Faults(
     failures=(Failures("trainer", 4.0), Failures("replica-*", 6.0)),
@@ -84,7 +85,7 @@ def test_redundancy_trains_sooner_and_on_shorter_trajectories():
     assert more[1] < plain[1]
 
 
-@pytest.mark.parametrize("seed", range(2 * len(PRESETS)))
+@pytest.mark.parametrize("seed", few(range(2 * len(PRESETS)), 2))
 def test_no_storm_breaks_a_promise_to_an_episode_under_these_presets(seed):
     scenario = with_turns(random_world(seed))
     config = scenario.config

@@ -14,6 +14,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, small_config
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
+from tests.long import few
 
 CRASHES = Faults(
     failures=(Failures("trainer", 4.0), Failures("replica-*", 6.0)),
@@ -43,7 +44,7 @@ def run(schedule, *, faults=Faults(), reward_mean=0.5, algorithm=PolicyGradient(
 
 
 @pytest.mark.parametrize("faults", [Faults(), CRASHES], ids=["calm", "crashes"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", few(SCHEDULES, 3), ids=repr)
 def test_every_trained_group_has_a_signal_and_the_accounts_close(schedule, faults):
     outcome, watch = run(schedule, faults=faults)
     assert len(watch.trained) == STEPS * GROUPS
@@ -56,7 +57,7 @@ def test_every_trained_group_has_a_signal_and_the_accounts_close(schedule, fault
     assert not outcome.of("warned")
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", few(SCHEDULES, 3), ids=repr)
 def test_where_no_group_has_a_signal_the_run_goes_on_at_a_bounded_cost_and_says_so(schedule):
     outcome, watch = run(schedule, reward_mean=1.0, algorithm=PolicyGradient(resample=3))
     assert len(watch.trained) == STEPS * GROUPS

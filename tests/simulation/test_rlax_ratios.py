@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from benchmarks.published import rlax
 
+from tests.long import long
+
 STRONG = rlax.Size(
     trainer_chips=64, prompts=64, group_size=8, slots=8, steps=7, median=500.0, max_tokens=4000
 )
@@ -14,6 +16,7 @@ WEAK = replace(STRONG, trainer_chips=8)
 SHORT = replace(WEAK, prompts=8, steps=24)
 
 
+@long
 def test_eight_times_the_rollout_cores_are_about_eight_times_the_rollouts_while_generation_binds():
     one, eight = rlax.scaled(STRONG, 1), rlax.scaled(STRONG, 8)
     assert rlax.cores(8) == 8 * rlax.cores(1)
@@ -21,6 +24,7 @@ def test_eight_times_the_rollout_cores_are_about_eight_times_the_rollouts_while_
     assert eight.trainer_busy < rlax.BOUND
 
 
+@long
 def test_where_the_trainer_binds_more_rollout_cores_gain_nothing():
     few, many = rlax.scaled(WEAK, 8), rlax.scaled(WEAK, 16)
     assert few.trainer_busy > rlax.BOUND
@@ -28,6 +32,7 @@ def test_where_the_trainer_binds_more_rollout_cores_gain_nothing():
     assert many.replica_busy < few.replica_busy
 
 
+@long
 @pytest.mark.parametrize("kind", rlax.KINDS)
 def test_a_run_survives_preemptions_and_keeps_goodput(kind):
     run = rlax.disturbed(SHORT, 4, kind, 600.0)

@@ -7,8 +7,10 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.verdicts import try_seed
 from millrace.sim.explore.worlds import crowded, small_config
 from millrace.sim.simulation import Scenario, simulate
+from tests.long import long
 
 
+@long
 @pytest.mark.parametrize("schedule", [Millrace(repack_interval_s=0.5), Millrace(staleness_max=None)])
 def test_no_fault_breaks_an_invariant(schedule):
     ended = 0

@@ -16,6 +16,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, small_config
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
+from tests.long import long
 
 CRASHES = Faults(
     failures=(Failures("trainer", 4.0), Failures("replica-*", 6.0)),
@@ -89,6 +90,7 @@ def test_a_failed_score_is_no_reward_and_the_run_ends(schedule):
     assert all(m.lease for g in failed for m in g.members[FIRST:]), "one reward alone says nothing"
 
 
+@long
 def test_rows_that_are_all_screened_out_end_the_run_with_an_error():
     with pytest.raises(DataError, match=r"1000 groups in a row were screened out.* are 1\n.*too hard"):
         run(Synchronous(), reward_mean=1.0)

@@ -25,6 +25,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, random_world, small_config
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
+from tests.long import few, long
 
 STEPS, GROUPS, SIZE = 16, 2, 3
 REST, SIGNAL = RestSelection(groups=1, retry=0.2), SignalSelection(retry=0.2)
@@ -56,7 +57,7 @@ def run(schedule, selection, *, faults=Faults(), workload=ROWS, steps=STEPS, **c
 
 
 @pytest.mark.parametrize("selection, faults", [(SIGNAL, Faults()), (REST, CRASHES)], ids=["calm", "crashes"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", few(SCHEDULES, 2), ids=repr)
 def test_every_position_is_a_group_or_skipped_and_the_accounts_close(schedule, selection, faults):
     outcome, watch = run(schedule, selection, faults=faults)
     assert outcome.accounting.balanced and outcome.accounting.trained == STEPS * GROUPS * SIZE
@@ -68,7 +69,7 @@ def test_every_position_is_a_group_or_skipped_and_the_accounts_close(schedule, s
 
 
 @pytest.mark.parametrize("selection", [REST, SIGNAL], ids=["rest", "signal"])
-@pytest.mark.parametrize("every_s", [0.35, 0.9, 1.7, 4.3])
+@pytest.mark.parametrize("every_s", few([0.35, 0.9, 1.7, 4.3]))
 def test_a_synchronous_run_that_is_killed_at_many_points_draws_and_skips_the_same_groups(selection, every_s):
     crashes = Faults(controller_crashes=tuple(every_s * i for i in range(1, 30)))
     (_, calm), (killed, again) = (run(Synchronous(), selection, faults=f) for f in (Faults(), crashes))
@@ -80,7 +81,7 @@ def test_a_synchronous_run_that_is_killed_at_many_points_draws_and_skips_the_sam
     }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", few(SCHEDULES, 2), ids=repr)
 def test_each_skip_can_be_computed_again_from_the_ledger(schedule):
     _, watch = run(schedule, SIGNAL, faults=CRASHES)
     known = RowSelection(SIGNAL, 0)
@@ -94,6 +95,7 @@ def test_each_skip_can_be_computed_again_from_the_ledger(schedule):
         assert known.why_rests(Prompt(group_id, row_id, token_array([1]), "")) == reason
 
 
+@long
 def test_solved_and_hopeless_rows_are_trained_less_and_are_tried_again():
     size = BatchShape(prompts=2, group_size=8)
     extreme = replace(ROWS, difficulty=RowDifficulty(rows=24, group_size=8, spread=6.0))
@@ -117,7 +119,7 @@ def test_where_every_row_is_solved_the_run_goes_on():
     assert len(watch.skipped) > 100
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", few(range(20), 4))
 def test_random_worlds_keep_every_promise_with_selection(seed):
     scenario = random_world(seed)
     size = scenario.config.batch.group_size
@@ -143,6 +145,7 @@ def test_selection_is_refused_where_groups_without_signal_are_not_trained():
         )
 
 
+@long
 @pytest.mark.parametrize("schedule", [Synchronous(), Millrace()], ids=lambda schedule: schedule.kind)
 def test_batches_are_as_fair_as_without_selection_and_have_more_signal(schedule):
     """The world of docs/selection.md. Harder rows have longer completions."""

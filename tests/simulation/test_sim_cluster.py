@@ -25,6 +25,7 @@ from millrace.sim.report.measure import measure
 from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.setup import check_memory, cluster_of, scenario
 from millrace.sim.simulation import Scale, simulate
+from tests.long import long
 
 
 def config(schedule=Laminar(), *, steps=9, **cluster) -> SimulatedConfig:
@@ -56,6 +57,7 @@ def test_hosts_without_relays_are_refused(wrong):
         config(**wrong)
 
 
+@long
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_comparison_tells_how_far_it_is(jobs):
     told = []
@@ -103,6 +105,7 @@ def test_asynchrony_beats_the_barrier_on_long_tails_and_stays_within_its_bound()
     assert 0 < free.staleness_mean <= 2
 
 
+@long
 def test_faster_devices_and_more_of_them_make_shorter_steps():
     slow, _ = measure(scenario(config(AReaL(eta=1), device="A100")))
     fast, _ = measure(scenario(config(AReaL(eta=1), device="H200")))

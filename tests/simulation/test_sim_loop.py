@@ -11,6 +11,7 @@ import pytest
 from millrace import sim
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, MillraceError
+from tests.long import long
 
 
 def test_time_starts_at_zero_and_jumps_exactly_to_the_next_timer() -> None:
@@ -205,6 +206,7 @@ class World:
         self.parts: list[object] = [self, *([] for _ in range(20_000))]
 
 
+@long
 def test_worlds_of_earlier_runs_do_not_pile_up() -> None:
     async def main() -> None:
         await asyncio.sleep(1.0)

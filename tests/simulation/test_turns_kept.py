@@ -17,6 +17,7 @@ from millrace.sim.report.measure import measure
 from millrace.sim.roles.batching import BatchingEngine
 from millrace.sim.setup import scenario
 from millrace.sim.simulation import Outcome, Scenario, simulate
+from tests.long import long
 
 PROMPT, TURN, OBSERVED = 10, 20, 5
 
@@ -90,6 +91,7 @@ def test_a_run_reuses_what_was_computed_and_trains_the_same_tokens() -> None:
     assert reused[0] > 0 == reused[1]
 
 
+@long
 def test_a_cluster_with_long_episodes_is_faster_with_it() -> None:
     tree = {
         "steps": 3,

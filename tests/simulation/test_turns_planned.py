@@ -24,6 +24,7 @@ from millrace.sim.plan.ranking import demand_of
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.setup import check_memory, run_config
 from millrace.sim.simulation import Scenario, simulate
+from tests.long import long
 
 TINY = """
 steps = 6
@@ -50,6 +51,7 @@ def written(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
+@long
 def test_a_simulation_with_turns_says_who_waits(tmp_path, capsys) -> None:
     path = written(tmp_path, "turns = [2, 4]", "tool_s = [5.0, 50.0]")
     page = tmp_path / "page.html"

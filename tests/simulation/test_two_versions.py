@@ -9,6 +9,7 @@ from millrace.config.tables.schedules import AReaL, Laminar, Millrace, Schedule
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
+from tests.long import long
 
 SCHEDULES = [AReaL(eta=4), Laminar(staleness_max=4), Millrace(staleness_max=4)]
 STEPS = 40
@@ -32,6 +33,7 @@ def test_a_run_with_two_versions_under_a_bound_of_four_trains_everything(
     assert outcome.accounting.trained == outcome.accounting.admitted == whole
 
 
+@long
 @pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=lambda schedule: schedule.kind)
 def test_what_has_lost_its_version_starts_again_which_more_versions_spare_it(schedule: Schedule) -> None:
     assert run(schedule, 2, 1).of("restarted")

@@ -11,6 +11,7 @@ import random
 
 import pytest
 from engine_models import CONFIGS, make_exact_engine, make_model, make_work, prompt_of, run
+from tests.long import few
 
 from millrace.core.types import Sampling, Work
 
@@ -34,7 +35,7 @@ def options(slots: int, prefill_chunk: int) -> dict[str, int]:
     return {"slots": slots, "prefill_chunk": prefill_chunk, "max_sequence_tokens": 400}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", few(CONFIGS, 6))
 def test_batching_and_chunking_do_not_change_a_bit(name: str) -> None:
     model = make_model(name, scale=1.2)
     together = run(make_exact_engine(model, **options(24, 512)), works())

@@ -7,12 +7,14 @@ import sqlite3
 import pytest
 from ledger_fuzz import fuzz, make_ledger, recovered
 from ledger_records import make_group
+from tests.long import long
 
 from millrace.core.errors import LedgerError
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading.reader import LedgerReader
 
 
+@long
 def test_no_damage_of_the_file_is_taken_for_content(tmp_path):
     """By hand, for 10,000 mutations: `python tests/unit/ledger_fuzz.py 10000`."""
     outcomes, wrong = fuzz(tmp_path, 300, seed=11)

@@ -10,6 +10,7 @@ import torch
 from fake_memory import counted_step
 from memory_plan import Case, configuration
 from sparse_models import SHAPES
+from tests.long import few, long
 
 from millrace.trainer.ranks.mesh import ALONE
 
@@ -21,7 +22,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", few(CASES), ids=str)
 def test_a_planned_step_is_at_most_15_percent_above_that_of_fake_tensors(case: Case, tmp_path: Path) -> None:
     result = memory_plan.measure(case, tmp_path)
     assert 1 <= result["predicted_over_fake"] < 1.15
@@ -29,6 +30,7 @@ def test_a_planned_step_is_at_most_15_percent_above_that_of_fake_tensors(case: C
     assert not torch.distributed.is_initialized() and ALONE.mesh is None
 
 
+@long
 def test_with_recompute_a_layer_keeps_its_input_and_no_rounded_weights(tmp_path: Path) -> None:
     """torch's cache of rounded weights would keep 0.47 GB a layer at 7B."""
     config = configuration(Case("7b", {}), tmp_path)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.long import long
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from trainer_doubles import make_batch, make_trainer, tiny_model
@@ -39,6 +40,7 @@ def compiled_model(family, counter, monkeypatch, **changes):
     return model
 
 
+@long
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("family", "graphs"), [("qwen3", 4), ("llama", 3)])
 def test_twenty_lengths_of_rows_compile_once_without_a_break(family, graphs, recompute, counter, monkeypatch):
