@@ -289,7 +289,10 @@ def test_an_answer_that_changes_nothing_leaves_the_charts_in_their_places(ui: st
     with opened(browser, f"{ui}run/b") as page:
         page.add_init_script(f"addEventListener('DOMContentLoaded', () => {first})")
         address = page.get_attribute("body", "data-live")
-        for again in (page.reload, lambda: None):  # the second question comes after the first answer was shown
+        for again in (
+            page.reload,
+            lambda: None,
+        ):  # the second question comes after the first answer was shown
             with page.expect_response(lambda answer: address in answer.url):
                 again()
         assert page.evaluate("first.isConnected")

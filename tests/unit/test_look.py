@@ -170,11 +170,11 @@ def test_a_search_looks_from_the_newest_on_and_can_go_on(tmp_path: Path) -> None
     one = overview(tmp_path / "a")
     first = search(one.run, one.tokenizer, "SCRIPT", 3)
     rest = search(one.run, one.tokenizer, "script", 100, first.before)
-    ids = [shown.trajectory_id for shown in first.shown + rest.shown]
+    ids = [one.trajectory.trajectory_id for one in first.samples + rest.samples]
     assert ids == sorted(ids, reverse=True)
     assert len(ids) == 16
     assert rest.before is None
-    assert not search(one.run, one.tokenizer, "no such text", 3).shown
+    assert not search(one.run, one.tokenizer, "no such text", 3).samples
 
 
 @pytest.mark.parametrize(("by", "x"), [(Axis.STEP, [0, 2, 4]), (Axis.TOKENS, [0, 200, 400])])

@@ -9,6 +9,7 @@ from typing import Any
 from millrace.ledger.reading.draws import Draw
 from millrace.look.drawing import fragments
 from millrace.look.drawing.fragments import Raw, safe
+from millrace.look.drawing.shades import TokenColor
 from millrace.look.drawing.spark import spark
 from millrace.look.record.group.advantages import GroupAdvantages
 from millrace.look.record.group.groups import ShownGroup
@@ -22,7 +23,7 @@ CURVE_WIDTH, CURVE_HEIGHT = 416, 51
 COLUMNS_MAX = 40
 
 
-def group_page(group: ShownGroup, row: TaskRow, color: str, *, groups: str, trajectories: str) -> str:
+def group_page(group: ShownGroup, row: TaskRow, color: TokenColor, *, groups: str, trajectories: str) -> str:
     """`groups` and `trajectories` are addresses that end before an id."""
     colors = fragments.TokenColors(color, largest=known_largest(group.advantages))
     return (
