@@ -13,9 +13,9 @@ from tests.group_runs import write_group_run
 from millrace.cli.app import run as millrace
 from millrace.ledger.reading.samples import Choice, SampleFilter
 from millrace.look.drawing.shades import TokenColor
-from millrace.look.drawing.terminal_tokens import ColoredTokens, ColorLegend
 from millrace.look.record.tokens import TokenText, choose
 from millrace.look.site import Site
+from millrace.look.terminal.colored_tokens import ColoredTokens, ColorLegend
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
 

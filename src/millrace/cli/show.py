@@ -19,9 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.cli import show_options as options
 from millrace.cli.options import AsJson, Run
-from millrace.cli.show_tokens import SamplesAsked, read_group, read_samples
 from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reading.reader import LedgerReader
@@ -30,6 +28,8 @@ from millrace.look.drawing.shades import TokenColor
 from millrace.look.record import views
 from millrace.look.record.evaluated_completions import completions_view
 from millrace.look.record.runs import RUNS_MAX, RunLine, find_runs, run_line
+from millrace.look.terminal import show_options as options
+from millrace.look.terminal.trajectories import SamplesAsked, read_group, read_samples
 from millrace.observe.samples import panels_of, passages_of
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory

@@ -13,12 +13,12 @@ from rich.text import Text
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
 from millrace.look.drawing.shades import TokenColor
-from millrace.look.drawing.terminal_tokens import ColoredTokens, ColorLegend, colored_passages
 from millrace.look.record.group.advantages import advantages_of
 from millrace.look.record.group.group_view import HISTORY_S, group_view
 from millrace.look.record.group.groups import MEMBERS_MAX, shown_members
 from millrace.look.record.tokens import look_for, shown_of, told_of_filter
 from millrace.look.record.views import View, samples_view, tokenizer_of
+from millrace.look.terminal.colored_tokens import ColoredTokens, ColorLegend, colored_passages
 from millrace.observe.group_text import render_group
 from millrace.observe.samples import render_sample
 from millrace.run_directory.run_directory import RunDirectory
