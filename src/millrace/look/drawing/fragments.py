@@ -90,14 +90,14 @@ def notice(text: str) -> str:
 
 def findings(faults: Sequence[Finding], withdrawn: Sequence[str]) -> str:
     """The doctor's findings, and its findings that no longer hold."""
-    before = "".join(f'<p class="quiet">{safe(line)}.</p>' for line in withdrawn)
+    before = "".join(f'<p class="quiet">{quoted(line)}.</p>' for line in withdrawn)
     if not faults:
         return f'<p class="good">The doctor knows of no fault.</p>{before}'
     return before + "".join(
         f'<article class="finding"><h3>{safe(fault.fault)}</h3>'
-        + "".join(f"<p>{safe(line)}</p>" for line in fault.evidence)
+        + "".join(f"<p>{quoted(line)}</p>" for line in fault.evidence)
         + "<ul>"
-        + "".join(f"<li>{safe(line)}</li>" for line in fault.advice)
+        + "".join(f"<li>{quoted(line)}</li>" for line in fault.advice)
         + "</ul></article>"
         for fault in faults
     )

@@ -51,13 +51,17 @@ def while_training(
     return curves
 
 
-def rows(evaluations: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The rows of a table, the newest version first."""
+_HEAD = ("evaluation", "version", "greedy", "interval of 95 %", "samples", "pass@k", "majority@k", "skipped")
+
+
+def table_of(
+    evaluations: Mapping[tuple[str, int], Mapping[str, Any]],
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Head and rows of a table, the newest version first. No column is without any value."""
     newest = sorted(evaluations.items(), key=lambda item: item[0][1], reverse=True)
-    return [(name, str(version), *_cells(fields)) for (name, version), fields in newest[:ROWS_MAX]]
-
-
-HEAD = ("evaluation", "version", "greedy", "interval of 95 %", "samples", "pass@k", "majority@k", "skipped")
+    rows = [(name, str(version), *_cells(fields)) for (name, version), fields in newest[:ROWS_MAX]]
+    kept = [at for at in range(len(_HEAD)) if any(row[at] for row in rows)]
+    return [_HEAD[at] for at in kept], [tuple(row[at] for at in kept) for row in rows]
 
 
 def _cells(fields: Mapping[str, Any]) -> tuple[str, ...]:
@@ -68,7 +72,7 @@ def _cells(fields: Mapping[str, Any]) -> tuple[str, ...]:
     between = "" if low is None or high is None else f"{low:.3f} to {high:.3f}"
     shown = (metrics["greedy_accuracy"], metrics["pass_at_k"].get(k), metrics["majority_at_k"].get(k))
     greedy, passes, votes = ("" if value is None else f"{value:.3f}" for value in shown)
-    return greedy, between, k, passes, votes, ""
+    return greedy, between, "" if k == "0" else k, passes, votes, ""
 
 
 def _place(versions: Sequence[int], axis: Array, version: int) -> float:
