@@ -73,7 +73,8 @@ def history(told: RowHistory, current: int, groups: str) -> str:
         link = fragments.link(address, "Look further back")
         cut = f'<p class="quiet">Only groups from {told.first:,} on were looked at. {link}</p>'
     line = _curve(told.rewards) if len(told.rewards) > 1 else ""
-    title = "The row over the run" + (f": drawn {len(told.draws)} times" if told.whole else "")
+    times = "once" if len(told.draws) == 1 else f"{len(told.draws)} times"
+    title = "The row over the run" + (f": drawn {times}" if told.whole else "")
     name = f'<p class="quiet">Row {safe(told.row_id)}</p>'
     return f"<h2>{title}</h2>{name}{line}{fragments.table(head, rows)}{cut}"
 
