@@ -9,10 +9,13 @@ from typing import Any
 
 import msgspec
 
+from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import DataError, boundary
 from millrace.estimates.evaluation import figure
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.look.record.steps import Array, Axis, Curve, Steps
+from millrace.run_directory.run_directory import RunDirectory
 
 ROWS_MAX = 20
 
@@ -45,10 +48,27 @@ def while_training(
         kind = by.get(name, "greedy")
         value = figure(fields["metrics"], kind) if "metrics" in fields else None
         if value is not None:
-            curve = curves.setdefault(f"evaluation {name}: {kind}", Curve([], []))
+            curve = curves.setdefault(_label(name, kind), Curve([], []))
             curve.x.append(_place(steps.versions, x, version))
             curve.y.append(value)
     return curves
+
+
+def newest_figures(run: RunDirectory, config: Config) -> dict[str, float]:
+    """Of each evaluation while training: the figure by which it goes, of the newest version that has one.
+    Raises: LedgerError."""
+    if not config.evaluations or not run.ledger.exists():
+        return {}
+    by = {section.name: section.by for section in config.evaluations}
+    with LedgerReader(run.ledger, check=False) as reader:
+        done = sorted((one for one in reader.evaluations() if not one.reason), key=lambda one: one.version)
+    figures = ((one.name, by.get(one.name, "greedy"), one.metrics) for one in done)
+    named = ((_label(name, kind), figure(metrics, kind)) for name, kind, metrics in figures)
+    return {label: value for label, value in named if value is not None}
+
+
+def _label(name: str, kind: str) -> str:
+    return f"evaluation {name}: {kind}"
 
 
 _HEAD = ("evaluation", "version", "greedy", "interval of 95 %", "samples", "pass@k", "majority@k", "skipped")
