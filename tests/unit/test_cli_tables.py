@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console, RenderableType
 
 from millrace.cli import show, simulate, try_task
@@ -40,6 +41,19 @@ def test_a_reason_of_a_failed_reward_is_said_once_and_not_in_a_column() -> None:
     scored = one | {"outcome": "scored", "value": 0.25, "reason": "", "seconds": 0.002}
     assert len(lines(try_task._table([failed, scored, failed]))) == 4
     assert list(try_task._reasons([failed, scored, failed])) == [f"2 of 3 calls: {reason}"]
+
+
+def test_the_metrics_of_a_reward_are_a_table_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    one = {"row": "train.jsonl:366", "prompt": "ab>", "prompt_tokens": 3, "outcome": "scored", "reason": ""}
+    one |= {"completion": "lorem ipsum 42 )}]", "seconds": 0.001}
+    right = one | {"kind": "reference", "value": 1.0, "metrics": {"letters": 1.0, "whole": 1.0}}
+    wrong = one | {"kind": "garbage", "value": 0.25, "metrics": {"letters": 0.5}}
+    try_task._print([right, wrong], [])
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["row", "completion", "letters", "whole"] in said
+    assert ["train.jsonl:366", "garbage", "0.5", "-"] in said
+    try_task._print([right | {"metrics": {}}], [])
+    assert "Metrics" not in capsys.readouterr().out
 
 
 def test_evaluations_have_few_columns_and_a_skipped_one_a_line() -> None:

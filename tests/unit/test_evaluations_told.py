@@ -10,6 +10,7 @@ from tests.look_runs import write_run
 from tests.unit.ledger_records import ready_group, step_of
 from tests.unit.observe_events import run_started, step
 
+from millrace.config.freeze import record
 from millrace.config.schema import Config
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.core.events import Event
@@ -17,12 +18,16 @@ from millrace.core.types import EvaluationRecord, Scored
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.look.comparison import comparison_record
 from millrace.look.overview import Overview
+from millrace.look.record.evaluation_points import newest_figures
 from millrace.look.record.steps import Axis
 from millrace.look.record.views import evaluations_view
+from millrace.look.site import Site
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
 from millrace.observe.sinks.scalars import scalars_of
+from millrace.run_directory.run_directory import RunDirectory
 
 
 def result(right: int, of: int = 40) -> Evaluation:
@@ -72,16 +77,47 @@ def test_the_page_has_points_and_a_table(tmp_path: Path) -> None:
     assert "held-out" in facts and "0.250" in facts and "too busy" in facts
 
 
-def test_show_names_the_best_version_and_why_one_was_skipped(tmp_path: Path) -> None:
-    ledger = SqliteLedger(tmp_path / "ledger.sqlite", run={})
-    for version, right in enumerate((10, 20, 15)):
+def write_evaluations(path: Path, *rights: int) -> None:
+    """Of so many versions. An evaluation of the last one was skipped."""
+    ledger = SqliteLedger(path, run={})
+    for version, right in enumerate(rights):
         if version:
             group = ready_group(version, version - 1)
             ledger.admit([group])
             ledger.commit_step(step_of(version, group))
         ledger.evaluated(EvaluationRecord("held-out", version, metrics(right)), [])
-    ledger.evaluated(EvaluationRecord("other", 2, reason="too busy"), [])
+    ledger.evaluated(EvaluationRecord("other", len(rights) - 1, reason="too busy"), [])
     ledger.close()
+
+
+def evaluated_run(path: Path, *rights: int) -> RunDirectory:
+    run = write_run(path)
+    sections = (EvaluationSection(name="held-out", samples=2, by="greedy"), EvaluationSection(name="other"))
+    record(run.read_config().model_copy(update={"evaluations": sections}), run.config)
+    run.ledger.unlink()
+    write_evaluations(run.ledger, *rights)
+    return run
+
+
+def test_a_comparison_has_the_newest_figure_of_each_evaluation(tmp_path: Path) -> None:
+    one, other = evaluated_run(tmp_path / "a", 10, 20, 15), write_run(tmp_path / "b")
+    label = "evaluation held-out: greedy"
+    assert newest_figures(one, one.read_config()) == {label: 0.375}
+    assert newest_figures(other, other.read_config()) == {}
+    figures = comparison_record([Overview("a", one), Overview("b", other)], 10)["figures"]
+    assert figures[label] == [0.375, None]
+    assert list(figures).index(label) == list(figures).index("reward, last tenth") + 1
+
+
+def test_groups_of_runs_have_the_mean_of_their_evaluations(tmp_path: Path) -> None:
+    for name, right in ("a", 10), ("b", 20):
+        evaluated_run(tmp_path / name, right)
+    html = Site(tmp_path, "/").compare({"run": ["a", "b"], "group": ["seed"]}).html
+    assert "<th>evaluation held-out: greedy</th>" in html and "0.375 ± 0.177" in html
+
+
+def test_show_names_the_best_version_and_why_one_was_skipped(tmp_path: Path) -> None:
+    write_evaluations(tmp_path / "ledger.sqlite", 10, 20, 15)
     config = Config.model_validate(
         {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
     )

@@ -23,15 +23,17 @@ from millrace.evaluation.kept import keep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
 from millrace.look.curves.run_charts import run_charts
-from millrace.look.drawing import figures
+from millrace.look.drawing import figures, fragments
 from millrace.look.drawing.charts import CHARTS
 from millrace.look.drawing.fragments import sample
 from millrace.look.overview import Overview, who_waits
+from millrace.look.record.evaluation_points import table_of
 from millrace.look.record.runs import find_runs, run_line
 from millrace.look.record.steps import Axis, Curve, Steps, curve
 from millrace.look.record.story import Story
 from millrace.look.record.tokens import Shown, TokenText, choose, search
 from millrace.look.report import BYTES_MAX, write_report
+from millrace.observe.doctor.finding import Finding
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 
 
@@ -170,11 +172,11 @@ def test_a_search_looks_from_the_newest_on_and_can_go_on(tmp_path: Path) -> None
     one = overview(tmp_path / "a")
     first = search(one.run, one.tokenizer, "SCRIPT", 3)
     rest = search(one.run, one.tokenizer, "script", 100, first.before)
-    ids = [shown.trajectory_id for shown in first.shown + rest.shown]
+    ids = [one.trajectory.trajectory_id for one in first.samples + rest.samples]
     assert ids == sorted(ids, reverse=True)
     assert len(ids) == 16
     assert rest.before is None
-    assert not search(one.run, one.tokenizer, "no such text", 3).shown
+    assert not search(one.run, one.tokenizer, "no such text", 3).samples
 
 
 @pytest.mark.parametrize(("by", "x"), [(Axis.STEP, [0, 2, 4]), (Axis.TOKENS, [0, 200, 400])])
@@ -350,3 +352,21 @@ def test_the_page_judges_by_the_configuration_as_the_command_does(tmp_path: Path
     page = Overview("one", run)
     page.update()
     assert "knows of no fault" in page.html_by_id()["findings"]
+
+
+def test_a_table_of_evaluations_has_no_column_without_a_value() -> None:
+    metrics = {"num_samples": 0, "greedy_accuracy": 0.72, "pass_at_k": {}, "majority_at_k": {}}
+    metrics["intervals"] = {"greedy_accuracy": (0.62, 0.8)}
+    done = {("held-out", 20): {"metrics": metrics}}
+    head, rows = table_of(done)
+    assert head == ["evaluation", "version", "greedy", "interval of 95 %"]
+    assert rows == [("held-out", "20", "0.720", "0.620 to 0.800")]
+    head, rows = table_of(done | {("held-out", 40): {"reason": "it was late"}})
+    assert head[-1] == "skipped" and rows[0] == ("held-out", "40", "", "", "it was late")
+
+
+def test_keys_in_a_finding_are_code() -> None:
+    fault = Finding("f", ("it is `a<b`",), ("set `x.y` to 1",))
+    html = fragments.findings([fault], ["`f` holds no more"])
+    assert "it is <code>a&lt;b</code>" in html and "set <code>x.y</code> to 1" in html
+    assert "<code>f</code> holds no more." in html

@@ -21,7 +21,7 @@ from millrace.core.types import State
 from millrace.environments.stream.parts import Parts
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, SampleFilter
-from millrace.look.drawing.fragments import TONES, tone
+from millrace.look.drawing.shades import TONES, tone
 from millrace.look.record.group import row_history
 from millrace.look.record.group.advantages import advantages_of
 from millrace.look.record.group.row_history import history_of
@@ -160,7 +160,7 @@ def test_a_filter_chooses_and_counts_the_same(run: RunDirectory, only: SampleFil
 
 def test_a_search_looks_only_at_what_a_filter_lets_through(run: RunDirectory) -> None:
     page = search(run, tokenizer_of(run), "dcba", 100, only=SampleFilter(reward_max=0.25))
-    assert (len(page.shown), page.looked_at, page.before) == (9, 22, None)
+    assert (len(page.samples), page.looked_at, page.before) == (9, 22, None)
 
 
 def test_the_list_keeps_its_filter_and_says_how_many_it_lets_through(site: Site) -> None:

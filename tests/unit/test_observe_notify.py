@@ -90,6 +90,36 @@ def test_a_command_that_never_ends_holds_nothing_up(tmp_path: Path, monkeypatch:
     assert "did not end within 0.2 s" in warned.fields["reason"]
 
 
+def test_behind_a_full_queue_the_end_is_told_and_the_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    delivered, goes_on = list[str](), threading.Event()
+
+    def deliver(message: str) -> None:
+        assert goes_on.wait(60)
+        delivered.append(json.loads(message)["kind"])
+
+    monkeypatch.setattr(notify, "_QUEUED_MAX", 2)
+    monkeypatch.setattr(notify, "deliverer", lambda target: deliver)
+    events, heard = Events(lambda: 0.0, lambda: 0.0), list[Event]()
+    events.subscribe(heard.append)
+    notifier = Notifier(events, "hook", Path("/runs/night"))
+    for _ in range(9):
+        notifier(event("finding", 1.0, fault="stale", evidence=["so"], advice=[]))
+    notifier(run_ended(2.0))
+    goes_on.set()
+    notifier.close()
+    assert delivered[-1] == "run_ended" and not notifier._thread.is_alive()
+    assert [one.fields["reason"] for one in heard] == ["2 messages wait already: one was left out"]
+
+
+def test_what_still_waits_at_the_end_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "DEADLINE_S", 0.2)
+    goes_on = threading.Event()
+    monkeypatch.setattr(notify, "deliverer", lambda target: lambda message: goes_on.wait(60) and None)
+    (warned,) = tell("hook", STALLED, worker_died(2.0, "relay"), run_ended(3.0))
+    goes_on.set()
+    assert "3 messages may be lost" in warned.fields["reason"]
+
+
 class Hook(BaseHTTPRequestHandler):
     heard: ClassVar[list[bytes]] = []
 

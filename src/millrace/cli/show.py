@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import typer
@@ -23,20 +23,20 @@ from millrace.cli.options import AsJson, Run
 from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice
+from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
+from millrace.look.drawing.shades import TokenColor
 from millrace.look.record import views
 from millrace.look.record.evaluated_completions import completions_view
-from millrace.look.record.group.group_view import group_view
 from millrace.look.record.runs import RUNS_MAX, RunLine, find_runs, run_line
-from millrace.observe.group_text import render_group
-from millrace.observe.samples import UNREADABLE, clipped, panel, passages_of, render_sample
+from millrace.look.terminal import show_options as options
+from millrace.look.terminal.trajectories import SamplesAsked, read_group, read_samples
+from millrace.observe.samples import panels_of, passages_of
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
 from millrace.run_directory.lineage import Parent
 from millrace.run_directory.run_directory import RunDirectory
 
 ROWS_SHOWN = 100
-SAMPLES = 5
 TEXTS = "prompt", "completion", "turns", "tokens"
 WORDS = {
     "fairness": f"fairness (1: fair samples; usual {BAND[0]} to {BAND[1]})",
@@ -60,29 +60,32 @@ WORDS = {
 
 def command(
     run: Run,
-    step: Annotated[int | None, typer.Option(help="Show the step that made this version.")] = None,
-    trajectory: Annotated[int | None, typer.Option(help="Show this trajectory.")] = None,
-    group: Annotated[
-        int | None, typer.Option(help="Show all attempts of this group, its row, and the row over the run.")
-    ] = None,
-    turn: Annotated[
-        int | None, typer.Option(help="Of the trajectory, show this turn alone, with each of its tokens.")
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, help=f"Show this many trajectories; {SAMPLES} with one of the next.")
-    ] = None,
-    newest: Annotated[bool, typer.Option("--newest", help="The newest complete ones. The default.")] = False,
-    best: Annotated[bool, typer.Option("--best", help="Those with the highest rewards.")] = False,
-    worst: Annotated[bool, typer.Option("--worst", help="Those with the lowest rewards.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="Those whose reward failed, and why.")] = False,
-    evaluation: Annotated[
-        str | None, typer.Option(help="Show the newest completions of this evaluation.")
-    ] = None,
+    step: options.Step = None,
+    trajectory: options.OneTrajectory = None,
+    group: options.OneGroup = None,
+    turn: options.OneTurn = None,
+    samples: options.Samples = None,
+    newest: options.Newest = False,
+    best: options.Best = False,
+    worst: options.Worst = False,
+    failed: options.Failed = False,
+    text: options.WithText = "",
+    before: options.Before = None,
+    state: options.OfState = None,
+    reason: options.OfReason = "",
+    reward_min: options.RewardMin = None,
+    reward_max: options.RewardMax = None,
+    tokens_min: options.TokensMin = None,
+    tokens_max: options.TokensMax = None,
+    color: options.Colored = TokenColor.NONE,
+    evaluation: options.Evaluation = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a run, of one step, of one trajectory, of one group, or some trajectories to read. A
     directory of several runs: list them."""
-    choice = _choice(samples, dict(zip(Choice, (newest, best, worst, failed), strict=True)))
+    only = SampleFilter(state or "", reason, reward_min, reward_max, tokens_min, tokens_max)
+    flags = dict(zip(Choice, (newest, best, worst, failed), strict=True))
+    choice = options.choice_of(samples, flags, filtered=bool(text) or only != ANY)
     chosen = sum(option is not None for option in (step, trajectory, group, choice, evaluation))
     if chosen > 1:
         raise typer.BadParameter(
@@ -90,6 +93,8 @@ def command(
         )
     if turn is not None and trajectory is None:
         raise typer.BadParameter("--turn is of a trajectory: name it with --trajectory")
+    options.refuse_empty(only)
+    options.refuse_unfit(choice, group, text, before, color, as_json=as_json)
     if not chosen and len(runs := _runs(run)) > 1:
         lines = (run_line(name, one) for name, one in runs.items())
         _list(list(islice(lines, None if as_json else RUNS_MAX)), len(runs), as_json)
@@ -101,11 +106,12 @@ def command(
         if evaluation is not None:
             view, render = completions_view(reader, directory, evaluation), _evaluated
         elif choice is not None:
-            view, render = views.samples_view(reader, directory, choice, samples or SAMPLES), _samples
+            asked = SamplesAsked(choice, samples or options.SAMPLES, only, text, before)
+            view, render = read_samples(reader, directory, asked, color)
         elif step is not None:
             view, render = views.step_view(reader, step), _step
         elif group is not None:
-            view, render = group_view(reader, directory, group), render_group
+            view, render = read_group(reader, directory, group, color)
         elif trajectory is not None:
             view = views.trajectory_view(reader, directory, trajectory, turn)
             render = partial(_trajectory, tokens_max=ROWS_SHOWN if turn is None else len(view["tokens"]))
@@ -145,17 +151,6 @@ def _list(lines: list[RunLine], num_runs: int, as_json: bool) -> None:
         terminal.print(f"... and {num_runs - len(lines):,} more, started earlier: --json shows all")
 
 
-def _choice(samples: int | None, flags: dict[Choice, bool]) -> Choice | None:
-    chosen = [choice for choice, wanted in flags.items() if wanted]
-    if len(chosen) > 1:
-        raise typer.BadParameter("--newest, --best, --worst and --failed exclude each other")
-    return chosen[0] if chosen else None if samples is None else Choice.NEWEST
-
-
-def _samples(view: list[dict[str, Any]]) -> Group:
-    return Group(*map(render_sample, view)) if view else Group(Text("none yet"))
-
-
 def _evaluated(view: list[dict[str, Any]]) -> Group:
     """Each completion with what it earned. A sample has noise, and attempt 0 is greedy."""
     return Group(*(part for one in view for part in _evaluated_completion(one)))
@@ -166,9 +161,8 @@ def _evaluated_completion(one: dict[str, Any]) -> list[RenderableType]:
     attempt = f"sample {one['attempt']}" if one["attempt"] else "greedy"
     words = [one["row_id"], attempt, f"version {one['version']}", earned]
     words += [one["reason"]] if one["reason"] else []
-    passages = [(title, UNREADABLE if text is None else clipped(text)) for title, text in passages_of(one)]
     head = Text("\n" + ", ".join([*words, f"{one['num_tokens']} tokens"]), style="bold")
-    return [head, *(panel(*passage) for passage in passages)]
+    return [head, *panels_of(one)]
 
 
 def _run(view: dict[str, Any]) -> Group:

@@ -16,7 +16,8 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.evaluation.played import play
 from millrace.evaluation.trials import judge, run_trials
-from millrace.observe.terminal import Terminal
+from millrace.observe.group_text import METRICS_MAX
+from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory.going_on import checkable
 
 TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 18
@@ -97,6 +98,9 @@ def _print(results: list[dict[str, Any]], warnings: list[str]) -> None:
         console.print(f"  | {line}", markup=False)
     console.print()
     console.print(_table(results))
+    if names := list(dict.fromkeys(name for r in results for name in r["metrics"]))[:METRICS_MAX]:
+        console.print("\nMetrics of the reward:", style="bold")
+        console.print(_metrics(results, names))
     for line in _reasons(results):
         console.print(line)
     for warning in warnings:
@@ -109,10 +113,22 @@ def _table(results: list[dict[str, Any]]) -> Table:
         table.add_column(name, overflow="fold")
     for r in results:
         text = r["completion"]
-        shown = repr(text if len(text) <= TEXT_SHOWN else text[:TEXT_SHOWN] + "...")
+        shown = repr(text if len(text) <= TEXT_SHOWN + 3 else text[:TEXT_SHOWN] + "...")
         value = "" if r["value"] is None else f"{r['value']:g}"
         cells = (_short(r["row"]), r["kind"], shown, r["outcome"], value, f"{r['seconds']:.3f}")
         table.add_row(*map(Text, cells))
+    return table
+
+
+def _metrics(results: list[dict[str, Any]], names: list[str]) -> Table:
+    """As a table of its own: a terminal has no room beside the values."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("row", "completion", *names):
+        table.add_column(harmless(name), overflow="fold")
+    for r in results:
+        values = (r["metrics"].get(name) for name in names)
+        written = ("-" if value is None else f"{value:.4g}" for value in values)
+        table.add_row(*map(Text, (_short(r["row"]), r["kind"], *written)))
     return table
 
 

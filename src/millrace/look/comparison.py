@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.look.overview import Overview
+from millrace.look.record.evaluation_points import newest_figures
 from millrace.run_directory.resume import diff
 
 
@@ -42,6 +43,10 @@ def figures_of(runs: Sequence[Overview]) -> list[Figure]:
     """The figures of the summaries. A live run has a summary too."""
     summaries = [run.story.summary() for run in runs]
     figures = [Figure(name, tuple(_at(one, path) for one in summaries)) for name, path in _FIGURES.items()]
+    evaluated = [newest_figures(run.run, run.config) for run in runs]
+    names = dict.fromkeys(name for one in evaluated for name in one)
+    at = list(_FIGURES).index("reward, last tenth") + 1
+    figures[at:at] = [Figure(name, tuple(one.get(name) for one in evaluated)) for name in names]
     parents = tuple(run.parent and str(run.parent) for run in runs)
     return [Figure("began with", parents), *figures] if any(parents) else figures
 

@@ -19,7 +19,7 @@ from millrace.look.drawing import figures, fragments, meanings
 from millrace.look.drawing.charts import CHARTS
 from millrace.look.drawing.time_bars import time_bars
 from millrace.look.record.activity import row_order
-from millrace.look.record.evaluation_points import HEAD, evaluated, rows, while_training
+from millrace.look.record.evaluation_points import evaluated, table_of, while_training
 from millrace.look.record.runs import state_of
 from millrace.look.record.steps import POINTS, Axis, Curve, Steps
 from millrace.look.record.story import TROUBLES_MAX, Story
@@ -202,8 +202,8 @@ class Overview:
         return f'<p class="quiet">Trajectories: {fragments.safe(", ".join(counts))}.</p>' if counts else ""
 
     def _evaluations(self) -> str:
-        lines = rows(self.story.evaluations)
-        return fragments.table(HEAD, lines) if lines else ""
+        head, rows = table_of(self.story.evaluations)
+        return fragments.table(head, rows) if rows else ""
 
     def _shares(self) -> dict[str, dict[str, float]]:
         """The seconds of each kind of work, for each role."""

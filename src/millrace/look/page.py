@@ -13,7 +13,8 @@ from bokeh.document import Document
 from bokeh.embed import components
 from bokeh.resources import Resources
 
-from millrace.look.drawing.fragments import LEVELS, TONES, VERSION_COLORS, Raw, safe
+from millrace.look.drawing.fragments import Raw, safe
+from millrace.look.drawing.shades import LEVELS, TONES, VERSION_COLORS
 
 Section = tuple[str, str, Any]
 """A heading, an explanation and a plot."""

@@ -29,6 +29,7 @@ from millrace.look.drawing import fragments
 from millrace.look.drawing.filter_form import filter_form, in_address
 from millrace.look.drawing.group_page import about, group_page, known_largest, row_columns
 from millrace.look.drawing.runs_table import GROUPED_MAX, runs_page
+from millrace.look.drawing.shades import TokenColor
 from millrace.look.overview import AXES, FIRST_READ_S, Overview
 from millrace.look.record.group.groups import read_group, read_member
 from millrace.look.record.group.task_row import TaskRow, TaskRows
@@ -36,7 +37,7 @@ from millrace.look.record.run_rows import RunRow, RunRows
 from millrace.look.record.runs import find_runs
 from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
-from millrace.look.record.tokens import Shown, choose, count, search
+from millrace.look.record.tokens import Shown, choose, count, search, shown_of, told_of_filter
 from millrace.look.report import WHOLE
 from millrace.look.speed.kept_forecasts import KeptForecasts
 from millrace.look.speed.speed_answer import speed_of
@@ -224,7 +225,7 @@ class Site:
         paths = [path.parent for pattern in ("*", "*/*") for path in self._root.glob(f"{pattern}/{SUMMARY}")]
         return {path.relative_to(self._root).as_posix(): path for path in sorted(paths)}
 
-    def _member(self, name: str, run: Overview, trajectory_id: int, color: str) -> page.PageContent:
+    def _member(self, name: str, run: Overview, trajectory_id: int, color: TokenColor) -> page.PageContent:
         """One trajectory, with the advantage that its group gives it."""
         found = read_member(run.run, run.config, run.tokenizer, trajectory_id)
         if found is None:
@@ -243,7 +244,7 @@ class Site:
         told = ""
         if only != ANY:
             every = count(run.run, choice, only)
-            told = f'<p class="quiet">{every:,} trajectories. The first {len(shown)} are shown.</p>'
+            told = f'<p class="quiet">{told_of_filter(every, len(shown))}</p>'
         address = f"{self._base}samples/{quote(name)}?choice={choice}&color={color}{in_address(only)}"
         more = fragments.link(f"{address}&num={2 * num}", "Show more")
         html = told + self._drawn(name, shown, color)
@@ -253,14 +254,13 @@ class Site:
         text, only, color = _one(query, "text"), _filter(query), _color(query)
         num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
         results = search(run.run, run.tokenizer, text, num, _number(query, "before"), only)
-        those = "trajectories" if only == ANY else "trajectories that the filter lets through"
-        told = f"Looked at {results.looked_at:,} {those}, the newest first. "
+        shown = [shown_of(sample, run.tokenizer) for sample in results.samples]
         on = f"{self._base}samples/{quote(name)}?text={quote(text, errors='replace')}{in_address(only)}"
         link = fragments.link(f"{on}&color={color}&before={results.before}", "Look further back")
-        told += link if results.before is not None else "These were all."
-        return f'<p class="quiet">{told}</p>{self._drawn(name, results.shown, color)}'
+        told = f"{results.told(only)} {link if results.before is not None else ''}"
+        return f'<p class="quiet">{told}</p>{self._drawn(name, shown, color)}'
 
-    def _drawn(self, name: str, shown: list[Shown], color: str) -> str:
+    def _drawn(self, name: str, shown: list[Shown], color: TokenColor) -> str:
         groups, trajectories = self._groups(name, color), self._trajectories(name, color)
         colors = fragments.TokenColors(color)
         return fragments.samples(shown, colors, groups=groups, trajectories=trajectories)
@@ -380,9 +380,9 @@ def _filter(query: Query) -> SampleFilter:
     )
 
 
-def _color(query: Query) -> str:
+def _color(query: Query) -> TokenColor:
     value = _one(query, "color")
-    return value if value in fragments.COLORS else "logprob"
+    return TokenColor(value) if value in list(TokenColor) else TokenColor.LOGPROB
 
 
 def _axis(query: Query) -> Axis:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from millrace.observe.samples import UNREADABLE, clipped, panel, passages_of
+from millrace.observe.samples import clipped, panel, panels_of
 from millrace.observe.sparkline import sparkline
 from millrace.observe.terminal import harmless
 
 METRICS_MAX = 6
 """The most own metrics that have a column. `--json` has all of them."""
+NO_TOKENS: Mapping[int, Sequence[RenderableType]] = MappingProxyType({})
 
 
-def render_group(view: Mapping[str, Any]) -> Group:
-    """A record of `look.record.group.group_view`."""
+def render_group(
+    view: Mapping[str, Any], tokens: Mapping[int, Sequence[RenderableType]] = NO_TOKENS
+) -> Group:
+    """A record of `look.record.group.group_view`. `tokens` of trajectories, by id: as of `panels_of`."""
     attempts = view["attempts"]
     states = ", ".join(f"{num} {state}" for state, num in view["states"].items())
     parts: list[RenderableType] = [
@@ -34,9 +38,7 @@ def render_group(view: Mapping[str, Any]) -> Group:
     parts += [Text(harmless(note), style="dim") for note in notes if note]
     for one in attempts:
         title = f"trajectory {one['trajectory_id']}, {_earned(one)}"
-        for name, text in passages_of(one):
-            name = title if name == "completion" else f"{title}, {name}"
-            parts.append(panel(name, UNREADABLE if text is None else clipped(text)))
+        parts += panels_of(one, tokens.get(one["trajectory_id"], ()), title)
     return Group(*parts, *_history(view["history"], view["group_id"]))
 
 

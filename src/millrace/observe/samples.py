@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
@@ -48,11 +48,25 @@ def version_range(versions: Sequence[int]) -> str:
     return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
-def render_sample(sample: Mapping[str, Any]) -> Group:
-    """Its outcome, prompt and completion, for a terminal."""
-    passages = [("prompt", sample["prompt"]), *passages_of(sample)]
-    panels = [panel(title, UNREADABLE if text is None else clipped(text)) for title, text in passages]
-    return Group(Text(f"\n{outcome_line(sample)}", style="bold"), *panels)
+def render_sample(sample: Mapping[str, Any], tokens: Sequence[RenderableType] = ()) -> Group:
+    """Its outcome, prompt and completion, for a terminal. `tokens`: as of `panels_of`."""
+    prompt = panel("prompt", clipped(sample["prompt"]))
+    return Group(Text(f"\n{outcome_line(sample)}", style="bold"), prompt, *panels_of(sample, tokens))
+
+
+def panels_of(
+    sample: Mapping[str, Any], tokens: Sequence[RenderableType] = (), start: str = ""
+) -> list[Panel]:
+    """A panel of each passage. `tokens` stand in place of the texts of the first passages: of a long episode
+    they may have less. `start` begins the titles, and takes the place of the title of a single completion."""
+    panels = []
+    for index, (name, text) in enumerate(passages_of(sample)):
+        title = name if not start else start if name == "completion" else f"{start}, {name}"
+        if text is not None and index < len(tokens):
+            panels.append(Panel(tokens[index], title=harmless(title), title_align="left"))
+        else:
+            panels.append(panel(title, UNREADABLE if text is None else clipped(text)))
+    return panels
 
 
 def passages_of(sample: Mapping[str, Any]) -> list[tuple[str, str | None]]:

@@ -69,7 +69,7 @@ def _hint(trials: Trials, path: Path, terminal: Terminal) -> None:
     best = [one.names[0] for one in standings(trials) if one.value is not None][:2]
     if len(best) > 1:
         runs = shlex.join(str(path / name) for name in best)
-        terminal.print(f"Compare the best two: {typed()} compare {runs}", soft_wrap=True)
+        terminal.print(f"Compare a run of each of the best two: {typed()} compare {runs}", soft_wrap=True)
     terminal.print(f"All runs in a browser: {typed()} ui {shlex.quote(str(path))}", soft_wrap=True)
 
 

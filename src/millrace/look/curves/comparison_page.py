@@ -16,6 +16,7 @@ from millrace.look.drawing import fragments
 from millrace.look.drawing.meanings import ASYNCHRONY
 from millrace.look.drawing.runs_table import GROUPS
 from millrace.look.overview import Overview
+from millrace.look.record.evaluation_points import newest_figures
 from millrace.look.record.run_rows import RunRow, varying
 
 
@@ -31,7 +32,7 @@ def comparison_page(
     return (
         f"<h1>Runs compared</h1>{_left_out(groups, curves.choices.group)}"
         f"{curve_form(f'{base}compare', curves, keys)}{notes(curves)}{legend(curves, addresses)}"
-        f"{cards(curves, base)}<h2>Figures</h2>{_groups(groups) if groups.grouped else _figures(runs)}"
+        f"{cards(curves, base)}<h2>Figures</h2>{_groups(groups, runs) if groups.grouped else _figures(runs)}"
         f"<h2>Configuration</h2>{configurations(groups.members)}"
     )
 
@@ -54,15 +55,23 @@ def _figures(runs: Sequence[Overview]) -> str:
     return f"{''.join(map(_unread, runs))}{table}{fragments.terms(ASYNCHRONY)}"
 
 
-def _groups(groups: RunGroups) -> str:
-    """How many runs a group has, which, and their last rewards."""
+def _groups(groups: RunGroups, runs: Sequence[Overview]) -> str:
+    """How many runs a group has, which, their last rewards and the newest figures of their evaluations."""
+    evaluated = {run.name: newest_figures(run.run, run.config) for run in runs}
+    names = list(dict.fromkeys(name for one in evaluated.values() for name in one))
     lines = []
     for label, rows in groups.members.items():
-        rewards = [row.reward for row in rows if row.reward is not None]
-        spread = f" ± {stdev(rewards):.3g}" if len(rewards) > 1 else ""
-        reward = f"{fmean(rewards):.3g}{spread}" if rewards else None
-        lines.append((label, len(rows), reward, ", ".join(row.name for row in rows)))
-    return fragments.table(("group", "number", "last reward, mean ± standard deviation", "runs"), lines)
+        figures = [[evaluated[row.name].get(name) for row in rows] for name in names]
+        cells = [_mean(values) for values in ([row.reward for row in rows], *figures)]
+        lines.append((label, len(rows), *cells, ", ".join(row.name for row in rows)))
+    told = '<p class="quiet">Each figure is a mean, ± the standard deviation.</p>'
+    return told + fragments.table(("group", "number", "last reward", *names, "runs"), lines)
+
+
+def _mean(values: Sequence[float | None]) -> str | None:
+    known = [value for value in values if value is not None]
+    spread = f" ± {stdev(known):.3g}" if len(known) > 1 else ""
+    return f"{fmean(known):.3g}{spread}" if known else None
 
 
 def _unread(run: Overview) -> str:

@@ -45,7 +45,7 @@ def in_address(only: SampleFilter) -> str:
 def _input(name: str, value: str, what: str, short: str = "") -> str:
     return (
         f'<label>{short} <input name="{name}" value="{escape(value)}" aria-label="{safe(what)}" '
-        f'placeholder="{"" if short else safe(what.lower())}"></label>'
+        f'placeholder="{"" if short else safe(what.lower())}" size="{20 if short else len(what)}"></label>'
     )
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
+from millrace.look.drawing.shades import LEVELS, TONES, VERSION_COLORS, TokenColor, level, tone
 from millrace.look.record.runs_view import written
 from millrace.look.record.tokens import Shown, ShownTurn, TokenText
 from millrace.look.record.waiting import WaitingEpisode
@@ -18,13 +18,6 @@ from millrace.observe.live.phrases import duration
 from millrace.observe.samples import turn_title, version_range
 from millrace.observe.terminal import harmless
 
-LEVELS, NATS_PER_LEVEL = 8, 0.5
-"""Shades of a token by its log-prob. The last shade is for all smaller log-probs."""
-VERSION_COLORS = 6
-TONES = 4
-"""Shades of an advantage above 0, and as many below. The last is for the largest of the group."""
-COLORS = {"logprob": "log-prob", "advantage": "advantage", "version": "version", "none": "nothing"}
-"""What may colour tokens, in words."""
 EXPLANATION = 150
 """The most characters of an explanation that is not folded."""
 SHORT = 24
@@ -97,14 +90,14 @@ def notice(text: str) -> str:
 
 def findings(faults: Sequence[Finding], withdrawn: Sequence[str]) -> str:
     """The doctor's findings, and its findings that no longer hold."""
-    before = "".join(f'<p class="quiet">{safe(line)}.</p>' for line in withdrawn)
+    before = "".join(f'<p class="quiet">{quoted(line)}.</p>' for line in withdrawn)
     if not faults:
         return f'<p class="good">The doctor knows of no fault.</p>{before}'
     return before + "".join(
         f'<article class="finding"><h3>{safe(fault.fault)}</h3>'
-        + "".join(f"<p>{safe(line)}</p>" for line in fault.evidence)
+        + "".join(f"<p>{quoted(line)}</p>" for line in fault.evidence)
         + "<ul>"
-        + "".join(f"<li>{safe(line)}</li>" for line in fault.advice)
+        + "".join(f"<li>{quoted(line)}</li>" for line in fault.advice)
         + "</ul></article>"
         for fault in faults
     )
@@ -136,10 +129,10 @@ def configuration(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenColors:
-    """How tokens are shown. `chosen` is a key of `COLORS`. `field` names the buttons that choose another.
-    `largest`: the size of the group's largest advantage; None: no advantage is shown."""
+    """How tokens are shown. `field` names the buttons that choose another colour. `largest`: the size of the
+    group's largest advantage; None: no advantage is shown."""
 
-    chosen: str = "logprob"
+    chosen: TokenColor = TokenColor.LOGPROB
     field: str = "color"
     largest: float | None = None
 
@@ -167,16 +160,15 @@ def samples(
 
 
 def _buttons(colors: TokenColors) -> str:
-    names = [name for name in COLORS if name != "advantage" or colors.largest is not None]
-    chosen = colors.chosen if colors.chosen in names else "logprob"
+    names = [one for one in TokenColor if one is not TokenColor.ADVANTAGE or colors.largest is not None]
+    chosen = colors.chosen if colors.chosen in names else TokenColor.LOGPROB
     radio = f'<input type="radio" name="{safe(colors.field)}"'
     buttons = "".join(
-        f'<label>{radio} value="{name}"{" checked" * (name == chosen)}>{COLORS[name]}</label>'
-        for name in names
+        f'<label>{radio} value="{one}"{" checked" * (one is chosen)}>{one.words}</label>' for one in names
     )
     buttons += '<label><input type="checkbox" name="ids"> token ids</label>'
-    likely = "".join(f'<i class="p{level}">&nbsp;</i>' for level in range(LEVELS + 1))
-    tones = "".join(f'<i class="a{tone}">&nbsp;</i>' for tone in range(2 * TONES + 1))
+    likely = "".join(f'<i class="p{n}">&nbsp;</i>' for n in range(LEVELS + 1))
+    tones = "".join(f'<i class="a{n}">&nbsp;</i>' for n in range(2 * TONES + 1))
     legend = f'<span class="only-logprob">likely {likely} unlikely</span>'
     legend += f'<span class="only-advantage">below 0 {tones} above 0</span>'
     return f"<fieldset><legend>Tokens coloured by</legend>{buttons} {legend}</fieldset>"
@@ -244,19 +236,12 @@ def _token(token: TokenText, largest: float | None) -> str:
     ids = " ".join(map(str, token.ids))
     if token.logprob is None or token.version is None:
         return f'<span title="observed" data-ids="{ids}">{safe(token.text)}</span>'
-    level = int(max(0, min(LEVELS, -token.logprob / NATS_PER_LEVEL)))  # NaN gets the last level
     title = f"{token.logprob:.3f} nats, version {token.version}"
-    color = f"p{level} v{token.version % VERSION_COLORS}"
+    color = f"p{level(token.logprob)} v{token.version % VERSION_COLORS}"
     if token.advantage is not None and largest is not None:
         title += f", advantage {token.advantage:.3g}"
         color += f" a{tone(token.advantage, largest)}"
     return f'<i class="{color}" title="{title}" data-ids="{ids}">{safe(token.text)}</i>'
-
-
-def tone(advantage: float, largest: float) -> int:
-    """From 0 (the lowest) to 2 * `TONES`; the middle is for 0."""
-    share = advantage / largest if largest and isfinite(advantage / largest) else 0.0
-    return TONES + round(share * TONES)
 
 
 def _cell(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from millrace.ledger.reading.draws import Draw
 from millrace.look.drawing import fragments
 from millrace.look.drawing.fragments import Raw, safe
+from millrace.look.drawing.shades import TokenColor
 from millrace.look.drawing.spark import spark
 from millrace.look.record.group.advantages import GroupAdvantages
 from millrace.look.record.group.groups import ShownGroup
@@ -22,7 +23,7 @@ CURVE_WIDTH, CURVE_HEIGHT = 416, 51
 COLUMNS_MAX = 40
 
 
-def group_page(group: ShownGroup, row: TaskRow, color: str, *, groups: str, trajectories: str) -> str:
+def group_page(group: ShownGroup, row: TaskRow, color: TokenColor, *, groups: str, trajectories: str) -> str:
     """`groups` and `trajectories` are addresses that end before an id."""
     colors = fragments.TokenColors(color, largest=known_largest(group.advantages))
     return (
@@ -72,7 +73,8 @@ def history(told: RowHistory, current: int, groups: str) -> str:
         link = fragments.link(address, "Look further back")
         cut = f'<p class="quiet">Only groups from {told.first:,} on were looked at. {link}</p>'
     line = _curve(told.rewards) if len(told.rewards) > 1 else ""
-    title = "The row over the run" + (f": drawn {len(told.draws)} times" if told.whole else "")
+    times = "once" if len(told.draws) == 1 else f"{len(told.draws)} times"
+    title = "The row over the run" + (f": drawn {times}" if told.whole else "")
     name = f'<p class="quiet">Row {safe(told.row_id)}</p>'
     return f"<h2>{title}</h2>{name}{line}{fragments.table(head, rows)}{cut}"
 

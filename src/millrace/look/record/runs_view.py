@@ -11,18 +11,18 @@ from millrace.look.record.run_rows import RunRow
 
 COLUMNS: dict[str, Callable[[RunRow], Any]] = {
     "run": lambda row: row.name,
-    "started": lambda row: row.started_s,
-    "duration": lambda row: row.took_s,
     "state": lambda row: row.state,
     "step": lambda row: row.version,
     "reward": lambda row: row.reward,
+    "started": lambda row: row.started_s,
+    "duration": lambda row: row.took_s,
     "model": lambda row: row.model,
     "task": lambda row: row.task,
     "algorithm": lambda row: row.algorithm,
     "schedule": lambda row: row.schedule,
     "tags": lambda row: ", ".join(row.tags),
 }
-"""What a column shows and sorts by."""
+"""What a column shows and sorts by. A narrow window has the first ones."""
 LARGEST_FIRST = ("started", "duration", "step", "reward")
 WORDS = ("run", "state", "model", "task", "algorithm", "schedule", "tags")
 """Columns in which a word of a search is looked for."""

@@ -70,12 +70,17 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPage:
-    """The result of a search: it read `looked_at` trajectories, down to `before`; None: all."""
+class SearchResult:
+    """A search read `looked_at` trajectories, down to `before`; None: all."""
 
-    shown: list[Shown]
+    samples: list[Sample]
     looked_at: int
     before: int | None
+
+    def told(self, only: SampleFilter) -> str:
+        those = "trajectories" if only == ANY else "trajectories that the filter lets through"
+        end = "" if self.before is not None else " These were all."
+        return f"Looked at {self.looked_at:,} {those}, the newest first.{end}"
 
 
 def choose(
@@ -93,6 +98,11 @@ def choose(
         return [shown_of(sample, tokenizer, tokens_max) for sample in reader.samples(choice, num, only)]
 
 
+def told_of_filter(num: int, shown: int) -> str:
+    counted = f"{num:,} {'trajectory' if num == 1 else 'trajectories'}"
+    return f"{counted}. The first {shown} are shown." if shown < num else f"{counted}."
+
+
 def count(run: RunDirectory, choice: Choice, only: SampleFilter) -> int:
     """The number of trajectories that `choose` chooses from."""
     if not run.ledger.exists():
@@ -108,26 +118,39 @@ def search(
     num: int,
     before: int | None = None,
     only: SampleFilter = ANY,
-) -> TokenPage:
-    """Trajectories with `text` in prompt or completion, the newest first.
-
-    The search ends with `num` trajectories, or after `LOOK_S`. `TokenPage.before` continues the search."""
-    shown: list[Shown] = []
-    looked, wanted, until_s = 0, text.casefold(), time.monotonic() + LOOK_S
+) -> SearchResult:
+    """As `look_for`, for a page."""
     if not run.ledger.exists():
-        return TokenPage(shown, looked, None)
+        return SearchResult([], 0, None)
     with reader_of(run) as reader:
-        while len(shown) < num and time.monotonic() < until_s:
-            page = reader.samples_before(before, _PAGE, only)
-            if not page:
-                return TokenPage(shown, looked, None)
-            for sample in page:
-                looked, before = looked + 1, sample.trajectory.trajectory_id
-                if any(wanted in passage.casefold() for passage in _texts(sample, tokenizer)):
-                    shown.append(shown_of(sample, tokenizer))
-                if len(shown) == num:
-                    break
-    return TokenPage(shown, looked, before)
+        return look_for(reader, tokenizer, text, num, before, only)
+
+
+def look_for(
+    reader: LedgerReader,
+    tokenizer: Any,
+    text: str,
+    num: int,
+    before: int | None = None,
+    only: SampleFilter = ANY,
+    look_s: float = LOOK_S,
+) -> SearchResult:
+    """The newest `num` trajectories with `text` in prompt or completion, of those that `only` lets through.
+
+    The search ends with `num` trajectories, or after `look_s`. The `before` of its result continues it."""
+    samples, looked = list[Sample](), 0
+    wanted, until_s = text.casefold(), time.monotonic() + look_s
+    while len(samples) < num and time.monotonic() < until_s:
+        page = reader.samples_before(before, _PAGE, only)
+        if not page:
+            return SearchResult(samples, looked, None)
+        for sample in page:
+            looked, before = looked + 1, sample.trajectory.trajectory_id
+            if any(wanted in passage.casefold() for passage in _texts(sample, tokenizer)):
+                samples.append(sample)
+            if len(samples) == num:
+                break
+    return SearchResult(samples, looked, before)
 
 
 def shown_of(

@@ -20,7 +20,7 @@ from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Trajectory
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice
+from millrace.ledger.reading.samples import Sample
 from millrace.look.record.group.advantages import advantages_of
 from millrace.observe.conversation import conversation, ended_by, recorded
 from millrace.observe.hosts import Hosts
@@ -191,10 +191,8 @@ def trajectory_view(
     }
 
 
-def samples_view(reader: LedgerReader, run: RunDirectory, choice: Choice, num: int) -> list[View]:
-    """At most `num` trajectories as flat records. `versions` sampled the tokens of the trajectory."""
-    samples = reader.samples(choice, num)
-    tokenizer = tokenizer_of(run) if samples else None
+def samples_view(samples: Sequence[Sample], tokenizer: Any | None) -> list[View]:
+    """Trajectories as flat records. `versions` sampled the tokens of the trajectory."""
     return [
         trajectory_record(prompt, trajectory, tokenizer, tokens=False)
         | {"versions": sorted({version for version, _ in trajectory.columns.sampled_runs})}

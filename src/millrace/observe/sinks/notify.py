@@ -40,7 +40,8 @@ class Notifier:
         self._version = 0
         self._sent_s: dict[str, float] = {}
         self._left_out: dict[str, int] = {}  # messages left out since the last, by kind
-        self._queue: queue.Queue[str | None] = queue.Queue(_QUEUED_MAX)
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._num_put = self._num_done = 0
         self._failure = ""
         self._has_warned = False
         self._thread = threading.Thread(target=self._send_all, name="notify", daemon=True)
@@ -51,14 +52,15 @@ class Notifier:
             self._version = event.fields["version"]
         text = message_text(event)
         if text and self._is_due(event):
-            self._put(self._message(event, text))
+            self._put(self._message(event, text), always=event.kind == "run_ended")
         self._warn()
 
     def close(self) -> None:
-        self._put(None)
+        self._queue.put(None)
         self._thread.join(DEADLINE_S + 1)
-        if self._thread.is_alive() and not self._failure:
-            self._failure = f"it did not end within {DEADLINE_S:g} s of the run"
+        if self._thread.is_alive():
+            lost = f"{self._num_put - self._num_done} messages may be lost"
+            self._failure = self._failure or f"it did not end within {DEADLINE_S:g} s of the run: {lost}"
         self._warn()
 
     def _is_due(self, event: Event) -> bool:
@@ -83,10 +85,11 @@ class Notifier:
         }
         return json.dumps(message, default=repr)
 
-    def _put(self, message: str | None) -> None:
-        try:
-            self._queue.put_nowait(message)
-        except queue.Full:
+    def _put(self, message: str, *, always: bool) -> None:
+        if always or self._queue.qsize() < _QUEUED_MAX:
+            self._num_put += 1
+            self._queue.put(message)
+        else:
             self._failure = self._failure or f"{_QUEUED_MAX} messages wait already: one was left out"
 
     def _send_all(self) -> None:
@@ -99,6 +102,7 @@ class Notifier:
                 )
             except Exception as error:
                 self._failure = self._failure or f"{type(error).__name__}: {error}"
+            self._num_done += 1
 
     def _warn(self) -> None:
         if self._failure and not self._has_warned:

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+from millrace.config.schema import Config
 from millrace.core.turns.turn_bounds import measured
-from millrace.core.types import Trajectory
+from millrace.core.types import Group, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.look.record.group.advantages import GroupAdvantages, advantages_of
+from millrace.look.record.group.advantages import GroupAdvantages
 from millrace.look.record.group.groups import ratios_of
 from millrace.look.record.group.row_history import history_of
 from millrace.look.record.group.task_row import TaskRows
-from millrace.look.record.views import View, tokenizer_of, trajectory_record
-from millrace.run_directory.run_directory import RunDirectory
+from millrace.look.record.views import View, trajectory_record
 
 HISTORY_S = 5.0
 """The row's earlier groups are looked for about so long."""
 
 
-def group_view(reader: LedgerReader, run: RunDirectory, group_id: int) -> View:
+def group_view(
+    reader: LedgerReader, group: Group, config: Config, tokenizer: Any, advantages: GroupAdvantages
+) -> View:
     """A group: its prompt, its row, all attempts, and each time that the row was drawn. What is not known is
     None, and a field `..._unknown` says why."""
-    group, config, tokenizer = reader.group(group_id), run.read_config(), tokenizer_of(run)
-    advantages = advantages_of(group, config)
-    row = TaskRows(config, lambda: tokenizer).row(group_id, group.row_id, group.text, wait_s=None)
+    row = TaskRows(config, lambda: tokenizer).row(group.group_id, group.row_id, group.text, wait_s=None)
 
     def attempt(one: Trajectory) -> View:
         record = trajectory_record(group, one, tokenizer, tokens=False)
         return record | {"metrics": measured(one.metrics)} | of_member(one, advantages)
 
     return {
-        "group_id": group_id,
+        "group_id": group.group_id,
         "row_id": group.row_id,
         "states": dict(Counter(one.state.value for one in group.members)),
         "prompt": group.text,

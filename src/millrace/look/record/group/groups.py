@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.core.types import Group, Prompt
+from millrace.core.types import Group, Prompt, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
 from millrace.look.record.group.advantages import GroupAdvantages, advantages_of
@@ -57,6 +58,15 @@ def read_member(run: RunDirectory, config: Config, tokenizer: Any, trajectory_id
         return _shown(reader, reader.group(one.group_id), config, tokenizer, trajectory_id, None)
 
 
+def shown_members(
+    group: Group, members: Sequence[Trajectory], tokenizer: Any, advantages: GroupAdvantages
+) -> list[Shown]:
+    """Some members of a group, each with its part of `PAGE_TOKENS`."""
+    prompt = Prompt(group.group_id, group.row_id, group.prompt, group.text)
+    tokens_max = min(TOKENS_MAX, PAGE_TOKENS // max(1, len(members)))
+    return [shown_of(Sample(prompt, one), tokenizer, tokens_max, advantages) for one in members]
+
+
 def ratios_of(reader: LedgerReader, group: Group) -> str:
     """No ratio of a single token is recorded, but some of a step: in words."""
     versions = {one.trained_version for one in group.members if one.trained_version is not None}
@@ -78,16 +88,14 @@ def _shown(
     history: RowHistory | None,
 ) -> ShownGroup:
     advantages = advantages_of(group, config)
-    prompt = Prompt(group.group_id, group.row_id, group.prompt, group.text)
     members = [one for one in group.members if only in (None, one.trajectory_id)][:MEMBERS_MAX]
-    tokens_max = min(TOKENS_MAX, PAGE_TOKENS // max(1, len(members)))
     return ShownGroup(
         group_id=group.group_id,
         row_id=group.row_id,
         prompt=group.text,
         num_members=len(group.members),
         states=dict(Counter(one.state.value for one in group.members)),
-        members=[shown_of(Sample(prompt, one), tokenizer, tokens_max, advantages) for one in members],
+        members=shown_members(group, members, tokenizer, advantages),
         advantages=advantages,
         ratios=ratios_of(reader, group),
         history=history,
