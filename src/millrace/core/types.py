@@ -235,20 +235,6 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     forks: list[Fork] = []
     logprobs: array[float] = msgspec.field(default_factory=lambda: array("f"))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A third of the time that its arrays and its `Finish` take otherwise."""
-        buffers = self.tokens.tobytes(), self.prompt.tobytes(), self.logprobs.tobytes()
-        ids, rest = (self.trajectory_id, self.group_id), (self.turns, self.room, self.spent_s, self.forks)
-        return _unpacked_request, (ids, self.finish.value, buffers, rest)
-
-
-def _unpacked_request(
-    ids: tuple[int, int], finish: str, buffers: tuple[bytes, bytes, bytes], rest: tuple[Any, ...]
-) -> ScoreRequest:
-    tokens, prompt, logprobs = array("i", buffers[0]), array("i", buffers[1]), array("f", buffers[2])
-    turns, room, spent_s, forks = rest
-    return ScoreRequest(*ids, tokens, Finish(finish), turns, room, spent_s, prompt, forks, logprobs)
-
 
 # ---------------------------------------------------------------- training
 
