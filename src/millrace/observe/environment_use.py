@@ -14,8 +14,7 @@ from millrace.observe.episode_waits import EpisodeWaits
 @dataclass(slots=True)
 class EnvironmentUse:
     """A sink. An answer takes from the end of a turn until its observation is recorded: with the wait for a
-    worker. The last answer of an episode is its score, and does not count here. Several sinks may share one
-    object: an event counts once."""
+    worker. The last answer of an episode is its score, and does not count here."""
 
     num_answers: int = 0
     answer_s: float = 0.0  # of all answers
@@ -29,13 +28,8 @@ class EnvironmentUse:
     _ended: dict[int, tuple[float, int]] = field(default_factory=dict)  # turns: when, tokens so far
     _begun: dict[int, int] = field(default_factory=dict)  # turns: tokens before them
     _loads: dict[str, tuple[int, int]] = field(default_factory=dict)  # of replicas: reused, evicted
-    _newest: Event | None = None
-    _taken: tuple[Event | None, dict[str, float]] | None = None  # the newest event then, and the scalars
 
     def __call__(self, event: Event) -> None:
-        if event is self._newest:
-            return
-        self._newest = event
         self.waits(event)
         match event.kind:
             case "run_started":
@@ -95,12 +89,7 @@ class EnvironmentUse:
         return self.answer_s / total_s if self.num_answers and total_s else None
 
     def take_scalars(self) -> dict[str, float]:
-        """Scalars of the time since the last event with such a call. Empty: no environment answered."""
-        if self._taken is None or self._taken[0] is not self._newest:
-            self._taken = self._newest, self._scalars()
-        return self._taken[1]
-
-    def _scalars(self) -> dict[str, float]:
+        """Scalars of the time since the last call. Empty: no environment answered."""
         if not self.num_answers:
             return {}
         scalars = {

@@ -58,9 +58,9 @@ class EventLog:
 class MetricsLog:
     """Appends one line per batch that was applied: `version`, `wall_s`, `replayed` and every scalar of it."""
 
-    def __init__(self, path: Path, environment: EnvironmentUse | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._file = _append(path)
-        self._environment = environment or EnvironmentUse()
+        self._environment = EnvironmentUse()
 
     def __call__(self, event: Event) -> None:
         self._environment(event)

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from millrace.config.freeze import NOT_KEPT
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Event, Events
-from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.sinks import prometheus
 from millrace.observe.sinks.extras import PACKAGES, refuse_uninstalled
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
@@ -68,11 +67,10 @@ async def open_sinks(
 def _sinks(
     events: Events, observe: Observe, directory: Path, openers: Mapping[str, Callable[[], Tracker]]
 ) -> Iterator[ClosableSink]:
-    environment = EnvironmentUse()
     yield EventLog(directory / "events.jsonl")
-    yield MetricsLog(directory / "metrics.jsonl", environment)
+    yield MetricsLog(directory / "metrics.jsonl")
     for name, open_tracker in openers.items():
-        yield Tracked(events, name, open_tracker, environment)
+        yield Tracked(events, name, open_tracker)
     if observe.prometheus is not None:
         yield prometheus.PrometheusSink(observe.prometheus)
     if observe.notify is not None and not observe.notify.endswith(NOT_KEPT):

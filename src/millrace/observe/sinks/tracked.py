@@ -34,15 +34,9 @@ class Tracked:
     """A sink. Its thread opens the tracker and waits for it, so a tracker that fails or hangs never delays or
     ends the run. The first failure is one `warned` event. Replays are left out: their curves are there."""
 
-    def __init__(
-        self,
-        events: Events,
-        name: str,
-        open_tracker: Callable[[], Tracker],
-        environment: EnvironmentUse | None = None,
-    ) -> None:
+    def __init__(self, events: Events, name: str, open_tracker: Callable[[], Tracker]) -> None:
         self._events, self._name = events, name
-        self._environment = environment or EnvironmentUse()
+        self._environment = EnvironmentUse()
         self._queue: queue.Queue[tuple[Event, Mapping[str, float]] | None] = queue.Queue()
         self._failure = ""
         self._has_warned = self._has_ended = False
