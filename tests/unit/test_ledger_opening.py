@@ -91,16 +91,23 @@ def test_a_file_of_another_format_is_refused(path: Path, found: int, age: str) -
     refused(path, f"written in format {found} by an? {age} Millrace")
 
 
-def test_a_file_of_format_5_goes_on_in_the_present_format(path: Path) -> None:
+LIVE_INDEX = "CREATE INDEX trajectories_live ON trajectories (state, group_id) WHERE state IN "
+
+
+@pytest.mark.parametrize(
+    ("found", "changes"),
+    [
+        (5, f"{LIVE_INDEX} ('buffered', 'queued'); DELETE FROM counts WHERE name = 'waiting';"),
+        (6, f"{LIVE_INDEX} ('buffered', 'queued', 'waiting');"),
+    ],
+)
+def test_a_file_of_an_older_format_goes_on_in_the_present_format(
+    path: Path, found: int, changes: str
+) -> None:
     """Format 5 knows no state `waiting`."""
     make(path)
     db = sqlite3.connect(path)
-    db.executescript(
-        "DROP INDEX trajectories_live; DELETE FROM counts WHERE name = 'waiting';"
-        "CREATE INDEX trajectories_live ON trajectories (state, group_id)"
-        " WHERE state IN ('buffered', 'generated', 'leased', 'queued', 'scored');"
-        "PRAGMA user_version = 5;"
-    )
+    db.executescript(f"{changes} PRAGMA user_version = {found};")
     db.close()
     reader = LedgerReader(path)  # a look changes nothing
     assert reader.overview().accounting.balanced

@@ -148,7 +148,8 @@ class RunContext:
         if trajectory is None:
             self.pool.forget([trajectory_id])  # its episode went on after its end
             return
-        stop_work(self)
+        if self.state.cut:
+            stop_work(self)
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
             self._warn_out_of_signal()
         if isinstance(score, Observed):

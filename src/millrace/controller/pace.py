@@ -13,7 +13,7 @@ class Pace:
     wait this long after news, before they look for work."""
 
     decision_s: float = 0.005
-    flush_s: float = 0.2
+    flush_s: float = 0.5
     look_s: float = 0.0
 
 

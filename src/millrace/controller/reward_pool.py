@@ -156,11 +156,10 @@ class RewardPool:
         self._pulse.fire()
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
-        waiting, began_s = deque(requests), clock.now()
+        waiting, began_s, most_s = deque(requests), clock.now(), self._timeout_s + GRACE_S
         try:
-            async with aclosing(handle.stream("score", requests)) as scores, asyncio.timeout(None) as limit:
+            async with aclosing(handle.stream("score", requests)) as scores, asyncio.timeout(most_s) as limit:
                 while waiting:
-                    limit.reschedule(began_s + self._timeout_s + GRACE_S)
                     what = f"the reward of trajectory {waiting[0].trajectory_id}"
                     with self._waits.waiting(handle.name, what, bounded=True):
                         trajectory_id, score = await anext(scores)
@@ -168,6 +167,8 @@ class RewardPool:
                     self._waits.progress(handle.name)
                     previous_s, began_s = began_s, clock.now()
                     self._average(began_s - previous_s)
+                    if waiting:
+                        limit.reschedule(began_s + most_s)
                     self._finish(handle.name, trajectory_id, score)
         except TimeoutError as error:  # or DeadlineExceeded: the worker noticed the deadline itself
             failed = Failed(f"the reward did not answer within {self._timeout_s:g} s")

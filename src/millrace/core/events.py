@@ -38,7 +38,7 @@ class Events:
         self._sinks.append(sink)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        assert not fields.keys() & HEADER, f"{kind}: a field is named as one of {sorted(HEADER)}"
+        assert HEADER.isdisjoint(fields), f"{kind}: a field is named as one of {sorted(HEADER)}"
         event = Event(kind, self._clock(), self._wall(), fields)
         for sink in self._sinks:
             sink(event)

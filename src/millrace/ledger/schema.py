@@ -12,15 +12,13 @@ import re
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 6
+FORMAT = 7
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 
 LIVE_STATES = "(" + ", ".join(sorted(f"'{s.value}'" for s in LIVE)) + ")"
 
 _COUNT_ROWS = ", ".join(f"('{name}', 0)" for name in [ADMITTED, *(s.value for s in State)])
-
-LIVE_INDEX = f"CREATE INDEX trajectories_live ON trajectories (state, group_id) WHERE state IN {LIVE_STATES};"
 
 _TEMPLATE = f"""
 CREATE TABLE run (
@@ -57,7 +55,6 @@ CREATE TABLE trajectories (
     CHECKSUM
 ) STRICT;
 CREATE INDEX trajectories_group ON trajectories (group_id);
-{LIVE_INDEX}
 CREATE TABLE chunks (
     trajectory_id INTEGER NOT NULL,
     start INTEGER NOT NULL,         -- position of the first token

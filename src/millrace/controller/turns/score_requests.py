@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count
-from operator import itemgetter
 
 from millrace.core.errors import RewardError
 from millrace.core.protocols import Handle
@@ -52,6 +51,9 @@ class ScoreRequests:
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
+
+    def __bool__(self) -> bool:
+        return any(self._waiting.values())
 
     @property
     def num_busy(self) -> int:
@@ -109,8 +111,10 @@ class ScoreRequests:
             return [waiting[SUSPECTS].popleft()[1]]
         taken = list[ScoreRequest]()
         if self._calls[worker] < self._lanes:
-            while len(taken) < self._most and (mine := list(filter(None, (waiting[worker], waiting[ANY])))):
-                taken.append(min(mine, key=itemgetter(0)).popleft()[1])
+            own, shared = waiting[worker], waiting[ANY]
+            while len(taken) < self._most and (own or shared):
+                is_own = own and not (shared and shared[0][0] < own[0][0])
+                taken.append((own if is_own else shared).popleft()[1])
         return taken
 
     def give_back(self, worker: str, unanswered: Sequence[ScoreRequest]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import groupby, takewhile
+from itertools import groupby
 from math import nan
 from typing import Any
 
@@ -147,7 +147,7 @@ class TokenColumns:
     @property
     def sampled_runs(self) -> list[tuple[int, int]]:
         """The runs without observed tokens."""
-        return list(filter(_is_sampled, self.runs))
+        return [run for run in self.runs if run[0] != OBSERVED]
 
     @property
     def version_first(self) -> int | None:
@@ -174,7 +174,12 @@ class TokenColumns:
     @property
     def turn_start(self) -> int:
         """The number of tokens before the present turn."""
-        return len(self) - sum([count for _, count in takewhile(_is_sampled, reversed(self.runs))])
+        start = len(self.tokens)
+        for version, count in reversed(self.runs):
+            if version == OBSERVED:
+                break
+            start -= count
+        return start
 
     def versions(self) -> list[int]:
         """The version of every token; OBSERVED of observed tokens."""
@@ -184,7 +189,10 @@ class TokenColumns:
         """Whether each token was sampled; None: every token was."""
         if len(self.sampled_runs) == len(self.runs):
             return None
-        return [version != OBSERVED for version in self.versions()]
+        flags = list[bool]()
+        for version, count in self.runs:
+            flags += [version != OBSERVED] * count
+        return flags
 
     def turns(self) -> list[tuple[int, int, bool]]:
         """(start, stop, sampled) of the stretches of sampled and of observed tokens, in order."""
@@ -340,10 +348,6 @@ def unpack(packed: Packed) -> list[TokenColumns]:
     if not start == len(tokens) == len(logprobs):
         raise ValueError(f"runs for {start} tokens, {len(tokens)} token ids, {len(logprobs)} log-probs")
     return unpacked
-
-
-def _is_sampled(run: tuple[int, int]) -> bool:
-    return run[0] != OBSERVED
 
 
 def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:

@@ -65,6 +65,8 @@ def continued(forks: Sequence[Fork], stop: int) -> list[tuple[int, int]]:
 
 def num_seen(forks: Sequence[Fork], stop: int, num_prompt: int) -> int:
     """How many tokens precede the token after the first `stop` tokens of the columns, with the prompt's."""
+    if not forks:
+        return num_prompt + stop
     kept, parts = path(forks, stop)
     return (num_prompt if kept is None else kept) + sum(end - start for start, end in parts)
 

@@ -1,6 +1,7 @@
 """From an older format of a ledger file to the present one. A look at an older file changes nothing.
 
-Format 5 has no trajectory that waits for an environment.
+Format 5 has no trajectory that waits for an environment. Format 6 has an index of live trajectories. Every
+update of a row paid for that index, and only a resume used it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import sqlite3
 
 from millrace.core.types import State
-from millrace.ledger.schema import FORMAT, LIVE_INDEX
+from millrace.ledger.schema import FORMAT
 
-CHANGES = {5: f"DROP INDEX trajectories_live; {LIVE_INDEX} INSERT INTO counts VALUES ('{State.WAITING}', 0);"}
+CHANGES = {
+    5: f"INSERT INTO counts VALUES ('{State.WAITING}', 0);",
+    6: "DROP INDEX trajectories_live;",
+}
 """By format: what makes the next format of it."""
 
 DIFFERENT = {"trajectories_live"}

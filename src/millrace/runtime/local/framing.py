@@ -141,8 +141,10 @@ class Framing(asyncio.BufferedProtocol):
             return raw.nbytes < OUT_OF_BAND_BYTES
 
         pickled = pickle.dumps(value, protocol=5, buffer_callback=in_band)
-        sizes = struct.pack(f"!{len(out_of_band)}Q", *(raw.nbytes for raw in out_of_band))
-        payload: list[bytes | memoryview] = [pickled, *out_of_band, sizes]
+        payload: list[bytes | memoryview] = [pickled]
+        if out_of_band:
+            sizes = struct.pack(f"!{len(out_of_band)}Q", *(raw.nbytes for raw in out_of_band))
+            payload += (*out_of_band, sizes)
         num_bytes = sum(map(len, payload))
         header = _HEADER.pack(num_bytes, len(out_of_band), kind, epoch, call_id)
         if self._transport is None:
@@ -150,6 +152,8 @@ class Framing(asyncio.BufferedProtocol):
         idle = not (self._urgent or self._outgoing)
         if num_bytes > FRAGMENT_BYTES:
             self._outgoing.extend((header, _Outgoing(epoch, call_id, [memoryview(view) for view in payload])))
+        elif idle and not self._paused:
+            return self._transport.writelines([b"".join((header, *payload))])
         else:
             (self._urgent if urgent else self._outgoing).append(b"".join((header, *payload)))
         if idle:

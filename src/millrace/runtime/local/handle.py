@@ -198,7 +198,7 @@ class LocalHandle:
             return
         method, deliver = self._pending[call_id]
         try:
-            value = payload.value()
+            value = payload.value() if kind is not Kind.END else None
         except Exception as error:
             place = where(self.name, epoch, method)
             kind, value = Kind.ERROR, RemoteError(f"{place}: cannot unpickle what it sent: {error!r}")
