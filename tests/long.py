@@ -11,6 +11,7 @@ long = pytest.mark.long
 
 
 def few(values: Iterable[Any], always: int = 1) -> list[Any]:
-    """Values of `parametrize`: the first ones for `make test`, the rest for `make test-long`."""
-    listed = list(values)
-    return [*listed[:always], *(pytest.param(value, marks=long) for value in listed[always:])]
+    """Values of `parametrize`: the first ones for `make test`, the rest for `make test-long`. A tuple has the
+    values of several names."""
+    listed = [value if type(value) is tuple else (value,) for value in values]
+    return [pytest.param(*value, marks=[long] * (num >= always)) for num, value in enumerate(listed)]

@@ -10,6 +10,7 @@ from multiprocessing.shared_memory import SharedMemory
 import pytest
 from kill_points import SUITES, Suite, Verdict, kill_point
 from tests import turn_runs
+from tests.long import long
 
 from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
 from millrace.chaos.attack import SUPERVISION
@@ -32,6 +33,7 @@ def test_a_run_under_attack_loses_nothing_and_leaves_nothing(schedule, seed, sta
     assert not failed(attack(start, tmp_path / "run", overrides, 6, seed)[0])
 
 
+@long
 @pytest.mark.parametrize(
     ("schedule", "seed"), [(["schedule.kind=synchronous"], 3), (["schedule.kind=areal", "schedule.eta=1"], 4)]
 )
@@ -46,6 +48,7 @@ def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
     assert not failed(attack(turn_runs.make_start(tmp_path), tmp_path / "run", overrides, 6, 5)[0])
 
 
+@long
 def test_a_run_killed_in_the_turns_of_its_steps_ends_with_the_same_weights(tmp_path):
     """At most once in each step: on a busy machine a step may end before its moment. `python
     benchmarks/kills.py` tries such a point again."""
@@ -59,6 +62,7 @@ def test_a_run_killed_in_the_turns_of_its_steps_ends_with_the_same_weights(tmp_p
     assert verdict == Verdict(closed=True, equal=True, foreign_tokens=0, problems=[])
 
 
+@long
 def test_a_run_of_agents_killed_in_their_turns_ends_with_the_same_weights(tmp_path):
     """The gateways, the agents, the replicas and the controller."""
     config = turn_runs.make_agent_start(tmp_path)
@@ -75,6 +79,7 @@ def test_a_run_killed_at_any_point_resumes_to_the_same_weights(backend, start, t
     assert not failed(kill_and_resume(start, tmp_path, [f"trainer.backend={backend}"], 1, 3))
 
 
+@long
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=WITHOUT_JAX)])
 def test_a_run_that_is_preempted_again_and_again_ends_with_the_same_weights(backend, start, tmp_path):
     overrides = [f"trainer.backend={backend}", "steps=6"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.long import long
 
 from millrace.chaos import hostile
 from millrace.chaos.sessions import Sessions, refusal_problem
@@ -10,6 +11,7 @@ from millrace.chaos.sessions import Sessions, refusal_problem
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+@long
 def test_a_run_goes_on_or_is_refused_in_words_whatever_was_done_to_its_files(start, tmp_path):
     kinds = ("half a checkpoint", "moved in the run")
     outcomes = Sessions(start, tmp_path, [], 2, kinds=kinds).try_all(len(kinds))
@@ -17,6 +19,7 @@ def test_a_run_goes_on_or_is_refused_in_words_whatever_was_done_to_its_files(sta
     assert {outcome.end for outcome in outcomes} == {"went on", "refused"}
 
 
+@long
 def test_hostile_rows_and_rewards_fail_their_trajectories_and_nothing_else(start, tmp_path, monkeypatch):
     monkeypatch.setattr(hostile, "TIMEOUT_S", 1)
     many_rows = ["steps=2", "batch.prompts=8", "batch.group_size=2"]

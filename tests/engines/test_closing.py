@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from bench import OpenBench
 from servers import START
+from tests.long import long
 
 from millrace.rollout.protocol import Capabilities
 
@@ -27,6 +28,7 @@ def short_path() -> Iterator[Path]:
         yield Path(directory)
 
 
+@long
 @pytest.mark.computed
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_closed_engine_leaves_no_process_and_no_memory(

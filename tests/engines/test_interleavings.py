@@ -6,6 +6,7 @@ import random
 
 import pytest
 from bench import Bench, OpenBench, Played, prompt_of
+from tests.long import few
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Finish, Sampling
@@ -86,7 +87,7 @@ class Story:
         first.finish = part.finish
 
 
-@pytest.mark.parametrize("times", range(TIMES))
+@pytest.mark.parametrize("times", few(range(TIMES)))
 def test_nothing_is_lost_or_mixed_in_any_order_of_events(
     times: int, stepwise: bool, bench_of: OpenBench
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from bench import END, TOLERANCE, VOCAB, Bench, OpenBench, Played, prompt_of
 from msgspec.structs import replace
+from tests.long import few
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
@@ -68,7 +69,7 @@ def accepted(kind: str, can: Capabilities, settings: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", FULL | CUT)
+@pytest.mark.parametrize("name", few(FULL | CUT, 6))
 def test_logprobs_are_of_what_was_sampled_from(
     name: str, kind: str, can: Capabilities, bench_of: OpenBench
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train, weights
 
 ON_POLICY = {
@@ -19,6 +20,7 @@ def runs(start, undisturbed, warm, tmp_path_factory):
     return {"synchronous": undisturbed, **others}
 
 
+@long
 def test_schedules_without_staleness_are_one_algorithm(runs):
     first, *others = (weights(run) for run in runs.values())
     assert all(other == first for other in others)
@@ -39,6 +41,7 @@ def test_engine_and_trainer_agree_on_log_probs_at_staleness_0(runs):
         assert gap["max"] < 1e-4 and summary(run)["staleness"]["max"] == 0
 
 
+@long
 @pytest.mark.parametrize("cuts", [("sampling.top_p=0.9",), ("sampling.top_k=4", "sampling.min_p=0.02")])
 def test_cut_sampling_is_on_policy_over_the_tokens_that_could_come(cuts, start, warm, tmp_path):
     run = train(start, tmp_path / "run", *cuts)

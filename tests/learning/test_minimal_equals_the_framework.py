@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.long import few
 
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
@@ -105,7 +106,7 @@ def test_minimal_and_the_framework_give_the_same_losses_and_weights(kind, config
             torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["grpo", "aipo"])
+@pytest.mark.parametrize("kind", few(["grpo", "aipo"]))
 def test_minimal_learns(kind):
     history = example("minimal").train(kind, steps=80)
     assert np.mean(history[-10:]) > np.mean(history[:10]) + 0.4

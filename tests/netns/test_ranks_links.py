@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from tests.long import long
 from tests.namespaces import Host, hosts
 from tests.netns.test_chain_links import NUM_BYTES, cluster, held_bytes, model
 from tests.relays import RelayProcess
@@ -68,6 +69,7 @@ def order(names: Sequence[str], relays: Sequence[RelayProcess], digest: str) -> 
         relay.ask("fetch", fetch.version, digest, list(fetch.sources))
 
 
+@long
 @pytest.mark.parametrize("count", [2, 4])
 def test_no_host_sends_more_than_one_version(count: int) -> None:
     with cluster(count) as (places, relays):
@@ -83,6 +85,7 @@ def test_no_host_sends_more_than_one_version(count: int) -> None:
     assert sum(sent) < SMALL_SHARE * NUM_BYTES * (count - 1), sent
 
 
+@long
 @pytest.mark.usefixtures("warm")
 def test_ranks_on_hosts_of_a_network_train_to_the_same_weights_as_on_one_host(start, tmp_path, monkeypatch):
     undisturbed = train(start, tmp_path / "undisturbed", *RUN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.long import long
 from tests.namespaces import hosts as namespaces
 from tests.runs import events, summary, train, weights
 from tests.turn_runs import make_agent_start
@@ -15,6 +16,7 @@ GB = 1_000_000_000
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+@long
 def test_agents_do_not_know_where_their_turns_are_sampled(tmp_path, monkeypatch):
     config = make_agent_start(tmp_path)
     alone = train(config, tmp_path / "alone")

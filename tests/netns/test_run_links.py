@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from tests.long import long
 from tests.namespaces import hosts as namespaces
 from tests.runs import events, summary, train, weights
 
@@ -69,6 +70,7 @@ class Faults:
             time.sleep(STEP_S)
 
 
+@long
 def test_a_run_survives_a_killed_relay_in_the_chain_and_a_link_that_is_cut(start, tmp_path, monkeypatch):
     undisturbed = train(start, tmp_path / "undisturbed", *SETS)
     with namespaces(3) as made:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from safetensors.numpy import load_file
+from tests.long import long
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run as millrace
@@ -26,6 +27,7 @@ def undisturbed(start, warm, tmp_path_factory):
     return train(start, tmp_path_factory.mktemp("undisturbed") / "run", *ADAPTER)
 
 
+@long
 def test_replicas_compute_what_the_trainer_computes(undisturbed, start):
     pulled = events(undisturbed, "pulled")
     told = {e.fields["version"]: e.fields["digest"] for e in events(undisturbed, "published")}

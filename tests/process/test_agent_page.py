@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import long
 
 from millrace.cli.app import run
 
@@ -24,6 +25,7 @@ SMALLER = {
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+@long
 def test_every_command_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

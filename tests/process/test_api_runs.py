@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import few, long
 
 import millrace
 from millrace.cli.app import run as command_line
@@ -43,6 +44,7 @@ print("steps:", [step["version"] for step in run.metrics()])
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+@long
 def test_a_reward_of_a_scripts_main_trains_without_a_guard(start: Path, tmp_path: Path) -> None:
     (tmp_path / "fresh.py").write_text(SCRIPT)  # by a Python that has imported nothing
     command = [sys.executable, str(tmp_path / "fresh.py"), str(start), str(tmp_path / "run")]
@@ -51,6 +53,7 @@ def test_a_reward_of_a_scripts_main_trains_without_a_guard(start: Path, tmp_path
     assert "steps: [1, 2, 3, 4]" in done.stdout
 
 
+@long
 def test_a_closure_trains_live_in_a_running_loop_and_the_run_is_resumed(start: Path, tmp_path: Path) -> None:
     import datasets
 
@@ -88,6 +91,7 @@ def test_a_closure_trains_live_in_a_running_loop_and_the_run_is_resumed(start: P
     assert (told.num_prompts, told.num_unscored, told.model) == (3, 0, str(again.model))
 
 
+@long
 def test_a_list_of_rewards_trains_with_a_flaky_function_and_one_of_trl(start: Path, tmp_path: Path) -> None:
     calls: list[str] = []
 
@@ -120,6 +124,7 @@ def test_a_list_of_rewards_trains_with_a_flaky_function_and_one_of_trl(start: Pa
     assert told.num_unscored < 4
 
 
+@long
 def test_a_function_of_the_script_gets_each_step_and_evaluation_and_stops_the_run(
     start: Path, tmp_path: Path
 ) -> None:
@@ -153,6 +158,7 @@ def test_a_function_of_the_script_gets_each_step_and_evaluation_and_stops_the_ru
     assert [one["version"] for one in later] == [done + 1]
 
 
+@long
 def test_what_a_function_of_the_script_raises_ends_the_run_and_is_raised(start: Path, tmp_path: Path) -> None:
     def on_step(step: dict[str, Any]) -> None:
         raise KeyError(step["version"])
@@ -197,6 +203,7 @@ def test_an_interrupt_finishes_the_step_and_the_run_goes_on_later(start: Path, t
     assert len(run.resume(steps=done + 1, show=False).metrics()) == done + 1
 
 
+@long
 def test_a_run_that_is_left_in_the_background_ends_with_its_script(start: Path, tmp_path: Path) -> None:
     left = SCRIPT.replace("**{", "steps=100_000, wait=False, **{").partition("assert run.state")[0]
     (tmp_path / "script.py").write_text(left + "next(run.steps())")
@@ -207,6 +214,7 @@ def test_a_run_that_is_left_in_the_background_ends_with_its_script(start: Path, 
     assert run.summary()["accounting"]["trained"] > 0
 
 
+@long
 def test_questions_are_answered_in_a_running_loop() -> None:
     root = ROOT / "examples"
 
@@ -226,7 +234,7 @@ def small_start(folder: Path, start: Path) -> None:
 
 
 @pytest.mark.timeout(240)  # a guard: half a minute on a quiet machine
-@pytest.mark.parametrize("name", ["README.md", "examples/notebook.py"])
+@pytest.mark.parametrize("name", few(["README.md", "examples/notebook.py"]))
 def test_the_example_runs_as_it_stands(name: str, start: Path, tmp_path: Path) -> None:
     """But for its number of steps, from another small model where it says that the quickstart's lies."""
     text = (ROOT / name).read_text(encoding="utf-8")

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.long import few
 
 from millrace.compose.interrupt import INTERRUPTED
 
 
-@pytest.mark.parametrize("after", ["Run directory", "events.jsonl"])
+@pytest.mark.parametrize("after", few(["Run directory", "events.jsonl"]))
 def test_an_interrupt_before_the_first_step_ends_the_run(start: Path, tmp_path: Path, after: str) -> None:
     command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(tmp_path / "run")]
     more = ["--set", "steps=100000"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 from tests import runs
+from tests.long import long
 
 from millrace import Run
 from millrace.cli.app import run as millrace
@@ -15,6 +16,7 @@ from millrace.cli.app import run as millrace
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+@long
 def test_any_checkpoint_can_be_exported_and_evaluated(
     start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from failure_rows import seen
+from tests.long import long
 from tests.runs import summary
 
 from millrace.cli.app import run
@@ -143,6 +144,7 @@ BROKEN_REWARDS = (
 )
 
 
+@long
 @pytest.mark.parametrize("row", [f"reward-{how}" for how in BROKEN_REWARDS])
 def test_a_reward_that_breaks_its_contract_fails_its_trajectory_and_says_why(hostile, row):
     with LedgerReader(hostile[0].ledger) as reader:
@@ -224,6 +226,7 @@ STARVED = {
 }
 
 
+@long
 @pytest.mark.parametrize("row", STARVED)
 def test_a_role_that_runs_out_of_memory_says_so_and_loses_nothing(row, start, tmp_path, monkeypatch, capsys):
     role, target = STARVED[row]
@@ -290,6 +293,7 @@ def on_a_disk(tmp_path: Path, options: str, script: str) -> str:
     return done.stdout + done.stderr
 
 
+@long
 def test_a_read_only_disk_is_told(start, tmp_path):
     seen("dir-read-only", on_a_disk(tmp_path, "ro,size=8m", f"$MILLRACE train {start} --run-dir $DISK/run"))
 
@@ -308,6 +312,7 @@ echo "resumed $?"
 """
 
 
+@long
 def test_a_disk_that_fills_up_ends_the_run_and_after_freeing_some_it_goes_on(start, tmp_path):
     told = on_a_disk(tmp_path, "size=8m", f"CONFIG={start}\n{FILLED}")
     assert "code 1" in told and "resumed 0" in told, told

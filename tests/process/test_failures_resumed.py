@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from failure_rows import seen
+from tests.long import long
 from tests.runs import events, summary, weights
 
 from millrace.cli.app import run
@@ -152,6 +153,7 @@ def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the
     assert weights(copy) == weights(undisturbed)
 
 
+@long
 @pytest.mark.parametrize("arithmetic", ["the same", "another CPU"])
 def test_steps_done_again_are_held_to_the_weights_that_they_made(start, copy, arithmetic, capsys):
     shutil.rmtree(copy.checkpoints / "v00000004")

@@ -12,6 +12,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
+from tests.long import long
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "gpu-check"
 
@@ -21,6 +22,7 @@ def gpu_check(*arguments: object, **variables: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables, check=False)
 
 
+@long
 @pytest.mark.timeout(1800)
 def test_a_rehearsal_passes_and_every_part_has_its_figures(tmp_path):
     out = tmp_path / "gpu.json"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary
 
 from millrace.run_directory.run_directory import RunDirectory
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 URL = "http://who:SECRET@127.0.0.1:9/hook/SECRET?key=SECRET"
 
 
+@long
 @pytest.mark.parametrize("more", [[], ["--log", "json"]])
 def test_a_run_whose_output_nobody_reads_any_more_gets_to_its_end(
     start: Path, tmp_path: Path, more: list[str]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import long
 
 from millrace.cli.app import run
 from millrace.observe.sinks.jsonl import read_events
@@ -25,6 +26,7 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(directory / "bin" / "python")
 
 
+@long
 def test_replicas_of_another_python_and_two_versions_train(
     other_python: str, start: Path, warm: None, tmp_path: Path
 ) -> None:

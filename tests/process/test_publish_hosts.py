@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 from test_publish_ranks import DEADLINE_S, as_bytes, divided, model
+from tests.long import long
 
 from millrace.core.digest import digest_buffers
 from millrace.core.types import Endpoint, Published, Staged
@@ -106,6 +107,7 @@ def trainer(tmp_path_factory):
     trainer.end()
 
 
+@long
 def test_each_host_gets_from_the_other_what_its_own_ranks_did_not_write(trainer):
     hosts = [Host(), Host()]
     published = trainer.publish(0, hosts)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from tests.long import long
 from torch import nn
 
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, kind_of
@@ -117,6 +118,7 @@ def published(tmp_path_factory, request):
         pipe.send(None)
 
 
+@long
 def test_ranks_publish_what_the_whole_model_is(published):
     relay, endpoint, slot_bytes, answers = published
     first = answers[0][0]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from late_digest import LATE_VERSION
+from tests.long import few, long
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run as command
@@ -43,7 +44,7 @@ def strike(monkeypatch, method, count):
     monkeypatch.setattr(GangHandle, "call", call)
 
 
-@pytest.mark.parametrize(("method", "count"), [("step", 4), ("publish", 4), ("checkpoint", 2)])
+@pytest.mark.parametrize(("method", "count"), few([("step", 4), ("publish", 4), ("checkpoint", 2)]))
 def test_a_rank_killed_in_the_middle_changes_nothing_about_the_result(
     method, count, start, undisturbed, tmp_path, monkeypatch
 ):
@@ -91,6 +92,7 @@ def test_two_ranks_learn_the_curve_of_one(start, undisturbed, tmp_path):
         )
 
 
+@long
 def test_four_ranks_go_on_from_a_checkpoint_of_two(start, tmp_path):
     first = train(start, tmp_path / "run", TWO, "steps=2")
     told = ["--resume", "--set", "trainer.shard=4", "--set", "steps=4"]

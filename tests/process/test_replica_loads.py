@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from tests.long import long
 
 from millrace.config.tables.operation import Supervision
 from millrace.controller.liveness import patience
@@ -77,6 +78,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch, *, hangs: bool) -> tuple[Served, lis
     return answers[0], reports
 
 
+@long
 def test_a_load_of_many_deadlines_costs_no_replica_and_its_reports_go_on(
     load: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_load_of_many_deadlines_costs_no_replica_and_its_reports_go_on(
     assert len([report for report in reports if report.load.version < 0]) >= LOAD_S / FLOOR_S
 
 
+@long
 def test_a_load_that_hangs_ends_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerError, match=r"pull was asked for [3-9] s ago.* counted no progress"):
         pulled(monkeypatch, hangs=True)

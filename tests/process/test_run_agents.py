@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, trained
+from tests.long import long
 from tests.runs import events, train, weights
 from tests.turn_runs import make_agent_start
 
@@ -31,6 +32,7 @@ def calm(tmp_path_factory, warm) -> RunDirectory:
     return train(make_agent_start(directory), directory / "run")
 
 
+@long
 def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):
     tokenizer = load_tokenizer(calm.model)
     forked = 0
@@ -59,6 +61,7 @@ def test_agents_killed_in_a_turn_change_nothing(seed, agents, calm, tmp_path):
     check(run, calm)
 
 
+@long
 def test_gateways_killed_in_a_turn_change_nothing(agents, calm, tmp_path):
     at = plan(agents, "held", 3, 3)
     with GatewayKiller(tmp_path) as killer:
@@ -68,6 +71,7 @@ def test_gateways_killed_in_a_turn_change_nothing(agents, calm, tmp_path):
     check(run, calm)
 
 
+@long
 def test_a_controller_killed_in_a_turn_of_an_agent_resumes_the_same(agents, calm, tmp_path):
     at = plan(agents, "controller", 5, 3)
     run, kills = resumed_to_the_end(agents, tmp_path)
@@ -75,6 +79,7 @@ def test_a_controller_killed_in_a_turn_of_an_agent_resumes_the_same(agents, calm
     check(run, calm)
 
 
+@long
 def test_an_agent_that_is_a_command_does_the_same(agents, calm, tmp_path):
     text = agents.read_text()
     command = f'command = ["{sys.executable}", "{tmp_path}/acting_agent.py"]'
@@ -126,6 +131,7 @@ def calm_bounded(tmp_path_factory, warm) -> RunDirectory:
     return train(bounded(make_agent_start(directory)), directory / "run")
 
 
+@long
 def test_a_turn_has_no_more_tokens_than_its_request_asks_for(calm_bounded):
     tokenizer, ends = load_tokenizer(calm_bounded.model), set()
     for one in trained(calm_bounded):
@@ -141,6 +147,7 @@ def test_a_turn_has_no_more_tokens_than_its_request_asks_for(calm_bounded):
     assert weights(calm_bounded)
 
 
+@long
 def test_bounds_of_turns_outlive_a_killed_controller(agents, calm_bounded, tmp_path):
     at = plan(bounded(agents), "controller", 6, 3)
     run, kills = resumed_to_the_end(agents, tmp_path)
@@ -148,6 +155,7 @@ def test_bounds_of_turns_outlive_a_killed_controller(agents, calm_bounded, tmp_p
     check(run, calm_bounded)
 
 
+@long
 def test_bounds_of_turns_outlive_a_killed_gateway(agents, calm_bounded, tmp_path):
     at = plan(bounded(agents), "held", 7, 3)
     with GatewayKiller(tmp_path) as killer:
@@ -156,6 +164,7 @@ def test_bounds_of_turns_outlive_a_killed_gateway(agents, calm_bounded, tmp_path
     check(run, calm_bounded)
 
 
+@long
 def test_agents_that_fail_have_reasons_and_the_run_goes_on(agents, tmp_path):
     (tmp_path / "acting_agent.py").write_text(
         (tmp_path / "acting_agent.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.runs import events, train, weights
 
 from millrace.compose.examine import examine
@@ -17,6 +18,7 @@ REWARD = 'reward={{kind = "function", path = "{}/hack.py:reward"}}'
 CANARY = 'evaluations=[{name = "wrong", canary = "wrong-gold", every = 2, prompts = 24, samples = 3}]'
 
 
+@long
 def test_a_hacked_reward_is_warned_of_and_found_and_an_honest_one_is_not(start: Path, tmp_path: Path) -> None:
     (tmp_path / "hack.py").write_text("def reward(completion, answer): return len(set(completion)) > 1\n")
     honest = train(start, tmp_path / "honest", CANARY, "reward.threshold=1.0")

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from tests import runs
+from tests.long import long
 
 import millrace
 from millrace.cli.app import run as command_line
@@ -110,6 +111,7 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_as_if_it_had_not_been(
     assert runs.weights(RunDirectory(killed)) == runs.weights(RunDirectory(whole))
 
 
+@long
 def test_every_command_that_has_a_model_takes_a_run(
     start: Path, undisturbed: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +142,7 @@ def test_the_adapter_of_a_parent_is_merged_into_the_start(start: Path, tmp_path:
     assert child.read_config().model.path == str(child.path / START)
 
 
+@long
 def test_functions_and_rows_of_a_python_run_go_on_with_it(start: Path, tmp_path: Path) -> None:
     value = 0.25
     rows = [{"prompt": f"{word}>", "answer": word[::-1]} for word in ("stone", "river", "maple", "cloud")]

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train, weights
 
 from millrace.ledger.reading.reader import LedgerReader
@@ -34,6 +35,7 @@ def prompts(run):
         return [(step.version, step.group_ids, step.trajectory_ids) for step in reader.steps()]
 
 
+@long
 def test_two_hosts_train_the_same_prompts_to_the_same_weights_as_one(on_one_host, on_two_hosts):
     assert prompts(on_two_hosts) == prompts(on_one_host)
     assert weights(on_two_hosts) == weights(on_one_host)

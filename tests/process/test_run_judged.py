@@ -13,6 +13,7 @@ from collections import Counter
 from contextlib import closing
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train
 
 import millrace
@@ -74,6 +75,7 @@ def kept(run):
         return {key for (key,) in database.execute("SELECT key FROM judgements")}
 
 
+@long
 @pytest.mark.parametrize("again", [[], ["--from-version", "2"]], ids=["resumed", "from an earlier version"])
 def test_a_run_that_is_killed_and_resumed_pays_for_no_judgement_twice(again, start, tmp_path):
     """Each completion is graded twice. The kill comes in the last step, between the two."""

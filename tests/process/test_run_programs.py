@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.runs import CONFIG, events, make_model, summary, train, weights
 
 import millrace
@@ -169,6 +170,7 @@ class Killer:
                 self.killed.append(what)
 
 
+@long
 def test_processes_killed_while_a_program_computes_change_no_reward_and_leave_nothing(
     programs, calm, tmp_path
 ):
@@ -195,6 +197,7 @@ def test_a_program_whose_warden_is_killed_twice_fails_and_is_no_zero(programs, t
     wait_until_gone(killer.seen)
 
 
+@long
 def test_a_controller_killed_while_a_program_computes_leaves_no_program_and_resumes_the_same(
     programs, calm, tmp_path
 ):

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train, weights
 
 from millrace.ledger.reading.reader import LedgerReader
@@ -50,6 +51,7 @@ def assert_whole(run):
             assert event.fields["digest"] == digests[event.fields["version"]]
 
 
+@long
 def test_ranks_on_two_hosts_train_the_same_prompts_to_the_same_weights_as_on_one(on_one_host, on_hosts):
     assert prompts(on_hosts) == prompts(on_one_host)
     assert weights(on_hosts) == weights(on_one_host)
@@ -83,6 +85,7 @@ class Killer:
             os.kill(self._pid, signal.SIGKILL)
 
 
+@long
 @pytest.mark.parametrize("kind", ["step", "published"])
 def test_the_rank_on_the_second_host_is_killed_and_the_result_is_the_same(kind, start, on_one_host, tmp_path):
     killer = Killer("trainer", lambda e: e.kind == kind and e.fields["version"] == 3, rank=1)
@@ -94,6 +97,7 @@ def test_the_rank_on_the_second_host_is_killed_and_the_result_is_the_same(kind, 
     assert weights(run) == weights(on_one_host)
 
 
+@long
 @pytest.mark.parametrize("host", ["localhost", SECOND])
 def test_the_relay_of_a_trainers_host_is_killed_and_only_its_ranks_write_again(
     host, start, on_one_host, tmp_path

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train, weights
 from tests.turn_runs import make_start
 
@@ -196,6 +197,7 @@ def test_a_controller_killed_in_a_turn_resumes_the_same(turns, calm, tmp_path):
     check(run, calm)
 
 
+@long
 def test_episodes_restored_from_snapshots_end_as_if_nothing_was_killed(turns, calm, tmp_path):
     at = plan(turns, "controller", 8, 3)
     run, kills = resumed_to_the_end(turns, tmp_path, f"reward.path={tmp_path}/acting.py:Restoring")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.long import long
 
 from conformance import WAIT_S
 from millrace.runtime import process
@@ -109,6 +110,7 @@ def test_a_forkserver_suspended_at_that_moment_still_ends_every_descendant(mark:
     assert until(lambda: not marked(mark)), marked(mark)
 
 
+@long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 def test_nothing_outlives_an_exploration_that_gets(number: signal.Signals, mark: str) -> None:
     command = [sys.executable, "-m", "millrace", "simulate", "--chaos", "1000000", "--jobs", "2"]

@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary
 
 from millrace.compose import compose, joining, scaling
@@ -82,6 +83,7 @@ def _halfway(load):
     return 50 < load["kv_used_tokens"] < 120 * load["running"]
 
 
+@long
 def test_a_run_goes_from_one_to_three_replicas_and_back_and_one_is_told_to_end(start, tmp_path):
     async def deeds(play):
         await play.scale(3)

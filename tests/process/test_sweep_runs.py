@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary
 
 import millrace
@@ -63,6 +64,7 @@ def ended_once(run: Path) -> bool:
     return steps == list(range(1, STEPS + 1)) and accounts["trained"] == accounts["admitted"] == STEPS * EACH
 
 
+@long
 def test_a_sweep_that_is_killed_goes_on_and_every_trial_ends_once(start: Path, tmp_path: Path) -> None:
     command = written(start, tmp_path, 'seeds = [1, 2]\n[grid]\n"optimizer.lr" = [1e-3, 1e-4]\n')
     out, names = tmp_path / "out", [f"lr={lr},seed={seed}" for seed in (1, 2) for lr in ("0.001", "0.0001")]
@@ -93,6 +95,7 @@ def owner_of(run: Path) -> int | None:
     return next((int(cells[4]) for cells in lines if cells[1] == "FLOCK" and cells[5].endswith(inode)), None)
 
 
+@long
 def test_an_interrupt_saves_and_a_trial_that_dies_is_told_and_retried_when_asked(
     start: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +118,7 @@ def test_an_interrupt_saves_and_a_trial_that_dies_is_told_and_retried_when_asked
     assert all(ended_once(out / name) for name in ("seed=1", "seed=2"))
 
 
+@long
 def test_a_rule_stops_a_trial_of_a_script_whose_accounts_close(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import long
 from tests.runs import events, train, weights
 from tests.turn_runs import make_start
 
@@ -101,6 +102,7 @@ def test_an_evaluation_of_episodes_survives_the_death_of_its_processes(turns, tm
     assert outside.num_unscored == 0 and set(outside.pass_at_k) == {1, 2} and outside.majority_at_k == {}
 
 
+@long
 def test_a_controller_killed_while_episodes_are_evaluated_resumes_and_evaluates_once(turns, tmp_path):
     run, kills = RunDirectory(tmp_path / "run"), 0
     at = sorted(random.Random(5).sample(range(1, 120), 3))

@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from tests.long import few
 
 from millrace import Done, Observation
 
@@ -44,7 +45,7 @@ def test_demonstrations_have_turns_of_one_token_alphabet(task):
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("task", ["search", "calculator"])
+@pytest.mark.parametrize("task", few(["search", "calculator"]))
 def test_the_example_trains(task, tmp_path):
     args = argparse.Namespace(seed=0, steps=2, warm_start_steps=30, lr=None, schedule="millrace")
     run = TURNS["train"](task, tmp_path, args)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import long
 
 from millrace.cli.app import run
 from millrace.environments.tokenizer import make_character_tokenizer
@@ -34,6 +35,7 @@ def clone(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@long
 def test_every_command_of_the_first_tutorial_runs_and_its_model_can_be_loaded(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +58,7 @@ def test_every_command_of_the_first_tutorial_runs_and_its_model_can_be_loaded(
     assert (clone / "models" / "codes" / "tokenizer.json").is_file()
 
 
+@long
 def test_every_command_of_the_second_evening_runs_after_the_first(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +128,7 @@ def gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SIZES = {"steps": 1, "batch.prompts": 2, "batch.group_size": 2, "rollout.slots": 8, "sampling.max_tokens": 8}
 
 
+@long
 def test_the_second_tutorial_runs_on_a_small_model_but_for_its_fetches(
     gsm8k: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

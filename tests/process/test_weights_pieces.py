@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.long import long
 
 from millrace.core.digest import BlockDigest, Filling, NamedBuffer, TensorSpec, digest_blocks, digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError, UnknownVersionError, WeightsError
@@ -179,6 +180,7 @@ def test_what_several_processes_write_is_read_as_what_one_writes(host, world):
     assert host.reader.versions() == [2, 3, 4]
 
 
+@long
 @pytest.mark.parametrize("moment", ["after begin", "while it fills", "before the end"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_version_whose_writer_is_killed_is_unreadable_until_new_ones_wrote_it(host, moment, victim):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import long
 from tests.ranks import adapters
 from tests.ranks.together import together
 from trainer_doubles import save_tiny_model
@@ -20,6 +21,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return together(request.param, adapters.found, SHAPES[request.param], path)[0]
 
 
+@long
 def test_the_adapter_after_three_steps_is_that_of_one_process(found: dict[str, Any]) -> None:
     assert found and all(each["error"] < 1e-5 for each in found.values()), found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.long import long
 from tests.ranks import publishing, saving, work
 from tests.ranks.together import together
 from trainer_doubles import save_tiny_model
@@ -39,6 +40,7 @@ def test_eight_ranks_give_the_gradient_of_one_process(paths: dict[str, Path]) ->
     assert {case: error for case, error in errors.items() if not error < 1e-5} == {}
 
 
+@long
 def test_four_ranks_go_on_from_the_checkpoint_of_eight(paths: dict[str, Path], tmp_path: Path) -> None:
     shape, path = {"shard": 4, "tensor": 2}, paths["llama"]
     assert together(8, saving.save_and_go_on, shape, path, tmp_path) == [True] * 8
@@ -49,6 +51,7 @@ def test_four_ranks_go_on_from_the_checkpoint_of_eight(paths: dict[str, Path], t
         assert digests(tmp_path / str(number) / saved.name) == digests(saved)
 
 
+@long
 def test_eight_ranks_publish_the_bytes_of_one_process(paths: dict[str, Path], tmp_path: Path) -> None:
     """Untrained, and after a step of the ranks: one process that loads their checkpoint has the same bytes. A
     step of one process may have other last bits, because its sums are taken in another order."""

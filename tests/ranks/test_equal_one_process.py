@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.long import long
 from tests.ranks import work
 from tests.ranks.together import together
 from trainer_doubles import CONFIGS, save_tiny_model
@@ -62,6 +63,7 @@ LIMITS = {
 }
 
 
+@long
 @pytest.mark.parametrize("way", LIMITS)
 def test_every_division_gives_what_one_process_gives(errors: dict[Any, float], way: str) -> None:
     found = {case: error for case, error in errors.items() if case[0] == way}
@@ -86,6 +88,7 @@ def test_the_result_of_a_step_is_that_of_one_process_and_the_same_on_all_ranks(
         }
 
 
+@long
 @pytest.mark.parametrize("world", SHAPES)
 def test_what_is_not_finite_on_one_rank_is_refused_by_all(world: int, paths: dict[str, Path]) -> None:
     by_rank = together(world, work.refusals, SHAPES[world], paths["qwen3"])
@@ -101,6 +104,7 @@ def test_what_is_not_finite_on_one_rank_is_refused_by_all(world: int, paths: dic
             assert "embed_tokens" in message
 
 
+@long
 @pytest.mark.parametrize(
     ("world", "shapes", "families"),
     [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.long import few
 from tests.ranks.together import together
 from tests.ranks.work import CPU, three_steps, trainer_of
 
@@ -20,7 +21,7 @@ def pairs(rank: int, rendezvous: str | None, shape: dict[str, int], path: Path) 
     return [three_steps(path, ranks)[0].numpy() for ranks in (plain, hosted)]
 
 
-@pytest.mark.parametrize("shape", [{}, {"shard": 2}, {"tensor": 2}], ids=str)
+@pytest.mark.parametrize("shape", few([{}, {"shard": 2}, {"tensor": 2}]), ids=str)
 def test_an_offloaded_trainer_makes_the_same_steps_bit_for_bit(shape: dict[str, int], tmp_path: Path) -> None:
     from trainer_doubles import save_tiny_model
 

@@ -11,11 +11,13 @@ from millrace.sandbox.code_tests import judge, read_tests
 from millrace.sandbox.execution import ProgramOutcome
 from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.sandbox import Sandbox
+from tests.long import long
 from tests.sandbox.attempts_grader import GRADER
 
 LIMITS = Limits(cpu_s=1, wall_s=30, memory_bytes=256 * 2**20)
 
 
+@long
 @pytest.mark.parametrize("name", GRADER, ids=[name.replace(" ", "-") for name in GRADER])
 def test_a_program_without_the_answer_passes_nothing(any_level: Sandbox, name: str) -> None:
     outputs = [f"expected-{secrets.token_hex(16)}" for _ in range(2)]

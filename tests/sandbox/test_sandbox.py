@@ -16,6 +16,7 @@ from millrace.sandbox.execution import CallAnswer, ProgramOutcome
 from millrace.sandbox.inside import zygote
 from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.sandbox import Sandbox, _WarmProcess
+from tests.long import long
 from tests.sandbox.test_escapes import sandbox_works
 
 LIMITS = Limits(cpu_s=1, wall_s=30)
@@ -53,6 +54,7 @@ def test_a_large_input_reaches_a_program_that_answers_it(any_level: Sandbox) -> 
     assert any_level.call("def f(x): return x", "f", [[text]], LIMITS).answers == [CallAnswer(text)]
 
 
+@long
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
