@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.long import long
 from tests.runs import summary, train
 from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -35,6 +36,7 @@ def mixture(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / start.name
 
 
+@long
 def test_the_ledger_keeps_the_experts_and_the_weights_are_those_of_a_run_without(mixture, warm, tmp_path):
     replayed = train(mixture, tmp_path / "replayed", REPLAY, "steps=2")
     plain = train(mixture, tmp_path / "plain", "steps=2")

@@ -51,6 +51,7 @@ class Killer:
             os.kill(self._pid, signal.SIGKILL)
 
 
+@long
 def test_a_killed_trainer_changes_nothing_about_the_result(start, undisturbed, tmp_path):
     killer = Killer()
     run = train(start, tmp_path / "run", *ADAPTER, sinks=(killer,))

@@ -118,6 +118,7 @@ def test_each_host_gets_from_the_other_what_its_own_ranks_did_not_write(trainer)
     assert all(0 < staged.decoded_bytes < published.weights_bytes for staged in got)
 
 
+@long
 def test_ranks_of_a_host_with_a_new_relay_write_again_and_those_of_the_other_do_not(trainer):
     first, second, new = Host(), Host(), Host()
     published = trainer.publish(1, [first, second])

@@ -134,6 +134,7 @@ def test_ranks_publish_what_the_whole_model_is(published):
     assert np.any(first[0][3] != first[1][3])
 
 
+@long
 def test_every_rank_holds_its_share_alone(published):
     *_, answers = published
     total = sum(weight.numel() for weight in model().state_dict().values())

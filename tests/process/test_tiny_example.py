@@ -8,7 +8,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from tests.long import few
+from tests.long import long
 
 from millrace.config.tables.task import CodeRewardSection, MathRewardSection
 from millrace.core.errors import SandboxError
@@ -37,8 +37,9 @@ def value(returned):
     return returned["reward"] if isinstance(returned, dict) else returned
 
 
+@long
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("task", few(["code", "maths"]))
+@pytest.mark.parametrize("task", ["code", "maths"])
 def test_the_example_trains_and_measures(task, tmp_path):
     args = argparse.Namespace(seed=0, steps=2, warm_start_steps=2)
     run = TINY["train"](task, tmp_path, args)

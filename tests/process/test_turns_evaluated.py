@@ -69,6 +69,7 @@ def check_episodes(found: list[EvaluationAttempt], directory: Path) -> None:
     assert lengths == {3, 4}  # as the environment ends them
 
 
+@long
 def test_an_evaluation_of_episodes_survives_the_death_of_its_processes(turns, tmp_path, capsys):
     pids, killed = dict[str, int](), list[str]()
 

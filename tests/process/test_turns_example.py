@@ -8,7 +8,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from tests.long import few
+from tests.long import long
 
 from millrace import Done, Observation
 
@@ -44,8 +44,9 @@ def test_demonstrations_have_turns_of_one_token_alphabet(task):
     assert any(TURNS["END"] in prompt for prompt, _ in pairs) and all(said for _, said in pairs)
 
 
+@long
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("task", few(["search", "calculator"]))
+@pytest.mark.parametrize("task", ["search", "calculator"])
 def test_the_example_trains(task, tmp_path):
     args = argparse.Namespace(seed=0, steps=2, warm_start_steps=30, lr=None, schedule="millrace")
     run = TURNS["train"](task, tmp_path, args)

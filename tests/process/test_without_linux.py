@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.long import few
 from tests.runs import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +66,7 @@ def told(start: Path, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     }
 
 
-@pytest.mark.parametrize("command", few(WITHOUT_WORKERS))
+@pytest.mark.parametrize("command", WITHOUT_WORKERS)
 def test_what_needs_no_worker_works(command: str, told: dict[str, Told]) -> None:
     _, code, error = told[command]
     assert (code, error) == (0, "") or command.startswith(("doctor", "simulate")), error

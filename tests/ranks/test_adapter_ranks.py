@@ -26,6 +26,7 @@ def test_the_adapter_after_three_steps_is_that_of_one_process(found: dict[str, A
     assert found and all(each["error"] < 1e-5 for each in found.values()), found
 
 
+@long
 def test_what_is_published_belongs_to_the_same_weights(found: dict[str, Any]) -> None:
     assert all(each["base"] for each in found.values())
 
