@@ -37,7 +37,7 @@ from millrace.look.record.run_rows import RunRow, RunRows
 from millrace.look.record.runs import find_runs
 from millrace.look.record.runs_view import RunsView
 from millrace.look.record.steps import Axis
-from millrace.look.record.tokens import Shown, choose, count, search, shown_of, told_of_filter
+from millrace.look.record.tokens import Shown, choose, count, filtered_line, search, shown_of
 from millrace.look.report import WHOLE
 from millrace.look.speed.kept_forecasts import KeptForecasts
 from millrace.look.speed.speed_answer import speed_of
@@ -244,7 +244,7 @@ class Site:
         told = ""
         if only != ANY:
             every = count(run.run, choice, only)
-            told = f'<p class="quiet">{told_of_filter(every, len(shown))}</p>'
+            told = f'<p class="quiet">{filtered_line(every, len(shown))}</p>'
         address = f"{self._base}samples/{quote(name)}?choice={choice}&color={color}{in_address(only)}"
         more = fragments.link(f"{address}&num={2 * num}", "Show more")
         html = told + self._drawn(name, shown, color)
@@ -257,7 +257,7 @@ class Site:
         shown = [shown_of(sample, run.tokenizer) for sample in results.samples]
         on = f"{self._base}samples/{quote(name)}?text={quote(text, errors='replace')}{in_address(only)}"
         link = fragments.link(f"{on}&color={color}&before={results.before}", "Look further back")
-        told = f"{results.told(only)} {link if results.before is not None else ''}"
+        told = f"{results.summary(only)} {link if results.before is not None else ''}"
         return f'<p class="quiet">{told}</p>{self._drawn(name, shown, color)}'
 
     def _drawn(self, name: str, shown: list[Shown], color: TokenColor) -> str:

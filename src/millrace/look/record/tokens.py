@@ -77,7 +77,8 @@ class SearchResult:
     looked_at: int
     before: int | None
 
-    def told(self, only: SampleFilter) -> str:
+    def summary(self, only: SampleFilter) -> str:
+        """In words. `only`: the filter of the search."""
         those = "trajectories" if only == ANY else "trajectories that the filter lets through"
         end = "" if self.before is not None else " These were all."
         return f"Looked at {self.looked_at:,} {those}, the newest first.{end}"
@@ -98,7 +99,8 @@ def choose(
         return [shown_of(sample, tokenizer, tokens_max) for sample in reader.samples(choice, num, only)]
 
 
-def told_of_filter(num: int, shown: int) -> str:
+def filtered_line(num: int, shown: int) -> str:
+    """How many trajectories a filter lets through, and how many of them are shown."""
     counted = f"{num:,} {'trajectory' if num == 1 else 'trajectories'}"
     return f"{counted}. The first {shown} are shown." if shown < num else f"{counted}."
 

@@ -16,7 +16,7 @@ from millrace.look.drawing.shades import TokenColor
 from millrace.look.record.group.advantages import advantages_of
 from millrace.look.record.group.group_view import HISTORY_S, group_view
 from millrace.look.record.group.groups import MEMBERS_MAX, shown_members
-from millrace.look.record.tokens import look_for, shown_of, told_of_filter
+from millrace.look.record.tokens import filtered_line, look_for, shown_of
 from millrace.look.record.views import View, samples_view, tokenizer_of
 from millrace.look.terminal.colored_tokens import ColoredTokens, ColorLegend, colored_passages
 from millrace.observe.group_text import render_group
@@ -40,12 +40,12 @@ def read_samples(
 ) -> tuple[list[View], Callable[[list[View]], RenderableType]]:
     """Records of the trajectories, and what draws them."""
     tokenizer = tokenizer_of(run)
-    samples, told = _chosen(reader, tokenizer, asked)
+    samples, summary = _chosen(reader, tokenizer, asked)
     tokens: dict[int, list[ColoredTokens]] = {}
     if color is not TokenColor.NONE:
         shown = [shown_of(one, tokenizer) for one in samples]
         tokens = {one.trajectory_id: colored_passages(one, color) for one in shown}
-    return samples_view(samples, tokenizer), partial(_samples, told=told, tokens=tokens, color=color)
+    return samples_view(samples, tokenizer), partial(_samples, summary=summary, tokens=tokens, color=color)
 
 
 def read_group(
@@ -60,7 +60,7 @@ def read_group(
         return view, render_group
     members = shown_members(group, group.members[:MEMBERS_MAX], tokenizer, advantages)
     tokens = {one.trajectory_id: colored_passages(one, color, advantages.largest) for one in members}
-    return view, lambda told: Group(ColorLegend(color), render_group(told, tokens))
+    return view, lambda view: Group(ColorLegend(color), render_group(view, tokens))
 
 
 def _chosen(reader: LedgerReader, tokenizer: Any, asked: SamplesAsked) -> tuple[list[Sample], str]:
@@ -70,18 +70,18 @@ def _chosen(reader: LedgerReader, tokenizer: Any, asked: SamplesAsked) -> tuple[
             reader, tokenizer, asked.text, asked.num, asked.before, asked.only, look_s=HISTORY_S
         )
         further = "" if result.before is None else f" --before {result.before} looks further back."
-        return result.samples, f"{result.told(asked.only)}{further}"
+        return result.samples, f"{result.summary(asked.only)}{further}"
     samples = reader.samples(asked.choice, asked.num, asked.only)
     if asked.only == ANY:
         return samples, ""
-    return samples, told_of_filter(reader.num_samples(asked.choice, asked.only), len(samples))
+    return samples, filtered_line(reader.num_samples(asked.choice, asked.only), len(samples))
 
 
 def _samples(
-    view: list[View], told: str, tokens: Mapping[int, Sequence[ColoredTokens]], color: TokenColor
+    view: list[View], summary: str, tokens: Mapping[int, Sequence[ColoredTokens]], color: TokenColor
 ) -> Group:
-    head = [Text(told)] if told else []
+    head = [Text(summary)] if summary else []
     legend = [ColorLegend(color)] if tokens else []
-    none = [] if view else [Text("none" if told else "none yet")]
+    none = [] if view else [Text("none" if summary else "none yet")]
     drawn = [render_sample(one, tokens.get(one["trajectory_id"], ())) for one in view]
     return Group(*head, *legend, *none, *drawn)
