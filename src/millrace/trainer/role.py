@@ -19,9 +19,10 @@ from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import teacher_of
-from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
+from millrace.trainer.adapters.adapted_linear import begin, insert
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.checks.arithmetic import arithmetic
+from millrace.trainer.drafter.drafting_trainer import DraftingTrainer, published_tensors
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
@@ -72,11 +73,12 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
             take_moments(trainer, Path(self._moments), self._ranks)
         self._trainer, self._saver = trainer, Saver(trainer.optimizer, self._ranks)
         dtype = published_dtype(self._config)
-        buffers = buffers_of(published_weights(trainer.model, dtype), dtype)
+        buffers = buffers_of(published_tensors(trainer, dtype), dtype)
         self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
-        format_text = computes(dtype, trainer.settings.dtype)
-        rounding = arithmetic(device, self._config)
-        return TrainerState(trainer.version, buffers.weights_bytes, format_text, rounding)
+        formats = computes(dtype, trainer.settings.dtype)
+        return TrainerState(
+            trainer.version, buffers.weights_bytes, formats, arithmetic(device, self._config)
+        )
 
     def _sweep(self) -> None:
         """Sweep on the first rank. Other ranks begin to write after the sweep."""
@@ -145,7 +147,8 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         minibatches=config.batch.minibatches,
         epochs=config.batch.epochs,
     )
-    return PolicyTrainer(model, algorithm, settings, reference=reference, ranks=ranks)
+    make = partial(DraftingTrainer, config.seed) if config.rollout.drafts == "trained" else PolicyTrainer
+    return make(model, algorithm, settings, reference=reference, ranks=ranks)
 
 
 def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:

@@ -44,6 +44,7 @@ from millrace.trainer.files.manifest import (
 Arrays = dict[str, NDArray[Any]]
 
 HEAD = "value_head."  # of the critic's tensors in torch
+DRAFTER = "/drafter."  # in names of the drafter's tensors, which are left out
 PARTS = (("weights", "moments", ""), ("head", "head_moments", HEAD))
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
 LAYER, LAYERS = "model.layers.", "model.layers/"
@@ -61,7 +62,8 @@ def convert(checkpoint: Path, directory: Path, to: str) -> Path:
     target = directory / directory_name(manifest.version)
     if to == "jax":
         files = {kind: [checkpoint / n for n in manifest.files if n.startswith(kind)] for kind in _KINDS}
-        arrays = of_torch(_read(files["model"]), _read(files["optimizer"]), str(checkpoint))
+        optimizer = {name: x for name, x in _read(files["optimizer"]).items() if DRAFTER not in name}
+        arrays = of_torch(_read(files["model"]), optimizer, str(checkpoint))
         write_checkpoint(target, manifest.version, arrays)
     else:
         _write_torch(target, manifest.version, *of_jax(read_arrays(checkpoint)))

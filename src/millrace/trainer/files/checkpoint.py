@@ -6,7 +6,7 @@ refused. A checkpoint does not record which rank had which block: any number of 
     v00000012/
       manifest.json
       model.safetensors      float32 master weights; with an adapter, only the adapter's
-      optimizer.safetensors  `{state}/{parameter}` per tensor; also the critic's
+      optimizer.safetensors  `{state}/{parameter}` per tensor; also the critic's and the drafter's
       rng.safetensors        torch's generators; those of rank 1 as `cpu.1`
 
 Files of more than 4 GB are divided in Hugging Face's way: model-00001-of-00002.safetensors.
@@ -25,7 +25,9 @@ import torch
 from millrace.core.errors import DataError, boundary
 from millrace.core.types import CheckpointInfo
 from millrace.devices.parallel import each
+from millrace.drafter import draft_head
 from millrace.trainer.adapters.adapted_linear import trained_weights
+from millrace.trainer.drafter.drafting_trainer import DraftingTrainer
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.manifest import (
     EARLIER,
@@ -205,8 +207,9 @@ def _state(trainer: PolicyTrainer, ranks: Ranks) -> tuple[list[TensorFile], list
 
 
 def _optimizer_tensors(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors, and all tensors of the critic, which no replica gets."""
-    return _moments(trainer) | ({} if trainer.value_head is None else trainer.value_head.tensors())
+    """The optimizer's tensors, and all tensors of the critic and of the drafter."""
+    tensors = _moments(trainer) | ({} if trainer.value_head is None else trainer.value_head.tensors())
+    return tensors | trainer.drafter.tensors() if isinstance(trainer, DraftingTrainer) else tensors
 
 
 def _moments(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
@@ -232,10 +235,15 @@ def restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor
     """`tensors`: of a checkpoint's optimizer, by `{state}/{parameter}`. They may be mapped files."""
     parameters = dict(trainer.model.named_parameters())
     trainer.optimizer.state.clear()
-    of_critic = {name: tensor for name, tensor in tensors.items() if f"/{PREFIX}" in name}
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in of_critic}
+    of_critic, of_drafter = (
+        {name: tensor for name, tensor in tensors.items() if f"/{prefix}" in name}
+        for prefix in (PREFIX, draft_head.PREFIX)
+    )
+    tensors = {n: tensor for n, tensor in tensors.items() if n not in of_critic | of_drafter}
     if trainer.value_head is not None:
         trainer.value_head.restore(of_critic)
+    if isinstance(trainer, DraftingTrainer):
+        trainer.drafter.restore(of_drafter)
     for key_and_name, saved in tensors.items():
         key, name = key_and_name.split("/", 1)
         of = parameters[name]

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from millrace.core.errors import DataError, boundary
+from millrace.drafter import draft_head
 from millrace.trainer.files.checkpoint import restore_optimizer
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.manifest import (
@@ -50,7 +51,7 @@ def keep_moments(checkpoint: Path, directory: Path) -> Path:
 
 def take_moments(trainer: PolicyTrainer, path: Path, ranks: Ranks = ALONE) -> None:
     """Restore the optimizer of `trainer`: the moments, and how many updates made them. Its critic goes on
-    too, if both runs have one. A collective call of all `ranks`.
+    too, if both runs have one, and its drafter. A collective call of all `ranks`.
 
     Raises: DataError: the files are damaged, or of another model.
     """
@@ -63,7 +64,8 @@ def take_moments(trainer: PolicyTrainer, path: Path, ranks: Ranks = ALONE) -> No
         if trainer.value_head is None:
             tensors = {name: tensor for name, tensor in tensors.items() if f"/{PREFIX}" not in name}
         trained = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
-        known = {name.partition("/")[2] for name in tensors if f"/{PREFIX}" not in name}
+        known = {name.partition("/")[2] for name in tensors}
+        known = {name for name in known if not name.startswith((PREFIX, draft_head.PREFIX))}
         if known != trained:
             raise DataError(f"{path} is of another model: it has {sorted(known ^ trained)[:4]}, or lacks it")
         restore_optimizer(trainer, tensors)

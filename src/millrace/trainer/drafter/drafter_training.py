@@ -1,0 +1,136 @@
+"""The training of the drafter: a fixed number of updates for each batch, between two steps.
+
+The updates need what a step leaves and nothing else changes until the next: hidden states of the batch, the
+embedding and the output projection. So a repeated step gives the same head, whatever the time it took.
+
+Shape suffixes: N = tokens of the passage, B = positions of an update, H = hidden size, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from millrace.drafter.draft_head import PREFIX, DraftHead, first_head
+from millrace.trainer.drafter.hidden_states import HiddenStates, Passage
+
+UPDATES = 8  # of a batch
+DEPTH = 3  # tokens in a row that are guessed from guesses
+POSITIONS_MAX, LOGITS_MAX = 256, 1 << 24  # of an update
+GRAD_NORM_MAX = 1.0
+
+
+class DrafterTraining:
+    """A head, its optimizer, and the copy of the head that is published.
+
+    The teacher is the policy: its distribution at the next positions of the batch, at the temperature that it
+    samples with. The loss is the cross-entropy with it. Nothing here has a gradient but the head.
+
+    The updates for a batch begin when its step ends, in a thread of their own: the trainer's idle time. The
+    next step waits for their end. The head before them is what is published with the step's version, so
+    publishing waits for nothing.
+    """
+
+    def __init__(self, model: Any, *, temperature: float, seed: int) -> None:
+        self._model, self._temperature, self._seed = model, temperature, seed
+        self.states = HiddenStates(model)
+        weight = model.get_output_embeddings().weight
+        head = first_head(weight.shape[-1], seed, weight.device)
+        self._parameters = {name: torch.nn.Parameter(tensor) for name, tensor in head.tensors.items()}
+        self.head = DraftHead.of(self._parameters)
+        self.published = {name: tensor.clone() for name, tensor in head.tensors.items()}
+        lr = min(2e-3, 0.5 / weight.shape[-1])
+        self._optimizer = torch.optim.AdamW(self._parameters.values(), lr=lr, weight_decay=0.0)
+        self._positions = max(16, min(POSITIONS_MAX, LOGITS_MAX // weight.shape[0]))
+        threads = torch.get_num_threads()  # of the policy: another number would become that of new threads
+        self._thread = ThreadPoolExecutor(1, "drafter", torch.set_num_threads, (threads,))
+        self._updates: Future[None] | None = None
+
+    # ------------------------------------------------------------ around a step
+
+    def finish(self) -> None:
+        """Wait for the updates that were begun. Raises what stopped them."""
+        if self._updates is not None:
+            self._updates.result()
+
+    def begin(self, version: int) -> None:
+        """The step to `version` ended: publish the head as it is with it, and begin the updates for its
+        batch. A batch without a trained token changes nothing."""
+        if (passage := self.states.take()) is None:
+            return
+        for name, tensor in self.published.items():
+            tensor.copy_(self._parameters[name].detach())
+        self._updates = self._thread.submit(self._update_all, passage, version)
+
+    def _update_all(self, passage: Passage, version: int) -> None:
+        starts_N = torch.nonzero(passage.goes_on_N)[:, 0]
+        if not len(starts_N):
+            return
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + version) % 2**63)
+        for _ in range(UPDATES):
+            drawn_B = torch.randint(len(starts_N), (self._positions,), generator=generator)
+            self._update(passage, starts_N[drawn_B.to(starts_N.device)])
+
+    def _update(self, passage: Passage, starts_B: torch.Tensor) -> None:
+        """One update. Degenerate: a loss that is not finite -> none."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(passage, starts_B)
+        if not loss.isfinite():
+            return
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters.values(), GRAD_NORM_MAX)
+        self._optimizer.step()
+
+    def loss(self, passage: Passage, starts_B: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of the guesses from `starts_B`, each up to `DEPTH` tokens deep."""
+        embedding = self._model.get_input_embeddings().weight.detach()
+        states_BH, place_B = passage.states_NH[starts_B], starts_B
+        valid_B = torch.ones_like(starts_B, dtype=torch.bool)
+        total, count = states_BH.new_zeros(()), 0.0
+        for _ in range(DEPTH):
+            valid_B = valid_B & passage.goes_on_N[place_B]
+            states_BH = self.head(states_BH, embedding[passage.tokens_N[place_B]].to(states_BH.dtype))
+            place_B = (place_B + 1).clamp(max=len(passage.tokens_N) - 1)
+            with torch.no_grad():
+                teacher_BV = self._logits(passage.states_NH[place_B]).softmax(-1)
+            entropy_B = -(teacher_BV * self._logits(states_BH).log_softmax(-1)).sum(-1)
+            total = total + torch.where(valid_B, entropy_B, 0.0).sum()
+            count += valid_B.sum().item()
+        return total / max(count, 1.0)
+
+    def _logits(self, states_BH: torch.Tensor) -> torch.Tensor:
+        """(B, V) as the policy samples with them."""
+        config = self._model.config
+        logits = F.linear(states_BH, self._model.get_output_embeddings().weight.detach().to(states_BH.dtype))
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits / (self._temperature * getattr(config, "logits_scaling", 1.0))
+
+    # ------------------------------------------------------------ a checkpoint
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Copies of everything that a checkpoint needs, as `{state}/drafter.{name}`. Waits for the updates."""
+        self.finish()
+        tensors = {f"published/{name}": tensor.clone() for name, tensor in self.published.items()}
+        for name, parameter in self._parameters.items():
+            states = {"value": parameter.detach()} | self._optimizer.state[parameter]
+            tensors |= {f"{key}/{name}": state.clone() for key, state in states.items()}
+        return tensors
+
+    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Restore the tensors of `tensors`. Empty: the checkpoint has no drafter, and the head begins anew."""
+        self._optimizer.state.clear()
+        for key_and_name, tensor in saved.items():
+            key, name = key_and_name.split("/", 1)
+            parameter = self._parameters[name]
+            if key in ("value", "published"):
+                (parameter.data if key == "value" else self.published[name]).copy_(tensor)
+            else:
+                where = "cpu" if key == "step" else parameter.device
+                self._optimizer.state[parameter][key] = tensor.clone().to(where)
+
+
