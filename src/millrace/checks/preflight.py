@@ -15,6 +15,7 @@ import msgspec
 
 from millrace.algorithms import of_run
 from millrace.checks.model_files import check_model, model_problems
+from millrace.checks.trained_drafts import refuse_trained_drafts
 from millrace.checks.transport import refuse_transport
 from millrace.compose.compose import engine_options, place
 from millrace.compose.contradictions import contradictions, idle
@@ -61,6 +62,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if missing:
         raise ConfigError("\n".join(missing))
     refuse_unable(config)
+    refuse_trained_drafts(config)
     _check_states(config)
     check_model(config)
     layout = place(config)

@@ -1,7 +1,7 @@
 """The head of the trained drafter: one function, for the trainer and for the replicas.
 
-The head guesses the policy's next final hidden state. The policy's own output projection, frozen, makes logits
-of the guess. Shape suffixes: N = positions, H = hidden size.
+The head guesses the policy's next final hidden state. The policy's own output projection, frozen, makes
+logits of the guess. Shape suffixes: N = positions, H = hidden size.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class DraftHead:
 
             x = fuse [n(h), n(e)],   h' = x + down (silu(g) u),   [g, u] = gate_up n(x)
 
-        h is the policy's state behind its last norm, or an earlier guess. e is the embedding of the token that
-        h was to predict. n divides by the root mean square.
+        h is the policy's state behind its last norm, or an earlier guess. e is the embedding of the token
+        that was sampled from h. n divides by the root mean square.
 
         Source:
             EAGLE, arXiv:2401.15077: state and next token give the next state. EAGLE-3, arXiv:2503.01840:

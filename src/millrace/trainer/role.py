@@ -22,7 +22,7 @@ from millrace.placement.needs import teacher_of
 from millrace.trainer.adapters.adapted_linear import begin, insert
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.checks.arithmetic import arithmetic
-from millrace.trainer.drafter.drafting_trainer import DraftingTrainer, published_tensors
+from millrace.trainer.drafter.drafting_trainer import policy_trainer, published_tensors
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
@@ -76,9 +76,7 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
         buffers = buffers_of(published_tensors(trainer, dtype), dtype)
         self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
         formats = computes(dtype, trainer.settings.dtype)
-        return TrainerState(
-            trainer.version, buffers.weights_bytes, formats, arithmetic(device, self._config)
-        )
+        return TrainerState(trainer.version, buffers.weights_bytes, formats, arithmetic(device, self._config))
 
     def _sweep(self) -> None:
         """Sweep on the first rank. Other ranks begin to write after the sweep."""
@@ -147,8 +145,7 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         minibatches=config.batch.minibatches,
         epochs=config.batch.epochs,
     )
-    make = partial(DraftingTrainer, config.seed) if config.rollout.drafts == "trained" else PolicyTrainer
-    return make(model, algorithm, settings, reference=reference, ranks=ranks)
+    return policy_trainer(config, model, algorithm, settings, reference=reference, ranks=ranks)
 
 
 def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:

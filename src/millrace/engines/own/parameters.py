@@ -20,6 +20,7 @@ from millrace.devices.device_digest import tensor_digests
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.parallel import each
 from millrace.devices.weight_files import read_tensors
+from millrace.drafter.draft_head import PREFIX
 from millrace.engines.own.architecture import Architecture
 
 Tensor = torch.Tensor
@@ -64,6 +65,9 @@ class Parameters:
         self.layers = [self._layer(f"model.layers.{i}.") for i in range(architecture.num_layers)]
         self.norm = self._allocate("model.norm.weight")
         self.head = self.embedding if architecture.tied else self._allocate("lm_head.weight")
+        self._beside = [name for name in self._shapes if name.startswith(PREFIX)]  # of a drafter
+        for name in self._beside:
+            self._allocate(name)
         unused = sorted(set(self._shapes) - set(views))
         if unused:
             raise DataError(f"the torch engine knows no use for these parameters of the model: {unused[:8]}")
@@ -102,7 +106,7 @@ class Parameters:
         tied.
         """
         targets = dict(expert_by_expert(self.named.items()))
-        missing, heads = set(targets), []
+        missing, heads = set(targets) - set(self._beside), []
         for name, tensor in expert_by_expert(read_tensors(Path(model_path))):
             target = targets.get(name)
             if target is None:

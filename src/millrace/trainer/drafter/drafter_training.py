@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from millrace.drafter.draft_head import PREFIX, DraftHead, first_head
+from millrace.drafter.draft_head import DraftHead, first_head
 from millrace.trainer.drafter.hidden_states import HiddenStates, Passage
 
 UPDATES = 8  # of a batch
@@ -113,7 +113,7 @@ class DrafterTraining:
     # ------------------------------------------------------------ a checkpoint
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Copies of everything that a checkpoint needs, as `{state}/drafter.{name}`. Waits for the updates."""
+        """Copies of all that a checkpoint needs, as `{state}/drafter.{name}`. Waits for the updates."""
         self.finish()
         tensors = {f"published/{name}": tensor.clone() for name, tensor in self.published.items()}
         for name, parameter in self._parameters.items():
@@ -122,7 +122,7 @@ class DrafterTraining:
         return tensors
 
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Restore the tensors of `tensors`. Empty: the checkpoint has no drafter, and the head begins anew."""
+        """Restore the tensors of `tensors`. Empty: the checkpoint has no drafter, so it begins anew."""
         self._optimizer.state.clear()
         for key_and_name, tensor in saved.items():
             key, name = key_and_name.split("/", 1)
@@ -132,5 +132,3 @@ class DrafterTraining:
             else:
                 where = "cpu" if key == "step" else parameter.device
                 self._optimizer.state[parameter][key] = tensor.clone().to(where)
-
-

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from millrace.config.schema import Config
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.adapters.adapted_linear import published_weights
 from millrace.trainer.batch.packing import Row
@@ -38,6 +39,14 @@ class DraftingTrainer(PolicyTrainer):
             return super()._forward(row, reference=reference)
         with self.drafter.states.of(row):
             return super()._forward(row)
+
+
+def policy_trainer(config: Config, *args: Any, **kwargs: Any) -> PolicyTrainer:
+    """The trainer of a run of `config`, with a drafter if `rollout.drafts` says so. Other arguments: as of
+    `PolicyTrainer`."""
+    if config.rollout.drafts == "trained":
+        return DraftingTrainer(config.seed, *args, **kwargs)
+    return PolicyTrainer(*args, **kwargs)
 
 
 def published_tensors(trainer: PolicyTrainer, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -42,8 +42,8 @@ class Passage:
 
 
 class HiddenStates:
-    """Keeps passages of the rows whose digests are least, so that the choice depends neither on threads nor on
-    the number of optimizer steps. `model`: its base model gets a hook, which changes nothing."""
+    """Keeps passages of the rows whose digests are least. So the choice depends neither on threads nor on the
+    number of optimizer steps. `model`: its base model gets a hook, which changes nothing."""
 
     def __init__(self, model: Any) -> None:
         self._own, self._lock = threading.local(), threading.Lock()

@@ -1,0 +1,1 @@
+"""Drafts of the head that is trained beside the policy."""
