@@ -101,15 +101,18 @@ def config_of(**sections: Any) -> Config:
     ("section", "key", "value"),
     [
         ("trainer", "backend", "jax"),
-        ("trainer", "ranks", 2),
+        ("trainer", "shard", 2),
         ("trainer", "offload", True),
         ("adapter", "rank", 8),
+        ("rollout", "colocated", True),
     ],
 )
 def test_what_a_trained_drafter_cannot_go_with_is_refused_by_name(section: str, key: str, value: Any) -> None:
     refuse_trained_drafts(config_of())
+    rollout = {"rollout": {"drafts": "trained"}}
+    changed = rollout | {section: rollout.get(section, {}) | {key: value}}
     with pytest.raises(ConfigError, match=f"rollout.drafts.*trained.*`{section}.{key}`") as error:
-        refuse_trained_drafts(config_of(**{section: {key: value}}))
+        refuse_trained_drafts(config_of(schedule={"kind": "synchronous"}, **changed))
     assert "Set it to" in str(error.value)
 
 

@@ -49,11 +49,11 @@ def same(tensors, others):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"token_budget": 60, "minibatches": 2, "epochs": 2},
-        {"published": torch.bfloat16, "reference": True},
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"published": torch.bfloat16, "reference": True}, marks=pytest.mark.long),
     ],
-    ids=["one update", "several updates and rows", "rounded weights and a reference"],
+    ids=["several updates and rows", "one update", "rounded weights and a reference"],
 )
 def test_the_policy_is_the_same_bit_for_bit_with_a_drafter_beside_it(changes, tmp_path):
     batches = [make_batch(version) for version in range(4)]

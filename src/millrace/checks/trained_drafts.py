@@ -18,7 +18,10 @@ def _reasons(config: Config) -> Iterator[str]:
     trainer = config.trainer
     needed = (
         ("trainer.backend", trainer.backend, "torch", "trains its head in torch"),
-        ("trainer.ranks", trainer.ranks, 1, "trains its head in one process, with whole weights"),
+        *(
+            (f"trainer.{key}", getattr(trainer, key), 1, "trains its head in one process, with whole weights")
+            for key in ("shard", "tensor", "sequence")
+        ),
         ("trainer.offload", trainer.offload, False, "reads the policy's head where it computes"),
         ("adapter.rank", config.adapter.rank, None, "is published with whole weights, not with an adapter"),
         ("rollout.colocated", config.rollout.colocated, False, "is trained while the trainer would be idle"),
