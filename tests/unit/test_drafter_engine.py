@@ -78,10 +78,10 @@ def test_a_version_without_a_head_gets_no_drafts() -> None:
 def test_drafts_are_made_while_their_seconds_per_token_are_fewer(seconds: float, faster: bool) -> None:
     worth, asked = MeasuredWorth(), []
     for _ in range(600):
-        drafts = worth.is_faster()
+        drafts = worth.tries()
         asked.append(drafts)
         # two tokens in a step of `seconds`, against one token in a step of 1 s
-        worth.measured(drafted=drafts, tokens=1 + drafts, seconds=seconds if drafts else 1.0)
+        worth.measured(1 + drafts, seconds if drafts else 1.0)
     assert asked[: 2 * FIRST] == [False] * FIRST + [True] * FIRST
     rest = asked[2 * FIRST :]
     assert 0.95 < rest.count(faster) / len(rest) < 1.0, "the other kind is measured now and then"

@@ -34,10 +34,11 @@ class MeasuredWorth(Worth):
     """A `Worth` that compares the seconds per token of steps with and without drafts as well. The time of a
     step depends on its rows, so each number of rows, in powers of 2, is measured apart.
 
-    `rows`: of the step to come; the engine sets it.
+    rows   of the step to come; the engine sets it
+    tried  the step had time for drafts, whether or not there were any
     """
 
-    rows = 1
+    rows, tried = 1, False
 
     def __init__(self, right: float = 8.0, drafted: float = 16.0) -> None:
         super().__init__(right, drafted)
@@ -45,7 +46,8 @@ class MeasuredWorth(Worth):
         self._steps: dict[int, int] = {}
 
     def tries(self) -> bool:
-        return self.is_faster() and super().tries()
+        self.tried = self.is_faster() and super().tries()
+        return self.tried
 
     def is_faster(self) -> bool:
         """Whether the step to come should have drafts, as far as seconds say."""
@@ -55,9 +57,9 @@ class MeasuredWorth(Worth):
         trial = self._steps[self.rows.bit_length()] % EVERY < TRIAL
         return (drafting.token_s < without.token_s) != trial
 
-    def measured(self, *, drafted: bool, tokens: int, seconds: float) -> None:
+    def measured(self, tokens: int, seconds: float) -> None:
         """A step of `rows` rows has sampled `tokens`."""
-        self._of_rows()[drafted].note(tokens, seconds)
+        self._of_rows()[self.tried].note(tokens, seconds)
         self._steps[self.rows.bit_length()] = self._steps.get(self.rows.bit_length(), 0) + 1
 
     def _of_rows(self) -> tuple[_Pace, _Pace]:

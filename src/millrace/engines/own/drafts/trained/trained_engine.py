@@ -37,12 +37,11 @@ class TrainedDraftingEngine(DraftingEngine):
         return self._forward.logits(self._active, padded, len(states))
 
     def _decode(self) -> None:
-        rows, tokens, drafted = len(self._running), self._generated, self._drafted
-        self._worth.rows, began_s = rows, time.perf_counter()
+        rows, tokens, began_s = len(self._running), self._generated, time.perf_counter()
+        self._worth.rows, self._worth.tried = rows, False
         super()._decode()
         if rows <= self._rows_max and self._generated > tokens:
-            self._worth.measured(
-                drafted=self._drafted > drafted,
-                tokens=self._generated - tokens,
-                seconds=time.perf_counter() - began_s,
-            )
+            self._worth.measured(self._generated - tokens, time.perf_counter() - began_s)
+
+    def _lacks_states(self) -> bool:
+        return self._worth.tried and super()._lacks_states()
