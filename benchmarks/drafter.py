@@ -3,11 +3,11 @@
     python benchmarks/drafter.py [--task uneven] [--steps 48] [--json]
 
 A head is trained on what the start model samples, as the trainer does it, one batch a step. The policy stays
-as it is: its learning rate is next to 0. Then engines with and without the head sample other batches in turns.
-Times are CPU seconds of the tails, while at most `ROWS_MAX` trajectories run, behind a first epoch. One head
-more drafts whatever it costs.
+as it is: its learning rate is next to 0. Then engines sample other batches in turns: without the head, with
+it while that is measured to be faster, and with it in every step. Times are CPU seconds of the tails, while
+at most `ROWS_MAX` trajectories run, behind a first epoch.
 
-drafter_gain    CPU seconds of the tails without drafts over those with drafts, which engines may rest
+drafter_gain    CPU seconds of the tails without drafts over those with drafts while they are faster
 forced_gain     the same with drafts in every step
 right           share of draft tokens that were sampled; drafts of the engine that always drafts
 steps_saved     share of decode steps that the engine that always drafts saves
@@ -59,12 +59,12 @@ def with_head(engine: TorchEngine, head: dict[str, torch.Tensor], *, forced: boo
 
 
 def batch_of(works: Iterable[Work], sampled: Played, version: int) -> Batch:
-    """What was sampled, with rewards that are all different from their mean."""
+    """What was sampled, with rewards that differ within each group."""
     groups: dict[int, TrainGroup] = {}
     for work in works:
         tokens, logprobs = sampled.columns[work.trajectory_id]
         columns = TokenColumns.of(tokens, logprobs, [0] * len(tokens))
-        group = groups.setdefault(work.group_id, TrainGroup(work.group_id, work.prompt.tolist(), []))
+        group = groups.setdefault(work.group_id, TrainGroup(work.group_id, work.prompt, []))
         reward = float(work.trajectory_id % 2)
         group.sequences.append(
             TrainSequence(work.trajectory_id, columns, reward, False, [True] * len(tokens))
