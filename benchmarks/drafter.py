@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import kept_directory, parser_of, report, say, sized
 from drafts import GROUP, PROMPTS, ROWS_MAX, Played, batches, play
+from msgspec.structs import replace
 from peers.start import TASKS, Task, make_start
 from transformers import AutoTokenizer
 
@@ -40,6 +42,8 @@ from millrace.engines.own.torch_engine import TorchEngine
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.drafter.drafting_trainer import DraftingTrainer
 from millrace.trainer.model import load_model
+
+EPOCHS = 2  # the first of them is not timed
 
 
 def open_engine(task: Task, start: Path, drafts: str | None, *, exact: bool) -> TorchEngine:
@@ -87,7 +91,7 @@ def trained_head(task: Task, start: Path, steps: int) -> tuple[dict[str, torch.T
     engine, tokenizer = open_engine(task, start, None, exact=False), AutoTokenizer.from_pretrained(start)
     step_s = update_s = 0.0
     with tempfile.TemporaryDirectory() as name:
-        for version, (_, works) in zip(range(steps), endless(task, tokenizer, first_seed=100), strict=False):
+        for version, (_, works) in zip(range(steps), endless(task, tokenizer), strict=False):
             sampled = Played()
             play(engine, works, sampled, timed=False)
             began_s = time.process_time()
@@ -99,11 +103,12 @@ def trained_head(task: Task, start: Path, steps: int) -> tuple[dict[str, torch.T
     return head, {"step_s": step_s / steps, "update_s": update_s / steps}
 
 
-def endless(task: Task, tokenizer: Any, *, first_seed: int) -> Iterable[tuple[int, list[Work]]]:
-    seed = first_seed
-    while True:
-        yield from batches(task, tokenizer, seed=seed)
-        seed += 1
+def endless(task: Task, tokenizer: Any) -> Iterator[tuple[int, list[Work]]]:
+    """Batches of other rows than those that engines are compared on. No id comes twice."""
+    for seed in count(100):
+        for epoch, works in batches(task, tokenizer, seed=seed):
+            apart = {"trajectory_id": seed << 20, "group_id": seed << 20}
+            yield epoch, [replace(w, **{key: getattr(w, key) + x for key, x in apart.items()}) for w in works]
 
 
 def compare(task: Task, start: Path, head: dict[str, torch.Tensor], *, exact: bool) -> dict[str, float]:
@@ -114,6 +119,8 @@ def compare(task: Task, start: Path, head: dict[str, torch.Tensor], *, exact: bo
         engines[name] = with_head(engine, head, forced=name == "forced")
     played = {name: Played() for name in engines}
     for epoch, works in batches(task, AutoTokenizer.from_pretrained(start), seed=1):
+        if epoch == EPOCHS:
+            break
         for name, engine in engines.items():
             play(engine, works, played[name], timed=epoch > 0)
     without, load = played["without"], engines["forced"].load()
