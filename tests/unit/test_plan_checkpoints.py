@@ -34,6 +34,10 @@ def test_frequent_failures_save_every_step_unless_a_save_takes_longer() -> None:
     assert best_interval(replace(COSTS, save_s=35.0), mtbf_s=20.0).every == 4
 
 
+def test_rare_failures_save_every_half_hour_at_most() -> None:
+    assert best_interval(COSTS, mtbf_s=1e12).interval_s == 1800.0
+
+
 def test_the_published_rate_is_a_failure_every_three_hours_of_its_cluster() -> None:
     assert pytest.approx(3.09, abs=0.01) == DEVICE_MTBF_H / 16_384
 

@@ -18,6 +18,9 @@ from millrace.sim.costs.cluster import Cluster
 from millrace.sim.plan.layouts import PlanLayout
 from millrace.sim.report.measure import Result
 
+INTERVAL_S_MAX = 1800.0
+"""A stall of seconds in half an hour costs next to nothing, and people and software end runs too."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCosts:
@@ -44,10 +47,12 @@ class CheckpointPlan:
 
 
 def best_interval(costs: CheckpointCosts, mtbf_s: float) -> CheckpointPlan:
-    """The number of steps with the least loss. A checkpoint is complete before the next one begins."""
+    """The number of steps with the least loss, at most `INTERVAL_S_MAX` long. A checkpoint is complete before
+    the next one begins."""
     best = math.sqrt(2 * costs.stall_s * mtbf_s / (costs.step_s * max(costs.replay_s, 1e-9)))
     least = max(1, math.ceil(costs.save_s / costs.step_s))
-    near = {max(least, math.floor(best)), max(least, math.ceil(best))}
+    most = max(least, math.floor(INTERVAL_S_MAX / costs.step_s))
+    near = {min(max(least, whole), most) for whole in (math.floor(best), math.ceil(best))}
     every = min(near, key=lambda one: (costs.loss(one, mtbf_s), one))
     return CheckpointPlan(every, every * costs.step_s, costs.loss(every, mtbf_s), mtbf_s)
 
