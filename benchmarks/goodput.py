@@ -5,7 +5,7 @@
 injection  one death of the trainer in every 10 steps, on 256 simulated devices. Three systems in one world:
            this controller with RobustRL's published times, with times assumed for Millrace, and a job that
            restarts whole and knows what its last checkpoint knew, with ByteRobust's published times.
-           Once the steps are so short that the first has RobustRL's ETTR, and once as long as published
+           Once with steps so short that the first has RobustRL's ETTR, and once with long steps
 roles      the same number of deaths of another role
 storms     a tenth, half and nine tenths of the replicas go at one moment
 intervals  steps between checkpoints, at two rates of failures, beside the optimum of `millrace plan`
