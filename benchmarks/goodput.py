@@ -104,7 +104,7 @@ def main() -> None:
         "long_steps": long,
         "roles": roles(runs),
         "storms": storms(runs),
-        "intervals": intervals(runs, seeds[:2]),
+        "intervals": intervals(runs, seeds[:1]),
         "rates": rates(injected),
     }
     report(result, as_json=options.json)
