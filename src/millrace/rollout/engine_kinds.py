@@ -67,11 +67,12 @@ ENGINES = {
         "millrace.engines.own.load:open_engine",
         Capabilities(
             frozenset({
-                "rollout.exact", "rollout.recompute", "rollout.colocated",
+                "rollout.exact", "rollout.recompute", "rollout.colocated", "rollout.drafts",
                 *(f"sampling.{name}" for name in SAMPLING),
             }),
             shares_prefixes=True,
             chunks_prompts=True,
+            drafts=frozenset({"earlier", "trained"}),
             models=TORCH_ENGINE,
         ),
         engine_memory.own_engine,
@@ -81,13 +82,14 @@ ENGINES = {
         Capabilities(
             frozenset({
                 "rollout.recompute", "rollout.seeded", "rollout.stepwise", "rollout.tensor",
-                "rollout.colocated", "rollout.native_adapters", "rollout.quantization",
+                "rollout.colocated", "rollout.native_adapters", "rollout.quantization", "rollout.drafts",
                 "sampling.top_p", "sampling.top_k", "sampling.min_p", "sampling.repetition_penalty",
                 "sampling.stop", "sampling.stop_token_ids", "sampling.ignore_eos",
                 "sampling.allowed_token_ids", "sampling.logprobs",
             }),
             shares_prefixes=True,
             chunks_prompts=False,  # on a GPU it does
+            drafts=frozenset({"ngram", "suffix", "mtp", "eagle"}),
             models=VLLM,
             quantised=VLLM_QUANTISED,
             temperature_max=2.0,
@@ -105,6 +107,7 @@ ENGINES = {
 # Keys of `rollout` that depend on the engine.
 _ROLLOUT = (
     "exact", "recompute", "seeded", "stepwise", "tensor", "colocated", "native_adapters", "quantization",
+    "drafts",
 )  # fmt: skip
 # Keys that every engine understands.
 _UNIVERSAL = {"sampling.max_tokens", "sampling.temperature"}
@@ -132,6 +135,11 @@ def refuse_unable(config: Config, program: str | None = None) -> None:
             f"{name} cannot do "
             + ", ".join(f"`{key}` ({settings[key]})" for key in unable)
             + ".\n  Leave it at its default, or choose another engine"
+        )
+    if (drafts := config.rollout.drafts) is not None and drafts not in can.drafts:
+        raise ConfigError(
+            f"{name} cannot make drafts of the kind {drafts!r}: `rollout.drafts` is one of "
+            f"{sorted(can.drafts)}"
         )
     if config.rollout.quantization is not None and config.model.dtype != "bfloat16":
         raise ConfigError(

@@ -53,6 +53,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     stepwise: bool = False
     seeded: bool = True
     probe: bool = False
+    drafts: str | None = None
+    draft_tokens: int = 4
+    draft_rows_max: int = 8
+    draft_model: str | None = None
     colocated: bool = False
     server: str = ""
     server_wait_s: float = 0.0
@@ -67,12 +71,14 @@ class Capabilities(msgspec.Struct, frozen=True):
     `quantised`: those that it runs with `rollout.quantization`.
     `shares_prefixes`: members of a group compute their prompt once.
     `chunks_prompts`: a step computes at most `rollout.prefill_chunk` tokens of prompts.
+    `drafts`: the values of `rollout.drafts` that the engine takes.
     `temperature_max`: of `sampling.temperature`.
     """
 
     settings: frozenset[str]
     shares_prefixes: bool
     chunks_prompts: bool
+    drafts: frozenset[str] = frozenset()
     models: Supported | None = None
     quantised: Supported | None = None
     temperature_max: float = math.inf

@@ -45,6 +45,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "rollout.slots": "what is batched together decides rounding only, and nothing with `rollout.exact`",
     "rollout.prefill_chunk": "speed only",
     "rollout.keep_kv": "speed only",
+    "rollout.draft*": "speed only",
     "rollout.exact": "decides rounding only. Without it, tokens sampled from now on may differ in a "
     "repeat of this run",
     "rollout.report_interval_s": "speed only",

@@ -109,6 +109,16 @@ class Rollout(Section):
     probe: bool = True
     """Each replica samples a few hundred tokens before its first trajectory. An engine that does not sample
     as its log-probs say ends the run. See docs/engine.md."""
+    drafts: Literal["earlier", "trained", "ngram", "suffix", "mtp", "eagle"] | None = None
+    """Source of draft tokens: guesses that the model checks several at a time. A draft changes no token and no
+    log-prob, only the time. Millrace's engine takes `"earlier"` completions, or a `"trained"` drafter. vLLM
+    takes `"ngram"`, `"suffix"`, `"mtp"` or `"eagle"`. See docs/drafts.md."""
+    draft_tokens: int = Field(default=4, ge=1, le=64)
+    """Most draft tokens of a trajectory in one step."""
+    draft_rows_max: int = Field(default=8, ge=1, le=65_536)
+    """Drafts are made while a replica has at most this many running trajectories: the tail of a batch."""
+    draft_model: str | None = None
+    """Directory of the draft model, for `"eagle"` alone."""
     native_adapters: bool = False
     """vLLM computes a LoRA adapter beside the base weights, so a load copies the adapter alone. Decode steps
     take longer. False: the replica merges each adapter into whole weights. See docs/adapters.md."""
