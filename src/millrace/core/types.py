@@ -152,15 +152,15 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # of earlier turns, whose keys and values were still there
     evicted_tokens: int = 0  # of trajectories between turns, whose keys and values made room
+    drafted_tokens: int = 0  # guessed, and verified
+    accepted_tokens: int = 0  # of these, right
     busy_s: float = 0.0
     idle_s: float = 0.0
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One message of a replica's report stream: new tokens, and the replica's load. Pickled, a report is a
-    few buffers, for any number of trajectories.
-
-    `leaving`: the replica's process was told to end, and the replica asks to be emptied."""
+    """One message of a replica's report stream. Pickled, a report is a few buffers, for any number of
+    trajectories. `leaving`: the replica's process was told to end, and the replica asks to be emptied."""
 
     progress: list[Progress]
     load: ReplicaLoad

@@ -21,12 +21,19 @@ class ReplicaHistory:
     swap_s_max: float | None = None
     moved_away: int = 0
     before_tokens: int = 0
+    before_drafts: tuple[int, int] = (0, 0)
     before_busy_s: float = 0.0
     before_idle_s: float = 0.0
 
     @property
     def generated_tokens(self) -> int:
         return self.before_tokens + self.latest.get("generated_tokens", 0)
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Drafted tokens, and those that were right."""
+        now = self.latest.get("drafted_tokens", 0), self.latest.get("accepted_tokens", 0)
+        return self.before_drafts[0] + now[0], self.before_drafts[1] + now[1]
 
     @property
     def busy_s(self) -> float:
@@ -44,6 +51,7 @@ class ReplicaHistory:
     def begin(self) -> None:
         """A new incarnation: its counters start at 0."""
         self.before_tokens, self.before_busy_s = self.generated_tokens, self.busy_s
+        self.before_drafts = self.drafts
         self.before_idle_s, self.latest = self.idle_s, {}
         self.incarnations += 1
         self.alive = True
@@ -97,6 +105,8 @@ def _detail(history: ReplicaHistory) -> dict[str, Any]:
         "incarnations": history.incarnations,
         "version": history.latest.get("version"),
         "generated_tokens": history.generated_tokens,
+        "drafted_tokens": history.drafts[0],
+        "accepted_tokens": history.drafts[1],
         "busy_s": history.busy_s,
         "idle_s": history.idle_s,
         "idle_fraction": history.idle_fraction,

@@ -8,6 +8,7 @@ from typing import Any
 from millrace.core.errors import DataError, boundary
 from millrace.core.turns.end_ids import end_ids
 from millrace.engines.own.architecture import read_architecture
+from millrace.engines.own.drafts.drafting_engine import DraftingEngine
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.model_tokens import load_tokenizer, text_decoder
 from millrace.rollout.protocol import EngineOptions
@@ -23,7 +24,8 @@ def open_engine(options: EngineOptions) -> TorchEngine:
     with _reading(options.model_path):
         tokenizer = load_tokenizer(options.model_path)
         eos_ids = end_ids(options.model_path, tokenizer)
-    return TorchEngine(architecture, options, eos_ids=eos_ids, decode=text_decoder(tokenizer))
+    make = TorchEngine if options.drafts is None else DraftingEngine
+    return make(architecture, options, eos_ids=eos_ids, decode=text_decoder(tokenizer))
 
 
 def load_engine(model_path: str, **options: Any) -> TorchEngine:

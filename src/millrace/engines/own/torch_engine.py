@@ -12,14 +12,13 @@ The engine is synchronous and not thread-safe: its owner calls it from one threa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from millrace.core.completion.routing import Routing
-from millrace.core.completion.top_logprobs import Row
 from millrace.core.digest import XXH3, NamedBuffer, kind_of
 from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
@@ -287,7 +286,7 @@ class TorchEngine(Sleeping, Queues):
         read = torch.stack([x.double() for x in (sampled.tokens, sampled.logprobs, sums)]).tolist()
         self._refuse_non_finite(batch.continuations, read[2])
         more = batch.sampler.top_logprobs(sampled), batch.sampler.token_masks(sampled)
-        routing = recorded_routing(self._forward.routing, batch)
+        routing = recorded_routing(self._forward.routing, batch.continuations, batch.slots)
         self._note(batch, [int(token) for token in read[0]], read[1], *more, routing)
         if self._batch is not None and not batch.advance(sampled.tokens):
             self._batch = None
@@ -319,24 +318,20 @@ class TorchEngine(Sleeping, Queues):
             return self._native.decode(positions)
         return DecodeAttention(self._cache, positions, self._kernel)
 
-    def _note(
-        self,
-        batch: DecodeBatch,
-        tokens: list[int],
-        logprobs: list[float],
-        top_logprobs: list[Row | None],
-        token_masks: list[bytes | None],
-        routing: list[Routing | None],
-    ) -> None:
-        columns = tokens, logprobs, top_logprobs, token_masks, routing
-        for slot, continuation, token, logprob, row, token_mask, experts in zip(
-            batch.slots, batch.continuations, *columns, strict=True
+    def _note(self, batch: DecodeBatch, tokens: list[int], *columns: Sequence[Any]) -> None:
+        """`columns`: log-probs, top log-probs, token masks and routing."""
+        for slot, continuation, token, logprob, *more in zip(
+            batch.slots, batch.continuations, tokens, *columns, strict=True
         ):
             self._cache.extend(slot, 1)
-            continuation.append(token, logprob, self.version, row, token_mask, experts)
+            continuation.append(token, logprob, self.version, *more)
         self._generated += len(tokens)
         self._steps_since_swap += 1
-        for slot in reversed(batch.slots):
+        self._retire(batch.slots)
+
+    def _retire(self, slots: Sequence[int]) -> None:
+        """Vacate those of `slots` whose continuation has its last token."""
+        for slot in reversed(slots):
             if self._running[slot].finish is not None:
                 continuation = self._vacate(slot)
                 self._finished[continuation.work.trajectory_id] = continuation

@@ -37,6 +37,8 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "millrace_trainer_busy_seconds_total": ("the trainer computed", ()),
     "millrace_trainer_waiting_seconds_total": ("the trainer waited for a batch", ()),
     "millrace_generated_tokens_total": ("by replicas", ("replica",)),
+    "millrace_drafted_tokens_total": ("guessed by replicas, and verified", ("replica",)),
+    "millrace_accepted_tokens_total": ("drafted tokens that were right", ("replica",)),
     "millrace_replica_busy_seconds_total": ("the replica computed", ("replica",)),
     "millrace_replica_idle_seconds_total": ("the replica had nothing to do", ("replica",)),
     "millrace_scores_total": ("rewards by outcome: scored, failed, abstain", ("outcome",)),
@@ -68,6 +70,8 @@ _OF_REPORT = {
 }
 _GROWING = {
     "generated_tokens": "millrace_generated_tokens_total",
+    "drafted_tokens": "millrace_drafted_tokens_total",
+    "accepted_tokens": "millrace_accepted_tokens_total",
     "busy_s": "millrace_replica_busy_seconds_total",
     "idle_s": "millrace_replica_idle_seconds_total",
 }
@@ -117,7 +121,7 @@ class Exported:
         used = fields["kv_used_tokens"] / max(fields["kv_capacity_tokens"], 1)
         self._set("millrace_replica_kv_used_ratio", used, replica)
         for key, name in _GROWING.items():
-            before, now = self._newest.get((replica, key), 0), fields[key]
+            before, now = self._newest.get((replica, key), 0), fields.get(key, 0)
             self._newest[replica, key] = now
             self._add(name, now - before if now >= before else now, replica)
 

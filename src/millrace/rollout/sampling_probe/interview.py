@@ -41,6 +41,8 @@ class SamplingProbe:
             steps_since_swap=load.steps_since_swap - steps,
             generated_tokens=load.generated_tokens - self._load.generated_tokens,
             prefilled_tokens=load.prefilled_tokens - self._load.prefilled_tokens,
+            drafted_tokens=load.drafted_tokens - self._load.drafted_tokens,
+            accepted_tokens=load.accepted_tokens - self._load.accepted_tokens,
         )
 
 

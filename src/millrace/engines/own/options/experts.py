@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import torch
 
 from millrace.core.completion.routing import Routing
 from millrace.engines.own.architecture import Architecture
-from millrace.engines.own.decode import DecodeBatch
+from millrace.rollout.continuation import Continuation
 
 
 def routing_memory(architecture: Architecture, rows: int, device: torch.device) -> torch.Tensor:
@@ -19,14 +20,16 @@ def routing_memory(architecture: Architecture, rows: int, device: torch.device) 
     return torch.zeros((rows, len(layers), architecture.routed), dtype=dtype, device=device)
 
 
-def recorded_routing(experts_MLK: torch.Tensor | None, batch: DecodeBatch) -> list[Routing | None]:
-    """The experts of each continuation of `batch` that asks for them, after its step."""
-    wanted = [continuation.work.sampling.routing for continuation in batch.continuations]
+def recorded_routing(
+    experts_MLK: torch.Tensor | None, continuations: Sequence[Continuation], rows: Sequence[int]
+) -> list[Routing | None]:
+    """The experts of each of `continuations` that asks for them, after a pass where it had this row."""
+    wanted = [continuation.work.sampling.routing for continuation in continuations]
     if experts_MLK is None or not any(wanted):
         return [None] * len(wanted)
     typecode = "B" if experts_MLK.dtype == torch.uint8 else "H"
-    rows = experts_MLK[: batch.count].flatten(1).cpu().numpy()[batch.slots]
+    experts = experts_MLK[: max(rows) + 1].flatten(1).cpu().numpy()[list(rows)]
     return [
         Routing(row.size, array(typecode, row.tobytes())) if asked else None
-        for row, asked in zip(rows, wanted, strict=True)
+        for row, asked in zip(experts, wanted, strict=True)
     ]
