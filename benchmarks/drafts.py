@@ -1,0 +1,212 @@
+"""Draft tokens in Millrace's engine: the same tokens with and without them, and the time of both.
+
+    python benchmarks/drafts.py [--tasks uneven short] [--rounds 3] [--steps 24] [--json]
+
+The rows of a task repeat over epochs, each time in groups with other noise. Both engines sample the same
+batches in turns. The tail of a batch begins when at most `ROWS_MAX` of its trajectories run. Until then no
+drafts are made, so both tails have the same tokens. Times are CPU seconds, and begin with the second epoch.
+The first of `--tasks` gives the main figures.
+
+tail_speedup    CPU seconds of the tails without drafts over those with drafts
+batch_speedup   the same of whole batches
+few_speedup     the same with `ROWS_MAX` slots: never more trajectories run
+loop_gain       tokens per second of whole runs with drafts over those without, in turns, median of rounds
+mismatches      tokens or log-probs that differ, bit for bit, with `rollout.exact`: has to be 0
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import kept_directory, median, parser_of, report, say, sized, table, train
+from peers.start import TASKS, Task, make_start, write_prompts
+from transformers import AutoTokenizer
+
+from millrace.core.completion.columns import token_array
+from millrace.core.types import Sampling, Work
+from millrace.engines.own.load import load_engine
+from millrace.engines.own.torch_engine import TorchEngine
+
+ROWS, PROMPTS, GROUP, EPOCHS = sized((32, 8, 4, 4), (4, 2, 2, 2))
+ROWS_MAX = 8
+CONFIG = """
+steps = {steps}
+seed = {seed}
+model.path = "{start}"
+batch = {{ prompts = {prompts}, group_size = {group} }}
+sampling.max_tokens = {max_tokens}
+optimizer.lr = 1e-5
+schedule.kind = "synchronous"
+checkpoints.every = 1000
+
+[rollout]
+replicas = 1
+slots = {slots}
+max_sequence_tokens = {max_sequence_tokens}
+{drafts}
+
+[task]
+kind = "file"
+path = "{rows}"
+
+[reward]
+kind = "exact"
+{extract}
+"""
+DRAFTS = f'drafts = "earlier"\ndraft_rows_max = {ROWS_MAX}'
+
+
+@dataclass
+class Played:
+    """What an engine did since the second epoch. `columns`: tokens and log-probs, by trajectory."""
+
+    batch_s: float = 0.0
+    tail_s: float = 0.0
+    tail_tokens: int = 0
+    columns: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+
+
+def batches(task: Task, tokenizer: Any, *, seed: int) -> Iterator[tuple[int, list[Work]]]:
+    """Each batch with its epoch."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "rows.jsonl"
+        write_prompts(task, path, count=ROWS, seed=seed)
+        texts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+    prompts = [token_array(tokenizer.encode(text)) for text in texts]
+    sampling, rng, group = Sampling(max_tokens=task.max_tokens), random.Random(seed), 0
+    for epoch in range(EPOCHS):
+        order = rng.sample(range(ROWS), ROWS)
+        for begin in range(0, ROWS, PROMPTS):
+            works = []
+            for row in order[begin : begin + PROMPTS]:
+                ids = range(group * GROUP, (group + 1) * GROUP)
+                works += [Work(i, group, 0, prompts[row], token_array(), sampling, seed) for i in ids]
+                group += 1
+            yield epoch, works
+
+
+def play(engine: TorchEngine, works: list[Work], played: Played, *, timed: bool) -> None:
+    engine.submit(works)
+    began_s, tail_s, before = time.thread_time(), None, 0
+    while engine.has_work or engine.has_finished:
+        load = engine.load()
+        if tail_s is None and load.running and not load.waiting and load.running <= ROWS_MAX:
+            tail_s, before = time.thread_time(), load.generated_tokens
+        engine.step()
+        for part in engine.take_progress():
+            tokens, logprobs = played.columns.setdefault(part.trajectory_id, ([], []))
+            tokens += part.columns.tokens
+            logprobs += part.columns.logprobs
+    if timed:
+        ended_s = time.thread_time()
+        played.batch_s += ended_s - began_s
+        played.tail_s += ended_s - (ended_s if tail_s is None else tail_s)
+        played.tail_tokens += engine.load().generated_tokens - before
+
+
+def compare(task: Task, *, seed: int, slots: int, exact: bool = False) -> dict[str, float]:
+    """Both engines on the same batches, in turns."""
+    start = make_start(task, kept_directory())
+    options = {"slots": slots, "max_sequence_tokens": task.max_sequence_tokens, "draft_rows_max": ROWS_MAX}
+    engines = {
+        name: load_engine(str(start), device="cpu", exact=exact, drafts=drafts, **options)
+        for name, drafts in (("without", None), ("with", "earlier"))
+    }
+    played = {name: Played() for name in engines}
+    for epoch, works in batches(task, AutoTokenizer.from_pretrained(start), seed=seed):
+        for name, engine in engines.items():
+            play(engine, works, played[name], timed=epoch > 0)
+    one, other, load = played["without"], played["with"], engines["with"].load()
+    same = [one.columns[tid] == columns for tid, columns in other.columns.items()]
+    return {
+        "tail_speedup": one.tail_s / other.tail_s,
+        "batch_speedup": one.batch_s / other.batch_s,
+        "tail_share": one.tail_s / one.batch_s,
+        "drafted": load.drafted_tokens,
+        "right": load.accepted_tokens / max(1, load.drafted_tokens),
+        "steps_saved": 1 - load.steps_since_swap / engines["without"].load().steps_since_swap,
+        "mismatches": len(same) - sum(same),
+    }
+
+
+def loop(task: Task, directory: Path, *, rows: Path, drafts: bool, steps: int, seed: int) -> dict[str, float]:
+    """A whole run, in which the rows repeat."""
+    config = CONFIG.format(
+        steps=steps,
+        seed=seed,
+        start=make_start(task, kept_directory()),
+        prompts=PROMPTS,
+        group=GROUP,
+        max_tokens=task.max_tokens,
+        slots=PROMPTS * GROUP,
+        max_sequence_tokens=task.max_sequence_tokens,
+        drafts=DRAFTS if drafts else "",
+        rows=rows,
+        extract="" if task.extract is None else f"extract = '{task.extract}'",
+    )
+    events = train(config, directory)
+    trained = [event for event in events if event["kind"] == "step"]
+    began_s = next(event["time_s"] for event in events if event["kind"] == "leased")
+    load = [event for event in events if event["kind"] == "report"][-1]
+    return {
+        "tokens_per_s": sum(step["trained_tokens"] for step in trained) / (trained[-1]["time_s"] - began_s),
+        "busy_s": load["busy_s"],
+        "right": load["accepted_tokens"] / max(1, load["drafted_tokens"]),
+    }
+
+
+def loops(task: Task, *, rounds: int, steps: int) -> dict[str, float]:
+    """The order of the two changes from round to round."""
+    gains, busy = [], []
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory() as name:
+            rows = Path(name) / "rows.jsonl"
+            write_prompts(task, rows, count=ROWS, seed=number)
+            found = {}
+            for drafts in (False, True) if number % 2 else (True, False):
+                shape = {"rows": rows, "drafts": drafts, "steps": steps, "seed": number}
+                found[drafts] = loop(task, Path(name) / f"drafts-{drafts}", **shape)
+        say(f"run {number + 1} of {rounds}: {found}")
+        gains.append(found[True]["tokens_per_s"] / found[False]["tokens_per_s"])
+        busy.append(found[False]["busy_s"] / found[True]["busy_s"])
+    return {"loop_gain": median(gains), "replica_gain": median(busy)}
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=sized(["uneven", "short"], ["short"]))
+    parser.add_argument("--rounds", type=int, default=sized(3, 1), help="of whole runs; 0: none")
+    parser.add_argument("--steps", type=int, default=sized(24, 2))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, float]] = {}
+    for name in options.tasks:
+        task, many = TASKS[name], PROMPTS * GROUP
+        found[f"{name}, {many} slots"] = compare(task, seed=1, slots=many)
+        found[f"{name}, {ROWS_MAX} slots"] = compare(task, seed=1, slots=ROWS_MAX)
+        found[f"{name}, exact"] = compare(task, seed=2, slots=many, exact=True)
+        say(f"{name}: {found}")
+    table(found)
+    first = options.tasks[0]
+    result = {
+        "tail_speedup": found[f"{first}, {PROMPTS * GROUP} slots"]["tail_speedup"],
+        "batch_speedup": found[f"{first}, {PROMPTS * GROUP} slots"]["batch_speedup"],
+        "few_speedup": found[f"{first}, {ROWS_MAX} slots"]["batch_speedup"],
+        "mismatches": sum(found[f"{name}, exact"]["mismatches"] for name in options.tasks),
+        "rows": found,
+    }
+    if options.rounds:
+        result |= loops(TASKS[first], rounds=options.rounds, steps=options.steps)
+    report(result, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
