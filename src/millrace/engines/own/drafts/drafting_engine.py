@@ -39,7 +39,7 @@ class DraftingEngine(TorchEngine):
     ) -> None:
         super().__init__(architecture, options, eos_ids=eos_ids, decode=decode)
         self._drafter = self._opened_drafter() if drafter is None else drafter
-        self._worth = Worth()
+        self._worth = Worth(8.0, 16.0)
         self._drafted = self._accepted = 0
         self._rows_max = min(options.draft_rows_max, PASS_ROWS_MAX - 1)
         self._states: dict[int, torch.Tensor] = {}  # by trajectory, from which its last token was sampled

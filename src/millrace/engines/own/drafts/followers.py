@@ -55,8 +55,8 @@ class Followers:
                 entry[2] += 1
                 if entry[2] > entry[1]:
                     entry[:] = token, 1, 0
-        if len(self._young) > self._contexts_max:
-            self._young, self._old = {}, self._young
+            if len(self._young) > self._contexts_max:
+                self._young, self._old = {}, self._young
 
     def guess(self, row: int, recent: Sequence[int]) -> tuple[int, float]:
         """The token that most likely follows `recent` in a completion of `row`, and its probability: 0 if
