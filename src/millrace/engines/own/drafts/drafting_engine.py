@@ -15,7 +15,7 @@ from millrace.engines.own.decode import DecodeBatch
 from millrace.engines.own.drafts.drafter import Drafter
 from millrace.engines.own.drafts.earlier import EarlierCompletions
 from millrace.engines.own.drafts.verification import Verification
-from millrace.engines.own.drafts.worth import Worth
+from millrace.engines.own.drafts.worth import PAYS, Worth
 from millrace.engines.own.options.experts import recorded_routing, routing_memory
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.continuation import Continuation
@@ -71,15 +71,15 @@ class DraftingEngine(TorchEngine):
 
     def _decode(self) -> None:
         if len(self._running) > self._rows_max:
-            self._states.clear()
+            self._states = {}
             super()._decode()
             return
         slots = [slot for slot in range(len(self._running)) if self._ready(slot)]
         drafts = self._drafts(slots)
-        if any(drafts):
+        if any(drafts) or (slots and self._lacks_states()):
             self._verify(slots, drafts)
             return
-        rows = [self._running[slot] for slot in slots]
+        rows, self._states = [self._running[slot] for slot in slots], {}
         super()._decode()
         for row in rows:
             state = self._states.get(row.work.trajectory_id)
@@ -94,7 +94,7 @@ class DraftingEngine(TorchEngine):
             if not wants or self._running[slot].work.trajectory_id in self._states
         ]
         drafts: list[list[int]] = [[] for _ in slots]
-        if not asked or not self._worth.tries():
+        if not self._worth.tries() or not asked:
             return drafts
         rows = [self._running[slots[place]] for place in asked]
         room = (PASS_ROWS_MAX - len(slots)) // len(rows)
@@ -103,6 +103,10 @@ class DraftingEngine(TorchEngine):
         for place, limit, draft in zip(asked, most, self._drafter.propose(rows, most, hidden), strict=True):
             drafts[place] = draft[: max(0, limit)]
         return drafts
+
+    def _lacks_states(self) -> bool:
+        """Recorded steps give no hidden states, so a pass without drafts has to."""
+        return self._recorded is not None and self._drafter.wants_hidden and self._worth.share >= PAYS
 
     def _verify(self, slots: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
         batch = Verification(
@@ -151,7 +155,6 @@ class DraftingEngine(TorchEngine):
     # ------------------------------------------------------------ hooks of the other steps
 
     def _logits(self, batch: DecodeBatch) -> torch.Tensor:
-        """Recorded steps give no hidden states."""
         few = len(self._running) <= self._rows_max
         if not (few and self._drafter.wants_hidden) or self._recorded is not None:
             return super()._logits(batch)
