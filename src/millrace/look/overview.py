@@ -189,6 +189,7 @@ class Overview:
             "mean staleness": summary["staleness"]["mean"],
             "fairness": summary["fairness"],
             "restarts": summary["restarts"],
+            **({"draft tokens right": share} if (share := summary["right_drafts"]) is not None else {}),
             **({"began with": str(self.parent)} if self.parent else {}),
         }
 

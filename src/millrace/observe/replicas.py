@@ -87,6 +87,13 @@ class ReplicaTotals:
         return sum(history.generated_tokens for history in self.by_name.values())
 
     @property
+    def right_drafts(self) -> float | None:
+        """The share of drafted tokens that were right; None: none was drafted."""
+        drafts = [history.drafts for history in self.by_name.values()]
+        drafted = sum(num for num, _ in drafts)
+        return sum(right for _, right in drafts) / drafted if drafted else None
+
+    @property
     def idle_fraction(self) -> float | None:
         """The idle time of all replicas over their busy and idle time."""
         idle_s = sum(history.idle_s for history in self.by_name.values())

@@ -148,6 +148,7 @@ class Summary:
             "reward_last": last,
             "trained_tokens_per_s": self.speeds.trained.per_s,
             "generated_tokens_per_s": self.speeds.generated.per_s,
+            "right_drafts": self.replicas.right_drafts,
             "staleness": self._staleness_of_tokens(),
             "fairness": self._window.get("fairness"),
             "next": self._window.get("next"),
