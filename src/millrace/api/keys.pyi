@@ -375,6 +375,10 @@ class RolloutKeys(TypedDict, total=False):
     stepwise: bool
     seeded: bool
     probe: bool
+    drafts: Literal['earlier', 'trained', 'ngram', 'suffix', 'mtp', 'eagle'] | Literal['none'] | None
+    draft_tokens: int
+    draft_rows_max: int
+    draft_model: str | Literal['none'] | None
     native_adapters: bool
 
 class WeightsKeys(TypedDict, total=False):
