@@ -11,7 +11,7 @@ tail_speedup    CPU seconds of the tails without drafts over those with drafts
 batch_speedup   the same of whole batches
 few_speedup     the same with `ROWS_MAX` slots: never more trajectories run
 loop_gain       tokens per second of whole runs with drafts over those without, in turns, median of rounds
-mismatches      tokens or log-probs that differ, bit for bit, with `rollout.exact`: has to be 0
+mismatches      trajectories whose tokens or log-probs differ, bit for bit, with `rollout.exact`: has to be 0
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def compare(task: Task, *, seed: int, slots: int, exact: bool = False) -> dict[s
         for name, engine in engines.items():
             play(engine, works, played[name], timed=epoch > 0)
     one, other, load = played["without"], played["with"], engines["with"].load()
-    same = [one.columns[tid] == columns for tid, columns in other.columns.items()]
+    pairs = [(one.columns[tid], columns) for tid, columns in other.columns.items()]
     return {
         "tail_speedup": one.tail_s / other.tail_s,
         "batch_speedup": one.batch_s / other.batch_s,
@@ -133,7 +133,8 @@ def compare(task: Task, *, seed: int, slots: int, exact: bool = False) -> dict[s
         "drafted": load.drafted_tokens,
         "right": load.accepted_tokens / max(1, load.drafted_tokens),
         "steps_saved": 1 - load.steps_since_swap / engines["without"].load().steps_since_swap,
-        "mismatches": len(same) - sum(same),
+        "other_tokens": sum(a[0] != b[0] for a, b in pairs),
+        "mismatches": sum(a != b for a, b in pairs),
     }
 
 
