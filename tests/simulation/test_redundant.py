@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.config.tables.schedules import Millrace, RollFlash, StreamRL
+from millrace.config.tables.schedules import Millrace, RollFlash, RollPacker, StreamRL
 from millrace.config.tables.training import BatchShape
 from millrace.controller.ends.ends import REDUNDANT_GROUP
 from millrace.controller.state.trajectories import REDUNDANT
@@ -29,6 +29,7 @@ PRESETS = (
     RollFlash(alpha=0, redundant_samples=2, redundant_groups=2),
     RollFlash(alpha=1, mix="between"),
     RollFlash(alpha=1, redundant_samples=0, redundant_groups=3, mix="never"),
+    RollPacker(redundant_groups=1),
     StreamRL(),
     StreamRL(mix="never"),
     Millrace(mix="never"),

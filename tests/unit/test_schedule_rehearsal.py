@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from millrace.config.tables.schedules import RollFlash, StreamRL
+from millrace.config.tables.schedules import RollFlash, RollPacker, StreamRL
 from millrace.schedule import Schedule, presets
 from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
@@ -47,6 +47,9 @@ def schedule(kind, bound, rng):
             mix = rng.choice(["within", "between", "never"])
             keys = RollFlash(alpha=bound, redundant_samples=0, redundant_groups=rng.randint(1, 3), mix=mix)
             return presets.roll_flash(keys)
+        case "rollpacker":
+            keys = RollPacker(redundant_samples=0, redundant_groups=rng.randint(1, 3))
+            return presets.rollpacker(keys, 4)
         case "streamrl":
             return presets.streamrl(StreamRL(staleness_max=bound))
         case "laminar":
@@ -107,6 +110,19 @@ def test_with_redundant_groups_the_bound_holds_and_only_stragglers_end():
         assert outcome.stale == 0
         redundant += outcome.redundant
     assert redundant > 48
+
+
+def test_what_short_rounds_leave_behind_is_trained_in_long_ones_and_on_policy():
+    parked = ended = 0
+    for seed in range(48):
+        rng = Random(seed)
+        faults = {"crash_probability": 0.02, "fail_probability": 0.1} if seed % 2 else {}
+        stage = replace(scene(rng, **faults), steps=8)
+        outcome = rehearse(schedule("rollpacker", 0, rng), stage, seed=seed)
+        assert set(outcome.staleness.values()) == {0}
+        assert len(outcome.batches) == stage.steps
+        parked, ended = parked + outcome.parked, ended + outcome.redundant
+    assert parked > 3 * ended > 0, "few are left when the run ends"
 
 
 def test_asynchronous_schedules_use_the_staleness_that_they_are_given():

@@ -28,6 +28,7 @@ from millrace.config.tables.schedules import (
     Millrace,
     RLBoost,
     RollFlash,
+    RollPacker,
     Schedule,
     StreamRL,
     Synchronous,
@@ -109,7 +110,7 @@ class Config(Section):
         """Largest staleness that the schedule admits; None: no bound."""
         schedule = self.schedule
         match schedule:
-            case Synchronous():
+            case Synchronous() | RollPacker():
                 return 0
             case LlamaRL():
                 return schedule.lag

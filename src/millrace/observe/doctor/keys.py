@@ -18,7 +18,7 @@ BOUND = {
     "streamrl": "schedule.staleness_max",
     "function": "schedule.staleness_max",
 }
-"""The key with the bound on staleness. `synchronous` has none."""
+"""The key with the bound on staleness. `synchronous` and `rollpacker` have none."""
 
 AHEAD = BOUND | {"millrace": "schedule.ahead"}
 """The key that says how far generation runs ahead."""

@@ -16,6 +16,7 @@ from millrace.config.tables.schedules import (
     Millrace,
     RLBoost,
     RollFlash,
+    RollPacker,
     Schedule,
     StreamRL,
     Synchronous,
@@ -35,6 +36,7 @@ PRESETS: dict[str, Schedule] = {
     "rlax": RLAX(reload_staleness=1, acceptance_staleness=4),
     "rlboost": RLBoost(),
     "roll_flash": RollFlash(),
+    "rollpacker": RollPacker(),
     "streamrl": StreamRL(),
 }
 """Presets with their default keys, except `rlax`: its default is on-policy, so it gets the bound of the
