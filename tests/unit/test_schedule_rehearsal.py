@@ -7,10 +7,11 @@ from random import Random
 
 import pytest
 
-from millrace.config.tables.schedules import RollFlash, StreamRL
+from millrace.config.tables.schedules import Heddle, RollFlash, StaleFlow, StreamRL
 from millrace.schedule import Schedule, presets
 from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
+from millrace.schedule.tail.build import build_tail
 from millrace.sim.rehearsal import BrokenPromise, Scene, rehearse
 
 REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
@@ -46,9 +47,13 @@ def schedule(kind, bound, rng):
         case "roll_flash":
             mix = rng.choice(["within", "between", "never"])
             keys = RollFlash(alpha=bound, redundant_samples=0, redundant_groups=rng.randint(1, 3), mix=mix)
-            return presets.roll_flash(keys)
+            return build_tail(keys)
         case "streamrl":
-            return presets.streamrl(StreamRL(staleness_max=bound))
+            return build_tail(StreamRL(staleness_max=bound))
+        case "staleflow":
+            return build_tail(StaleFlow(staleness_max=bound))
+        case "heddle":
+            return build_tail(Heddle(staleness_max=bound))
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
@@ -68,7 +73,7 @@ def schedule(kind, bound, rng):
 
 KINDS = [
     "synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded", "millrace", "millrace, unbounded",
-    "rlboost", "streamrl",
+    "rlboost", "streamrl", "staleflow", "heddle",
 ]  # fmt: skip
 
 

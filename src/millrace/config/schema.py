@@ -22,14 +22,10 @@ from millrace.config.tables.runtime import LocalHosts, Runtime
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
-    FunctionSchedule,
-    Laminar,
     LlamaRL,
     Millrace,
-    RLBoost,
     RollFlash,
     Schedule,
-    StreamRL,
     Synchronous,
 )
 from millrace.config.tables.section import Count, Section, Seed
@@ -119,7 +115,7 @@ class Config(Section):
                 return schedule.acceptance_staleness
             case RollFlash():
                 return schedule.alpha
-            case Laminar() | Millrace() | RLBoost() | StreamRL() | FunctionSchedule():
+            case _:
                 return schedule.staleness_max
 
     @property

@@ -114,6 +114,18 @@ class StreamRL(Section):
     mix: Mix = "between"
 
 
+class StaleFlow(Section):
+    kind: Literal["staleflow"] = "staleflow"
+    staleness_max: CountOrZero = 3
+    """Staleness bound, in versions: the paper's eta."""
+
+
+class Heddle(Section):
+    kind: Literal["heddle"] = "heddle"
+    staleness_max: CountOrZero = 0
+    """Staleness bound, in versions. 0: synchronous, as in the paper."""
+
+
 class FunctionSchedule(Section):
     kind: Literal["function"] = "function"
     path: str
@@ -133,6 +145,8 @@ Schedule = Annotated[
     | RLBoost
     | RollFlash
     | StreamRL
+    | StaleFlow
+    | Heddle
     | FunctionSchedule,
     Field(discriminator="kind"),
 ]

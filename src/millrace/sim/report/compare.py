@@ -11,12 +11,14 @@ from statistics import fmean, stdev
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
+    Heddle,
     Laminar,
     LlamaRL,
     Millrace,
     RLBoost,
     RollFlash,
     Schedule,
+    StaleFlow,
     StreamRL,
     Synchronous,
 )
@@ -36,6 +38,8 @@ PRESETS: dict[str, Schedule] = {
     "rlboost": RLBoost(),
     "roll_flash": RollFlash(),
     "streamrl": StreamRL(),
+    "staleflow": StaleFlow(),
+    "heddle": Heddle(),
 }
 """Presets with their default keys, except `rlax`: its default is on-policy, so it gets the bound of the
 others."""
