@@ -15,6 +15,7 @@ from millrace.schedule.tail.build import build_tail
 from millrace.sim.rehearsal import BrokenPromise, Scene, rehearse
 
 REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
+TAIL = {"streamrl": StreamRL, "staleflow": StaleFlow, "heddle": Heddle}
 
 
 def scene(rng, **faults):
@@ -48,12 +49,8 @@ def schedule(kind, bound, rng):
             mix = rng.choice(["within", "between", "never"])
             keys = RollFlash(alpha=bound, redundant_samples=0, redundant_groups=rng.randint(1, 3), mix=mix)
             return build_tail(keys)
-        case "streamrl":
-            return build_tail(StreamRL(staleness_max=bound))
-        case "staleflow":
-            return build_tail(StaleFlow(staleness_max=bound))
-        case "heddle":
-            return build_tail(Heddle(staleness_max=bound))
+        case "streamrl" | "staleflow" | "heddle":
+            return build_tail(TAIL[kind](staleness_max=bound))
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
