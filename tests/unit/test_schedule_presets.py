@@ -56,6 +56,8 @@ def config(schedule, **fields):
         ({"kind": "rollpacker"}, 0, False),
         ({"kind": "streamrl"}, 1, False),
         ({"kind": "streamrl", "staleness_max": 0, "mix": "within"}, 0, True),
+        ({"kind": "staleflow"}, 3, True),
+        ({"kind": "heddle", "staleness_max": 2}, 2, False),
     ],
 )
 def test_each_kind_builds_its_preset_with_the_bound_of_the_configuration(schedule, bound, mixes):

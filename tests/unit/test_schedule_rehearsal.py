@@ -7,13 +7,16 @@ from random import Random
 
 import pytest
 
-from millrace.config.tables.schedules import RollFlash, RollPacker, StreamRL
+from millrace.config.tables.schedules import Heddle, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.schedule import Schedule, presets
 from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
+from millrace.schedule.tail.build import build_tail
+from millrace.schedule.tail.rollpacker import rollpacker
 from millrace.sim.rehearsal import BrokenPromise, Scene, rehearse
 
 REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
+TAIL = {"streamrl": StreamRL, "staleflow": StaleFlow, "heddle": Heddle}
 
 
 def scene(rng, **faults):
@@ -46,12 +49,11 @@ def schedule(kind, bound, rng):
         case "roll_flash":
             mix = rng.choice(["within", "between", "never"])
             keys = RollFlash(alpha=bound, redundant_samples=0, redundant_groups=rng.randint(1, 3), mix=mix)
-            return presets.roll_flash(keys)
+            return build_tail(keys)
         case "rollpacker":
-            keys = RollPacker(redundant_samples=0, redundant_groups=rng.randint(1, 3))
-            return presets.rollpacker(keys, 4)
-        case "streamrl":
-            return presets.streamrl(StreamRL(staleness_max=bound))
+            return rollpacker(RollPacker(redundant_samples=0, redundant_groups=rng.randint(1, 3)), 4)
+        case "streamrl" | "staleflow" | "heddle":
+            return build_tail(TAIL[kind](staleness_max=bound))
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
@@ -71,7 +73,7 @@ def schedule(kind, bound, rng):
 
 KINDS = [
     "synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded", "millrace", "millrace, unbounded",
-    "rlboost", "streamrl",
+    "rlboost", "streamrl", "staleflow", "heddle",
 ]  # fmt: skip
 
 

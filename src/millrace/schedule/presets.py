@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from millrace.config.schema import Config
 from millrace.config.tables import schedules
 from millrace.schedule.admit import QUEUE_ROUNDS, KVRoom, WhileNewest, WithinBound
@@ -15,9 +13,8 @@ from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import OnDemand
 from millrace.schedule.route import LeastLoaded, Local
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.tail.roll_flash import roll_flash
+from millrace.schedule.tail.build import build_tail
 from millrace.schedule.tail.rollpacker import rollpacker
-from millrace.schedule.tail.streamrl import streamrl
 from millrace.schedule.take import FirstReady, InOrder, OldestFirst
 
 
@@ -53,16 +50,12 @@ def build(config: Config) -> Schedule:
             )
         case schedules.RLBoost() as knobs:
             return rlboost(staleness_max=knobs.staleness_max)
-        case schedules.RollFlash() as knobs:
-            return roll_flash(knobs)
         case schedules.RollPacker() as knobs:
             return rollpacker(knobs, config.batch.prompts)
-        case schedules.StreamRL() as knobs:
-            return streamrl(knobs)
         case schedules.FunctionSchedule() as function:
             return from_function(function.path, config)
-        case unknown:
-            assert_never(unknown)
+        case keys:
+            return build_tail(keys)
 
 
 def synchronous() -> Schedule:

@@ -63,6 +63,7 @@ class QueuedView(msgspec.Struct, frozen=True):
     version: int | None
     birth: int
     home: str = ""
+    tokens: int = 0  # so far, of all its turns
 
 
 class View(msgspec.Struct, frozen=True):

@@ -124,6 +124,18 @@ class StreamRL(Section):
     mix: Mix = "between"
 
 
+class StaleFlow(Section):
+    kind: Literal["staleflow"] = "staleflow"
+    staleness_max: CountOrZero = 3
+    """Staleness bound, in versions: the paper's eta."""
+
+
+class Heddle(Section):
+    kind: Literal["heddle"] = "heddle"
+    staleness_max: CountOrZero = 0
+    """Staleness bound, in versions. 0: synchronous, as in the paper."""
+
+
 class FunctionSchedule(Section):
     kind: Literal["function"] = "function"
     path: str
@@ -144,6 +156,8 @@ Schedule = Annotated[
     | RollFlash
     | RollPacker
     | StreamRL
+    | StaleFlow
+    | Heddle
     | FunctionSchedule,
     Field(discriminator="kind"),
 ]

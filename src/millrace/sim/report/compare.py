@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
+    Heddle,
     Laminar,
     LlamaRL,
     Millrace,
@@ -18,6 +19,7 @@ from millrace.config.tables.schedules import (
     RollFlash,
     RollPacker,
     Schedule,
+    StaleFlow,
     StreamRL,
     Synchronous,
 )
@@ -38,6 +40,8 @@ PRESETS: dict[str, Schedule] = {
     "roll_flash": RollFlash(),
     "rollpacker": RollPacker(),
     "streamrl": StreamRL(),
+    "staleflow": StaleFlow(),
+    "heddle": Heddle(),
 }
 """Presets with their default keys, except `rlax`: its default is on-policy, so it gets the bound of the
 others."""

@@ -1,0 +1,94 @@
+"""StaleFlow's throughput over its baselines (arXiv:2601.12784): Qwen3-30B-A3B and Qwen2.5-32B on 128 H20.
+
+Published: over synchronous verl 2.01 times on average and 2.68 at most, over verl's asynchronous mode with
+strict staleness 1.17 and 1.42. The abstract has the four figures. Summaries of the paper say which baseline
+each belongs to, and that eta is 1 to 3. Not found: batch, lengths, the split of the devices, and each
+figure's own setting.
+
+Chosen here: 128 prompts x 16 on 32 devices, a quarter of the cluster, half of it training. Lengths have a
+median of 4000 and a 99th percentile of 30 000 tokens, up to 32 768. Baselines: the colocated pipeline
+(`pipelines.py`), and AReaL's published rule of admission (`areal.py`), which limits what is in flight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+from common import sized
+
+from millrace.config.tables.schedules import FunctionSchedule, Schedule, StaleFlow
+from millrace.config.tables.training import BatchShape
+from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace.sim.costs.cluster import Cluster
+from millrace.sim.costs.generation import Generation
+from millrace.sim.costs.hardware import device
+from millrace.sim.costs.lengths import LogNormal
+from millrace.sim.costs.models import model
+from millrace.sim.costs.training import Training
+from millrace.sim.costs.workload import Workload
+from published import areal
+from published.kept import played
+from published.pipelines import Batch, Pipelines
+from published.row import Row
+
+DEVICES = 32
+MODELS = sized({"Qwen3-30B-A3B": 2, "Qwen2.5-32B": 4}, {"Qwen3-30B-A3B": 2})  # devices of a replica
+ETAS = sized((1, 2, 3), (1,))
+PROMPTS, GROUP, STEPS = sized((128, 16, 10), (8, 4, 3))
+SLOTS, MEDIAN, P99, MAX_TOKENS, QUANTUM, PROMPT_TOKENS = 256, 4000.0, 30_000.0, 32_768, 128, (128, 1024)
+RULE = f"{Path(areal.__file__).resolve()}:published_rule"
+WHY = (
+    "lengths, batch and split are ours; migration of single trajectories is not simulated; our asynchronous "
+    "baseline takes newer weights in the middle of trajectories"
+)
+
+
+def rows() -> list[Row]:
+    over = {"verl": [speed_up(name, eta, "verl") for name in MODELS for eta in ETAS]}
+    over["verl, asynchronous"] = [speed_up(name, eta, "areal") for name in MODELS for eta in ETAS]
+    published = {"verl": (2.01, 2.68), "verl, asynchronous": (1.17, 1.42)}
+    return [
+        Row("staleflow", f"throughput over {system}, {what}", figure, of(over[system]), "x", why=WHY)
+        for system, figures in published.items()
+        for what, figure, of in zip(("average", "largest"), figures, (fmean, max), strict=True)
+    ]
+
+
+def speed_up(name: str, eta: int, baseline: str) -> float:
+    ours = 1.0 / step_s(name, StaleFlow(staleness_max=eta))
+    if baseline == "verl":
+        return ours * colocated_s(name)
+    return ours * step_s(name, FunctionSchedule(path=RULE, staleness_max=eta))
+
+
+def colocated_s(name: str) -> float:
+    """A step of verl: all devices generate, then all train."""
+    shape, ways, chip = model(name), MODELS[name], device("H20")
+    lengths = LogNormal.from_percentiles(MEDIAN, P99)
+    workload = Workload(prompt_tokens=PROMPT_TOKENS, completion=lengths, quantum=QUANTUM)
+    training = Training(shape, chip, DEVICES, model_parallel=8)
+    costs = Cluster(Generation(shape, chip, ways), training, DEVICES // ways, "collective").costs(QUANTUM)
+    batch = Batch(PROMPTS, GROUP, MAX_TOKENS // QUANTUM, workload)
+    return Pipelines(costs, DEVICES // ways, SLOTS, batch).colocated()
+
+
+def step_s(name: str, schedule: Schedule) -> float:
+    ways = MODELS[name]
+    config = SimulatedConfig(
+        steps=STEPS,
+        batch=BatchShape(prompts=PROMPTS, group_size=GROUP),
+        schedule=schedule,
+        cluster=ClusterSection(
+            model=name,
+            device="H20",
+            trainer_devices=DEVICES // 2,
+            model_parallel=8,
+            replicas=DEVICES // 2 // ways,
+            tensor_parallel=ways,
+            slots=SLOTS,
+        ),
+        lengths=LogNormalLengths(median=MEDIAN, p99=P99),
+        workload=WorkloadSection(prompt_tokens=PROMPT_TOKENS, max_tokens=MAX_TOKENS),
+    )
+    return float(played(config, functions=areal.__file__)["step_s"])
