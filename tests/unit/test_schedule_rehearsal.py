@@ -50,8 +50,6 @@ def schedule(kind, bound, rng):
             mix = rng.choice(["within", "between", "never"])
             keys = RollFlash(alpha=bound, redundant_samples=0, redundant_groups=rng.randint(1, 3), mix=mix)
             return build_tail(keys)
-        case "rollpacker":
-            return rollpacker(RollPacker(redundant_samples=0, redundant_groups=rng.randint(1, 3)), 4)
         case "streamrl" | "staleflow" | "heddle":
             return build_tail(TAIL[kind](staleness_max=bound))
         case "laminar":
@@ -120,7 +118,8 @@ def test_what_short_rounds_leave_behind_is_trained_in_long_ones_and_on_policy():
         rng = Random(seed)
         faults = {"crash_probability": 0.02, "fail_probability": 0.1} if seed % 2 else {}
         stage = replace(scene(rng, **faults), steps=8)
-        outcome = rehearse(schedule("rollpacker", 0, rng), stage, seed=seed)
+        keys = RollPacker(redundant_samples=0, redundant_groups=rng.randint(1, 3))
+        outcome = rehearse(rollpacker(keys, 4), stage, seed=seed)
         assert set(outcome.staleness.values()) == {0}
         assert len(outcome.batches) == stage.steps
         parked, ended = parked + outcome.parked, ended + outcome.redundant
