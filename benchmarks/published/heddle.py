@@ -6,8 +6,9 @@ Published (from summaries of the paper): over Slime, which sends each turn to th
 alone 1.2 to 1.5 over both. Not found: batch, turns, tokens of a turn. Answers took 0.4 to 1.4 s on average.
 
 Chosen here: 32 prompts x 16 on 8 replicas, with the sizes of Qwen2.5-7B and 32B, of one and two devices.
-Turns of two of the three domains are `DOMAINS`. The same rows come back every step, alike in length, so that lengths are
-predicted from the second step on. Throughput is of the time in which the trainer waits for a batch.
+Turns of two of the three domains are `DOMAINS`. The same rows come back every step, alike in length, so
+that lengths are predicted from the second step on. Throughput is of the time in which the trainer waits for
+a batch.
 """
 
 from __future__ import annotations
@@ -113,5 +114,5 @@ def throughput(name: str, domain: str, schedule: Schedule) -> float:
             prompt_tokens=(256, 1024), max_tokens=shape.max_tokens, turns=shape.turns, tool_s=shape.tool_s
         ),
     )
-    result = played(config, rows=PROMPTS, functions=__file__)
+    result = played(config, rows=PROMPTS)
     return float(result["trained_tokens_per_s"] / result["trainer_waits"])

@@ -93,4 +93,4 @@ def step_s(name: str, schedule: Schedule) -> float:
         lengths=LogNormalLengths(median=MEDIAN, p99=P99),
         workload=WorkloadSection(prompt_tokens=PROMPT_TOKENS, max_tokens=MAX_TOKENS),
     )
-    return float(played(config, functions=areal.__file__)["step_s"])
+    return float(played(config)["step_s"])
