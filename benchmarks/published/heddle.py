@@ -5,7 +5,7 @@ Published (from summaries of the paper): over Slime, which sends each turn to th
 2.5 times; over verl, which keeps a trajectory on one worker, 1.4 to 2.3; and in an ablation of the placement
 alone 1.2 to 1.5 over both. Not found: batch, turns, tokens of a turn. Answers took 0.4 to 1.4 s on average.
 
-Chosen here: 32 prompts x 16 on 8 replicas, with the sizes of Qwen2.5-7B and 32B, of one and two devices.
+Chosen here: 32 prompts x 8 on 8 replicas, with the sizes of Qwen2.5-7B and 32B, of one and two devices.
 Turns of two of the three domains are `DOMAINS`. The same rows come back every step, alike in length, so
 that lengths are predicted from the second step on. Throughput is of the time in which the trainer waits for
 a batch.
@@ -31,7 +31,7 @@ from published.row import Row
 
 REPLICAS = 8
 MODELS = sized({"Qwen2.5-7B": 1, "Qwen2.5-32B": 2}, {"Qwen2.5-7B": 1})  # devices of a replica
-PROMPTS, GROUP, STEPS = sized((32, 16, 4), (8, 4, 3))
+PROMPTS, GROUP, STEPS = sized((32, 8, 4), (8, 4, 3))
 
 
 @dataclass(frozen=True, slots=True)

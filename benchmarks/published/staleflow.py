@@ -5,7 +5,7 @@ strict staleness 1.17 and 1.42. The abstract has the four figures. Summaries of 
 each belongs to, and that eta is 1 to 3: here 1 and 3. Not found: batch, lengths, the split of the
 devices, and each figure's own setting.
 
-Chosen here: 128 prompts x 16 on 32 devices, a quarter of the cluster. 16 of them train, or 24 where all
+Chosen here: 64 prompts x 16 on 16 devices, an eighth of the cluster. 8 of them train, or 12 where all
 parameters are active, so that neither side waits much for the other. Lengths have a median of 4000 and a
 99th percentile of 30 000 tokens, up to 32 768. Baselines: the colocated pipeline (`pipelines.py`), and
 AReaL's published rule of admission (`areal.py`), which limits what is in flight.
@@ -33,11 +33,12 @@ from published.kept import played
 from published.pipelines import Batch, Pipelines
 from published.row import Row
 
-DEVICES = 32
-MODELS = sized({"Qwen3-30B-A3B": 2, "Qwen2.5-32B": 4}, {"Qwen3-30B-A3B": 2})  # devices of a replica
-TRAINERS = {"Qwen3-30B-A3B": 16, "Qwen2.5-32B": 24}
+DEVICES = 16
+MODELS = sized(("Qwen3-30B-A3B", "Qwen2.5-32B"), ("Qwen3-30B-A3B",))
+WAYS = 2  # devices of a replica
+TRAINERS = {"Qwen3-30B-A3B": 8, "Qwen2.5-32B": 12}
 ETAS = sized((1, 3), (1,))
-PROMPTS, GROUP, STEPS = sized((128, 16, 10), (8, 4, 3))
+PROMPTS, GROUP, STEPS = sized((64, 16, 8), (8, 4, 3))
 SLOTS, MEDIAN, P99, MAX_TOKENS, QUANTUM, PROMPT_TOKENS = 256, 4000.0, 30_000.0, 32_768, 128, (128, 1024)
 RULE = f"{Path(areal.__file__).resolve()}:published_rule"
 WHY = (
@@ -66,17 +67,16 @@ def speed_up(name: str, eta: int, baseline: str) -> float:
 
 def colocated_s(name: str) -> float:
     """A step of verl: all devices generate, then all train."""
-    shape, ways, chip = model(name), MODELS[name], device("H20")
+    shape, chip = model(name), device("H20")
     lengths = LogNormal.from_percentiles(MEDIAN, P99)
     workload = Workload(prompt_tokens=PROMPT_TOKENS, completion=lengths, quantum=QUANTUM)
-    training = Training(shape, chip, DEVICES, model_parallel=8)
-    costs = Cluster(Generation(shape, chip, ways), training, DEVICES // ways, "collective").costs(QUANTUM)
+    training = Training(shape, chip, DEVICES, model_parallel=4)
+    costs = Cluster(Generation(shape, chip, WAYS), training, DEVICES // WAYS, "collective").costs(QUANTUM)
     batch = Batch(PROMPTS, GROUP, MAX_TOKENS // QUANTUM, workload)
-    return Pipelines(costs, DEVICES // ways, SLOTS, batch).colocated()
+    return Pipelines(costs, DEVICES // WAYS, SLOTS, batch).colocated()
 
 
 def step_s(name: str, schedule: Schedule) -> float:
-    ways = MODELS[name]
     config = SimulatedConfig(
         steps=STEPS,
         batch=BatchShape(prompts=PROMPTS, group_size=GROUP),
@@ -85,9 +85,9 @@ def step_s(name: str, schedule: Schedule) -> float:
             model=name,
             device="H20",
             trainer_devices=TRAINERS[name],
-            model_parallel=8,
-            replicas=(DEVICES - TRAINERS[name]) // ways,
-            tensor_parallel=ways,
+            model_parallel=4,
+            replicas=(DEVICES - TRAINERS[name]) // WAYS,
+            tensor_parallel=WAYS,
             slots=SLOTS,
         ),
         lengths=LogNormalLengths(median=MEDIAN, p99=P99),
