@@ -18,10 +18,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from common import parser_of, report
-from published import heddle, staleflow
+from published import areal_hex, heddle, rlboost, roll_flash, rollpacker, staleflow, streamrl
 from published.row import largest_error
 
-SYSTEMS = {"staleflow": staleflow, "heddle": heddle}
+SYSTEMS = {
+    "staleflow": staleflow,
+    "heddle": heddle,
+    "rollpacker": rollpacker,
+    "areal_hex": areal_hex,
+    "streamrl": streamrl,
+    "roll_flash": roll_flash,
+    "rlboost": rlboost,
+}
 """Modules with `rows()`."""
 
 

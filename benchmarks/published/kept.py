@@ -16,6 +16,7 @@ from typing import Any
 
 from common import ROOT, kept_directory, say
 
+from millrace.config.tables.schedules import FunctionSchedule
 from millrace.sim.config import SimulatedConfig
 from millrace.sim.costs.difficulty import RowDifficulty
 from millrace.sim.report.measure import measure
@@ -25,11 +26,11 @@ ALIKE = 1.0
 """Of rows that come back: one deviation of their difficulty makes their completions e times as long."""
 
 
-def played(config: SimulatedConfig, *, rows: int = 0, functions: str = "") -> dict[str, Any]:
+def played(config: SimulatedConfig, *, rows: int = 0) -> dict[str, Any]:
     """The result of a simulated run. `rows`: so many rows that come back, epoch after epoch, and whose
-    completions are alike in length; 0: each group has its own. `functions`: a file whose schedules the
-    configuration names."""
-    key = json.dumps([config.model_dump(mode="json"), rows, functions and _digest((Path(functions),))])
+    completions are alike in length; 0: each group has its own."""
+    own = config.schedule.path.rpartition(":")[0] if isinstance(config.schedule, FunctionSchedule) else ""
+    key = json.dumps([config.model_dump(mode="json"), rows, own and _digest((Path(own),))])
     name = hashlib.sha256(f"{key} {_source()}".encode()).hexdigest()[:24]
     file = kept_directory() / "rivals" / f"{name}.json"
     if not file.exists():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.config.tables.schedules import Millrace, RollFlash, RollPacker, StreamRL
+from millrace.config.tables.schedules import Heddle, Millrace, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.config.tables.training import BatchShape
 from millrace.controller.ends.ends import REDUNDANT_GROUP
 from millrace.controller.state.trajectories import REDUNDANT
@@ -33,6 +33,9 @@ PRESETS = (
     StreamRL(),
     StreamRL(mix="never"),
     Millrace(mix="never"),
+    StaleFlow(staleness_max=1),
+    Heddle(),
+    Heddle(staleness_max=2),
 )
 
 

@@ -122,8 +122,8 @@ def test_only_what_waits_for_an_environment_is_late():
 def test_a_later_turn_needs_the_version_of_its_trajectory_if_versions_never_mix():
     trajectory = Trajectory(0, 0, columns=TokenColumns.of([5, 6], [-1.0, -1.0], 4))
     trajectory.columns.observe(token_array([7]))
-    assert episode.queued_view(trajectory, 2, {}, one_version=False) == QueuedView(None, 4)
-    assert episode.queued_view(trajectory, 2, {}, one_version=True) == QueuedView(4, 4)
+    assert episode.queued_view(trajectory, 2, {}, one_version=False) == QueuedView(None, 4, tokens=3)
+    assert episode.queued_view(trajectory, 2, {}, one_version=True) == QueuedView(4, 4, tokens=3)
     assert episode.restart(trajectory, one_version=False) == 0
     assert episode.restart(trajectory, one_version=True) == 3
     assert not trajectory.columns

@@ -39,8 +39,8 @@ class Schedule:
     `staleness_max` None: unbounded. `mixes_versions`: whether one trajectory may have tokens of several
     versions. A refresh rule needs `mixes_versions` if trajectories in flight go on under new weights.
     `one_version`: all turns of a trajectory have one version. `redundant_samples`, `redundant_groups`: what
-    starts beyond a group and a batch. The first that are complete are trained; the others end. `parks`: groups
-    beyond a batch do not end, but begin again in a long round.
+    starts beyond a group and a batch. The first that are complete are trained, and the others end.
+    `parks`: groups beyond a batch begin again in a long round.
     """
 
     kind: str

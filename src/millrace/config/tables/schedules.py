@@ -110,8 +110,8 @@ class RollFlash(Section):
 class RollPacker(Section):
     kind: Literal["rollpacker"] = "rollpacker"
     redundant_samples: CountOrZero = 2
-    """Trajectories that a group starts beyond `batch.group_size` in a short round. The first that have a reward
-    are trained, and the rest ends."""
+    """Trajectories that a group starts beyond `batch.group_size` in a short round. The first that have a
+    reward are trained, and the rest ends."""
     redundant_groups: CountOrZero | None = None
     """Groups that a short round starts beyond `batch.prompts`. Those that are not trained wait for a long
     round, and begin again there. `"none"`: a quarter of `batch.prompts`."""

@@ -12,11 +12,11 @@ from millrace.schedule.take import FirstReady
 
 
 def rollpacker(keys: RollPacker, batch_groups: int) -> Schedule:
-    """RollPacker (arXiv:2509.21009): tail batching. Synchronous: every token has the version that is trained.
+    """RollPacker (arXiv:2509.21009): tail batching. Synchronous: no token is older than its batch.
 
-    A short round starts eta times the prompts, each with eta times the trajectories, and trains the first. The
-    prompts left behind wait. When they make a batch, they make a long round, in which nothing more than the
-    batch starts. So no prompt is left out, and few batches wait for long completions. The paper has eta = 1.25.
+    A short round starts eta times the prompts, each with eta times the trajectories, and trains the first.
+    The prompts left behind wait. When they make a batch, they make a long round, which starts nothing beyond
+    the batch. So no prompt is left out, and few batches wait for long completions. The paper has eta = 1.25.
 
     Differs: two numbers take the place of eta. A group that is left behind keeps its place in the data stream
     and its trajectories. They begin again from the prompt, and the event `restarted` counts their tokens. So

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import chain, pairwise
 from typing import Any
 
-from millrace.config.tables.schedules import AReaL, LlamaRL
+from millrace.config.tables.schedules import AReaL, LlamaRL, StaleFlow
 from millrace.controller.state.run_state import ReplicaRecord, RunState
 from millrace.core import clock
 from millrace.core.errors import MillraceError
@@ -44,7 +44,7 @@ class Invariants(Observer):
     def __init__(self, scenario: Scenario) -> None:
         self._config, self._workload = scenario.config, scenario.workload
         self._schedule = scenario.config.schedule
-        mix = "within" if isinstance(self._schedule, AReaL | LlamaRL) else "between"
+        mix = "within" if isinstance(self._schedule, AReaL | LlamaRL | StaleFlow) else "between"
         self._mix: str = getattr(self._schedule, "mix", mix)
         self._ordered = not any(mishaps.overtaken for mishaps in scenario.faults.mishaps)
         self._steady = self._ordered and not scenario.faults.clock_jumps

@@ -1,7 +1,7 @@
 """Every layout that fits in memory, with the step time that roofline and memory alone predict.
 
 A layout says which devices train and which generate, in which parallel shape. All devices that train are of
-one kind. Those that generate are of one kind, or of two: what is left of the trainer's kind generates too. The
+one kind. Those that generate are of one kind or two: what is left of the trainer's kind generates too. The
 rest of a mixed cluster stays idle.
 The prediction is LlamaRL's max(train, generate) with mean lengths. The simulator adds the effects that the
 prediction leaves out.
