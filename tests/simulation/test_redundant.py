@@ -9,6 +9,7 @@ import pytest
 from millrace.config.tables.schedules import Heddle, Millrace, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.config.tables.training import BatchShape
 from millrace.controller.ends.ends import REDUNDANT_GROUP
+from millrace.controller.ends.parking import PARKED
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import State
@@ -75,6 +76,17 @@ def test_groups_beyond_a_synchronous_batch_end_when_the_batch_is_taken():
     ended = [g for g in groups if g.members[0].reason == REDUNDANT_GROUP]
     assert len(ended) == 2 * STEPS
     assert outcome.accounting.rejected == 2 * STEPS * SIZE
+
+
+def test_what_a_short_round_leaves_behind_is_trained_in_a_long_one():
+    outcome, groups = run(RollPacker(redundant_samples=1, redundant_groups=1), turns=False)
+    again = {e["trajectory_id"] for e in outcome.of("restarted") if e["reason"] == PARKED}
+    trained = [{m.trajectory_id for m in g.members if m.state is State.TRAINED} for g in groups]
+    assert sum(bool(ids & again) for ids in trained) >= 2
+    assert all(not ids or len(ids) == SIZE for ids in trained)
+    lengths = [len(m.columns) for g in groups for m in g.members if m.trajectory_id in again and m.reward]
+    others = [len(m.columns) for g in groups for m in g.members if m.trajectory_id not in again]
+    assert sum(lengths) / len(lengths) > sum(others) / len(others)
 
 
 def test_redundancy_trains_sooner_and_on_shorter_trajectories():

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.unit.test_controller_state import NUMBERS, run_state
 
-from millrace.config.tables.schedules import RollFlash
+from millrace.config.tables.schedules import RollFlash, RollPacker
 from millrace.config.tables.training import BatchShape
 from millrace.controller.ends.group_waits import late_waits
 from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.trajectories import REDUNDANT
+from millrace.controller.tail.parked import Parked
 from millrace.controller.turns import episode
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Group, Scored, State, Trajectory
 from millrace.schedule.deadlines import choose, overdue
 from millrace.schedule.tail.lengths import LongestFirst, PastLengths
+from millrace.schedule.tail.rollpacker import rollpacker
+from millrace.schedule.tail.rounds import TailRounds, long_round
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 from millrace.sim.explore.worlds import small_config
 
@@ -133,3 +137,31 @@ def test_screening_and_redundant_samples_are_refused_together():
     batch = BatchShape(group_size=4, screen_samples=2)
     with pytest.raises(ValueError, match=r"screen_samples` \(2\) waits .*redundant_samples` \(1\)"):
         small_config(RollFlash(), batch=batch)
+
+
+def test_parked_groups_make_a_round_of_their_own_once_they_are_a_batch():
+    def look(parked, returned=0, live=0):
+        return msgspec.structs.replace(view(births=(0,) * live), parked=parked, returned=returned)
+
+    longs = [look(2), look(3), look(1, returned=1, live=1), look(1, returned=2, live=2)]
+    assert all(long_round(one) for one in longs)
+    shorts = [look(1), look(2, live=1), look(2, returned=1, live=2), look(0, returned=2, live=2)]
+    assert not any(long_round(one) for one in shorts)
+    rounds = TailRounds(redundant=3)
+    assert [rounds.wanted_groups_max(one) for one in (longs[0], shorts[0])] == [2, 5]
+
+
+def test_a_parked_group_waits_until_no_reward_worker_is_busy_with_it():
+    parked, group = Parked(), Group(4, "row", token_array([1]), "", [Trajectory(8, 4), Trajectory(9, 4)])
+    parked.add(group, [9])
+    assert parked.ready == []
+    parked.answered(9)
+    assert parked.ready == [group]
+    parked.begin_again(group, {4})
+    assert parked.num_returned({4, 5}, ()) == 1 and parked.num_returned({4}, (4,)) == 0
+    assert parked.ready == [] == parked.clear()
+
+
+def test_the_preset_starts_a_quarter_more_groups_unless_it_is_configured():
+    assert rollpacker(RollPacker(), 8).redundant_groups == 2
+    assert rollpacker(RollPacker(redundant_groups=5), 8).ahead_rule == TailRounds(5)
