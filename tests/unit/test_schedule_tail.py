@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 from millrace.config.tables.schedules import RollFlash, RollPacker
 from millrace.config.tables.training import BatchShape
 from millrace.controller.ends.group_waits import late_waits
+from millrace.controller.ends.parking import bring_back, park
 from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.controller.tail.parked import Parked
@@ -160,6 +162,22 @@ def test_a_parked_group_waits_until_no_reward_worker_is_busy_with_it():
     parked.begin_again(group, {4})
     assert parked.num_returned({4, 5}, ()) == 1 and parked.num_returned({4}, (4,)) == 0
     assert parked.ready == [] == parked.clear()
+
+
+def test_a_group_that_begins_again_is_as_old_as_its_replica_whatever_its_ended_members_had():
+    state, members = adopted([State.SCORED, State.SCORED, State.SCORED, State.GENERATED, State.REJECTED])
+    assert state.num_ready == 1 and members[4].columns
+    discarded = []
+    events = SimpleNamespace(emit=lambda kind, **fields: discarded.append(fields["discarded_tokens"]))
+    run = SimpleNamespace(state=state, events=events)
+    park(run, 0)
+    assert state.num_ready == 0 and not state.groups and not state.trajectories and not state.queued
+    assert discarded == [1, 1, 1] and all(not m.columns and m.reward is None for m in members[:3])
+    state.replicas["replica-0"].version = 3
+    ((replica, works),) = bring_back(run, ["replica-0"])
+    assert replica == "replica-0" and len(works) == SAMPLES
+    assert state.groups[0].birth == 3
+    assert all(m.state is State.LEASED for m in members[:3])
 
 
 def test_the_preset_starts_a_quarter_more_groups_unless_it_is_configured():

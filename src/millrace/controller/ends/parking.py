@@ -44,7 +44,9 @@ def bring_back(run: RunContext, replicas: Sequence[str]) -> Iterator[tuple[str, 
     """A parked group begins again on each of `replicas`, the oldest first: with its leases."""
     state = run.state
     for replica, group in zip(replicas, state.parked.ready, strict=False):
-        state.adopt(group, birth=state.replicas[replica].version)
+        version = state.replicas[replica].version
+        state.adopt(group, birth=version)
+        state.groups[group.group_id].birth = version  # not that of members that have ended
         state.parked.begin_again(group, state.groups)
         yield replica, [state.lease(member, replica) for member in group.members if member.live]
 

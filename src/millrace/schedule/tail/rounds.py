@@ -15,7 +15,7 @@ def long_round(view: View) -> bool:
     """Whether parked groups start now, in place of new ones: those that are parked or have begun again make
     a batch, and no other group is live."""
     alone = view.returned == len(view.groups)
-    return alone and view.parked > 0 and view.parked + view.returned >= view.batch_groups
+    return alone and view.parked + view.returned >= view.batch_groups
 
 
 @dataclass(frozen=True, slots=True)
