@@ -145,9 +145,9 @@ def test_parked_groups_make_a_round_of_their_own_once_they_are_a_batch():
     def look(parked, returned=0, live=0):
         return msgspec.structs.replace(view(births=(0,) * live), parked=parked, returned=returned)
 
-    longs = [look(2), look(3), look(1, returned=1, live=1), look(1, returned=2, live=2)]
+    longs = [look(2), look(3), look(1, returned=1, live=1), look(0, returned=2, live=2)]
     assert all(long_round(one) for one in longs)
-    shorts = [look(1), look(2, live=1), look(2, returned=1, live=2), look(0, returned=2, live=2)]
+    shorts = [look(1), look(2, live=1), look(2, returned=1, live=2), look(0, returned=1, live=1)]
     assert not any(long_round(one) for one in shorts)
     rounds = TailRounds(redundant=3)
     assert [rounds.wanted_groups_max(one) for one in (longs[0], shorts[0])] == [2, 5]

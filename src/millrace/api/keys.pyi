@@ -345,6 +345,11 @@ class RollFlashKeys(TypedDict, total=False):
     redundant_groups: int
     mix: Literal['within', 'between', 'never']
 
+class RollPackerKeys(TypedDict, total=False):
+    kind: Literal['rollpacker']
+    redundant_samples: int
+    redundant_groups: int | Literal['none'] | None
+
 class StreamRLKeys(TypedDict, total=False):
     kind: Literal['streamrl']
     staleness_max: int
@@ -474,7 +479,7 @@ class ResumeKeys(TypedDict, total=False):
     optimizer: OptimizerKeys | Table
     adapter: AdapterKeys | Table
     trainer: TrainerKeys | Table
-    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'streamrl', 'staleflow', 'heddle', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | StreamRLKeys | Table | StaleFlowKeys | Table | HeddleKeys | Table | FunctionScheduleKeys | Table
+    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'rollpacker', 'streamrl', 'staleflow', 'heddle', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | RollPackerKeys | Table | StreamRLKeys | Table | StaleFlowKeys | Table | HeddleKeys | Table | FunctionScheduleKeys | Table
     rollout: RolloutKeys | Table
     weights: WeightsKeys | Table
     runtime: Literal['local', 'ray'] | LocalHostsKeys | Table | RayClusterKeys | Table
@@ -515,7 +520,7 @@ class EvaluateKeys(TypedDict, total=False):
     optimizer: OptimizerKeys | Table
     adapter: AdapterKeys | Table
     trainer: TrainerKeys | Table
-    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'streamrl', 'staleflow', 'heddle', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | StreamRLKeys | Table | StaleFlowKeys | Table | HeddleKeys | Table | FunctionScheduleKeys | Table
+    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'rollpacker', 'streamrl', 'staleflow', 'heddle', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | RollPackerKeys | Table | StreamRLKeys | Table | StaleFlowKeys | Table | HeddleKeys | Table | FunctionScheduleKeys | Table
     rollout: RolloutKeys | Table
     weights: WeightsKeys | Table
     runtime: Literal['local', 'ray'] | LocalHostsKeys | Table | RayClusterKeys | Table
