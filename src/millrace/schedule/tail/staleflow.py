@@ -71,10 +71,10 @@ def staleflow(keys: StaleFlow) -> Schedule:
     """StaleFlow (arXiv:2601.12784): a protocol bounds each trajectory's staleness, and a coordinator routes
     for throughput.
 
-    The protocol: each trajectory has the oldest version V that it may be of. It reserves an entry of a buffer,
-    which is the batch of a version up to V + eta. A rewarded trajectory occupies its entry, and a full buffer
-    is consumed. A reservation that fits no buffer is refused. Feasibility (docs/schedules.md) is the same
-    condition, for all buffers at once: the admission rule reserves, and `take` consumes the first batch.
+    The protocol: each trajectory has the oldest version V that it may be of. It reserves an entry of a
+    buffer, which is the batch of a version up to V + eta. A rewarded trajectory occupies its entry, and a
+    full buffer is consumed. A reservation that fits no buffer is refused. Feasibility (docs/schedules.md) is
+    the same condition, for all buffers at once: admission reserves, and `take` consumes the first batch.
 
     Differs: throughput is estimated without profiled coefficients (`throughput.py`). The paper's rule for a
     pull was not found in what we could read, so `WhenItPays` is ours. The paper also interrupts single
