@@ -1,9 +1,9 @@
 """Heddle's rollout throughput over its baselines (arXiv:2603.28101): agents that code, search and calculate,
 Qwen3-8B to 32B on 64 Hopper GPUs, 16 samples a prompt, up to 40 K tokens, synchronous rollouts.
 
-Published (from summaries of the paper): over Slime, which sends each turn to the least loaded worker, 1.2 to
-2.5 times; over verl, which keeps a trajectory on one worker, 1.4 to 2.3; and in an ablation of the placement
-alone 1.2 to 1.5 over both. Not found: batch, turns, tokens of a turn. Answers took 0.4 to 1.4 s on average.
+Published, by summaries of the paper: 1.2 to 2.5 times over Slime, which sends each turn to the least loaded
+worker. 1.4 to 2.3 times over verl, which keeps a trajectory on one worker. In an ablation, 1.2 to 1.5 over
+both by the placement alone. Not found: batch, turns, tokens of a turn. Answers took 0.4 to 1.4 s on average.
 
 Chosen here: 32 prompts x 8 on 8 replicas, with the sizes of Qwen2.5-7B and 32B, of one and two devices.
 Turns of two of the three domains are `DOMAINS`. The same rows come back every step, alike in length, so

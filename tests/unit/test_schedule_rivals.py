@@ -32,17 +32,17 @@ def look(*replicas, births=(), version=3):
 
 
 def test_the_gain_of_a_trajectory_is_of_the_papers_formula():
-    # T(0) = 0, T(1) = 1 / (4 x 25 / 1600 + 1) for an idle replica: all of the ideal.
+    # T(0) = 0, T(1) = 1 / (2 x 25 / 1600 + 1) for an idle replica: all of the ideal.
     waterfall, idle = Waterfall(0.1), replica("a")
     assert waterfall.gain(look(idle), idle, 0) == 1.0
-    # 8 with 800 tokens: T = 8 / 3. One more with 100: T = 9 / 3.25. Ideal: 1 / 1.25.
+    # 8 with 800 tokens: T = 8 / 2. One more with 100: T = 9 / 2.125. Ideal: 1 / 1.125.
     half = replica("b", running=8, kv=800)
-    assert abs(waterfall.gain(look(half), half, 8) - (9 / 3.25 - 8 / 3) * 1.25) < 1e-12
+    assert abs(waterfall.gain(look(half), half, 8) - (9 / 2.125 - 8 / 2) * 1.125) < 1e-12
 
 
 def test_groups_stop_where_throughput_hardly_rises_and_at_the_slots():
     full = replica("a", running=10, kv=1500)
-    assert Waterfall(0.1).groups(look(full), full) == 0
+    assert Waterfall(0.2).groups(look(full), full) == 0
     assert Waterfall(0.1).groups(look(replica("b")), replica("b")) == 8  # 16 slots, groups of 2
     assert Waterfall(0.9).groups(look(replica("b")), replica("b")) == 1
 
@@ -53,12 +53,11 @@ def test_staleflow_fills_the_replica_whose_throughput_rises_most():
     assert "busy" in STALEFLOW.admit(look(busy, replace(idle, slots=8)))
 
 
-def test_staleflow_takes_new_weights_where_only_they_let_a_group_start():
+def test_staleflow_takes_new_weights_where_they_let_more_groups_start():
     # Under the bound 1, 8 live groups of birth 3 leave no place at version 3; at 4 there are 4.
     behind, newest = replica("a", running=4, kv=200), replica("b", version=4, running=16)
     pays = look(behind, newest, births=[3] * 8)
     assert [order.replica_id for order in STALEFLOW.refresh(pays)] == ["a"]
-    assert not STALEFLOW.refresh(look(behind, newest, births=[3] * 5)), "groups can start as it is"
     crowded = replace(behind, running=16, kv_used_tokens=1600)
     assert not STALEFLOW.refresh(look(crowded, newest, births=[3] * 8)), "it has no room for them"
 

@@ -1,4 +1,4 @@
-"""StaleFlow: groups go where they add most throughput, and weights change where the bound stops a replica."""
+"""StaleFlow: groups go where they add most throughput, and weights change where this lets more start."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ class MostGain:
 
 @dataclass(frozen=True, slots=True)
 class WhenItPays:
-    """Refresh: when empty, or when only newer weights let the replica start a group.
+    """Refresh: when empty, or when newer weights let the replica start more groups.
 
-    Then the replica has room for throughput's sake, and the bound has places at the newest version and none
-    at the present one. Trajectories in flight go on under the new weights.
+    Then the replica has room for throughput's sake, and the bound has more places at the newest version than
+    at the present one. Trajectories in flight go on under the new weights. Elsewhere a pull would only cost
+    their keys and values.
     """
 
     staleness_max: int
@@ -60,20 +61,20 @@ class WhenItPays:
         if not self.waterfall.groups(view, replica):
             return False
         book = Deadlines(view, self.staleness_max, view.groups)
-        return not book.places_left(replica.version) and book.places_left(view.newest_for(replica)) > 0
+        return book.places_left(view.newest_for(replica)) > book.places_left(replica.version)
 
     def describe(self) -> str:
-        return "when empty, or when the bound lets the replica start groups only under newer weights"
+        return "when empty, or when the bound lets the replica start more groups under newer weights"
 
 
 def staleflow(keys: StaleFlow) -> Schedule:
     """StaleFlow (arXiv:2601.12784): a protocol bounds each trajectory's staleness, and a coordinator routes
     for throughput.
 
-    The protocol: each trajectory has the oldest version V that it may be of, and reserves an entry of a
-    buffer for the batch at V + eta or before. A rewarded trajectory occupies its entry, and a full buffer is
-    consumed. A reservation that fits no buffer is refused. Feasibility (docs/schedules.md) is the same
-    condition, for all buffers at once: the admission rule reserves, and `take` consumes the first batch.
+    The protocol: each trajectory has the oldest version V that it may be of. It reserves an entry of a
+    buffer, which is the batch of a version up to V + eta. A rewarded trajectory occupies its entry, and a
+    full buffer is consumed. A reservation that fits no buffer is refused. Feasibility (docs/schedules.md) is
+    the same condition, for all buffers at once: admission reserves, and `take` consumes the first batch.
 
     Differs: throughput is estimated without profiled coefficients (`throughput.py`). The paper's rule for a
     pull was not found in what we could read, so `WhenItPays` is ours. The paper also interrupts single

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from millrace.schedule.view import ReplicaView, View
 
-KV_FULL = 4.0
-"""A step over a full KV cache takes so many steps over an empty one longer: a cache is about four times as
-large as the weights. Assumed: 7B to 32B in bf16 on devices with 80 to 96 GB."""
+KV_FULL = 2.0
+"""A step over a full KV cache takes so many steps over an empty one longer: the cache is so many times as
+large as the weights that a step reads. Assumed: 1.7 to 3.8 for 7B to 32B in bf16 on 80 to 96 GB."""
 SEQUENCE_SHARE = 0.25
 """A trajectory without tokens counts with this share of the longest sequence. Assumed."""
 
