@@ -10,12 +10,13 @@ from millrace.api.planned import PLACEHOLDERS, beyond, configuration
 from millrace.cli import app
 from millrace.config.load import load, load_as
 from millrace.config.tables import schedules
+from millrace.config.tables.schedules import AReaL
 from millrace.core.errors import ConfigError
 from millrace.sim.costs.hardware import device
 from millrace.sim.costs.models import model
 from millrace.sim.plan import ranking
 from millrace.sim.plan.checkpoints import CheckpointPlan
-from millrace.sim.plan.layouts import Demand, layouts, layouts_in_turns
+from millrace.sim.plan.layouts import Demand, generate_s, layout_generate_s, layouts, layouts_in_turns
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, search, simulated_config
 from millrace.sim.report.measure import ReplicaSample, Result, TimedWork, Timeline
@@ -63,6 +64,20 @@ def test_on_a_mixed_cluster_the_fast_compute_trains_and_the_bandwidth_generates(
     devices = {device("H800"): 32, device("H20"): 32}
     best = layouts(model("Qwen2.5-7B"), devices, DEMAND)[0]
     assert (best.training.device.name, best.generation.device.name) == ("H800", "H20")
+
+
+def test_what_is_left_of_the_trainers_kind_generates_too():
+    devices = {device("H800"): 9, device("H20"): 8}
+    found = [one for one in layouts(model("Qwen2.5-7B"), devices, DEMAND) if one.other is not None]
+    assert found
+    for one in found:
+        assert all(num <= devices[device(name)] for name, num in one.used().items())
+        alone = generate_s(one.generation, one.replicas, one.slots, DEMAND)
+        assert one.generate_s == layout_generate_s(one, DEMAND) < alone
+    simulated, _ = simulated_config(QUESTION, Candidate(found[0], 512, AReaL(eta=1)))
+    (other,) = simulated.cluster.other_replicas
+    assert other.device == found[0].training.device.name
+    assert simulated.cluster.all_replicas == found[0].replicas + found[0].other_replicas
 
 
 def run_that_prefers(better):

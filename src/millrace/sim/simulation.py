@@ -71,13 +71,24 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherReplicas:
+    """`num` replicas with costs and a KV memory of their own."""
+
+    num: int
+    costs: CostModel
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
-    """A configuration, and its world. Of several `hosts` the first has the trainer. Replicas go round all
-    hosts. Replicas that join go round `later_hosts` further hosts too."""
+    """A configuration, and its world. Its last replicas are the `others`, in their order. Of several `hosts`
+    the first has the trainer. Replicas go round all hosts. Replicas that join go round `later_hosts` further
+    hosts too."""
 
     config: Config
     seed: int = 0
     costs: CostModel = Costs()
+    others: tuple[OtherReplicas, ...] = ()
     workload: Workload = Workload()
     faults: Faults = Faults()
     latency: Latency = Latency()
@@ -311,13 +322,20 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         name = f"relay-{host}" if several else "relay"
         return spec("relay", name, "SimRelay", kwargs | ({"address": host} if several else {}), host)
 
-    def replica_on(name: str, host: str) -> WorkerSpec:
-        return spec("replica", name, "SimReplica", replica, host)
+    kinds = [one for one in scenario.others for _ in range(one.num)]
+    first_other = config.rollout.replicas - len(kinds)
+
+    def replica_on(name: str, host: str, number: int) -> WorkerSpec:
+        kwargs, place = dict(replica), number - first_other
+        if 0 <= place < len(kinds):
+            kind = kinds[place]
+            kwargs |= {"costs": kind.costs, "kv_capacity_tokens": kind.kv_capacity_tokens}
+        return spec("replica", name, "SimReplica", kwargs, host)
 
     return Fleet(
         trainer=spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs}),
         relays=tuple(map(relay, hosts)),
-        replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)]) for i in range(replicas)),
+        replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)], i) for i in range(replicas)),
         reward_workers=tuple(
             spec("reward worker", f"reward-worker-{i}", "SimRewardWorker", environment)
             for i in range(config.reward.most_workers)
@@ -328,7 +346,8 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
             for one in config.evaluations
         ),
         join=lambda names, there: [
-            replica_on(name, every[number % len(every)]) for number, name in enumerate(names, len(there))
+            replica_on(name, every[number % len(every)], number)
+            for number, name in enumerate(names, len(there))
         ],
         relay=relay,
     )

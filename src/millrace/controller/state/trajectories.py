@@ -249,11 +249,15 @@ class Trajectories:
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
         """End all live members at once, so that the last ones never count as a group of their own."""
-        record = self.groups.pop(group_id)
-        self._ready_gone += record.ready_rank is not None
-        for member in record.group.members:
+        for member in self.remove(group_id).members:
             if member.live:
                 self._end(member, state, reason)
+
+    def remove(self, group_id: int) -> Group:
+        """The group is not live any more. Returns it."""
+        record = self.groups.pop(group_id)
+        self._ready_gone += record.ready_rank is not None
+        return record.group
 
     def _forget(self, tid: int) -> None:
         self.trajectories.pop(tid, None)
@@ -325,7 +329,6 @@ class Trajectories:
     def trained(self, group_ids: Iterable[int]) -> None:
         """The step that took these groups is committed."""
         for group_id in group_ids:
-            for member in self.groups.pop(group_id).group.members:
+            for member in self.remove(group_id).members:
                 self._forget(member.trajectory_id)
-            self._ready_gone += 1
         self.resampled = self.unreplaced = 0

@@ -214,7 +214,7 @@ def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
         "sampling": {"max_tokens": workload.max_tokens},
         "trainer": {"shard": training.ranks, "tensor": training.model_parallel},
         "rollout": {
-            "replicas": best.layout.replicas,
+            "replicas": best.layout.replicas + best.layout.other_replicas,
             "slots": best.layout.slots,
             "max_sequence_tokens": plan.demand.longest,
             **(several if generation.tensor_parallel > 1 else {}),
