@@ -1,18 +1,18 @@
-"""What the controller's process costs at the rates of thousands of GPUs: the real controller, ledger and wire.
+"""What the controller's process costs at the rates of thousands of GPUs: the real controller, ledger, wire.
 
     python benchmarks/control_plane.py [--json] [--settings 400k 2m 3.2m 3.2m-turns] [--runtime local|ray]
 
 Laminar's 32B setting (arXiv:2510.12633): 64 trajectories a replica, groups of 16, 2 k tokens in, up to 16 k
 out, p99 ten times the median. The median is 1,600 there; a quarter of it by default, so that a run takes
 minutes: four times as many trajectories end a second. Replicas report as real ones do: all new tokens at an
-interval, at most 256 such reports a second together, and what has ended within 20 ms.
+interval, and what has ended within 20 ms.
 
     400k, 2m     256 replicas, batches of 512 x 16: a thousand GPUs, and five times their tokens
     3.2m         2,000 replicas, batches of 4,096 x 16: 8,192 GPUs
     3.2m-turns   the same, each trajectory has four such turns, answered at once
 
-The roles compute nothing (`players.py`). They are three other processes, which share the machine's cores with
-the controller. Therefore all is in **CPU seconds of the controller's process**, not in wall time. A `dilation`
+The roles compute nothing (`players.py`). They are three other processes, which share the machine's cores
+with the controller. So all is in **CPU seconds of the controller's process**, not in wall time. A `dilation`
 of 3 is a clock that runs a third as fast: every interval is three times as long, every rate a third. So two
 cores can play what takes more. Counting begins when `--warm-up` times the tokens of all trajectories have
 passed. With `--runtime ray` messages are Ray's, and its threads in the controller's process count too. The
@@ -42,6 +42,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from typing import Any
 from common import parser_of, report, say, sized, table
 from players import OBSERVATION, Troupe
 
-from millrace.compose.compose import REPORTS_PER_S
+from millrace.compose.compose import report_interval_s
 from millrace.config.schema import Config
 from millrace.controller import decide
 from millrace.controller.controller import Controller
@@ -69,6 +70,7 @@ STEP_S = sized(1.0, 0.1)
 SLICE_S = 0.02  # of a real replica: between the end of a completion and its report
 CHECKPOINT_EVERY = sized(1_000_000, 1)
 SIGMA = math.log(10) / 2.326  # of a log-normal whose 99th percentile is ten times its median
+COUNTED = ("report", "leased", "finished", "observed", "scored", "step")
 CLOCKS = ("TICK_S", "REST_S_MAX")
 """Of the decision loop."""
 
@@ -125,7 +127,8 @@ def configuration(setting: Setting, heartbeat_timeout_s: float) -> Config:
 def fleet(setting: Setting, options: argparse.Namespace, relay_slots: int) -> Fleet:
     replicas, dilation = setting.replicas, setting.dilation
     each = {"slots": SLOTS, "rate": setting.rate / setting.slots / dilation, "sigma": SIGMA}
-    each |= {"interval_s": dilation * max(0.1, replicas / REPORTS_PER_S), "slice_s": dilation * SLICE_S}
+    interval_s = report_interval_s(configuration(replace(setting, dilation=1.0), options.heartbeat_s))
+    each |= {"interval_s": dilation * interval_s, "slice_s": dilation * SLICE_S}
     each |= {"median": options.median, "early": options.early}
     played = {"prompt_tokens": PROMPT_TOKENS, "turns": setting.turns}
     return Fleet(
@@ -147,7 +150,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.measuring = self._round = False
-        self.steps, self.progressed_s = 0, time.monotonic()
+        self.counts = Counter[str]()
         self._generated: dict[str, int] = {}
         self.decisions_s: list[float] = []
         self.flushes_s: list[float] = []
@@ -159,10 +162,9 @@ class Meter:
         return sum(self._generated.values())
 
     def on_event(self, event: Event) -> None:
+        self.counts[event.kind] += 1
         if event.kind == "report":
             self._generated[event.fields["replica"]] = event.fields["generated_tokens"]
-        elif event.kind == "step":
-            self.steps += 1
         elif event.kind in ("worker_died", "stalled"):
             say(f"{event.kind}: {event.fields}")
 
@@ -206,7 +208,8 @@ def _name(handle: asyncio.Handle) -> str:
 async def measure(controller: Controller, meter: Meter, tokens: int, warm_up: int) -> dict[str, Any]:
     """Let `warm_up` tokens pass, then take the cost of `tokens`."""
     await _until(meter, warm_up)
-    cpu_s, wall_s, carried, steps = time.process_time(), time.monotonic(), meter.tokens, meter.steps
+    cpu_s, wall_s, carried = time.process_time(), time.monotonic(), meter.tokens
+    before = meter.counts.copy()
     meter.measuring = True
     await _until(meter, carried + tokens)
     meter.measuring = False
@@ -224,7 +227,7 @@ async def measure(controller: Controller, meter: Meter, tokens: int, warm_up: in
         "tokens": carried,
         "cpu_s": cpu_s,
         "wall_s": wall_s,
-        "steps": meter.steps - steps,
+        **{f"{name}_events": meter.counts[name] - before[name] for name in COUNTED},
         "shares": meter.shares(cpu_s),
     }
 
@@ -327,7 +330,7 @@ def main() -> None:
         "--seconds", type=float, default=sized(15.0, 0.5), help="of tokens at the rate, to measure"
     )
     parser.add_argument(
-        "--warm-up", type=float, default=sized(0.4, 0.1), help="times that every trajectory is replaced"
+        "--warm-up", type=float, default=0.1, help="times that every trajectory is replaced"
     )
     parser.add_argument("--heartbeat-s", type=float, default=10.0, help="`supervision.heartbeat_timeout_s`")
     parser.add_argument(

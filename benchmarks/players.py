@@ -266,12 +266,13 @@ class FleetReplica(PlayedReplica):
     """Reports like a real replica: all new tokens when `interval_s` is over, and completions `SLICE_S` after
     their end. `early`: "finished": such a report has these completions only; "all": all new tokens.
 
-    Every turn has a length of its own. A slot makes `rate` tokens a second, from the first pull on."""
+    Every turn has a length of its own. The first works of the slots end as if they had run for long, so that
+    as many end a second as later. A slot makes `rate` tokens a second, from the first pull on."""
 
     def __init__(self, interval_s: float, slice_s: float, early: str, **keywords: Any) -> None:
         super().__init__(**keywords)
         self._interval_s, self._slice_s, self._early = interval_s, slice_s, early
-        self._began_s, self._news = 0.0, Pulse()
+        self._began_s, self._news, self._num_works = 0.0, Pulse(), 0
         self._ends: list[tuple[float, int, _Completion]] = []  # a heap, by position
 
     async def reports(self) -> AsyncIterator[Report]:
@@ -318,8 +319,12 @@ class FleetReplica(PlayedReplica):
 
     async def submit(self, works: list[Work]) -> None:
         for work in works:
-            draw = np.random.default_rng((work.trajectory_id, work.turn_start)).standard_normal()
-            end = work.turn_start + max(1, int(self._median * np.exp(self._sigma * draw)))
+            rng = np.random.default_rng((work.trajectory_id, work.turn_start))
+            length = self._median * np.exp(self._sigma * rng.standard_normal())
+            if self._num_works < self._slots:  # what is left of one that was met by chance
+                length *= np.exp(self._sigma**2) * rng.random()
+            self._num_works += 1
+            end = work.turn_start + max(1, int(length))
             end = min(work.sampling.max_tokens, max(end, len(work.tokens) + 1))
             start = self._text.start(work.trajectory_id, work.sampling.max_tokens)
             self._works[work.trajectory_id] = _Completion(work, end, start)

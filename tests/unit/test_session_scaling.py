@@ -131,9 +131,9 @@ def test_a_run_that_is_not_running_is_not_scaled(run):
     assert not run.scale_ask.exists()
 
 
-@pytest.mark.parametrize("replicas", [-1, 1025])
+@pytest.mark.parametrize("replicas", [-1, 4097])
 def test_a_number_out_of_range_is_refused(run, replicas):
-    with pytest.raises(ConfigError, match="a run has 0 to 1024"):
+    with pytest.raises(ConfigError, match="a run has 0 to 4096"):
         scale(run, replicas)
 
 
