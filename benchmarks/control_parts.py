@@ -19,8 +19,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-import pickle
-import sqlite3
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -30,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
-import zstandard
 from common import parser_of, report, say, sized
 from control_plane import GROUP_SIZE, PROMPT_TOKENS, SIGMA, SLOTS, Setting, configuration, fleet
 from players import text
@@ -41,7 +37,6 @@ from millrace.controller.controller import COLLECT_AFTER
 from millrace.controller.pace import PACE
 from millrace.controller.replica_session import ReplicaSession
 from millrace.core import clock
-from millrace.core.completion.columns import TokenColumns
 from millrace.core.events import Events
 from millrace.core.types import (
     Finish,
@@ -53,7 +48,6 @@ from millrace.core.types import (
     StepRecord,
     Trajectory,
 )
-from millrace.ledger.codec import pack_plain, pack_squeezed
 from millrace.ledger import sqlite
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
@@ -198,7 +192,9 @@ class Fleet:
     def _refill(self, name: str, *, at_start: bool = False) -> None:
         run, state = self.run, self.run.state
         while len(state.replicas[name].leased) <= SLOTS - GROUP_SIZE:
-            prompt = Prompt(self._next_group, f"row-{self._next_group}", _prompt(self._next_group), "a prompt")
+            prompt = Prompt(
+                self._next_group, f"row-{self._next_group}", _prompt(self._next_group), "a prompt"
+            )
             self._next_group += 1
             with self.times.of("admit and lease", GROUP_SIZE):
                 group, works = state.admit(prompt, name, now_s=clock.now())
@@ -276,7 +272,8 @@ def summary(played: Fleet) -> dict[str, Any]:
     total_s = sum(times.seconds.values())
     shares = {name: round(seconds / total_s, 3) for name, seconds in times.seconds.items()}
     for name, (us, calls) in parts.items():
-        say(f"{name:26} {us:10.1f} us x {calls:7} {100 * shares[name]:5.1f} %  {times.seconds[name] / ended * 1e6:7.1f} us an end")
+        each = 1e6 * times.seconds[name] / ended
+        say(f"{name:26} {us:10.1f} us x {calls:7} {100 * shares[name]:5.1f} %  {each:7.1f} us an end")
     return {
         "tokens_per_cpu_s": played.tokens / total_s,
         "us_per_ended": 1e6 * total_s / ended,

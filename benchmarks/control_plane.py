@@ -55,6 +55,7 @@ from millrace.config.schema import Config
 from millrace.controller import decide
 from millrace.controller.controller import Controller
 from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.liveness import patience
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
@@ -71,8 +72,8 @@ SLICE_S = 0.02  # of a real replica: between the end of a completion and its rep
 CHECKPOINT_EVERY = sized(1_000_000, 1)
 SIGMA = math.log(10) / 2.326  # of a log-normal whose 99th percentile is ten times its median
 COUNTED = ("report", "leased", "finished", "observed", "scored", "step")
-CLOCKS = ("TICK_S", "REST_S_MAX")
-"""Of the decision loop."""
+CLOCKS = {decide: ("TICK_S", "REST_S_MAX"), patience: ("FLOOR_S", "LOST_S", "CREDIT_S_MAX")}
+"""Of the decision loop, and of the calls of workers."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +255,9 @@ async def one(setting: Setting, options: argparse.Namespace, directory: Path) ->
     troupe = _troupe(options.runtime, silence_s_max=3 * options.heartbeat_s * setting.dilation)
     mean = setting.turns * options.median * math.exp(SIGMA**2 / 2)
     warm_up = int(options.warm_up * setting.slots * mean)
-    for name in CLOCKS:
-        setattr(decide, name, setting.dilation * getattr(decide, name))
+    for module, names in CLOCKS.items():
+        for name in names:
+            setattr(module, name, setting.dilation * getattr(module, name))
     decide.REST = setting.dilation * (1 + decide.REST) - 1
     async with open_sinks(events, config.observe, directory, {}):
         events.subscribe(meter.on_event)
@@ -329,9 +331,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=sized(15.0, 0.5), help="of tokens at the rate, to measure"
     )
-    parser.add_argument(
-        "--warm-up", type=float, default=0.1, help="times that every trajectory is replaced"
-    )
+    parser.add_argument("--warm-up", type=float, default=0.1, help="times that every trajectory is replaced")
     parser.add_argument("--heartbeat-s", type=float, default=10.0, help="`supervision.heartbeat_timeout_s`")
     parser.add_argument(
         "--early", choices=("finished", "all"), default="finished", help="tokens in a report of an end"

@@ -132,9 +132,9 @@ class EngineReplica:
             if self._driven is running:  # an earlier stream that is still being closed may have taken it
                 self._driven = None
             running.result()
-            is_due = loop.time() >= self._due_s
+            is_due = time.monotonic() >= self._due_s
             if (is_due or self._engine.has_finished) and not self._occupied:
-                self._due_s = loop.time() + self._report_interval_s if is_due else self._due_s
+                self._due_s = time.monotonic() + self._report_interval_s if is_due else self._due_s
                 return await self._on(self._engine_thread, partial(self._take_report, ended=not is_due))
 
     async def _something_to_do(self) -> bool:
@@ -142,6 +142,7 @@ class EngineReplica:
         if not self._has_something_to_do():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
+            self._due_s = time.monotonic() + self._report_interval_s
         return self._has_something_to_do()
 
     def _has_something_to_do(self) -> bool:
