@@ -126,7 +126,6 @@ class Fleet:
         for session in self._sessions:
             self._refill(session.name, at_start=True)
         self.run.flush()
-        self.times = Times()
         self.tokens = 0
 
     def round(self, tokens: int, flushes: int) -> None:
@@ -140,11 +139,10 @@ class Fleet:
                     self.run.flush()
                 self._step()
             self._refill(session.name)
-        for run in (self.run,):
-            with self.times.of("decisions"):
-                view = run.state.view()
-                run.schedule.refresh(view)
-                run.schedule.admit(view)
+        with self.times.of("decisions"):
+            view = self.run.state.view()
+            self.run.schedule.refresh(view)
+            self.run.schedule.admit(view)
 
     def _report(self, session: ReplicaSession, tokens: int) -> None:
         """One report of all that grow, and one for each that ends: alone, or with what the others have made
@@ -256,6 +254,9 @@ async def measure(options: Any, directory: Path) -> dict[str, Any]:
             pace=PACE,
         )
         played = Fleet(run, options.median, options.early)
+        for _ in range(options.warm_up):
+            played.round(options.tokens, options.flushes)
+        played.times, played.tokens = Times(), 0
         for _ in range(options.rounds):
             played.round(options.tokens, options.flushes)
     ledger.close()
@@ -284,14 +285,15 @@ def summary(played: Fleet) -> dict[str, Any]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--replicas", type=int, default=sized(64, 4))
-    parser.add_argument("--prompts", type=int, default=sized(32, 4))
+    parser.add_argument("--replicas", type=int, default=sized(16, 4))
+    parser.add_argument("--prompts", type=int, default=sized(8, 2))
     parser.add_argument("--tokens", type=int, default=128, help="of a slot between two reports")
     parser.add_argument("--median", type=float, default=sized(400.0, 100.0))
-    parser.add_argument("--rounds", type=int, default=sized(6, 2))
+    parser.add_argument("--rounds", type=int, default=sized(10, 2))
     parser.add_argument(
         "--early", choices=("finished", "all"), default="finished", help="tokens in a report of an end"
     )
+    parser.add_argument("--warm-up", type=int, default=sized(14, 2), help="rounds that do not count")
     parser.add_argument("--flushes", type=int, default=2, help="in a round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
