@@ -312,8 +312,13 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         say(done.stdout.splitlines()[-1])
     table({name: {k: v for k, v in one.items() if k != "shares"} for name, one in found.items()})
     main_name = "3.2m" if "3.2m" in found else next(iter(found))
-    at = {f"tokens_per_cpu_s_at_{name}": one["tokens_per_cpu_s"] for name, one in found.items()}
-    at |= {f"cpu_fraction_at_{name.replace('.', '_')}": one["cpu_fraction"] for name, one in found.items()}
+    at: dict[str, float] = {}
+    for name, one in found.items():
+        key = name.replace(".", "_")
+        at |= {
+            f"tokens_per_cpu_s_at_{key}": one["tokens_per_cpu_s"],
+            f"cpu_fraction_at_{key}": one["cpu_fraction"],
+        }
     return found[main_name] | at
 
 
