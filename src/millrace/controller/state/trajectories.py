@@ -15,6 +15,7 @@ from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
 from millrace.controller.turns import episode
 from millrace.core.types import (
+    LIVE,
     Abstain,
     Failed,
     Finish,
@@ -271,13 +272,13 @@ class Trajectories:
         record = self.groups.get(group_id)
         if record is None or record.ready_rank is not None:
             return
-        live = [m for m in record.started if m.live]
+        live = [m for m in record.started if m.state in LIVE]
         unscored = [m for m in live if m.state not in (State.SCORED, State.BUFFERED)]
         if unscored and len(live) - len(unscored) < self.numbers.samples:
             return
         for member in unscored:
             self._end(member, State.REJECTED, REDUNDANT)
-        live = [m for m in live if m.live]
+        live = [m for m in live if m.state in LIVE] if unscored else live
         if record.held:
             self._screen(record, [m.reward for m in live if m.reward is not None])
         elif len(live) == 1:
