@@ -1,20 +1,27 @@
-"""What the controller's process costs at a thousand GPUs' rates: the real controller, ledger and wire.
+"""What the controller's process costs at the rates of thousands of GPUs: the real controller, ledger, wire.
 
-    python benchmarks/control_plane.py [--json] [--rates 400000 2000000] [--median 400] [--runtime local|ray]
+    python benchmarks/control_plane.py [--json] [--settings 400k 2m 3.2m 3.2m-turns] [--runtime local|ray]
 
-Laminar's 32B setting (arXiv:2510.12633): 256 replicas x 64 trajectories, one report a second a replica,
-batches of 512 prompts x 16, 2 k tokens in, up to 16 k out, p99 ten times the median. The median is 1,600
-there; a quarter of it by default, so that a run takes minutes: four times as many trajectories end a second.
-The roles compute nothing (`players.py`). They are three other processes, which share the machine's cores with
-the controller. Therefore all is in **CPU seconds of the controller's process**, not in wall time. Counting
-begins when `--warm-up` times the tokens of all trajectories have passed.
+Laminar's 32B setting (arXiv:2510.12633): 64 trajectories a replica, groups of 16, 2 k tokens in, up to 16 k
+out, p99 ten times the median. The median is 1,600 there; a quarter of it by default, so that a run takes
+minutes: four times as many trajectories end a second. Replicas report as real ones do: all new tokens at an
+interval, and what has ended within 20 ms.
 
-With `--runtime ray` messages are Ray's, and its threads in the controller's process count too. The 256
+    400k, 2m     256 replicas, batches of 512 x 16: a thousand GPUs, and five times their tokens
+    3.2m         2,000 replicas, batches of 4,096 x 16: 8,192 GPUs
+    3.2m-turns   the same, each trajectory has four such turns, answered at once
+
+The roles compute nothing (`players.py`). They are three other processes, which share the machine's cores
+with the controller. So all is in **CPU seconds of the controller's process**, not in wall time. A `dilation`
+of 3 is a clock that runs a third as fast: every interval is three times as long, every rate a third. So two
+cores can play what takes more. Counting begins when `--warm-up` times the tokens of all trajectories have
+passed. With `--runtime ray` messages are Ray's, and its threads in the controller's process count too. The
 replicas are parts of one actor (`ray_players.py`).
 
-tokens_per_cpu_s          completion tokens from reports into the ledger, per CPU second, at the first rate
-tokens_per_cpu_s_at_RATE  the same at the others: longer reports, not more of them
-cpu_fraction_at_400k      CPU seconds a second to carry 400,000 tokens/s: 400,000 / tokens_per_cpu_s
+tokens_per_cpu_s          completion tokens from reports into the ledger, per CPU second, at 3.2m
+tokens_per_cpu_s_at_NAME  the same at the other settings
+cpu_fraction_at_400k      CPU seconds a second to carry 400,000 tokens/s, at 400k
+cpu_fraction_at_3_2m      the same of 3,200,000 tokens/s, at 3.2m
 decision_p99_ms           CPU time of one round of decisions
 flush_p99_ms              CPU time of one flush
 longest_ms, longest       CPU time of the longest callback of the loop, which nothing interrupts; its name
@@ -35,15 +42,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from common import parser_of, report, say, sized, table
-from players import Troupe
+from players import OBSERVATION, Troupe
 
+from millrace.compose.compose import report_interval_s
 from millrace.config.schema import Config
+from millrace.controller import decide
 from millrace.controller.controller import Controller
 from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.liveness import patience
+from millrace.controller.pace import PACE, Pace
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
@@ -51,45 +64,80 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.schedule.presets import build
 
-REPLICAS, SLOTS = sized((256, 64), (4, 16))
-PROMPTS, GROUP_SIZE = sized((512, 16), (4, 4))
+SLOTS, GROUP_SIZE = sized((64, 16), (16, 4))
 PROMPT_TOKENS, MAX_TOKENS = sized((2048, 16_384), (64, 256))
 ENVIRONMENTS = 4
 STEP_S = sized(1.0, 0.1)
-TARGET = 400_000
+SLICE_S = 0.02  # of a real replica: between the end of a completion and its report
 CHECKPOINT_EVERY = sized(1_000_000, 1)
 SIGMA = math.log(10) / 2.326  # of a log-normal whose 99th percentile is ten times its median
+COUNTED = ("report", "leased", "finished", "observed", "scored", "step")
+CLOCKS = {decide: ("TICK_S", "REST_S_MAX"), patience: ("FLOOR_S", "LOST_S", "CREDIT_S_MAX")}
+"""Of the decision loop, and of the calls of workers."""
 
 
-def configuration(heartbeat_timeout_s: float) -> Config:
+@dataclass(frozen=True)
+class Setting:
+    replicas: int
+    rate: int
+    prompts: int
+    dilation: float = 1.0
+    turns: int = 1
+
+    @property
+    def slots(self) -> int:
+        return self.replicas * SLOTS
+
+
+SETTINGS = sized(
+    {
+        "400k": Setting(256, 400_000, 512),
+        "2m": Setting(256, 2_000_000, 512, dilation=2.0),
+        "3.2m": Setting(2000, 3_200_000, 4096, dilation=3.0),
+        "3.2m-turns": Setting(2000, 3_200_000, 4096, dilation=4.0, turns=4),
+    },
+    {
+        "400k": Setting(4, 5_000, 4),
+        "3.2m": Setting(8, 20_000, 8, dilation=2.0),
+        "3.2m-turns": Setting(8, 20_000, 8, dilation=2.0, turns=2),
+    },
+)
+
+
+def configuration(setting: Setting, heartbeat_timeout_s: float) -> Config:
+    environment = {"kind": "environment", "path": "played:Environment", "turns": setting.turns}
     return Config.model_validate(
         {
             "steps": 1_000_000,
             "model": {"path": "none"},
-            "task": {"kind": "file", "path": "none"},
-            "reward": {"kind": "exact"},
-            "batch": {"prompts": PROMPTS, "group_size": GROUP_SIZE},
+            "task": {"kind": "file", "path": "none"} | ({"answer": "none"} if setting.turns > 1 else {}),
+            "reward": environment if setting.turns > 1 else {"kind": "exact"},
+            "batch": {"prompts": setting.prompts, "group_size": GROUP_SIZE},
             "sampling": {"max_tokens": MAX_TOKENS},
             "rollout": {
-                "replicas": REPLICAS,
+                "replicas": setting.replicas,
                 "slots": SLOTS,
-                "max_sequence_tokens": PROMPT_TOKENS + MAX_TOKENS,
+                "max_sequence_tokens": PROMPT_TOKENS + setting.turns * (MAX_TOKENS + OBSERVATION),
             },
             "checkpoints": {"every": CHECKPOINT_EVERY},
-            "supervision": {"heartbeat_timeout_s": heartbeat_timeout_s},
+            "supervision": {"heartbeat_timeout_s": heartbeat_timeout_s * setting.dilation},
         }
     )
 
 
-def fleet(rate: float, median: float, relay_slots: int) -> Fleet:
-    each = {"slots": SLOTS, "rate": rate / REPLICAS / SLOTS, "median": median, "sigma": SIGMA}
-    played = {"prompt_tokens": PROMPT_TOKENS}
+def fleet(setting: Setting, options: argparse.Namespace, relay_slots: int) -> Fleet:
+    replicas, dilation = setting.replicas, setting.dilation
+    each = {"slots": SLOTS, "rate": setting.rate / setting.slots / dilation, "sigma": SIGMA}
+    interval_s = report_interval_s(configuration(replace(setting, dilation=1.0), options.heartbeat_s))
+    each |= {"interval_s": dilation * interval_s, "slice_s": dilation * SLICE_S}
+    each |= {"median": options.median, "early": options.early}
+    played = {"prompt_tokens": PROMPT_TOKENS, "turns": setting.turns}
     return Fleet(
-        trainer=WorkerSpec("trainer", "trainer", "players:PlayedTrainer", {"step_s": STEP_S}),
+        trainer=WorkerSpec("trainer", "trainer", "players:PlayedTrainer", {"step_s": dilation * STEP_S}),
         relays=(WorkerSpec("relay", "relay", "players:PlayedRelay", {"slots": relay_slots}),),
         replicas=tuple(
-            WorkerSpec("replica", f"replica-{i}", "players:PlayedReplica", {"index": i / REPLICAS, **each})
-            for i in range(REPLICAS)
+            WorkerSpec("replica", f"replica-{i}", "players:FleetReplica", {"index": i / replicas, **each})
+            for i in range(replicas)
         ),
         reward_workers=tuple(
             WorkerSpec("reward worker", f"reward-worker-{i}", "players:PlayedEnvironment", played)
@@ -103,7 +151,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.measuring = self._round = False
-        self.steps, self.progressed_s = 0, time.monotonic()
+        self.counts = Counter[str]()
         self._generated: dict[str, int] = {}
         self.decisions_s: list[float] = []
         self.flushes_s: list[float] = []
@@ -115,10 +163,9 @@ class Meter:
         return sum(self._generated.values())
 
     def on_event(self, event: Event) -> None:
+        self.counts[event.kind] += 1
         if event.kind == "report":
             self._generated[event.fields["replica"]] = event.fields["generated_tokens"]
-        elif event.kind == "step":
-            self.steps += 1
         elif event.kind in ("worker_died", "stalled"):
             say(f"{event.kind}: {event.fields}")
 
@@ -162,7 +209,8 @@ def _name(handle: asyncio.Handle) -> str:
 async def measure(controller: Controller, meter: Meter, tokens: int, warm_up: int) -> dict[str, Any]:
     """Let `warm_up` tokens pass, then take the cost of `tokens`."""
     await _until(meter, warm_up)
-    cpu_s, wall_s, carried, steps = time.process_time(), time.monotonic(), meter.tokens, meter.steps
+    cpu_s, wall_s, carried = time.process_time(), time.monotonic(), meter.tokens
+    before = meter.counts.copy()
     meter.measuring = True
     await _until(meter, carried + tokens)
     meter.measuring = False
@@ -171,7 +219,6 @@ async def measure(controller: Controller, meter: Meter, tokens: int, warm_up: in
     controller.stop()
     return {
         "tokens_per_cpu_s": carried / cpu_s,
-        "cpu_fraction_at_400k": TARGET * cpu_s / carried,
         "decision_p99_ms": 1e3 * _p99(meter.decisions_s),
         "decisions_per_s": len(meter.decisions_s) / wall_s,
         "flush_p99_ms": 1e3 * _p99(meter.flushes_s),
@@ -181,7 +228,7 @@ async def measure(controller: Controller, meter: Meter, tokens: int, warm_up: in
         "tokens": carried,
         "cpu_s": cpu_s,
         "wall_s": wall_s,
-        "steps": meter.steps - steps,
+        **{f"{name}_events": meter.counts[name] - before[name] for name in COUNTED},
         "shares": meter.shares(cpu_s),
     }
 
@@ -200,19 +247,23 @@ def _p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * len(values))] if values else math.nan
 
 
-async def one(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """A run at one rate in this process, which is the controller."""
-    config, meter = configuration(options.heartbeat_s), Meter()
+async def one(setting: Setting, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """A run of one setting in this process, which is the controller."""
+    config, meter = configuration(setting, options.heartbeat_s), Meter()
     events = Events(clock.now, clock.wall)
     ledger = SqliteLedger(directory / "ledger.sqlite", run={})
-    troupe = _troupe(options.runtime, silence_s_max=3 * options.heartbeat_s)
-    mean = options.median * math.exp(SIGMA**2 / 2)
-    warm_up = int(options.warm_up * REPLICAS * SLOTS * mean)
+    troupe = _troupe(options.runtime, silence_s_max=3 * options.heartbeat_s * setting.dilation)
+    mean = setting.turns * options.median * math.exp(SIGMA**2 / 2)
+    warm_up = int(options.warm_up * setting.slots * mean)
+    for module, names in CLOCKS.items():
+        for name in names:
+            setattr(module, name, setting.dilation * getattr(module, name))
+    decide.REST = setting.dilation * (1 + decide.REST) - 1
     async with open_sinks(events, config.observe, directory, {}):
         events.subscribe(meter.on_event)
         controller = Controller(
             config,
-            fleet=fleet(options.one, options.median, config.relay_slots),
+            fleet=fleet(setting, options, config.relay_slots),
             runtime=troupe,
             ledger=ledger,
             schedule=build(config),
@@ -220,19 +271,21 @@ async def one(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
             checkpoints=str(directory),
             export=None,
             check=meter.on_decision,
+            pace=Pace(setting.dilation * PACE.decision_s, setting.dilation * PACE.flush_s),
         )
         meter.watch_callbacks()
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(controller.run())
-                tokens = int(options.seconds * options.one)
+                tokens = int(options.seconds * setting.rate)
                 result = await measure(controller, meter, tokens, warm_up)
                 await running
         finally:
             await troupe.close()
             ledger.close()
     size = (directory / "ledger.sqlite").stat().st_size
-    return result | {"ledger_bytes_per_token": size / meter.tokens}
+    fraction = setting.rate / result["tokens_per_cpu_s"]
+    return result | {"cpu_fraction": fraction, "ledger_bytes_per_token": size / meter.tokens}
 
 
 def _troupe(runtime: str, *, silence_s_max: float) -> Any:
@@ -243,47 +296,60 @@ def _troupe(runtime: str, *, silence_s_max: float) -> Any:
     return RayTroupe(3, silence_s_max=silence_s_max)
 
 
-def rates(options: argparse.Namespace) -> dict[str, Any]:
-    """Each rate in a controller's process of its own."""
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Each setting in a controller's process of its own."""
     found: dict[str, Any] = {}
-    for rate in options.rates:
-        say(f"{rate:,} tokens/s")
-        words = [sys.executable, __file__, "--runtime", options.runtime, "--one", rate]
+    for name in options.settings:
+        changes = {"rate": options.rate, "replicas": options.replicas, "dilation": options.dilation}
+        setting = replace(SETTINGS[name], **{key: value for key, value in changes.items() if value})
+        say(f"{name}: {setting}")
+        words = [sys.executable, __file__, "--runtime", options.runtime, "--early", options.early]
+        words += ["--one", json.dumps(asdict(setting))]
         words += ["--median", options.median, "--heartbeat-s", options.heartbeat_s]
         words += ["--seconds", options.seconds, "--warm-up", options.warm_up]
         done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, check=True, text=True)
-        found[f"{rate:,}"] = json.loads(done.stdout.splitlines()[-1])
+        found[name] = json.loads(done.stdout.splitlines()[-1])
         say(done.stdout.splitlines()[-1])
-    numbers = {name: {k: v for k, v in one.items() if k != "shares"} for name, one in found.items()}
-    table(numbers)
-    first, *others = found.items()
-    at = {f"tokens_per_cpu_s_at_{name.replace(',', '')}": one["tokens_per_cpu_s"] for name, one in others}
-    return first[1] | at
+    table({name: {k: v for k, v in one.items() if k != "shares"} for name, one in found.items()})
+    main_name = "3.2m" if "3.2m" in found else next(iter(found))
+    at: dict[str, float] = {}
+    for name, one in found.items():
+        key = name.replace(".", "_")
+        at |= {
+            f"tokens_per_cpu_s_at_{key}": one["tokens_per_cpu_s"],
+            f"cpu_fraction_at_{key}": one["cpu_fraction"],
+        }
+    return found[main_name] | at
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument(
-        "--rates", type=int, nargs="+", default=sized([TARGET, 2_000_000], [5_000, 10_000]), help="tokens/s"
+        "--settings", nargs="+", choices=tuple(SETTINGS), default=list(SETTINGS), help="see above"
+    )
+    parser.add_argument("--rate", type=int, help="tokens/s, in place of the settings'")
+    parser.add_argument("--replicas", type=int, help="in place of the settings'")
+    parser.add_argument("--dilation", type=float, help="in place of the settings'")
+    parser.add_argument(
+        "--median", type=float, default=sized(400.0, 100.0), help="of a completion or turn, in tokens"
     )
     parser.add_argument(
-        "--median", type=float, default=sized(400.0, 100.0), help="of a completion, in tokens"
+        "--seconds", type=float, default=sized(15.0, 0.5), help="of tokens at the rate, to measure"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=sized(30.0, 0.5), help="of tokens at the rate, to measure"
-    )
-    parser.add_argument(
-        "--warm-up", type=float, default=sized(1.0, 0.1), help="times that every trajectory is replaced"
-    )
+    parser.add_argument("--warm-up", type=float, default=0.1, help="times that every trajectory is replaced")
     parser.add_argument("--heartbeat-s", type=float, default=10.0, help="`supervision.heartbeat_timeout_s`")
+    parser.add_argument(
+        "--early", choices=("finished", "all"), default="finished", help="tokens in a report of an end"
+    )
     parser.add_argument("--runtime", choices=("local", "ray"), default="local")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is None:
-        report(rates(options), as_json=options.json)
+        report(settings(options), as_json=options.json)
         return
     with tempfile.TemporaryDirectory() as directory:
-        print(json.dumps(asyncio.run(one(options, Path(directory)))))
+        setting = Setting(**json.loads(options.one))
+        print(json.dumps(asyncio.run(one(setting, options, Path(directory)))))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ No torch here: 256 replicas take a second to start.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ import numpy as np
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.placement import HERE, Place
+from millrace.core.pulse import Pulse
 from millrace.core.types import (
     Batch,
     CheckpointInfo,
     Endpoint,
     Finish,
+    Observed,
     Progress,
     Prompt,
     Published,
@@ -46,6 +50,8 @@ from millrace.runtime.local.launcher import Child, Owner
 from millrace.runtime.local.worker import Worker
 
 VOCABULARY = 150_000
+OBSERVATION = 32
+"""Tokens of an environment's answer."""
 _PACKET = 4096
 
 # ---------------------------------------------------------------- the controller's side
@@ -177,11 +183,12 @@ def text() -> Text:
 
 
 class _Completion:
-    __slots__ = ("end", "start", "told", "work")
+    __slots__ = ("began", "end", "start", "told", "work")
 
     def __init__(self, work: Work, end: int, start: int) -> None:
         self.work, self.end, self.start = work, end, start
         self.told = len(work.tokens)
+        self.began: float | None = None  # in tokens of its replica's slots; None: it has no slot
 
 
 class PlayedReplica:
@@ -202,8 +209,8 @@ class PlayedReplica:
             due_s += 1.0
             yield self._report()
 
-    def _report(self) -> Report:
-        progress = self._advance()
+    def _report(self, progress: list[Progress] | None = None) -> Report:
+        progress = self._advance() if progress is None else progress
         running = min(self._slots, len(self._works))
         return Report(
             progress,
@@ -255,6 +262,82 @@ class PlayedReplica:
         return Served(version, str(version), pull_s=0.5, swap_s=0.0)
 
 
+class FleetReplica(PlayedReplica):
+    """Reports like a real replica: all new tokens when `interval_s` is over, and completions `SLICE_S` after
+    their end. `early`: "finished": such a report has these completions only; "all": all new tokens.
+
+    Every turn has a length of its own. The first works of the slots end as if they had run for long, so that
+    as many end a second as later. A slot makes `rate` tokens a second, from the first pull on."""
+
+    def __init__(self, interval_s: float, slice_s: float, early: str, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self._interval_s, self._slice_s, self._early = interval_s, slice_s, early
+        self._began_s, self._news, self._num_works = 0.0, Pulse(), 0
+        self._ends: list[tuple[float, int, _Completion]] = []  # a heap, by position
+
+    async def reports(self) -> AsyncIterator[Report]:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._index * self._interval_s
+        while True:
+            ends_s = self._began_s + self._ends[0][0] / self._rate if self._ends else due_s
+            wait_s = min(due_s, ends_s + self._slice_s) - loop.time()
+            if wait_s > 0 and await self._news.wait(wait_s):
+                self._begin()
+                continue
+            is_due = loop.time() >= due_s
+            due_s += self._interval_s * is_due
+            progress = self._collect(everything=is_due or self._early == "all")
+            if is_due or progress:
+                yield self._report(progress)
+
+    def _position(self) -> float:
+        """The tokens that a slot has made."""
+        return self._rate * (asyncio.get_running_loop().time() - self._began_s)
+
+    def _begin(self) -> None:
+        """Completions that have a slot make tokens from now on."""
+        if self._version >= 0:
+            for one in islice(self._works.values(), self._slots):
+                if one.began is None:
+                    one.began = self._position() - one.told
+                    heapq.heappush(self._ends, (one.began + one.end, one.work.trajectory_id, one))
+
+    def _collect(self, *, everything: bool) -> list[Progress]:
+        position, progress = self._position(), list[Progress]()
+        while self._ends and self._ends[0][0] <= position:
+            one = heapq.heappop(self._ends)[2]
+            if self._works.get(one.work.trajectory_id) is one:
+                progress.append(self._grow(one, one.end - one.told))
+        for one in islice(self._works.values(), self._slots) if everything else ():
+            if (
+                one.began is not None
+                and (count := min(int(position - one.began), one.end - 1) - one.told) > 0
+            ):
+                progress.append(self._grow(one, count))
+        self._begin()
+        return progress
+
+    async def submit(self, works: list[Work]) -> None:
+        for work in works:
+            rng = np.random.default_rng((work.trajectory_id, work.turn_start))
+            length = self._median * np.exp(self._sigma * rng.standard_normal())
+            if self._num_works < self._slots:  # what is left of one that was met by chance
+                length *= np.exp(self._sigma**2) * rng.random()
+            self._num_works += 1
+            end = work.turn_start + max(1, int(length))
+            end = min(work.sampling.max_tokens, max(end, len(work.tokens) + 1))
+            start = self._text.start(work.trajectory_id, work.sampling.max_tokens)
+            self._works[work.trajectory_id] = _Completion(work, end, start)
+        self._news.fire()
+
+    async def pull(self, version: int, endpoint: Endpoint) -> Served:
+        if self._version < 0:
+            self._began_s = asyncio.get_running_loop().time() + 0.5
+        served = await super().pull(version, endpoint)
+        self._news.fire()
+        return served
+
+
 class PlayedTrainer:
     def __init__(self, step_s: float) -> None:
         self._version, self._step_s = 0, step_s
@@ -294,8 +377,10 @@ class PlayedRelay:
 
 
 class PlayedEnvironment:
-    def __init__(self, prompt_tokens: int) -> None:
-        self._prompt_tokens, self._text = prompt_tokens, text()
+    """Answers all turns of an episode but the last of `turns`, at once."""
+
+    def __init__(self, prompt_tokens: int, turns: int = 1) -> None:
+        self._prompt_tokens, self._text, self._turns = prompt_tokens, text(), turns
 
     async def prompts(self, group_ids: list[int]) -> list[Prompt]:
         return [self._prompt(group_id) for group_id in group_ids]
@@ -308,6 +393,9 @@ class PlayedEnvironment:
     async def forget(self, trajectory_ids: list[int]) -> None:
         pass
 
-    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score]]:
+    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         for request in requests:
-            yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
+            if request.finish is Finish.TURN and len(request.turns) // 2 + 1 < self._turns:
+                yield request.trajectory_id, Observed(self._text.columns.tokens[:OBSERVATION])
+            else:
+                yield request.trajectory_id, Scored(float(request.trajectory_id % 2))

@@ -38,7 +38,7 @@ class Categorical:
         self._progress += map(self._sampled, self._works)
         self._works = []
 
-    def take_progress(self) -> list[Progress]:
+    def take_progress(self, *, ended: bool = False) -> list[Progress]:
         taken, self._progress = self._progress, []
         return taken
 
@@ -140,7 +140,7 @@ class IgnoresRunSeed(Dishonest):
 class OneNoiseForAll(Dishonest):
     """Reports of the trajectories of a prompt are copies of one of them."""
 
-    def take_progress(self) -> list[Progress]:
+    def take_progress(self, *, ended: bool = False) -> list[Progress]:
         parts = self._engine.take_progress()
         return [replace(part, columns=parts[0].columns) for part in parts]
 

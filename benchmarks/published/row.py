@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """`calibrates`: a constant was fitted to it, so it is no test of anything."""
+    """`calibrates`: a constant was fitted to it, so it is no test of anything. `why`: what differs."""
 
     source: str
     what: str
@@ -15,6 +15,7 @@ class Row:
     predicted: float
     unit: str
     calibrates: bool = False
+    why: str = ""
 
     @property
     def error(self) -> float:

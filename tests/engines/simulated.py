@@ -56,7 +56,7 @@ class SteppedEngine:
         self._now_s += 1.0
         self._engine.advance(self._now_s, 1.0)
 
-    def take_progress(self) -> list[Progress]:
+    def take_progress(self, *, ended: bool = False) -> list[Progress]:
         return self._engine.collect(self._now_s, 1.0)
 
     def load(self) -> ReplicaLoad:

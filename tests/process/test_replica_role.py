@@ -313,6 +313,19 @@ def test_commands_are_answered_while_it_decodes(model_path: str, endpoint: Endpo
     asyncio.run(scenario())
 
 
+def test_within_the_interval_a_report_has_only_what_finished(model_path: str, endpoint: Endpoint) -> None:
+    async def scenario() -> list[Progress]:
+        replica = make_replica(model_path, report_interval_s=DEADLINE_S)
+        reports = replica.reports()
+        await replica.pull(0, endpoint)
+        await anext(reports)
+        await replica.submit([work(0, 5), work(1, 300), work(2, 20)])
+        return await until_finished(reports, {0, 2})
+
+    progress = asyncio.run(scenario())
+    assert [(p.trajectory_id, len(p.columns)) for p in progress] == [(0, 5), (2, 20)]
+
+
 def test_a_closed_stream_loses_nothing(model_path: str, endpoint: Endpoint) -> None:
     async def scenario() -> list[Progress]:
         replica = make_replica(model_path)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.config.tables.schedules import Millrace, RollFlash, StreamRL
+from millrace.config.tables.schedules import Heddle, Millrace, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.config.tables.training import BatchShape
 from millrace.controller.ends.ends import REDUNDANT_GROUP
+from millrace.controller.ends.parking import PARKED
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import State
@@ -29,9 +30,13 @@ PRESETS = (
     RollFlash(alpha=0, redundant_samples=2, redundant_groups=2),
     RollFlash(alpha=1, mix="between"),
     RollFlash(alpha=1, redundant_samples=0, redundant_groups=3, mix="never"),
+    RollPacker(redundant_groups=1),
     StreamRL(),
     StreamRL(mix="never"),
     Millrace(mix="never"),
+    StaleFlow(staleness_max=1),
+    Heddle(),
+    Heddle(staleness_max=2),
 )
 
 
@@ -71,6 +76,15 @@ def test_groups_beyond_a_synchronous_batch_end_when_the_batch_is_taken():
     ended = [g for g in groups if g.members[0].reason == REDUNDANT_GROUP]
     assert len(ended) == 2 * STEPS
     assert outcome.accounting.rejected == 2 * STEPS * SIZE
+
+
+def test_what_a_short_round_leaves_behind_is_trained_in_a_long_one():
+    outcome, groups = run(RollPacker(redundant_samples=1, redundant_groups=1), turns=False)
+    again = {e["trajectory_id"] for e in outcome.of("restarted") if e["reason"] == PARKED}
+    trained = [{m.trajectory_id for m in g.members if m.state is State.TRAINED} for g in groups]
+    assert sum(bool(ids & again) for ids in trained) >= 2
+    assert all(not ids or len(ids) == SIZE for ids in trained)
+    assert outcome.accounting.balanced and not outcome.accounting.in_flight
 
 
 def test_redundancy_trains_sooner_and_on_shorter_trajectories():

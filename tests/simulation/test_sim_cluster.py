@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from html.parser import HTMLParser
 
 import pytest
@@ -49,6 +50,27 @@ def test_hosts_that_are_simulated_one_by_one_get_their_versions_down_the_chain()
     costs = cluster_of(config(hosts=4)).costs(1)
     last = [e["fetch_s"] for e in outcome.of("fetched") if e["host"] == "host-3"]
     assert last and last == pytest.approx([costs.fetch_s] * len(last), rel=0.1)
+
+
+def test_replicas_on_devices_of_several_kinds_have_their_own_speed_and_share():
+    few = {"steps": 4, "replicas": 2, "slots": 8}
+    played = config(AReaL(eta=2), **few, other_replicas=[{"device": "A100", "replicas": 2}])
+    mixed = scenario(played)
+    assert played.cluster.all_replicas == mixed.config.rollout.replicas == 4
+    (other,) = mixed.others
+    assert other.costs.decode_step_s(8) > 1.3 * mixed.costs.decode_step_s(8)
+    assert other.kv_capacity_tokens == other.costs.kv_capacity_units
+    outcomes = [simulate(dataclasses.replace(mixed, scale=Scale(isolate=False))) for _ in range(2)]
+    assert outcomes[0].digest == outcomes[1].digest
+    started = Counter()
+    for event in outcomes[0].of("leased"):
+        started[event["replica"] in ("replica-2", "replica-3")] += len(event["trajectory_ids"])
+    assert started[False] > 1.1 * started[True] > 0, "a free slot gets work, so the faster ones get more"
+
+
+def test_other_devices_and_devices_in_turns_are_refused_together():
+    with pytest.raises(ValueError, match=r"cluster\.other_replicas"):
+        config(Synchronous(), colocated=True, other_replicas=[{"device": "H20", "replicas": 1}])
 
 
 @pytest.mark.parametrize("wrong", [{"hosts": 5}, {"hosts": 2, "transport": "collective"}])
@@ -250,7 +272,7 @@ def test_a_page_loads_nothing_from_elsewhere():
 def test_unknown_presets_are_refused_by_name():
     with pytest.raises(ConfigError, match="laminar"):
         schedules(["lamina"])
-    assert len(schedules(["presets"])) == 9
+    assert len(schedules(["presets"])) == 12
 
 
 # ---------------------------------------------------------------- command

@@ -10,11 +10,13 @@ from millrace.api.planned import PLACEHOLDERS, beyond, configuration
 from millrace.cli import app
 from millrace.config.load import load, load_as
 from millrace.config.tables import schedules
+from millrace.config.tables.schedules import AReaL
 from millrace.core.errors import ConfigError
 from millrace.sim.costs.hardware import device
 from millrace.sim.costs.models import model
 from millrace.sim.plan import ranking
-from millrace.sim.plan.layouts import Demand, layouts, layouts_in_turns
+from millrace.sim.plan.checkpoints import CheckpointPlan
+from millrace.sim.plan.layouts import Demand, generate_s, layout_generate_s, layouts, layouts_in_turns
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, search, simulated_config
 from millrace.sim.report.measure import ReplicaSample, Result, TimedWork, Timeline
@@ -36,6 +38,7 @@ RESULT = Result(
     trainer_busy=0.9, trainer_waits=0.05, replica_busy=0.5, kv_used=0.3, staleness_mean=1.0, staleness_max=2,
     repacks=0, pulls=10, restarts=0, virtual_s=60.0,
 )  # fmt: skip
+CHECKPOINTS = CheckpointPlan(every=39, interval_s=1700.0, loss=0.001, mtbf_s=1.4e6)
 
 
 def found():
@@ -61,6 +64,20 @@ def test_on_a_mixed_cluster_the_fast_compute_trains_and_the_bandwidth_generates(
     devices = {device("H800"): 32, device("H20"): 32}
     best = layouts(model("Qwen2.5-7B"), devices, DEMAND)[0]
     assert (best.training.device.name, best.generation.device.name) == ("H800", "H20")
+
+
+def test_what_is_left_of_the_trainers_kind_generates_too():
+    devices = {device("H800"): 9, device("H20"): 8}
+    found = [one for one in layouts(model("Qwen2.5-7B"), devices, DEMAND) if one.other is not None]
+    assert found
+    for one in found:
+        assert all(num <= devices[device(name)] for name, num in one.used().items())
+        alone = generate_s(one.generation, one.replicas, one.slots, DEMAND)
+        assert one.generate_s == layout_generate_s(one, DEMAND) < alone
+    simulated, _ = simulated_config(QUESTION, Candidate(found[0], 512, AReaL(eta=1)))
+    (other,) = simulated.cluster.other_replicas
+    assert other.device == found[0].training.device.name
+    assert simulated.cluster.all_replicas == found[0].replicas + found[0].other_replicas
 
 
 def run_that_prefers(better):
@@ -183,7 +200,7 @@ def test_the_example_is_a_valid_question():
 def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
     layout = found()[0]
     best = Simulated(Candidate(layout, 32, schedules.AReaL(eta=3)), RESULT, Timeline(), scale=1)
-    answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
+    answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [], CHECKPOINTS)
     file = tmp_path / "planned.toml"
     file.write_text(configuration(answer, PLACEHOLDERS))
     assert "path/to/rows.jsonl" in file.read_text()  # a placeholder, which `train` refuses: there is no file
@@ -191,6 +208,7 @@ def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
     assert (config.batch.prompts, config.schedule.kind, config.staleness_bound) == (32, "areal", 3)
     assert (config.rollout.replicas, config.rollout.slots) == (layout.replicas, layout.slots)
     assert config.sampling.max_tokens == 3584
+    assert config.checkpoints.every == 39
     assert config.trainer.ranks == layout.training.devices
     assert config.trainer.tensor == layout.training.model_parallel
 
@@ -198,7 +216,7 @@ def test_the_planned_configuration_is_one_that_train_accepts(tmp_path):
 def test_a_replica_of_several_devices_has_its_keys_in_the_planned_configuration():
     layout = next(one for one in found() if one.generation.tensor_parallel > 1)
     best = Simulated(Candidate(layout, 32, schedules.AReaL()), RESULT, Timeline(), scale=1)
-    answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [])
+    answer = ranking.Plan(QUESTION, DEMAND, [], 1, [best], "the trainer", [], CHECKPOINTS)
     config = tomllib.loads(configuration(answer, PLACEHOLDERS))
     assert config["rollout"]["tensor"] == layout.generation.tensor_parallel
     assert config["rollout"]["engine"] == "vllm"

@@ -53,8 +53,11 @@ def config(schedule, **fields):
         ({"kind": "rlboost", "staleness_max": 2}, 2, False),
         ({"kind": "roll_flash", "alpha": 3}, 3, True),
         ({"kind": "roll_flash", "alpha": 0, "mix": "never"}, 0, False),
+        ({"kind": "rollpacker"}, 0, False),
         ({"kind": "streamrl"}, 1, False),
         ({"kind": "streamrl", "staleness_max": 0, "mix": "within"}, 0, True),
+        ({"kind": "staleflow"}, 3, True),
+        ({"kind": "heddle", "staleness_max": 2}, 2, False),
     ],
 )
 def test_each_kind_builds_its_preset_with_the_bound_of_the_configuration(schedule, bound, mixes):

@@ -7,13 +7,16 @@ from random import Random
 
 import pytest
 
-from millrace.config.tables.schedules import RollFlash, StreamRL
+from millrace.config.tables.schedules import Heddle, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.schedule import Schedule, presets
 from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
+from millrace.schedule.tail.build import build_tail
+from millrace.schedule.tail.rollpacker import rollpacker
 from millrace.sim.rehearsal import BrokenPromise, Scene, rehearse
 
 REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
+TAIL = {"streamrl": StreamRL, "staleflow": StaleFlow, "heddle": Heddle}
 
 
 def scene(rng, **faults):
@@ -46,9 +49,9 @@ def schedule(kind, bound, rng):
         case "roll_flash":
             mix = rng.choice(["within", "between", "never"])
             keys = RollFlash(alpha=bound, redundant_samples=0, redundant_groups=rng.randint(1, 3), mix=mix)
-            return presets.roll_flash(keys)
-        case "streamrl":
-            return presets.streamrl(StreamRL(staleness_max=bound))
+            return build_tail(keys)
+        case "streamrl" | "staleflow" | "heddle":
+            return build_tail(TAIL[kind](staleness_max=bound))
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
@@ -68,7 +71,7 @@ def schedule(kind, bound, rng):
 
 KINDS = [
     "synchronous", "llamarl", "areal", "rlax", "laminar", "unbounded", "millrace", "millrace, unbounded",
-    "rlboost", "streamrl",
+    "rlboost", "streamrl", "staleflow", "heddle",
 ]  # fmt: skip
 
 
@@ -107,6 +110,20 @@ def test_with_redundant_groups_the_bound_holds_and_only_stragglers_end():
         assert outcome.stale == 0
         redundant += outcome.redundant
     assert redundant > 48
+
+
+def test_what_short_rounds_leave_behind_is_trained_in_long_ones_and_on_policy():
+    parked = ended = 0
+    for seed in range(48):
+        rng = Random(seed)
+        faults = {"crash_probability": 0.02, "fail_probability": 0.1} if seed % 2 else {}
+        stage = replace(scene(rng, **faults), steps=8)
+        keys = RollPacker(redundant_samples=0, redundant_groups=rng.randint(1, 3))
+        outcome = rehearse(rollpacker(keys, 4), stage, seed=seed)
+        assert set(outcome.staleness.values()) == {0}
+        assert len(outcome.batches) == stage.steps
+        parked, ended = parked + outcome.parked, ended + outcome.redundant
+    assert parked > 3 * ended > 0, "few are left when the run ends"
 
 
 def test_asynchronous_schedules_use_the_staleness_that_they_are_given():

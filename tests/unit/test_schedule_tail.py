@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from tests.unit.test_controller_state import NUMBERS, run_state
 
-from millrace.config.tables.schedules import RollFlash
+from millrace.config.tables.schedules import RollFlash, RollPacker
 from millrace.config.tables.training import BatchShape
 from millrace.controller.ends.group_waits import late_waits
+from millrace.controller.ends.parking import bring_back, park
 from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.trajectories import REDUNDANT
+from millrace.controller.tail.parked import Parked
 from millrace.controller.turns import episode
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Group, Scored, State, Trajectory
 from millrace.schedule.deadlines import choose, overdue
 from millrace.schedule.tail.lengths import LongestFirst, PastLengths
+from millrace.schedule.tail.rollpacker import rollpacker
+from millrace.schedule.tail.rounds import TailRounds, long_round
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 from millrace.sim.explore.worlds import small_config
 
@@ -122,8 +128,8 @@ def test_only_what_waits_for_an_environment_is_late():
 def test_a_later_turn_needs_the_version_of_its_trajectory_if_versions_never_mix():
     trajectory = Trajectory(0, 0, columns=TokenColumns.of([5, 6], [-1.0, -1.0], 4))
     trajectory.columns.observe(token_array([7]))
-    assert episode.queued_view(trajectory, 2, {}, one_version=False) == QueuedView(None, 4)
-    assert episode.queued_view(trajectory, 2, {}, one_version=True) == QueuedView(4, 4)
+    assert episode.queued_view(trajectory, 2, {}, one_version=False) == QueuedView(None, 4, tokens=3)
+    assert episode.queued_view(trajectory, 2, {}, one_version=True) == QueuedView(4, 4, tokens=3)
     assert episode.restart(trajectory, one_version=False) == 0
     assert episode.restart(trajectory, one_version=True) == 3
     assert not trajectory.columns
@@ -133,3 +139,47 @@ def test_screening_and_redundant_samples_are_refused_together():
     batch = BatchShape(group_size=4, screen_samples=2)
     with pytest.raises(ValueError, match=r"screen_samples` \(2\) waits .*redundant_samples` \(1\)"):
         small_config(RollFlash(), batch=batch)
+
+
+def test_parked_groups_make_a_round_of_their_own_once_they_are_a_batch():
+    def look(parked, returned=0, live=0):
+        return msgspec.structs.replace(view(births=(0,) * live), parked=parked, returned=returned)
+
+    longs = [look(2), look(3), look(1, returned=1, live=1), look(0, returned=2, live=2)]
+    assert all(long_round(one) for one in longs)
+    shorts = [look(1), look(2, live=1), look(2, returned=1, live=2), look(0, returned=1, live=1)]
+    assert not any(long_round(one) for one in shorts)
+    rounds = TailRounds(redundant=3)
+    assert [rounds.wanted_groups_max(one) for one in (longs[0], shorts[0])] == [2, 5]
+
+
+def test_a_parked_group_waits_until_no_reward_worker_is_busy_with_it():
+    parked, group = Parked(), Group(4, "row", token_array([1]), "", [Trajectory(8, 4), Trajectory(9, 4)])
+    parked.add(group, [9])
+    assert parked.ready == []
+    parked.answered(9)
+    assert parked.ready == [group]
+    parked.begin_again(group, {4})
+    assert parked.num_returned({4, 5}, ()) == 1 and parked.num_returned({4}, (4,)) == 0
+    assert parked.ready == [] == parked.clear()
+
+
+def test_a_group_that_begins_again_is_as_old_as_its_replica_whatever_its_ended_members_had():
+    state, members = adopted([State.SCORED, State.SCORED, State.SCORED, State.GENERATED, State.REJECTED])
+    assert state.num_ready == 1 and members[4].columns
+    discarded = []
+    events = SimpleNamespace(emit=lambda kind, **fields: discarded.append(fields["discarded_tokens"]))
+    run = SimpleNamespace(state=state, events=events)
+    park(run, 0)
+    assert state.num_ready == 0 and not state.groups and not state.trajectories and not state.queued
+    assert discarded == [1, 1, 1] and all(not m.columns and m.reward is None for m in members[:3])
+    state.replicas["replica-0"].version = 3
+    ((replica, works),) = bring_back(run, ["replica-0"])
+    assert replica == "replica-0" and len(works) == SAMPLES
+    assert state.groups[0].birth == 3
+    assert all(m.state is State.LEASED for m in members[:3])
+
+
+def test_the_preset_starts_a_quarter_more_groups_unless_it_is_configured():
+    assert rollpacker(RollPacker(), 8).redundant_groups == 2
+    assert rollpacker(RollPacker(redundant_groups=5), 8).ahead_rule == TailRounds(5)

@@ -64,6 +64,20 @@ def test_roles_are_given_devices_shares_and_a_python(
     assert fleet.relays[0].kwargs["slots"] == 7
 
 
+@pytest.mark.parametrize(
+    ("replicas", "heartbeat_timeout_s", "interval_s"), [(2, 10, 0.1), (512, 10, 2), (4096, 4, 2)]
+)
+def test_a_large_fleet_reports_rarely_and_never_looks_dead(
+    configured: Callable[[dict[str, Any]], Config],
+    replicas: int,
+    heartbeat_timeout_s: float,
+    interval_s: float,
+) -> None:
+    config = configured({"replicas": replicas})
+    supervision = config.supervision.model_copy(update={"heartbeat_timeout_s": heartbeat_timeout_s})
+    assert compose.report_interval_s(config.model_copy(update={"supervision": supervision})) == interval_s
+
+
 def test_each_server_has_a_replica_that_needs_no_device(
     tmp_path: Path, configured: Callable[[dict[str, Any]], Config]
 ) -> None:

@@ -141,18 +141,18 @@ def test_the_home_of_a_turn_is_the_process_that_sampled_the_one_before() -> None
     assert state.queued_view(state.trajectories[1]) == QueuedView(None, 0)  # it has had no turn
     turn(state, work, [5, 3])
     state.score(0, Observed(token_array([7]), {}))
-    assert state.queued_view(trajectory) == QueuedView(None, 0, "a")
+    assert state.queued_view(trajectory) == QueuedView(None, 0, "a", tokens=3)
     state.replica_down("a")
-    assert state.queued_view(trajectory) == QueuedView(None, 0)
+    assert state.queued_view(trajectory) == QueuedView(None, 0, tokens=3)
     state.replicas.up("a", 2)  # another process of that name has none of its keys and values
-    assert state.queued_view(trajectory) == QueuedView(None, 0)
+    assert state.queued_view(trajectory) == QueuedView(None, 0, tokens=3)
 
 
 def test_a_turn_that_was_lost_in_its_middle_has_no_home() -> None:
     state, work = started()
     state.progress("a", [Progress(0, work.lease, 0, TokenColumns.of([5], [-1.0], 0), None)])
     state.give_back("a")
-    assert state.queued_view(state.trajectories[0]) == QueuedView(0, 0)
+    assert state.queued_view(state.trajectories[0]) == QueuedView(0, 0, tokens=1)
 
 
 def test_the_tokens_of_an_episode_bound_its_next_turn() -> None:

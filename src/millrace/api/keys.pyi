@@ -345,10 +345,23 @@ class RollFlashKeys(TypedDict, total=False):
     redundant_groups: int
     mix: Literal['within', 'between', 'never']
 
+class RollPackerKeys(TypedDict, total=False):
+    kind: Literal['rollpacker']
+    redundant_samples: int
+    redundant_groups: int | Literal['none'] | None
+
 class StreamRLKeys(TypedDict, total=False):
     kind: Literal['streamrl']
     staleness_max: int
     mix: Literal['within', 'between', 'never']
+
+class StaleFlowKeys(TypedDict, total=False):
+    kind: Literal['staleflow']
+    staleness_max: int
+
+class HeddleKeys(TypedDict, total=False):
+    kind: Literal['heddle']
+    staleness_max: int
 
 class FunctionScheduleKeys(TypedDict, total=False):
     kind: Literal['function']
@@ -470,7 +483,7 @@ class ResumeKeys(TypedDict, total=False):
     optimizer: OptimizerKeys | Table
     adapter: AdapterKeys | Table
     trainer: TrainerKeys | Table
-    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'streamrl', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | StreamRLKeys | Table | FunctionScheduleKeys | Table
+    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'rollpacker', 'streamrl', 'staleflow', 'heddle', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | RollPackerKeys | Table | StreamRLKeys | Table | StaleFlowKeys | Table | HeddleKeys | Table | FunctionScheduleKeys | Table
     rollout: RolloutKeys | Table
     weights: WeightsKeys | Table
     runtime: Literal['local', 'ray'] | LocalHostsKeys | Table | RayClusterKeys | Table
@@ -511,7 +524,7 @@ class EvaluateKeys(TypedDict, total=False):
     optimizer: OptimizerKeys | Table
     adapter: AdapterKeys | Table
     trainer: TrainerKeys | Table
-    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'streamrl', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | StreamRLKeys | Table | FunctionScheduleKeys | Table
+    schedule: Literal['synchronous', 'llamarl', 'areal', 'laminar', 'millrace', 'rlax', 'rlboost', 'roll_flash', 'rollpacker', 'streamrl', 'staleflow', 'heddle', 'function'] | SynchronousKeys | Table | LlamaRLKeys | Table | AReaLKeys | Table | LaminarKeys | Table | MillraceKeys | Table | RLAXKeys | Table | RLBoostKeys | Table | RollFlashKeys | Table | RollPackerKeys | Table | StreamRLKeys | Table | StaleFlowKeys | Table | HeddleKeys | Table | FunctionScheduleKeys | Table
     rollout: RolloutKeys | Table
     weights: WeightsKeys | Table
     runtime: Literal['local', 'ray'] | LocalHostsKeys | Table | RayClusterKeys | Table

@@ -56,6 +56,15 @@ def beyond(one: Simulated) -> list[str]:
     return missing
 
 
+def checkpoints(answer: Plan) -> str:
+    """How often to save, and what that costs."""
+    best, hours = answer.checkpoints, answer.checkpoints.mtbf_s / 3600
+    return (
+        f"checkpoints.every = {best.every} steps ({best.interval_s:.0f} s), expected loss {best.loss:.2%}: "
+        f"a device of the trainer fails every {hours:,.0f} h"
+    )
+
+
 def devices(answer: Plan) -> str:
     return " and ".join(f"{count} {name}" for name, count in answer.config.devices.items())
 
@@ -92,5 +101,6 @@ def as_json(answer: Plan, text: str) -> dict[str, Any]:
         "bottleneck": answer.bottleneck,
         "beyond_this_version": beyond(answer.best),
         "gains": [asdict(gain) for gain in answer.gains],
+        "checkpoints": asdict(answer.checkpoints),
         "configuration": text,
     }

@@ -111,7 +111,8 @@ def plan(config: ConfigLike = None, **keywords: Any) -> dict[str, Any]:
         keywords: keys over those of `config`.
     Returns:
         plain types: `ranking`, a list with a dict per simulated plan, the fastest first; `bottleneck`,
-        `gains`, `theory`; and `configuration`, the first plan as TOML that `train` accepts.
+        `gains`, `theory`; `checkpoints`, how often to save; and `configuration`, the first plan as TOML that
+        `train` accepts.
     Raises:
         ConfigError: an unknown model or device, or nothing fits.
     """

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from millrace.api.planned import as_json, base_tree, beyond, choice, configuration, devices
+from millrace.api.planned import as_json, base_tree, beyond, checkpoints, choice, configuration, devices
 from millrace.cli.options import AsJson, Overrides
 from millrace.config.load import load_as
 from millrace.core.errors import ConfigError
@@ -100,6 +100,7 @@ def _show(answer: Plan, text: str, out: Path | None) -> None:
         console.print(
             f"One more {gain.device}: {gain.throughput:+.1%} predicted from mean lengths ({gain.role})"
         )
+    console.print(f"Save {checkpoints(answer)}")
     missing = beyond(answer.best)
     if missing:
         console.print("\nIts configuration does not say:", style="bold")

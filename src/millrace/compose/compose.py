@@ -79,6 +79,8 @@ TRAINER_IN_TURNS = "millrace.trainer.colocated.shared_trainer:SharedTrainer"
 
 REPORTS_PER_S = 256
 """The most reports of all replicas together. On Ray this number costs a third of the controller's core."""
+REPORTS_PER_TIMEOUT = 2
+"""The fewest reports of a replica within `supervision.heartbeat_timeout_s`, which ends a silent replica."""
 SERVER_WAIT = 0.8
 """Of `supervision.spawn_timeout_s`, how long a replica waits for its server to answer."""
 
@@ -243,7 +245,7 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
     def spec(name: str, its_place: Place, server: str = "") -> WorkerSpec:
         kwargs = {
             "name": name,
-            "report_interval_s": max(rollout.report_interval_s, rollout.replicas / REPORTS_PER_S),
+            "report_interval_s": report_interval_s(config),
             "options": replace(options, device_share=its_place.share, server=server),
             **replica,
         }
@@ -285,6 +287,13 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
         evaluation_reward_workers=tuple(evaluation_reward_workers(config, layout, str(run.path))),
         reference=_reference(plain, placed, apart[-1]) if config.reference_apart else None,
     )
+
+
+def report_interval_s(config: Config) -> float:
+    """Of each replica. Within the interval a replica reports only what has ended."""
+    rollout, timeout_s = config.rollout, config.supervision.heartbeat_timeout_s
+    fleet_s = rollout.replicas / REPORTS_PER_S
+    return max(rollout.report_interval_s, min(fleet_s, timeout_s / REPORTS_PER_TIMEOUT))
 
 
 def places_apart(config: Config, layout: Layout) -> list[Place]:

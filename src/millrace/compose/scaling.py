@@ -39,7 +39,7 @@ LOOK_S = 0.25
 ANSWER_S = 30.0
 """A run that has not noticed a request by then will not notice it."""
 TIMEOUT_S = 900.0
-REPLICAS_MAX = 1024
+REPLICAS_MAX = 4096
 FILE_BYTES_MAX = 1 << 16
 
 T = TypeVar("T")

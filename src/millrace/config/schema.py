@@ -22,14 +22,11 @@ from millrace.config.tables.runtime import LocalHosts, Runtime
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
-    FunctionSchedule,
-    Laminar,
     LlamaRL,
     Millrace,
-    RLBoost,
     RollFlash,
+    RollPacker,
     Schedule,
-    StreamRL,
     Synchronous,
 )
 from millrace.config.tables.section import Count, Section, Seed
@@ -109,7 +106,7 @@ class Config(Section):
         """Largest staleness that the schedule admits; None: no bound."""
         schedule = self.schedule
         match schedule:
-            case Synchronous():
+            case Synchronous() | RollPacker():
                 return 0
             case LlamaRL():
                 return schedule.lag
@@ -119,7 +116,7 @@ class Config(Section):
                 return schedule.acceptance_staleness
             case RollFlash():
                 return schedule.alpha
-            case Laminar() | Millrace() | RLBoost() | StreamRL() | FunctionSchedule():
+            case _:
                 return schedule.staleness_max
 
     @property

@@ -147,6 +147,7 @@ class RunContext:
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
             self.pool.forget([trajectory_id])  # its episode went on after its end
+            self.state.parked.answered(trajectory_id)
             return
         if self.state.cut:
             stop_work(self)

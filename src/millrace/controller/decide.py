@@ -8,10 +8,12 @@ from itertools import islice
 
 from millrace.controller.context import RunContext
 from millrace.controller.ends.ends import end_late_waits, expire
+from millrace.controller.ends.parking import bring_back
 from millrace.controller.state.orders import Move, Pull
 from millrace.controller.state.run_state import RunState
 from millrace.core import clock
 from millrace.core.types import RESTS, BadPrompt, Group, Prompt, Work
+from millrace.schedule.tail.rounds import long_round
 from millrace.schedule.view import View
 
 TICK_S = 1.0  # decisions are at most this far apart
@@ -81,6 +83,11 @@ class Decisions:
     def _admit(self) -> None:
         run, works, groups, view = self._run, _Outbox(), list[Group](), self._view()
         replicas = run.schedule.admit(view)
+        if long_round(view):
+            self._cached_view = None
+            for replica, leases in bring_back(run, replicas):
+                works.add(replica, *leases)
+            return self._submit(works)
         prompts = list(islice(iter(self._next_prompt, None), len(replicas)))
         lengths = [run.state.measured.lengths.predicted(prompt.row_id) for prompt in prompts]
         for index, replica in run.schedule.pair(view, replicas, lengths):

@@ -67,6 +67,10 @@ def _about(base: Scenario) -> str:
     """The simulated scenario in words."""
     costs = base.costs
     where = str(costs.cluster) if isinstance(costs, ClusterCosts) else "roles as fast as those of a real run"
+    for other in base.others:
+        if isinstance(other.costs, ClusterCosts):
+            generation = other.costs.cluster.generation
+            where += f", and {other.num} replicas of {generation.tensor_parallel} {generation.device.name}"
     return (
         f"The real controller ran in virtual time. It led {where}. "
         "No model ran: every duration comes from a model of its cost."

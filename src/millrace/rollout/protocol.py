@@ -119,9 +119,9 @@ class Engine(Protocol):
 
         Raises: WeightsError: a logit is not finite; the message names trajectories and version."""
 
-    def take_progress(self) -> list[Progress]:
+    def take_progress(self, *, ended: bool = False) -> list[Progress]:
         """Tokens since the last call. Each token has the version that sampled it, and its log-prob in the
-        distribution that it was drawn from."""
+        distribution that it was drawn from. `ended`: those of trajectories that have ended are enough."""
 
     def load(self) -> ReplicaLoad:
         """Running and waiting trajectories, and the used tokens and the capacity of the KV cache; without

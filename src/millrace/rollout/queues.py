@@ -64,9 +64,10 @@ class Queues(ABC):
         removed = [self._remove(trajectory_id) for trajectory_id in trajectory_ids]
         return [continuation.sampled() for continuation in removed if continuation is not None]
 
-    def take_progress(self) -> list[Progress]:
-        """Progress of running, then of waiting, then of finished continuations."""
-        continuations = [*self._under_way(), *self._waiting, *self._finished.values()]
+    def take_progress(self, *, ended: bool = False) -> list[Progress]:
+        """Progress of running, then of waiting, then of finished continuations. `ended`: only of these."""
+        growing = () if ended else (*self._under_way(), *self._waiting)
+        continuations = [*growing, *self._finished.values()]
         self._finished.clear()
         return [progress for continuation in continuations for progress in continuation.unreported()]
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -51,7 +52,7 @@ class EngineReplica:
         self, name: str, engine: str, options: EngineOptions, *, report_interval_s: float, open_reader: str
     ) -> None:
         self._name = name
-        self._report_interval_s = report_interval_s
+        self._report_interval_s, self._due_s = report_interval_s, 0.0
         with boundary(name, f"import `open_reader` ({open_reader})", ConfigError):
             self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
         self._readers: dict[Endpoint, WeightsReader] = {}
@@ -118,9 +119,9 @@ class EngineReplica:
             yield await self._next_report()
 
     async def _next_report(self) -> Report:
-        """Run slices until the interval is over or something finished; heartbeats in between."""
+        """Run slices until the interval is over or something finished; heartbeats in between. Within the
+        interval a report has only what finished."""
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + self._report_interval_s
         while True:
             if self._driven is None and not await self._something_to_do():
                 return Report([], self._load if self._occupied else self._measured_load(), self._leaving)
@@ -131,14 +132,17 @@ class EngineReplica:
             if self._driven is running:  # an earlier stream that is still being closed may have taken it
                 self._driven = None
             running.result()
-            if (loop.time() >= due_s or self._engine.has_finished) and not self._occupied:
-                return await self._on(self._engine_thread, self._take_report)
+            is_due = time.monotonic() >= self._due_s
+            if (is_due or self._engine.has_finished) and not self._occupied:
+                self._due_s = time.monotonic() + self._report_interval_s if is_due else self._due_s
+                return await self._on(self._engine_thread, partial(self._take_report, ended=not is_due))
 
     async def _something_to_do(self) -> bool:
         self._wake.clear()
         if not self._has_something_to_do():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
+            self._due_s = time.monotonic() + self._report_interval_s
         return self._has_something_to_do()
 
     def _has_something_to_do(self) -> bool:
@@ -165,8 +169,8 @@ class EngineReplica:
         self._busy_s += time.monotonic() - started_s
         self._load = self._measured_load()
 
-    def _take_report(self) -> Report:
-        return Report(self._engine.take_progress(), self._measured_load(), self._leaving)
+    def _take_report(self, *, ended: bool) -> Report:
+        return Report(self._engine.take_progress(ended=ended), self._measured_load(), self._leaving)
 
     def _measured_load(self) -> ReplicaLoad:
         idle_s = time.monotonic() - self._started_s - self._busy_s

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
-from millrace.config.objects import load_function
 from millrace.config.schema import Config
 from millrace.config.tables import schedules
-from millrace.core.errors import ConfigError, boundary
 from millrace.schedule.admit import QUEUE_ROUNDS, KVRoom, WhileNewest, WithinBound
 from millrace.schedule.ahead import Ahead
 from millrace.schedule.elastic.rlboost import rlboost
+from millrace.schedule.own.from_function import from_function
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import OnDemand
 from millrace.schedule.route import LeastLoaded, Local
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.tail.roll_flash import roll_flash
-from millrace.schedule.tail.streamrl import streamrl
+from millrace.schedule.tail.build import build_tail
+from millrace.schedule.tail.rollpacker import rollpacker
 from millrace.schedule.take import FirstReady, InOrder, OldestFirst
 
 
@@ -53,26 +50,12 @@ def build(config: Config) -> Schedule:
             )
         case schedules.RLBoost() as knobs:
             return rlboost(staleness_max=knobs.staleness_max)
-        case schedules.RollFlash() as knobs:
-            return roll_flash(knobs)
-        case schedules.StreamRL() as knobs:
-            return streamrl(knobs)
+        case schedules.RollPacker() as knobs:
+            return rollpacker(knobs, config.batch.prompts)
         case schedules.FunctionSchedule() as function:
-            return _from_function(function.path, config)
-        case unknown:
-            assert_never(unknown)
-
-
-def _from_function(path: str, config: Config) -> Schedule:
-    make, _ = load_function("schedule.path", path)
-    with boundary("`schedule.path`", f"calling {path!r} with the configuration", ConfigError):
-        schedule = make(config)
-    if not isinstance(schedule, Schedule):
-        raise ConfigError(
-            f"`schedule.path` ({path!r}) returned a {type(schedule).__name__}, "
-            "not a millrace.schedule.Schedule"
-        )
-    return schedule
+            return from_function(function.path, config)
+        case keys:
+            return build_tail(keys)
 
 
 def synchronous() -> Schedule:

@@ -27,6 +27,7 @@ from millrace.schedule.refresh import Refresh
 from millrace.schedule.repack import Repack
 from millrace.schedule.route import Route
 from millrace.schedule.tail.lengths import Pair
+from millrace.schedule.tail.rounds import TailRounds
 from millrace.schedule.take import Take
 from millrace.schedule.view import QueuedView, RefreshOrder, RepackOrder, ReplicaView, View
 
@@ -38,7 +39,8 @@ class Schedule:
     `staleness_max` None: unbounded. `mixes_versions`: whether one trajectory may have tokens of several
     versions. A refresh rule needs `mixes_versions` if trajectories in flight go on under new weights.
     `one_version`: all turns of a trajectory have one version. `redundant_samples`, `redundant_groups`: what
-    starts beyond a group and a batch. The first that are complete are trained; the others end.
+    starts beyond a group and a batch. The first that are complete are trained, and the others end.
+    `parks`: groups beyond a batch begin again in a long round.
     """
 
     kind: str
@@ -49,11 +51,12 @@ class Schedule:
     take_rule: Take
     mixes_versions: bool = False
     repack_rule: Repack | None = None
-    ahead_rule: Ahead | WithCapacity | None = None
+    ahead_rule: Ahead | WithCapacity | TailRounds | None = None
     pair_rule: Pair | None = None
     one_version: bool = False
     redundant_samples: int = 0
     redundant_groups: int = 0
+    parks: bool = False
 
     @property
     def repack_interval_s(self) -> float | None:

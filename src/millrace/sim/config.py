@@ -12,6 +12,15 @@ from millrace.config.tables.training import BatchShape
 from millrace.sim.costs.transport import Transport
 
 
+class ReplicaKind(Section):
+    device: str
+    """A name of `sim/costs/hardware.py`."""
+    replicas: int = Field(ge=1)
+    """Copies of the inference service on this device."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Devices of one replica."""
+
+
 class ClusterSection(Section):
     model: str
     """A name of `sim/costs/models.py` (`Qwen2.5-7B`), or a directory with a Hugging Face `config.json`."""
@@ -27,6 +36,8 @@ class ClusterSection(Section):
     """Copies of the inference service."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Devices of one replica."""
+    other_replicas: tuple[ReplicaKind, ...] = ()
+    """More replicas, on devices of other kinds: each kind has its own speed and KV room. All have `slots`."""
     colocated: bool = False
     """Trainer and replicas use the same devices, in turns. `schedule` is one that `rollout.colocated` goes
     with."""
@@ -51,6 +62,19 @@ class ClusterSection(Section):
     """Mean latency of a reward. A sandbox takes seconds."""
     replica_mtbf_s: float | None = None
     """Mean time between failures of a replica. `"none"`: no replica fails."""
+
+    @property
+    def all_replicas(self) -> int:
+        return self.replicas + sum(kind.replicas for kind in self.other_replicas)
+
+    @model_validator(mode="after")
+    def _devices_of_one_kind(self) -> ClusterSection:
+        if self.colocated and self.other_replicas:
+            raise ValueError(
+                "`cluster.other_replicas` have devices of their own, and with `cluster.colocated` both sides "
+                "use the same devices: leave one of them out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _hosts_have_relays(self) -> ClusterSection:

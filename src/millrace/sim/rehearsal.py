@@ -18,6 +18,7 @@ from random import Random
 
 from millrace.core.errors import MillraceError
 from millrace.schedule.schedule import Schedule
+from millrace.schedule.tail.rounds import long_round
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 
 PROMPT_TOKENS = 4
@@ -56,6 +57,7 @@ class Played:
     batches: list[list[int]] = field(default_factory=list)
     stale: int = 0
     redundant: int = 0  # groups that ended so that nothing waits for them
+    parked: int = 0  # groups that were left behind for a long round
     failed: int = 0
     crashes: int = 0
     moves: int = 0
@@ -82,6 +84,7 @@ class _Group:
     birth: int
     members: list[_Member]
     ready_rank: int | None = None
+    returned: bool = False  # it has begun again
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ class _Stage:
         self.schedule, self.scene, self.rng = schedule, scene, rng
         self.replicas = {f"r{i}": _Replica(f"r{i}") for i in range(scene.replicas)}
         self.groups: dict[int, _Group] = {}
+        self.parked: list[_Group] = []
         self.step, self.training = 0, False
         self.versions = [0]
         self.next_group_id = self.next_rank = 0
@@ -145,6 +149,8 @@ class _Stage:
             reached=max((group_id for batch in self.outcome.batches for group_id in batch), default=-1),
             group_duration_batches=self.scene.group_duration_batches,
             redundant_groups=self.schedule.redundant_groups,
+            parked=len(self.parked),
+            returned=sum(group.returned for group in self.groups.values()),
         )
 
     def _replica_view(self, replica: _Replica) -> ReplicaView:
@@ -184,7 +190,10 @@ class _Stage:
 
     def _give_up(self) -> bool:
         late = self.schedule.expire(self.view())
-        if self.schedule.redundant_groups:
+        parks = self.schedule.parks and self.step < self.scene.steps
+        if parks:
+            self.outcome.parked += len(late)
+        elif self.schedule.redundant_groups:
             self.outcome.redundant += len(late)
         elif late and self.outcome.crashes == 0:
             raise BrokenPromise(
@@ -192,8 +201,10 @@ class _Stage:
             )
         self.outcome.stale += len(late) if not self.schedule.redundant_groups else 0
         for group_id in late:
-            for member in self.groups.pop(group_id).members:
+            group = self.groups.pop(group_id)
+            for member in group.members:
                 self._put(member, None)
+            self.parked += [group] if parks else []
         gone = set(self.schedule.restart(self.view()))
         restarted = [member for _, member in self._lost() if member.tokens and member.last in gone]
         for member in restarted:
@@ -209,10 +220,14 @@ class _Stage:
         return bool(orders)
 
     def _admit(self) -> bool:
-        replica_ids = self.schedule.admit(self.view())
+        view = self.view()
+        replica_ids = self.schedule.admit(view)
         for replica_id in replica_ids:
             replica = self.replicas[replica_id]
             self._require(replica.version >= 0 and replica.pulling < 0, f"admission on busy {replica_id}")
+            if long_round(view) and self.parked:
+                self._begin_again(self.parked.pop(0), replica)
+                continue
             lengths = [1 + self.rng.randrange(self.scene.tokens_max) for _ in range(self.scene.group_size)]
             members = [_Member(length, replica_id) for length in lengths]
             replica.members.extend(members)
@@ -222,6 +237,13 @@ class _Stage:
         limit = (self.scene.steps - self.step) * self.scene.batch_groups + self.schedule.redundant_groups
         self._require(not replica_ids or len(self.groups) <= limit, "more groups than steps left")
         return bool(replica_ids)
+
+    def _begin_again(self, group: _Group, replica: _Replica) -> None:
+        group.birth, group.ready_rank, group.returned = replica.version, None, True
+        for member in group.members:
+            member.tokens, member.first, member.last = 0, -1, -1
+            self._put(member, replica.replica_id)
+        self.groups[group.group_id] = group
 
     def _place(self) -> bool:
         lost = list(self._lost())

@@ -29,7 +29,7 @@ from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.lengths import Drift, Empirical, Lengths, LogNormal, Mixture, Turns
 from millrace.sim.costs.training import Training
 from millrace.sim.costs.workload import Workload
-from millrace.sim.simulation import Scale, Scenario
+from millrace.sim.simulation import OtherReplicas, Scale, Scenario
 from millrace.sim.virtual.faults import Failures, Faults
 
 UNITS_MAX = 256
@@ -58,6 +58,7 @@ def scenario(config: SimulatedConfig, *, seed: int | None = None) -> Scenario:
         run,
         seed=config.seed if seed is None else seed,
         costs=costs,
+        others=others_of(config, cluster, quantum),
         workload=workload_of(config, quantum),
         faults=Faults(failures=(Failures("replica-*", mtbf_s),) if mtbf_s else ()),
         time_max_s=1e9,
@@ -79,7 +80,6 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
     """Raises: ConfigError."""
     section = config.cluster
     device = hardware.device(section.device)
-    replica_device = hardware.device(section.replica_device) if section.replica_device else device
     model = models.model(section.model)
     training = Training(
         model,
@@ -92,9 +92,8 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
         updates=config.batch.minibatches,
         epochs=config.batch.epochs,
     )
-    generation = Generation(model, replica_device, section.tensor_parallel, section.dtype)
     return Cluster(
-        generation,
+        generations_of(config)[0],
         training,
         section.replicas,
         section.transport,
@@ -104,6 +103,25 @@ def cluster_of(config: SimulatedConfig) -> Cluster:
     )
 
 
+def others_of(config: SimulatedConfig, cluster: Cluster, quantum: int) -> tuple[OtherReplicas, ...]:
+    """The replicas of other kinds than those of `cluster`, in the order of the configuration."""
+    kinds = config.cluster.other_replicas
+    clusters = [replace(cluster, generation=generation) for generation in generations_of(config)[1:]]
+    every = [other.costs(quantum) for other in clusters]
+    return tuple(
+        OtherReplicas(kind.replicas, costs, costs.kv_capacity_units)
+        for kind, costs in zip(kinds, every, strict=True)
+    )
+
+
+def generations_of(config: SimulatedConfig) -> list[Generation]:
+    """One replica of each kind. The kind that `replicas` counts is the first."""
+    section, model = config.cluster, models.model(config.cluster.model)
+    shapes = [(section.replica_device or section.device, section.tensor_parallel)]
+    shapes += [(kind.device, kind.tensor_parallel) for kind in section.other_replicas]
+    return [Generation(model, hardware.device(name), size, section.dtype) for name, size in shapes]
+
+
 def check_memory(config: SimulatedConfig) -> None:
     """Refuse a layout that does not fit into the devices' memory. A simulation would not notice.
 
@@ -111,7 +129,7 @@ def check_memory(config: SimulatedConfig) -> None:
     """
     cluster = cluster_of(config)
     longest = config.workload.prompt_tokens[1] + config.workload.longest
-    room = cluster.generation.kv_capacity_tokens
+    room = min(generation.kv_capacity_tokens for generation in generations_of(config))
     if room < longest:
         raise ConfigError(
             f"a replica has KV room for {room} tokens, but one trajectory may need {longest}: raise "
@@ -173,7 +191,7 @@ def run_config(config: SimulatedConfig, quantum: int) -> Config:
         sampling=SamplingConfig(max_tokens=max_units),
         schedule=config.schedule,
         rollout=Rollout(
-            replicas=config.cluster.replicas,
+            replicas=config.cluster.all_replicas,
             slots=config.cluster.slots,
             max_sequence_tokens=max(16, prompt_units + longest),
             colocated=config.cluster.colocated,
@@ -194,7 +212,7 @@ def _reward(config: SimulatedConfig) -> Reward:
     """With an environment, as many workers as run all episodes of the replicas' slots at once."""
     if not config.workload.acts:
         return ExactRewardSection(workers=4, timeout_s=PATIENCE_S)
-    episodes = config.cluster.replicas * config.cluster.slots
+    episodes = config.cluster.all_replicas * config.cluster.slots
     workers, turns = -(-episodes // LANES), config.workload.turns[1]
     return EnvironmentRewardSection(
         path="simulated:Environment", turns=turns, workers=workers, timeout_s=PATIENCE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,13 +71,24 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherReplicas:
+    """`num` replicas with costs and a KV memory of their own."""
+
+    num: int
+    costs: CostModel
+    kv_capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
-    """A configuration, and its world. Of several `hosts` the first has the trainer. Replicas go round all
-    hosts. Replicas that join go round `later_hosts` further hosts too."""
+    """A configuration, and its world. Its last replicas are the `others`, in their order. Of several `hosts`
+    the first has the trainer. Replicas go round all hosts. Replicas that join go round `later_hosts` further
+    hosts too."""
 
     config: Config
     seed: int = 0
     costs: CostModel = Costs()
+    others: tuple[OtherReplicas, ...] = ()
     workload: Workload = Workload()
     faults: Faults = Faults()
     latency: Latency = Latency()
@@ -111,6 +123,9 @@ class Observer:
 
     def on_event(self, event: Event) -> None:
         """Something happened."""
+
+    def on_crash(self) -> None:
+        """The controller died, and every worker with it."""
 
     def on_decision(self, state: RunState) -> None:
         """The controller's state after a round of decisions."""
@@ -156,39 +171,46 @@ class _Simulation:
         self._outcome, self._trace = Outcome(), TraceDigest()
         self._crashed = False
         self._replicas = scenario.config.rollout.replicas  # as last asked for
+        self._strikes = list(faults.strikes)  # those to come
+        self._ledger = _Ledger(self._world)
+        self._remembered: bytes | None = None  # the ledger's image at the last checkpoint
+        self._runtime: SimRuntime | None = None
+        self._life: asyncio.Timeout | None = None
 
     async def run(self) -> Outcome:
-        outcome, ledger = self._outcome, _Ledger(self._world)
+        outcome, scenario = self._outcome, self._scenario
         self._observer.on_start(self._world)
         running = asyncio.get_running_loop()
         for jump in self._scenario.faults.clock_jumps:
             assert isinstance(running, loop.VirtualLoop), running
             running.call_at(jump.at_s, running.jump, jump.by_s)
-        for crash_s in (*sorted(self._scenario.faults.controller_crashes), None):
-            if await self._live(ledger, crash_s):
-                break
-            ledger = _Ledger(self._world, ledger.image())
+        crashes = deque(sorted(scenario.faults.controller_crashes))
+        while not await self._live(crashes[0] if crashes else None):
+            while crashes and crashes[0] <= clock.now():
+                crashes.popleft()
+            image = self._remembered if scenario.faults.forgets else self._ledger.image()
+            self._ledger = _Ledger(self._world, image)
             outcome.resumes += 1
         outcome.digest, outcome.wall_s = self._trace.hexdigest(), clock.now()
-        outcome.accounting = ledger.accounting()
-        self._observer.on_end(ledger, self._world)
-        ledger.close()
+        outcome.accounting = self._ledger.accounting()
+        self._observer.on_end(self._ledger, self._world)
+        self._ledger.close()
         return outcome
 
-    async def _live(self, ledger: SqliteLedger, crash_s: float | None) -> bool:
+    async def _live(self, crash_s: float | None) -> bool:
         """Run one controller to its end. False: it crashed with all workers, before the end of the run."""
         scenario, self._crashed = self._scenario, False
         events = Events(clock.now, clock.wall)
         events.subscribe(self._on_event)
         seed = stream(scenario.seed, "life", self._outcome.resumes).getrandbits(60)
-        runtime = SimRuntime(
+        runtime = self._runtime = SimRuntime(
             seed, faults=scenario.faults, latency=scenario.latency, isolate=scenario.scale.isolate
         )
         controller = Controller(
             scenario.config,
             fleet=_fleet(scenario, self._world, self._replicas),
             runtime=runtime,
-            ledger=ledger,
+            ledger=self._ledger,
             schedule=build(scenario.config),
             events=events,
             checkpoints="sim",
@@ -220,19 +242,23 @@ class _Simulation:
 
     async def _until(self, crash_s: float | None, controller: Controller) -> bool:
         """True: the run is over. Errors of a controller that has crashed do not count."""
+        running = asyncio.get_running_loop()
+        timers = [] if crash_s is None else [running.call_at(crash_s, self._fall_silent)]
         try:
-            async with asyncio.timeout_at(crash_s):
-                if crash_s is not None:
-                    asyncio.get_running_loop().call_at(crash_s, self._fall_silent)
+            async with asyncio.timeout_at(crash_s) as self._life:
                 await controller.run()
         except Exception:
             if not self._crashed:
                 raise
             return False
+        finally:
+            for timer in timers:
+                timer.cancel()
         return True
 
     def _fall_silent(self) -> None:
         self._crashed = True
+        self._observer.on_crash()
 
     def _on_event(self, event: Event) -> None:
         if not self._crashed:
@@ -241,6 +267,24 @@ class _Simulation:
             if kept is None or event.kind in kept:
                 self._outcome.events.append(event)
             self._observer.on_event(event)
+            if event.kind == "step":
+                self._let_strike(event.fields["version"])
+            elif event.kind == "checkpoint" and self._scenario.faults.forgets:
+                self._remembered = self._ledger.image()
+
+    def _let_strike(self, version: int) -> None:
+        due = [strike for strike in self._strikes if strike.version == version]
+        for strike in due:
+            self._strikes.remove(strike)
+            asyncio.get_running_loop().call_later(strike.after_s, self._strike, strike.workers)
+
+    def _strike(self, workers: str) -> None:
+        assert self._runtime is not None and self._life is not None
+        if workers != "controller":
+            self._runtime.crash(workers)
+        elif not self._crashed:
+            self._fall_silent()
+            self._life.reschedule(asyncio.get_running_loop().time())
 
 
 def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
@@ -278,13 +322,20 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         name = f"relay-{host}" if several else "relay"
         return spec("relay", name, "SimRelay", kwargs | ({"address": host} if several else {}), host)
 
-    def replica_on(name: str, host: str) -> WorkerSpec:
-        return spec("replica", name, "SimReplica", replica, host)
+    kinds = [one for one in scenario.others for _ in range(one.num)]
+    first_other = config.rollout.replicas - len(kinds)
+
+    def replica_on(name: str, host: str, number: int) -> WorkerSpec:
+        kwargs, place = dict(replica), number - first_other
+        if 0 <= place < len(kinds):
+            kind = kinds[place]
+            kwargs |= {"costs": kind.costs, "kv_capacity_tokens": kind.kv_capacity_tokens}
+        return spec("replica", name, "SimReplica", kwargs, host)
 
     return Fleet(
         trainer=spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs}),
         relays=tuple(map(relay, hosts)),
-        replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)]) for i in range(replicas)),
+        replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)], i) for i in range(replicas)),
         reward_workers=tuple(
             spec("reward worker", f"reward-worker-{i}", "SimRewardWorker", environment)
             for i in range(config.reward.most_workers)
@@ -295,7 +346,8 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
             for one in config.evaluations
         ),
         join=lambda names, there: [
-            replica_on(name, every[number % len(every)]) for number, name in enumerate(names, len(there))
+            replica_on(name, every[number % len(every)], number)
+            for number, name in enumerate(names, len(there))
         ],
         relay=relay,
     )

@@ -56,7 +56,7 @@ class SamplingConfig(Section):
 
 
 class Rollout(Section):
-    replicas: int = Field(default=2, ge=1, le=1024)
+    replicas: int = Field(default=2, ge=1, le=4096)
     """Number of inference processes."""
     engine: Literal["own", "vllm", "server"] = "own"
     """Inference software in a replica. A setting that the engine cannot follow is refused at the start.
@@ -85,7 +85,8 @@ class Rollout(Section):
     """Prompt tokens computed between two decode steps."""
     report_interval_s: float = Field(default=0.1, ge=0.001, le=0.5)
     """Time between two reports of a replica, each with its new tokens. Longer in a large fleet: the
-    replicas with which a run starts send at most 256 reports a second together."""
+    replicas with which a run starts send at most 256 such reports a second together, and each sends two
+    within `supervision.heartbeat_timeout_s`. Trajectories that have ended are reported at once."""
     exact: bool = False
     """Tokens and log-probs of a trajectory are the same, bit for bit, beside any other trajectories, on any
     replica, and after any restart. Slower, on a CPU only, on one thread. Refused where the promise cannot

@@ -107,11 +107,33 @@ class RollFlash(Section):
     mix: Mix = "within"
 
 
+class RollPacker(Section):
+    kind: Literal["rollpacker"] = "rollpacker"
+    redundant_samples: CountOrZero = 2
+    """Trajectories that a group starts beyond `batch.group_size` in a short round. The first that have a
+    reward are trained, and the rest ends."""
+    redundant_groups: CountOrZero | None = None
+    """Groups that a short round starts beyond `batch.prompts`. Those that are not trained wait for a long
+    round, and begin again there. `"none"`: a quarter of `batch.prompts`."""
+
+
 class StreamRL(Section):
     kind: Literal["streamrl"] = "streamrl"
     staleness_max: CountOrZero = 1
     """Staleness bound, in versions."""
     mix: Mix = "between"
+
+
+class StaleFlow(Section):
+    kind: Literal["staleflow"] = "staleflow"
+    staleness_max: CountOrZero = 3
+    """Staleness bound, in versions: the paper's eta."""
+
+
+class Heddle(Section):
+    kind: Literal["heddle"] = "heddle"
+    staleness_max: CountOrZero = 0
+    """Staleness bound, in versions. 0: synchronous, as in the paper."""
 
 
 class FunctionSchedule(Section):
@@ -132,7 +154,10 @@ Schedule = Annotated[
     | RLAX
     | RLBoost
     | RollFlash
+    | RollPacker
     | StreamRL
+    | StaleFlow
+    | Heddle
     | FunctionSchedule,
     Field(discriminator="kind"),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millrace.controller.ends.group_waits import late_waits
+from millrace.controller.ends.parking import end_parked, park
 from millrace.controller.state.orders import Abort
 from millrace.core import clock
 from millrace.core.types import State, Trajectory
@@ -45,11 +46,15 @@ def poisoned(run: RunContext, trajectory: Trajectory, replica: str) -> None:
 def expire(run: RunContext, view: View) -> bool:
     """End the groups that cannot be trained in time any more. Returns whether there were any."""
     late = run.schedule.expire(view)
-    for group_id in late:
-        if run.schedule.redundant_groups:
+    over = view.steps_left <= 0
+    for group_id in end_parked(run.state) + late if over else late:
+        if run.schedule.parks and not over:
+            park(run, group_id)
+        elif run.schedule.redundant_groups or run.schedule.parks:
             end_group(run, group_id, State.REJECTED, REDUNDANT_GROUP)
         else:
             end_group(run, group_id, State.STALE, f"beyond the staleness bound at {run.state.version}")
+    stop_work(run)
     return bool(late)
 
 

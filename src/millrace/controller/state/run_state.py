@@ -13,6 +13,7 @@ from millrace.controller.state.groups import make_batch
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.replicas import ReplicaRecord, Replicas
 from millrace.controller.state.trajectories import Trajectories
+from millrace.controller.tail.parked import Parked
 from millrace.controller.turns import episode
 from millrace.core.types import Batch, Report, Trajectory
 from millrace.schedule.view import ReplicaView, View
@@ -31,6 +32,7 @@ class RunState(Trajectories):
         self.version = 0  # of the last committed step
         self.taken: tuple[int, ...] = ()  # groups of the step under way; kept until it is committed
         self.relays = relays
+        self.parked = Parked()
         self.quarantined: set[str] = set()
         self.pinned: Mapping[str, Collection[int]] = {}  # by host: versions that its relay is to get too
 
@@ -57,6 +59,8 @@ class RunState(Trajectories):
             staleness=self.measured.staleness,
             screen_samples=numbers.screen_samples,
             redundant_groups=numbers.redundant_groups,
+            parked=len(self.parked.ready),
+            returned=self.parked.num_returned(self.groups, taken),
         )
 
     @property

@@ -15,6 +15,7 @@ from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
 from millrace.controller.turns import episode
 from millrace.core.types import (
+    LIVE,
     Abstain,
     Failed,
     Finish,
@@ -249,11 +250,15 @@ class Trajectories:
 
     def end_group(self, group_id: int, state: State, reason: str) -> None:
         """End all live members at once, so that the last ones never count as a group of their own."""
-        record = self.groups.pop(group_id)
-        self._ready_gone += record.ready_rank is not None
-        for member in record.group.members:
+        for member in self.remove(group_id).members:
             if member.live:
                 self._end(member, state, reason)
+
+    def remove(self, group_id: int) -> Group:
+        """The group is not live any more. Returns it."""
+        record = self.groups.pop(group_id)
+        self._ready_gone += record.ready_rank is not None
+        return record.group
 
     def _forget(self, tid: int) -> None:
         self.trajectories.pop(tid, None)
@@ -267,13 +272,13 @@ class Trajectories:
         record = self.groups.get(group_id)
         if record is None or record.ready_rank is not None:
             return
-        live = [m for m in record.started if m.live]
+        live = [m for m in record.started if m.state in LIVE]
         unscored = [m for m in live if m.state not in (State.SCORED, State.BUFFERED)]
         if unscored and len(live) - len(unscored) < self.numbers.samples:
             return
         for member in unscored:
             self._end(member, State.REJECTED, REDUNDANT)
-        live = [m for m in live if m.live]
+        live = [m for m in live if m.state in LIVE] if unscored else live
         if record.held:
             self._screen(record, [m.reward for m in live if m.reward is not None])
         elif len(live) == 1:
@@ -325,7 +330,6 @@ class Trajectories:
     def trained(self, group_ids: Iterable[int]) -> None:
         """The step that took these groups is committed."""
         for group_id in group_ids:
-            for member in self.groups.pop(group_id).group.members:
+            for member in self.remove(group_id).members:
                 self._forget(member.trajectory_id)
-            self._ready_gone += 1
         self.resampled = self.unreplaced = 0

@@ -109,7 +109,7 @@ def queued_view(
     last = replicas.get(trajectory.replica) if columns.runs and columns.version_open is None else None
     is_there = last is not None and last.alive and last.epoch == trajectory.epoch
     bound = bound_to(trajectory, one_version=one_version)
-    return QueuedView(bound, oldest, trajectory.replica if is_there else "")
+    return QueuedView(bound, oldest, trajectory.replica if is_there else "", len(columns))
 
 
 def restart(trajectory: Trajectory, *, one_version: bool) -> int:

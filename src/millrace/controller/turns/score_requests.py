@@ -75,9 +75,9 @@ class ScoreRequests:
 
     def forget(self, ids: Collection[int]) -> set[str]:
         """These trajectories need no answer any more. Returns the workers that are to end an episode."""
-        workers = set[str]()
+        workers, gone = set[str](), frozenset(ids)
         for name, waiting in self._waiting.items() if ids else ():
-            self._waiting[name] = deque(one for one in waiting if one[1].trajectory_id not in ids)
+            self._waiting[name] = deque(one for one in waiting if one[1].trajectory_id not in gone)
         for trajectory_id in ids:
             self._suspects.discard(trajectory_id)
             self._deaths.pop(trajectory_id, None)

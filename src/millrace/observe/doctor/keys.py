@@ -16,9 +16,11 @@ BOUND = {
     "rlboost": "schedule.staleness_max",
     "roll_flash": "schedule.alpha",
     "streamrl": "schedule.staleness_max",
+    "staleflow": "schedule.staleness_max",
+    "heddle": "schedule.staleness_max",
     "function": "schedule.staleness_max",
 }
-"""The key with the bound on staleness. `synchronous` has none."""
+"""The key with the bound on staleness. `synchronous` and `rollpacker` have none."""
 
 AHEAD = BOUND | {"millrace": "schedule.ahead"}
 """The key that says how far generation runs ahead."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from millrace.config.schema import Config
-from millrace.config.tables.schedules import Millrace, Synchronous
+from millrace.config.tables.schedules import Millrace, RollPacker, Synchronous
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
@@ -172,9 +172,9 @@ def _with(config: Config, table: str, **values: object) -> Config:
 def _staler(config: Config) -> tuple[str, Config] | None:
     """The key with its values, and the configuration. None: the schedule has no bound."""
     schedule, bound = config.schedule, config.staleness_bound
-    if isinstance(schedule, Synchronous):
+    if isinstance(schedule, Synchronous | RollPacker):
         asynchronous = config.model_copy(update={"schedule": Millrace(staleness_max=1)})
-        return "`schedule.kind` synchronous -> millrace, `staleness_max` 1", asynchronous
+        return f"`schedule.kind` {schedule.kind} -> millrace, `staleness_max` 1", asynchronous
     if bound is None:
         return None
     key = _BOUNDS.get(schedule.kind, "staleness_max")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import chain, pairwise
 from typing import Any
 
-from millrace.config.tables.schedules import AReaL, LlamaRL
+from millrace.config.tables.schedules import AReaL, LlamaRL, StaleFlow
 from millrace.controller.state.run_state import ReplicaRecord, RunState
 from millrace.core import clock
 from millrace.core.errors import MillraceError
@@ -44,7 +44,7 @@ class Invariants(Observer):
     def __init__(self, scenario: Scenario) -> None:
         self._config, self._workload = scenario.config, scenario.workload
         self._schedule = scenario.config.schedule
-        mix = "within" if isinstance(self._schedule, AReaL | LlamaRL) else "between"
+        mix = "within" if isinstance(self._schedule, AReaL | LlamaRL | StaleFlow) else "between"
         self._mix: str = getattr(self._schedule, "mix", mix)
         self._ordered = not any(mishaps.overtaken for mishaps in scenario.faults.mishaps)
         self._steady = self._ordered and not scenario.faults.clock_jumps
@@ -77,7 +77,6 @@ class Invariants(Observer):
     def _begin_life(self) -> None:
         self._num_tokens: dict[int, int] = {}  # trajectory -> its tokens at the last look
         self._leases: dict[int, int] = {}
-        self._restarted: set[int] = set()  # since the last look
         self._served: dict[str, tuple[int, int]] = {}  # replica -> (epoch, version)
         self._newest: dict[str, int] = {}  # of each host, at the last look
         self._pulling: dict[str, int] = {}  # what each replica was pulling then
@@ -102,7 +101,7 @@ class Invariants(Observer):
         )
 
     def _on_restart(self, event: dict[str, Any]) -> None:
-        self._restarted.add(event["trajectory_id"])
+        self._num_tokens[event["trajectory_id"]] = 0
 
     def _on_published(self, event: dict[str, Any]) -> None:
         version, digest = event["version"], event["digest"]
@@ -179,7 +178,6 @@ class Invariants(Observer):
             require(
                 trajectory.group_id in state.groups, "a live trajectory's group is live", trajectory_id=tid
             )
-        self._restarted.clear()
         self._check_groups(state)
         self._check_hosts(state)
         for replica in state.replicas.values():
@@ -210,9 +208,7 @@ class Invariants(Observer):
     def _check_tokens(self, trajectory: Trajectory) -> None:
         tid, count = trajectory.trajectory_id, len(trajectory.columns)
         before = self._num_tokens.get(tid, 0)
-        if tid in self._restarted:
-            before = 0
-        elif count == before:
+        if count == before:
             return
         require(
             count >= before, "tokens are lost only by a counted restart", trajectory_id=tid, before=before

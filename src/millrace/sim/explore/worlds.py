@@ -13,12 +13,14 @@ from millrace.config.tables.runtime import LocalHosts
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
+    Heddle,
     Laminar,
     LlamaRL,
     Millrace,
     RLBoost,
     RollFlash,
     Schedule,
+    StaleFlow,
     StreamRL,
     Synchronous,
 )
@@ -62,6 +64,10 @@ NEWER_SCHEDULES: tuple[Schedule, ...] = (
     RollFlash(alpha=1, redundant_samples=2, redundant_groups=3, mix="never"),
     StreamRL(),
     StreamRL(staleness_max=3, mix="within"),
+    StaleFlow(staleness_max=1),
+    StaleFlow(),
+    Heddle(),
+    Heddle(staleness_max=2),
 )
 """They may start more than they train. Drawn apart, so that all other worlds stay as they are."""
 NEWER_SHARE = 1 / 3

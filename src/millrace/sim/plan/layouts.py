@@ -1,7 +1,8 @@
 """Every layout that fits in memory, with the step time that roofline and memory alone predict.
 
-A layout says which devices train and which generate, in which parallel shape. Of a kind of device some train,
-some generate, the rest of a mixed cluster stays idle: replicas are equal, and so are the trainer's devices.
+A layout says which devices train and which generate, in which parallel shape. All devices that train are of
+one kind. Those that generate are of one kind or two: what is left of the trainer's kind generates too. The
+rest of a mixed cluster stays idle.
 The prediction is LlamaRL's max(train, generate) with mean lengths. The simulator adds the effects that the
 prediction leaves out.
 """
@@ -9,7 +10,7 @@ prediction leaves out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from millrace.sim.costs.generation import Generation
@@ -37,7 +38,7 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class PlanLayout:
     """`train_s` and `generate_s`: predicted seconds of a step, each side alone. `colocated`: both sides use
-    the same devices, in turns."""
+    the same devices, in turns. `other`: `other_replicas` more replicas, on the trainer's kind of device."""
 
     training: Training
     generation: Generation
@@ -46,6 +47,8 @@ class PlanLayout:
     train_s: float
     generate_s: float
     colocated: bool = False
+    other: Generation | None = None
+    other_replicas: int = 0
 
     @property
     def step_s(self) -> float:
@@ -58,13 +61,20 @@ class PlanLayout:
             return used
         name = self.generation.device.name
         used[name] = used.get(name, 0) + self.replicas * self.generation.tensor_parallel
+        if self.other is not None:
+            used[self.other.device.name] += self.other_replicas * self.other.tensor_parallel
         return used
 
     def describe(self) -> str:
-        training, generation = self.training, self.generation
+        training, generation, other = self.training, self.generation, self.other
+        more = (
+            f" and {self.other_replicas} x {other.tensor_parallel} {other.device.name}"
+            if other is not None
+            else ""
+        )
         return (
             f"{training.devices} {training.device.name} train (model parallel {training.model_parallel}), "
-            f"{self.replicas} x {generation.tensor_parallel} {generation.device.name} generate in "
+            f"{self.replicas} x {generation.tensor_parallel} {generation.device.name}{more} generate in "
             f"{generation.dtype}, {self.slots} slots{', in turns' if self.colocated else ''}"
         )
 
@@ -81,6 +91,7 @@ def layouts(
         for generation in _generations(model, generate_on, generators, demand, dtypes)
         for layout in _splits(training, generation, trainers, generators, demand)
     ]
+    fitting += [more for layout in fitting for more in _with_rest(layout, devices, demand)]
     return sorted(fitting, key=lambda layout: (layout.step_s, layout.train_s + layout.generate_s))
 
 
@@ -116,6 +127,15 @@ def generate_s(generation: Generation, replicas: int, slots: int, demand: Demand
     sample_s = generation.sample_s(slots, demand.prompt_tokens, demand.completion_tokens)
     prompts_s = generation.prefill_s(round(demand.prompt_tokens))
     return demand.samples / replicas * (sample_s + prompts_s / 2)
+
+
+def layout_generate_s(layout: PlanLayout, demand: Demand) -> float:
+    """As `generate_s`, with the other replicas: the samples divide by speed."""
+    alone_s = generate_s(layout.generation, layout.replicas, layout.slots, demand)
+    if layout.other is None:
+        return alone_s
+    other_s = generate_s(layout.other, layout.other_replicas, layout.slots, demand)
+    return 1.0 / (1.0 / alone_s + 1.0 / other_s)
 
 
 def slots_that_fit(generation: Generation, demand: Demand) -> list[int]:
@@ -158,3 +178,16 @@ def _splits(
     for slots in slots_that_fit(generation, demand):
         seconds = generate_s(generation, replicas, slots, demand)
         yield PlanLayout(training, generation, replicas, slots, needed_s, seconds)
+
+
+def _with_rest(layout: PlanLayout, devices: Mapping[Device, int], demand: Demand) -> Iterator[PlanLayout]:
+    """`layout` with replicas on those devices of the trainer's kind that neither train nor generate."""
+    training, generation = layout.training, layout.generation
+    rest = devices[training.device] - layout.used()[training.device.name]
+    if training.device == generation.device or not rest:
+        return
+    for other in _generations(generation.model, training.device, rest, demand, (generation.dtype,)):
+        if layout.slots <= max(slots_that_fit(other, demand)):
+            whole = replace(layout, other=other, other_replicas=rest // other.tensor_parallel)
+            yield replace(whole, generate_s=layout_generate_s(whole, demand))
+            return

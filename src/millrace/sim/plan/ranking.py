@@ -13,6 +13,7 @@ from millrace.sim.costs.generation import Generation
 from millrace.sim.costs.hardware import Device
 from millrace.sim.costs.models import ModelSizes
 from millrace.sim.costs.training import MEMORY_FRACTION, Training
+from millrace.sim.plan.checkpoints import CheckpointPlan, planned_interval
 from millrace.sim.plan.layouts import Demand, layouts, layouts_in_turns
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.plan.search import Candidate, Simulated, for_batch, search, simulate_candidate
@@ -60,6 +61,7 @@ class Plan:
     ranking: list[Simulated]
     bottleneck: str
     gains: list[Gain]
+    checkpoints: CheckpointPlan
 
     @property
     def best(self) -> Simulated:
@@ -90,6 +92,7 @@ def plan(config: PlanConfig, on_simulated: Callable[[Simulated], None] = lambda 
         ranking=ranking,
         bottleneck=bottleneck(best.result),
         gains=gains(devices, demand, config, best),
+        checkpoints=planned_interval(best.candidate.layout, best.result, config.device_mtbf_h),
     )
 
 
@@ -211,12 +214,13 @@ def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
         "sampling": {"max_tokens": workload.max_tokens},
         "trainer": {"shard": training.ranks, "tensor": training.model_parallel},
         "rollout": {
-            "replicas": best.layout.replicas,
+            "replicas": best.layout.replicas + best.layout.other_replicas,
             "slots": best.layout.slots,
             "max_sequence_tokens": plan.demand.longest,
             **(several if generation.tensor_parallel > 1 else {}),
             **({"colocated": True} if best.layout.colocated else {}),
         },
+        "checkpoints": {"every": plan.checkpoints.every},
     }
     tree = dict(base)
     for section, keys in chosen.items():

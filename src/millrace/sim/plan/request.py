@@ -8,6 +8,7 @@ from pydantic import Field
 
 from millrace.config.tables.section import Section
 from millrace.sim.config import LengthsSection, LogNormalLengths, WorkloadSection
+from millrace.sim.costs.hardware import DEVICE_MTBF_H
 from millrace.sim.costs.transport import Transport
 
 
@@ -45,6 +46,9 @@ class PlanConfig(Section):
     lengths: LengthsSection = LogNormalLengths()
     workload: WorkloadSection = WorkloadSection()
     search: Search = Search()
+    device_mtbf_h: float = Field(default=round(DEVICE_MTBF_H), gt=0)
+    """Mean hours between failures of one device, with its share of host, network and software. It decides
+    `checkpoints.every`. The default is what Llama 3 published."""
     base: str | None = None
     """A training configuration with your model, task and reward. The planner replaces the keys that it chose.
     `"none"`: the written configuration names a model directory and a file of rows for you to replace."""

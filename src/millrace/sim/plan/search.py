@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from millrace.config.tables import schedules
 from millrace.config.tables.training import BatchShape
 from millrace.core.errors import ConfigError
-from millrace.sim.config import ClusterSection, SimulatedConfig
+from millrace.sim.config import ClusterSection, ReplicaKind, SimulatedConfig
 from millrace.sim.costs.transport import Transport
-from millrace.sim.plan.layouts import Demand, PlanLayout, generate_s, slots_that_fit, train_s
+from millrace.sim.plan.layouts import Demand, PlanLayout, layout_generate_s, slots_that_fit, train_s
 from millrace.sim.plan.request import PlanConfig
 from millrace.sim.report.measure import Result, Timeline, measure
 from millrace.sim.setup import scenario
@@ -108,6 +108,7 @@ def simulated_config(config: PlanConfig, candidate: Candidate) -> tuple[Simulate
                 tensor_parallel=generation.tensor_parallel,
                 dtype="fp8" if generation.dtype == "fp8" else "bf16",
                 slots=layout.slots,
+                other_replicas=_others(layout, scale),
                 colocated=layout.colocated,
                 transport=candidate.transport,
             ),
@@ -116,6 +117,13 @@ def simulated_config(config: PlanConfig, candidate: Candidate) -> tuple[Simulate
         ),
         scale,
     )
+
+
+def _others(layout: PlanLayout, scale: int) -> tuple[ReplicaKind, ...]:
+    other, num = layout.other, layout.other_replicas // scale
+    if other is None or not num:
+        return ()
+    return (ReplicaKind(device=other.device.name, replicas=num, tensor_parallel=other.tensor_parallel),)
 
 
 def simulate_candidate(config: PlanConfig, candidate: Candidate) -> Simulated:
@@ -149,6 +157,7 @@ def _starts(config: PlanConfig, layouts: Sequence[PlanLayout]) -> Iterator[Candi
             layout.generation.device.name,
             layout.generation.tensor_parallel,
             layout.generation.dtype,
+            layout.other is None,
         )
         if kind not in seen:
             seen.add(kind)
@@ -177,6 +186,7 @@ def _splits(
         if layout.generation == here.generation
         and layout.training.device == here.training.device
         and layout.slots == here.slots
+        and (layout.other is None) == (here.other is None)
     ]
     by_size = sorted({layout.training.devices: layout for layout in same}.items())
     index = [size for size, _ in by_size].index(here.training.devices)
@@ -191,8 +201,9 @@ def _slots(
     here = best.layout
     for slots in slots_that_fit(here.generation, demand):
         if slots in (here.slots // 2, here.slots * 2):
-            seconds = generate_s(here.generation, here.replicas, slots, demand)
-            yield replace(best, layout=replace(here, slots=slots, generate_s=seconds))
+            layout = replace(here, slots=slots)
+            seconds = layout_generate_s(layout, demand)
+            yield replace(best, layout=replace(layout, generate_s=seconds))
 
 
 def _batches(
@@ -209,7 +220,7 @@ def for_batch(layout: PlanLayout, prompts: int, config: PlanConfig, demand: Dema
     return replace(
         layout,
         train_s=train_s(layout.training, other),
-        generate_s=generate_s(layout.generation, layout.replicas, layout.slots, other),
+        generate_s=layout_generate_s(layout, other),
     )
 
 

@@ -11,12 +11,15 @@ from statistics import fmean, stdev
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
+    Heddle,
     Laminar,
     LlamaRL,
     Millrace,
     RLBoost,
     RollFlash,
+    RollPacker,
     Schedule,
+    StaleFlow,
     StreamRL,
     Synchronous,
 )
@@ -35,7 +38,10 @@ PRESETS: dict[str, Schedule] = {
     "rlax": RLAX(reload_staleness=1, acceptance_staleness=4),
     "rlboost": RLBoost(),
     "roll_flash": RollFlash(),
+    "rollpacker": RollPacker(),
     "streamrl": StreamRL(),
+    "staleflow": StaleFlow(),
+    "heddle": Heddle(),
 }
 """Presets with their default keys, except `rlax`: its default is on-policy, so it gets the bound of the
 others."""

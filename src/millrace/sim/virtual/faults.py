@@ -42,6 +42,26 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
+class Strike:
+    """The incarnations that are alive `after_s` after `version` was first committed die.
+
+    The name `controller` means the controller, and every worker with it.
+    """
+
+    workers: str
+    version: int
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """A start of the workers takes a time of this range, in place of `Faults.spawn_s`."""
+
+    workers: str
+    range_s: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """The incarnation that is alive at `at_s` learns that its host goes away, and dies `grace_s` later."""
 
@@ -175,7 +195,10 @@ class Faults:
     poisonous: float = 0.0  # of the trajectories: a batch with one of them is rejected by the trainer
     clock_jumps: tuple[ClockJump, ...] = ()
     controller_crashes: tuple[float, ...] = ()  # when the controller dies, and every worker with it
+    strikes: tuple[Strike, ...] = ()
+    forgets: bool = False  # a controller that starts again has the ledger as it was at the last checkpoint
     spawn_s: tuple[float, float] = (0.02, 0.1)  # range of a worker's start
+    starts: tuple[Starts, ...] = ()  # of some workers; the first that fits counts
     notice_s: float = 0.005  # from a death until the others know
 
     def times_of_death(self, name: str, began_s: float, rng: random.Random) -> list[float]:
@@ -185,6 +208,11 @@ class Faults:
             began_s + rng.expovariate(1.0 / f.mtbf_s) for f in self.failures if fnmatchcase(name, f.workers)
         ]
         return named + drawn
+
+    def start_s(self, name: str, rng: random.Random) -> float:
+        """Draws the time of a start at full speed."""
+        ranges = (one.range_s for one in self.starts if fnmatchcase(name, one.workers))
+        return rng.uniform(*next(ranges, self.spawn_s))
 
     def times_of_notice(self, name: str, began_s: float) -> list[tuple[float, float]]:
         """When an incarnation that began at `began_s` gets notice, and when it dies."""

@@ -16,6 +16,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncGenerator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from millrace.core.errors import WorkerDied, WorkerError
@@ -161,10 +162,10 @@ class SimRuntime:
 
     # -------------------------------------------------------- for handles and tests
 
-    def crash(self, name: str) -> None:
-        """Kill the present incarnation of `name`, if one is alive, as a fault would."""
-        if name in self._workers:
-            self._workers[name].die("crashed (simulated fault)")
+    def crash(self, names: str) -> None:
+        """Kill the incarnations that are alive, as a fault would. `names`: a shell pattern."""
+        for worker in [one for name, one in self._workers.items() if fnmatchcase(name, names)]:
+            worker.die("crashed (simulated fault)")
 
     def forget(self, worker: SimulatedWorker) -> None:
         if self._workers.get(worker.name) is worker:

@@ -81,7 +81,7 @@ class SimulatedWorker:
 
     async def start(self, target: str, kwargs: Mapping[str, Any], timeout_s: float) -> None:
         faults = self._conditions.faults
-        spawn_s = self._rng.uniform(*faults.spawn_s) * faults.slowdown(self.name, self._loop.time())
+        spawn_s = faults.start_s(self.name, self._rng) * faults.slowdown(self.name, self._loop.time())
         await asyncio.sleep(min(spawn_s, timeout_s))
         if spawn_s > timeout_s:
             raise late(self.name, self.epoch, "start", timeout_s)

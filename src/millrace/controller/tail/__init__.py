@@ -1,0 +1,1 @@
+"""Groups that a short round leaves behind (`schedule.tail.rounds`)."""
