@@ -1,6 +1,6 @@
 """What studies share: results of whole runs, kept as soon as they are made, and charts as files.
 
-A study is a script. It finds the modules of benchmarks/ as they find each other.
+A study is a script. This module, imported first, lets it find the modules of benchmarks/.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from common import kept_directory, say
+from common import ROOT, kept_directory, say
 
 from millrace.look.curves.chart import chart
 from millrace.look.curves.curve_lines import Line

@@ -1,0 +1,124 @@
+"""Tables of `echo_chamber.py`: means over seeds with 95 % intervals, and whether the best format won."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from echo_formats import FORMATS, best, tilted
+from stored_runs import plus_minus
+from study import Result
+
+Cell = tuple[str, str, float]
+"""Mixture, scale, KL coefficient."""
+DOMINANT = 0.9
+"""A format with at least this share of the samples is the only one that matters."""
+
+
+def cells(runs: Iterable[Result]) -> dict[Cell, list[Result]]:
+    """The runs of each cell, in the order in which cells first come."""
+    found: dict[Cell, list[Result]] = {}
+    for run in runs:
+        found.setdefault((run["mixture"], run["scale"], run["kl"]), []).append(run)
+    return found
+
+
+def verdict(run: Result) -> dict[str, Any]:
+    """What became of the formats of one run.
+
+    `amplified`: the format with the largest share at the end, and that share. `predicted`: of the shares that
+    an exact optimum of reward - KL has, the largest; None without a KL coefficient, where many optima are.
+    """
+    start, end = run["start"], run["end"]
+    amplified = best(end["shares"])
+    optimum = (
+        tilted(start["shares"], start["accuracy"], math.exp(min(50.0, 1 / run["kl"]))) if run["kl"] else None
+    )
+    return {
+        "amplified": amplified,
+        "share": end["shares"][amplified],
+        "dominant": end["shares"][amplified] >= DOMINANT,
+        "was_most_accurate": best(start["accuracy"]) == amplified,
+        "was_most_frequent": best(start["shares"]) == amplified,
+        "predicted": None if optimum is None else optimum[amplified],
+    }
+
+
+def figures(runs: Sequence[Result]) -> dict[str, Any]:
+    """Of all runs together."""
+    verdicts = [verdict(run) for run in runs]
+    free = [v for run, v in zip(runs, verdicts, strict=True) if not run["kl"]]
+    return {
+        "runs": len(runs),
+        "seeds": len({run["seed"] for run in runs}),
+        "dominant_without_kl": sum(v["dominant"] for v in free),
+        "runs_without_kl": len(free),
+        "amplified_was_most_accurate": sum(v["was_most_accurate"] for v in verdicts),
+        "amplified_was_most_accurate_without_kl": sum(v["was_most_accurate"] for v in free),
+        "amplified_was_most_frequent": sum(v["was_most_frequent"] for v in verdicts),
+    }
+
+
+def tables(runs: Sequence[Result]) -> str:
+    """Three tables in Markdown."""
+    by_cell = cells(runs)
+    starts = {cell: each for cell, each in by_cell.items() if cell[2] == 0}
+    return "\n\n".join([_starts(starts), _ends(by_cell), _verdicts(by_cell)])
+
+
+def _starts(found: Mapping[Cell, list[Result]]) -> str:
+    rows = [
+        [
+            _named(cell, kl=False),
+            *(_over(runs, lambda r, f=form: r["start"]["shares"][f]) for form in FORMATS),
+            *(_over(runs, lambda r, f=form: r["start"]["accuracy"][f]) for form in FORMATS),
+        ]
+        for cell, runs in found.items()
+    ]
+    head = ["start model", *(f"share {f}" for f in FORMATS), *(f"right {f}" for f in FORMATS)]
+    return _markdown(head, rows)
+
+
+def _ends(found: Mapping[Cell, list[Result]]) -> str:
+    rows = [
+        [
+            _named(cell),
+            *(_over(runs, lambda r, f=form: r["end"]["shares"][f]) for form in FORMATS),
+            *(_over(runs, lambda r, w=when: r[w]["entropy"]) for when in ("start", "end")),
+        ]
+        for cell, runs in found.items()
+    ]
+    return _markdown(["after RL", *(f"share {f}" for f in FORMATS), "entropy before", "after"], rows)
+
+
+def _verdicts(found: Mapping[Cell, list[Result]]) -> str:
+    rows = []
+    for cell, runs in found.items():
+        verdicts = [verdict(run) for run in runs]
+        accuracy = [
+            _over(runs, lambda r, w=when, n=name: r[w][n])
+            for name in ("pass_1", "pass_k")
+            for when in ("start", "end")
+        ]
+        amplified = ", ".join(v["amplified"] for v in verdicts)
+        won = f"{sum(v['was_most_accurate'] for v in verdicts)} of {len(verdicts)}"
+        rows.append([_named(cell), amplified, won, *accuracy])
+    head = ["run", "amplified, by seed", "most accurate at the start"]
+    return _markdown([*head, "pass@1 before", "after", "pass@16 before", "after"], rows)
+
+
+def _named(cell: Cell, *, kl: bool = True) -> str:
+    mixture, scale, beta = cell
+    return f"{scale}, {mixture}" + (f", KL {beta:g}" if kl else "")
+
+
+def _over(runs: Sequence[Result], value: Callable[[Result], float | None]) -> str:
+    """Of the seeds that have a value."""
+    values = [number for run in runs if (number := value(run)) is not None]
+    return plus_minus(values, 2).replace("+-", "±") if values else "-"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
