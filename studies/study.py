@@ -57,7 +57,7 @@ class Results:
     def complete(self, jobs: Mapping[str, Callable[[], Result]], *, at_once: int = 1) -> dict[str, Result]:
         """Make those that are missing, in their order, so many at once. A line on stderr for each.
 
-        An interrupt ends it. What was made by then is kept. Each gets `cpu_s`: the processor time of the child
+        An interrupt ends it. What was made by then is kept. Each gets `cpu_s`: the processor time of child
         processes that ended meanwhile, which are its own if one is made at once.
         """
         missing = {name: make for name, make in jobs.items() if self.get(name) is None}
