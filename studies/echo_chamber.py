@@ -11,6 +11,7 @@ after an interrupt. One that is complete prints its tables and writes its plots 
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -53,12 +54,12 @@ MIXTURES = {
     "few words": {"direct": 0.45, "words": 0.1, "code": 0.45},
 }
 KLS = (0.0, 0.1, 0.5)
-CELLS = [
-    *(("even", scale, kl) for kl in KLS for scale in SCALES),
-    ("few words", "medium", 0.0),
+PHASES = [
+    [("even", scale, kl) for kl in (KLS[0], KLS[-1]) for scale in SCALES],
+    [*(("even", scale, KLS[1]) for scale in SCALES), ("few words", "medium", KLS[0])],
 ]
-"""(mixture, scale, KL coefficient) of each run, for every seed."""
-CELLS = sized(CELLS, [("even", "small", 0.0), ("even", "small", 0.5)])
+"""(mixture, scale, KL coefficient) of each run, for every seed. The first phase is made for all seeds first."""
+PHASES = sized(PHASES, [[("even", "small", KLS[0]), ("even", "small", KLS[-1])]])
 
 SFT_STEPS, DEMONSTRATIONS = sized(220, 3), sized(12_000, 200)
 STEPS = sized(80, 4)
@@ -311,16 +312,19 @@ def main() -> None:
 
 
 def complete(place: Place, num_seeds: int, at_once: int) -> list[Result]:
-    """All start models, then all runs; seed by seed, so that what is kept is balanced."""
-    for seed in range(num_seeds):
-        starts = {
-            start_name(mixture, scale, seed): partial(make_start, place, mixture, scale, seed)
-            for mixture, scale in dict.fromkeys((mixture, scale) for mixture, scale, _ in CELLS)
-        }
-        place.results.complete(starts, at_once=at_once)
-        runs = {run_name(*cell, seed): partial(make_run, place, *cell, seed) for cell in CELLS}
-        place.results.complete(runs, at_once=at_once)
-    names = [run_name(*cell, seed) for cell in CELLS for seed in range(num_seeds)]
+    """The start models that a phase needs and its runs, seed by seed; then the next phase."""
+    for cells_of_phase, seed in itertools.product(PHASES, range(num_seeds)):
+        starts = dict.fromkeys((mixture, scale) for mixture, scale, _ in cells_of_phase)
+        place.results.complete(
+            {start_name(*one, seed): partial(make_start, place, *one, seed) for one in starts},
+            at_once=at_once,
+        )
+        place.results.complete(
+            {run_name(*cell, seed): partial(make_run, place, *cell, seed) for cell in cells_of_phase},
+            at_once=at_once,
+        )
+    every = sorted(itertools.chain(*PHASES), key=lambda cell: (list(MIXTURES).index(cell[0]), cell[2]))
+    names = [run_name(*cell, seed) for cell in every for seed in range(num_seeds)]
     return list(place.results.all(names).values())
 
 
