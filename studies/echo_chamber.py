@@ -58,7 +58,7 @@ PHASES = [
     [("even", scale, kl) for kl in (KLS[0], KLS[-1]) for scale in SCALES],
     [*(("even", scale, KLS[1]) for scale in SCALES), ("few words", "medium", KLS[0])],
 ]
-"""(mixture, scale, KL coefficient) of each run, for every seed. The first phase is made for all seeds first."""
+"""(mixture, scale, KL coefficient) of each run, for every seed. The first phase comes first for all seeds."""
 PHASES = sized(PHASES, [[("even", "small", KLS[0]), ("even", "small", KLS[-1])]])
 
 SFT_STEPS, DEMONSTRATIONS = sized(220, 3), sized(12_000, 200)
