@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from common import parser_of, report, run_logged, say, sized, train
+from common import ROOT, parser_of, report, run_logged, say, sized, train
 from echo_formats import (
     ANSWER,
     FORMATS,
@@ -41,7 +41,7 @@ from echo_formats import (
     text_of,
 )
 from echo_tables import cells, figures, tables
-from study import IMAGES, RESULTS, Result, Results, directory, save_chart
+from study import IMAGES, RESULTS, Result, Results, directory, save_chart, write_tables
 
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.look.curves.choices import Band
@@ -68,6 +68,7 @@ GROUPS, GROUP_SIZE = sized(16, 4), 16
 HELD_OUT, SAMPLES = sized(64, 4), 16
 NUM_SEEDS = sized(3, 1)
 STUDY = "echo-chamber"
+PAGE = ROOT / "docs" / "echo-chamber.md"
 
 SFT = """
 steps = {steps}
@@ -294,7 +295,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS)
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side")
     parser.add_argument("--results", action="store_true", help="show the results in the repository")
-    parser.add_argument("--write", action="store_true", help="put results and plots into the repository")
+    parser.add_argument("--write", action="store_true", help="put all of it into the repository")
     options = parser.parse_args()
     path = directory(STUDY)
     if options.results:
@@ -308,6 +309,7 @@ def main() -> None:
         RESULTS.mkdir(exist_ok=True)
         lines = ",\n".join(json.dumps(run) for run in runs)
         (RESULTS / "echo_chamber.json").write_text(f"[\n{lines}\n]\n")
+        write_tables(PAGE, "echo_chamber.py", tables(runs))
     report(figures(runs), as_json=options.json)
 
 

@@ -100,3 +100,11 @@ def save_chart(
     drawn = chart(title, lines, x, x_label=x_label, alone=True)
     opening, rest = drawn.split(">", 1)
     path.write_text(f"{opening}><style>{INK}</style>{rest}\n")
+
+
+def write_tables(document: Path, script: str, text: str) -> None:
+    """Put tables into `document`, in place of those that `script` wrote before."""
+    begin, end = f"<!-- studies/{script} --write -->\n", "<!-- end -->\n"
+    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
+    after = rest.partition(end)[2]
+    document.write_text(f"{before}{begin}{text}\n{end}{after}", encoding="utf-8")

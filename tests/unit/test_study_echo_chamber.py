@@ -8,7 +8,7 @@ import pytest
 from echo_chamber import write_plots
 from echo_formats import FORMATS, Tally, answer, demonstrations, format_of, problems, prompt, text_of, tilted
 from echo_tables import figures, tables, verdict
-from study import Results
+from study import Results, write_tables
 
 TERMS = (3, 5, 7, 2)
 
@@ -103,3 +103,10 @@ def test_results_that_are_kept_are_not_made_again_after_an_interrupt(tmp_path):
     assert list(Results(tmp_path).complete(jobs, at_once=2)) == ["a", "b", "c"]
     assert made.count("a") == 1 and made.count("b") == 2
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_tables_replace_those_of_before_and_nothing_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- studies/x.py --write -->\nold\n<!-- end -->\nafter\n")
+    write_tables(page, "x.py", "new")
+    assert page.read_text() == "before\n<!-- studies/x.py --write -->\nnew\n<!-- end -->\nafter\n"
