@@ -113,15 +113,19 @@ def best(values: Mapping[str, float | None]) -> str:
     return max(FORMATS, key=lambda form: values.get(form) or 0.0)
 
 
-def tilted(
-    shares: Mapping[str, float], accuracy: Mapping[str, float | None], factor: float
-) -> dict[str, float]:
-    """Shares after each right answer has become `factor` times as likely as it was against a wrong one.
+def tilted(start: Mapping[str, Any], kl: float) -> dict[str, float]:
+    """Shares that a KL coefficient allows, from the figures of a start (a `Tally`).
 
-        p'(f) ~ p(f) (1 + (factor - 1) a(f))
+        p'(f) ~ p(f) exp(a(f) / (s kl)),    s = sqrt(a (1 - a))
 
-    It is where a policy ends that maximises reward - beta KL, with factor = exp(1 / beta).
+    p, a: shares and accuracies of the formats, without index of all completions. It is the optimum of
+    expected advantage - kl KL(p' || p), if only the format changes and nothing within it. GRPO divides by
+    the deviation of a group's rewards, for which s stands. `algorithm.kl_estimator = "k3"` as a loss has the
+    gradient of KL(p || p'), whose optimum is near if both are near p.
     """
-    weights = {form: shares[form] * (1 + (factor - 1) * (accuracy[form] or 0.0)) for form in FORMATS}
+    scale = kl * math.sqrt(start["pass_1"] * (1 - start["pass_1"]))
+    gains = {form: (start["accuracy"][form] or 0.0) / scale if scale else 0.0 for form in FORMATS}
+    top = max(gains.values())
+    weights = {form: start["shares"][form] * math.exp(gains[form] - top) for form in FORMATS}
     whole = sum(weights.values()) or 1.0
     return {form: weight / whole for form, weight in weights.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,23 +24,23 @@ def cells(runs: Iterable[Result]) -> dict[Cell, list[Result]]:
 
 
 def verdict(run: Result) -> dict[str, Any]:
-    """What became of the formats of one run.
+    """What became of the formats of one run. `lead`: by how much the amplified one was more accurate at the
+    start than the best of the others.
 
-    `amplified`: the format with the largest share at the end, and that share. `predicted`: of the shares that
-    an exact optimum of reward - KL has, the largest; None without a KL coefficient, where many optima are.
+    `amplified`: the format with the largest share at the end, and that share. `predicted`: its share by
+    `tilted`; None without a KL coefficient.
     """
     start, end = run["start"], run["end"]
     amplified = best(end["shares"])
-    optimum = (
-        tilted(start["shares"], start["accuracy"], math.exp(min(50.0, 1 / run["kl"]))) if run["kl"] else None
-    )
     return {
         "amplified": amplified,
         "share": end["shares"][amplified],
         "dominant": end["shares"][amplified] >= DOMINANT,
+        "lead": (start["accuracy"][amplified] or 0.0)
+        - max(start["accuracy"][form] or 0.0 for form in FORMATS if form != amplified),
         "was_most_accurate": best(start["accuracy"]) == amplified,
         "was_most_frequent": best(start["shares"]) == amplified,
-        "predicted": None if optimum is None else optimum[amplified],
+        "predicted": tilted(start, run["kl"])[amplified] if run["kl"] else None,
     }
 
 
@@ -61,10 +60,10 @@ def figures(runs: Sequence[Result]) -> dict[str, Any]:
 
 
 def tables(runs: Sequence[Result]) -> str:
-    """Three tables in Markdown."""
+    """Four tables in Markdown."""
     by_cell = cells(runs)
     starts = {cell: each for cell, each in by_cell.items() if cell[2] == 0}
-    return "\n\n".join([_starts(starts), _ends(by_cell), _verdicts(by_cell)])
+    return "\n\n".join([_starts(starts), _ends(by_cell), _verdicts(by_cell), _predictions(by_cell)])
 
 
 def _starts(found: Mapping[Cell, list[Result]]) -> str:
@@ -103,9 +102,24 @@ def _verdicts(found: Mapping[Cell, list[Result]]) -> str:
         ]
         amplified = ", ".join(v["amplified"] for v in verdicts)
         won = f"{sum(v['was_most_accurate'] for v in verdicts)} of {len(verdicts)}"
-        rows.append([_named(cell), amplified, won, *accuracy])
-    head = ["run", "amplified, by seed", "most accurate at the start"]
+        lead = _over(runs, lambda run: verdict(run)["lead"])
+        rows.append([_named(cell), amplified, won, lead, *accuracy])
+    head = ["run", "amplified, by seed", "was the most accurate", "by"]
     return _markdown([*head, "pass@1 before", "after", "pass@16 before", "after"], rows)
+
+
+def _predictions(found: Mapping[Cell, list[Result]]) -> str:
+    head = ["with KL, share of the amplified format", "before", "after", "predicted"]
+    rows = [
+        [
+            _named(cell),
+            _over(runs, lambda run: run["start"]["shares"][verdict(run)["amplified"]]),
+            *(_over(runs, lambda run, k=key: verdict(run)[k]) for key in ("share", "predicted")),
+        ]
+        for cell, runs in found.items()
+        if cell[2]
+    ]
+    return _markdown(head, rows)
 
 
 def _named(cell: Cell, *, kl: bool = True) -> str:

@@ -49,10 +49,12 @@ def test_a_tally_counts_by_format():
     assert tally.entropy == pytest.approx(math.log(2))
 
 
-def test_the_optimum_under_kl_follows_accuracy_and_keeps_what_never_was():
-    accuracy = {"direct": 0.0, "words": 0.5, "code": 1.0}
-    shares = tilted({"direct": 0.5, "words": 0.5, "code": 0.0}, accuracy, 3.0)
-    assert shares == {"direct": pytest.approx(1 / 3), "words": pytest.approx(2 / 3), "code": 0.0}
+def test_a_kl_coefficient_tilts_shares_by_accuracy():
+    accuracy = {"direct": 0.5, "words": 0.5 + 0.25 * math.log(3), "code": None}
+    start = {"shares": {"direct": 0.5, "words": 0.5, "code": 0.0}, "accuracy": accuracy, "pass_1": 0.5}
+    assert tilted(start, 0.5) == {"direct": pytest.approx(1 / 4), "words": pytest.approx(3 / 4), "code": 0.0}
+    assert tilted(start, 1e6)["words"] == pytest.approx(0.5, abs=1e-5)
+    assert tilted(start, 1e-6)["words"] == pytest.approx(1.0)
 
 
 def run(scale, kl, *, end="words", seed=0):
