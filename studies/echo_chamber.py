@@ -54,12 +54,18 @@ MIXTURES = {
     "few words": {"direct": 0.45, "words": 0.1, "code": 0.45},
 }
 KLS = (0.0, 0.1, 0.5)
+LR, LOWER_LR = 3e-4, 1e-4
 PHASES = [
-    [("even", scale, kl) for kl in (KLS[0], KLS[-1]) for scale in SCALES],
-    [*(("even", scale, KLS[1]) for scale in SCALES), ("few words", "medium", KLS[0])],
+    [("even", scale, kl, LR) for kl in (KLS[0], KLS[-1]) for scale in SCALES],
+    [
+        *(("even", scale, KLS[1], LR) for scale in SCALES),
+        *(("even", "large", kl, LOWER_LR) for kl in (KLS[0], KLS[-1])),
+        ("few words", "medium", KLS[0], LR),
+    ],
 ]
-"""(mixture, scale, KL coefficient) of each run, for every seed. The first phase comes first for all seeds."""
-PHASES = sized(PHASES, [[("even", "small", KLS[0]), ("even", "small", KLS[-1])]])
+"""(mixture, scale, KL coefficient, learning rate) of each run, for every seed. The first phase of all seeds
+comes before the second."""
+PHASES = sized(PHASES, [[("even", "small", kl, LR) for kl in (KLS[0], KLS[-1])]])
 
 SFT_STEPS, DEMONSTRATIONS = sized(220, 3), sized(12_000, 200)
 STEPS = sized(80, 4)
@@ -90,7 +96,7 @@ task = {{ kind = "file", path = "{rows}" }}
 reward = {{ kind = "exact", workers = 1, extract = '{extract}' }}
 batch = {{ prompts = {groups}, group_size = {group_size}, token_budget = 2048 }}
 sampling.max_tokens = 24
-optimizer = {{ lr = 3e-4, warmup_steps = 5 }}
+optimizer = {{ lr = {lr}, warmup_steps = 5 }}
 schedule.kind = "synchronous"
 rollout = {{ replicas = 1, slots = 256, max_sequence_tokens = 32, report_interval_s = 0.02 }}
 checkpoints.every = 1000
@@ -137,8 +143,8 @@ def start_name(mixture: str, scale: str, seed: int) -> str:
     return f"start_{mixture.replace(' ', '-')}_{scale}_{SFT_STEPS}-steps_seed-{seed}"
 
 
-def run_name(mixture: str, scale: str, kl: float, seed: int) -> str:
-    return f"run_{mixture.replace(' ', '-')}_{scale}_kl-{kl:g}_{STEPS}-steps_seed-{seed}"
+def run_name(mixture: str, scale: str, kl: float, lr: float, seed: int) -> str:
+    return f"run_{mixture.replace(' ', '-')}_{scale}_kl-{kl:g}_lr-{lr:g}_{STEPS}-steps_seed-{seed}"
 
 
 # ---------------------------------------------------------------- making results
@@ -184,7 +190,7 @@ def write_base(path: Path, scale: str, seed: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def make_run(place: Place, mixture: str, scale: str, kl: float, seed: int) -> Result:
+def make_run(place: Place, mixture: str, scale: str, kl: float, lr: float, seed: int) -> Result:
     """RL from a start, by `millrace train`. Figures of the held-out problems before and after, and curves."""
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "out"
@@ -193,6 +199,7 @@ def make_run(place: Place, mixture: str, scale: str, kl: float, seed: int) -> Re
             seed=seed,
             start=place.start(mixture, scale, seed),
             kl=kl,
+            lr=lr,
             rows=place.rows("rows"),
             tests=place.rows("tests"),
             extract=ANSWER,
@@ -203,12 +210,12 @@ def make_run(place: Place, mixture: str, scale: str, kl: float, seed: int) -> Re
         )
         events = [event for event in train(config, out) if event["kind"] == "step"]
         if len(events) != STEPS:
-            raise SystemExit(f"{run_name(mixture, scale, kl, seed)}: {len(events)} of {STEPS} steps")
+            raise SystemExit(f"{run_name(mixture, scale, kl, lr, seed)}: {len(events)} of {STEPS} steps")
         with LedgerReader(out / "run" / "ledger.sqlite") as ledger:
             before, after = evaluated(ledger, 0), evaluated(ledger, STEPS)
             points = list(curve(ledger))
     metrics = [event["metrics"] for event in events]
-    named = {"mixture": mixture, "scale": scale, "kl": kl, "seed": seed}
+    named = {"mixture": mixture, "scale": scale, "kl": kl, "lr": lr, "seed": seed}
     return _short(
         named
         | {"start": asdict(before), "end": asdict(after), "curve": points}
@@ -265,7 +272,9 @@ def write_plots(runs: list[Result], out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     written, by_cell = [], cells(runs)
     for scale in SCALES:
-        found = {kl: each for (mixture, at, kl), each in by_cell.items() if (mixture, at) == ("even", scale)}
+        found = {
+            kl: each for (*which, kl, lr), each in by_cell.items() if (*which, lr) == ("even", scale, LR)
+        }
         if not found:
             continue
         shares = [_line(form, found.get(0.0, []), column) for column, form in enumerate(FORMATS)]
@@ -315,17 +324,19 @@ def main() -> None:
 
 def complete(place: Place, num_seeds: int, at_once: int) -> list[Result]:
     """The start models that a phase needs and its runs, seed by seed; then the next phase."""
-    for cells_of_phase, seed in itertools.product(PHASES, range(num_seeds)):
-        starts = dict.fromkeys((mixture, scale) for mixture, scale, _ in cells_of_phase)
+    for phase, seed in itertools.product(PHASES, range(num_seeds)):
+        starts = dict.fromkeys(cell[:2] for cell in phase)
         place.results.complete(
             {start_name(*one, seed): partial(make_start, place, *one, seed) for one in starts},
             at_once=at_once,
         )
         place.results.complete(
-            {run_name(*cell, seed): partial(make_run, place, *cell, seed) for cell in cells_of_phase},
+            {run_name(*cell, seed): partial(make_run, place, *cell, seed) for cell in phase},
             at_once=at_once,
         )
-    every = sorted(itertools.chain(*PHASES), key=lambda cell: (list(MIXTURES).index(cell[0]), cell[2]))
+    every = sorted(
+        itertools.chain(*PHASES), key=lambda cell: (list(MIXTURES).index(cell[0]), -cell[3], cell[2])
+    )
     names = [run_name(*cell, seed) for cell in every for seed in range(num_seeds)]
     return list(place.results.all(names).values())
 

@@ -9,8 +9,8 @@ from echo_formats import FORMATS, best, tilted
 from stored_runs import plus_minus
 from study import Result
 
-Cell = tuple[str, str, float]
-"""Mixture, scale, KL coefficient."""
+Cell = tuple[str, str, float, float]
+"""Mixture, scale, KL coefficient, learning rate."""
 DOMINANT = 0.9
 """A format with at least this share of the samples is the only one that matters."""
 
@@ -19,7 +19,7 @@ def cells(runs: Iterable[Result]) -> dict[Cell, list[Result]]:
     """The runs of each cell, in the order in which cells first come."""
     found: dict[Cell, list[Result]] = {}
     for run in runs:
-        found.setdefault((run["mixture"], run["scale"], run["kl"]), []).append(run)
+        found.setdefault((run["mixture"], run["scale"], run["kl"], run["lr"]), []).append(run)
     return found
 
 
@@ -62,18 +62,20 @@ def figures(runs: Sequence[Result]) -> dict[str, Any]:
 def tables(runs: Sequence[Result]) -> str:
     """Four tables in Markdown."""
     by_cell = cells(runs)
-    starts = {cell: each for cell, each in by_cell.items() if cell[2] == 0}
+    starts: dict[tuple[str, str], list[Result]] = {}
+    for (mixture, scale, *_), each in by_cell.items():
+        starts.setdefault((mixture, scale), each)
     return "\n\n".join([_starts(starts), _ends(by_cell), _verdicts(by_cell), _predictions(by_cell)])
 
 
-def _starts(found: Mapping[Cell, list[Result]]) -> str:
+def _starts(found: Mapping[tuple[str, str], list[Result]]) -> str:
     rows = [
         [
-            _named(cell, kl=False),
+            f"{scale}, {mixture}",
             *(_over(runs, lambda r, f=form: r["start"]["shares"][f]) for form in FORMATS),
             *(_over(runs, lambda r, f=form: r["start"]["accuracy"][f]) for form in FORMATS),
         ]
-        for cell, runs in found.items()
+        for (mixture, scale), runs in found.items()
     ]
     head = ["start model", *(f"share {f}" for f in FORMATS), *(f"right {f}" for f in FORMATS)]
     return _markdown(head, rows)
@@ -122,9 +124,9 @@ def _predictions(found: Mapping[Cell, list[Result]]) -> str:
     return _markdown(head, rows)
 
 
-def _named(cell: Cell, *, kl: bool = True) -> str:
-    mixture, scale, beta = cell
-    return f"{scale}, {mixture}" + (f", KL {beta:g}" if kl else "")
+def _named(cell: Cell) -> str:
+    mixture, scale, kl, lr = cell
+    return f"{scale}, {mixture}, KL {kl:g}, lr {lr:g}"
 
 
 def _over(runs: Sequence[Result], value: Callable[[Result], float | None]) -> str:

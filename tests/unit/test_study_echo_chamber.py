@@ -67,9 +67,15 @@ def run(scale, kl, *, end="words", seed=0):
     }
     shares = {form: 0.94 if form == end else 0.03 for form in FORMATS}
     points = [[0.4, 0.4, 0.2, 0.5], [*shares.values(), 0.8]]
-    return {"mixture": "even", "scale": scale, "kl": kl, "seed": seed, "start": start, "curve": points} | {
-        "end": start | {"shares": shares}
-    }
+    return {
+        "mixture": "even",
+        "scale": scale,
+        "kl": kl,
+        "lr": 3e-4,
+        "seed": seed,
+        "start": start,
+        "curve": points,
+    } | {"end": start | {"shares": shares}}
 
 
 def test_a_verdict_compares_the_end_with_the_start():
@@ -82,7 +88,7 @@ def test_a_verdict_compares_the_end_with_the_start():
 
 def test_tables_figures_and_plots_are_of_all_runs(tmp_path):
     runs = [run("small", kl, seed=seed) for kl in (0.0, 0.5) for seed in (0, 1)]
-    assert "| small, even, KL 0.5 | 0.03 ± 0.00 | 0.94 ± 0.00 |" in tables(runs)
+    assert "| small, even, KL 0.5, lr 0.0003 | 0.03 ± 0.00 | 0.94 ± 0.00 |" in tables(runs)
     assert figures(runs)["amplified_was_most_accurate"] == 4 == figures(runs)["runs"]
     plots = write_plots(runs, tmp_path)
     assert [plot.name for plot in plots] == ["echo-shares-small.svg", "echo-kl-small.svg"]
