@@ -27,7 +27,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from common import ROOT, parser_of, report, run_logged, say, sized, train
+from common import ROOT, parser_of, report, require, run_logged, say, sized, train
 from echo_formats import (
     ANSWER,
     FORMATS,
@@ -304,13 +304,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS)
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side")
     parser.add_argument("--results", action="store_true", help="show the results in the repository")
+    parser.add_argument("--kept", action="store_true", help="show what is kept so far")
     parser.add_argument("--write", action="store_true", help="put all of it into the repository")
     options = parser.parse_args()
     path = directory(STUDY)
     if options.results:
         runs = json.loads((RESULTS / "echo_chamber.json").read_text())
     else:
-        runs = complete(Place(path), options.seeds, options.at_once)
+        if not options.kept:
+            complete(Place(path), options.seeds, options.at_once)
+        runs = kept(Place(path), options.seeds)
+    require(runs, "no run is kept yet")
     print(tables(runs))
     for plot in write_plots(runs, IMAGES if options.write else path / "plots"):
         say(f"plot: {plot}")
@@ -322,7 +326,7 @@ def main() -> None:
     report(figures(runs), as_json=options.json)
 
 
-def complete(place: Place, num_seeds: int, at_once: int) -> list[Result]:
+def complete(place: Place, num_seeds: int, at_once: int) -> None:
     """The start models that a phase needs and its runs, seed by seed; then the next phase."""
     for phase, seed in itertools.product(PHASES, range(num_seeds)):
         starts = dict.fromkeys(cell[:2] for cell in phase)
@@ -334,10 +338,13 @@ def complete(place: Place, num_seeds: int, at_once: int) -> list[Result]:
             {run_name(*cell, seed): partial(make_run, place, *cell, seed) for cell in phase},
             at_once=at_once,
         )
-    every = sorted(
-        itertools.chain(*PHASES), key=lambda cell: (list(MIXTURES).index(cell[0]), -cell[3], cell[2])
-    )
-    names = [run_name(*cell, seed) for cell in every for seed in range(num_seeds)]
+
+
+def kept(place: Place, num_seeds: int) -> list[Result]:
+    """The runs that are kept, those of a cell together."""
+    mixtures = list(MIXTURES)
+    shown = sorted(itertools.chain(*PHASES), key=lambda c: (mixtures.index(c[0]), -c[3], c[2]))
+    names = [run_name(*cell, seed) for cell in shown for seed in range(num_seeds)]
     return list(place.results.all(names).values())
 
 
