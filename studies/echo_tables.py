@@ -60,12 +60,12 @@ def figures(runs: Sequence[Result]) -> dict[str, Any]:
 
 
 def tables(runs: Sequence[Result]) -> str:
-    """Four tables in Markdown."""
+    """Three tables in Markdown."""
     by_cell = cells(runs)
     starts: dict[tuple[str, str], list[Result]] = {}
     for (mixture, scale, *_), each in by_cell.items():
         starts.setdefault((mixture, scale), each)
-    return "\n\n".join([_starts(starts), _ends(by_cell), _verdicts(by_cell), _predictions(by_cell)])
+    return "\n\n".join([_starts(starts), _ends(by_cell), _verdicts(by_cell)])
 
 
 def _starts(found: Mapping[tuple[str, str], list[Result]]) -> str:
@@ -87,39 +87,37 @@ def _ends(found: Mapping[Cell, list[Result]]) -> str:
             _named(cell),
             *(_over(runs, lambda r, f=form: r["end"]["shares"][f]) for form in FORMATS),
             *(_over(runs, lambda r, w=when: r[w]["entropy"]) for when in ("start", "end")),
+            _over(runs, lambda run: verdict(run)["share"]),
+            _over(runs, lambda run: verdict(run)["predicted"]),
         ]
         for cell, runs in found.items()
     ]
-    return _markdown(["after RL", *(f"share {f}" for f in FORMATS), "entropy before", "after"], rows)
+    head = ["after RL", *(f"share {f}" for f in FORMATS), "entropy before", "after"]
+    return _markdown([*head, "amplified", "predicted"], rows)
 
 
 def _verdicts(found: Mapping[Cell, list[Result]]) -> str:
-    rows = []
-    for cell, runs in found.items():
-        verdicts = [verdict(run) for run in runs]
-        accuracy = [
-            _over(runs, lambda r, w=when, n=name: r[w][n])
-            for name in ("pass_1", "pass_k")
-            for when in ("start", "end")
-        ]
-        amplified = ", ".join(v["amplified"] for v in verdicts)
-        won = f"{sum(v['was_most_accurate'] for v in verdicts)} of {len(verdicts)}"
-        lead = _over(runs, lambda run: verdict(run)["lead"])
-        rows.append([_named(cell), amplified, won, lead, *accuracy])
-    head = ["run", "amplified, by seed", "was the most accurate", "by"]
-    return _markdown([*head, "pass@1 before", "after", "pass@16 before", "after"], rows)
-
-
-def _predictions(found: Mapping[Cell, list[Result]]) -> str:
-    head = ["with KL, share of the amplified format", "before", "after", "predicted"]
     rows = [
         [
             _named(cell),
-            _over(runs, lambda run: run["start"]["shares"][verdict(run)["amplified"]]),
-            *(_over(runs, lambda run, k=key: verdict(run)[k]) for key in ("share", "predicted")),
+            ", ".join(verdict(run)["amplified"] for run in runs),
+            _over(runs, lambda run: verdict(run)["lead"]),
+            *(
+                _over(runs, lambda r, w=when, n=name: r[w][n])
+                for name in ("pass_1", "pass_k")
+                for when in ("start", "end")
+            ),
         ]
         for cell, runs in found.items()
-        if cell[2]
+    ]
+    head = [
+        "run",
+        "amplified, by seed",
+        "its lead before",
+        "pass@1 before",
+        "after",
+        "pass@16 before",
+        "after",
     ]
     return _markdown(head, rows)
 
