@@ -113,7 +113,7 @@ def _verdicts(found: Mapping[Cell, list[Result]]) -> str:
     head = [
         "run",
         "amplified, by seed",
-        "its lead before",
+        "lead before",
         "pass@1 before",
         "after",
         "pass@16 before",
