@@ -19,6 +19,7 @@
 # make test-ui      every page of `millrace ui` in Chromium
 # make bench        every benchmark
 # make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
+# make study-echo-chamber  which of three formats RL amplifies, by scale and by KL: tables and plots, within an hour
 # make docs         write the configuration reference, check every document
 # make dist         build the wheel and the source archive into dist/
 # make lock         pin every dependency with its hashes in requirements.lock
@@ -38,7 +39,7 @@ VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick study-echo-chamber docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -151,6 +152,9 @@ bench: $(STAMP)
 # What needs TRL or network namespaces is skipped in words where they are not.
 bench-quick: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -rs tests/benchmarks
+
+study-echo-chamber: $(STAMP)
+	$(BIN)/python studies/echo_chamber.py
 
 docs: $(STAMP)
 	$(BIN)/python -m millrace.api.pages.configuration_page docs/configuration.md docs/operation.md docs/simulation.md
