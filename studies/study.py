@@ -1,12 +1,13 @@
 """What studies share: results of whole runs, kept as soon as they are made, and charts as files.
 
-A study is a script. It finds the modules of benchmarks/ as they find each other.
+A study is a script. This module, imported first, lets it find the modules of benchmarks/.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from common import kept_directory, say
+from common import ROOT, kept_directory, say
 
 from millrace.look.curves.chart import chart
 from millrace.look.curves.curve_lines import Line
@@ -57,7 +57,8 @@ class Results:
     def complete(self, jobs: Mapping[str, Callable[[], Result]], *, at_once: int = 1) -> dict[str, Result]:
         """Make those that are missing, in their order, so many at once. A line on stderr for each.
 
-        An interrupt ends it. What was made by then is kept.
+        An interrupt ends it. What was made by then is kept. Each gets `cpu_s`: the processor time of child
+        processes that ended meanwhile, which are its own if one is made at once.
         """
         missing = {name: make for name, make in jobs.items() if self.get(name) is None}
         began, num_made = time.monotonic(), 0
@@ -80,9 +81,16 @@ class Results:
         return {name: result for name in names if (result := self.get(name)) is not None}
 
     def _make(self, name: str, make: Callable[[], Result]) -> tuple[str, float]:
-        began = time.monotonic()
-        self.put(name, make())
+        began, used_s = time.monotonic(), cpu_s()
+        result = make()
+        self.put(name, result | {"cpu_s": round(cpu_s() - used_s, 1)})
         return name, time.monotonic() - began
+
+
+def cpu_s() -> float:
+    """Processor time of child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def save_chart(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # which find each other as scripts do
+sys.path.append(str(Path(__file__).parents[1] / "studies"))
 # A shell that starts tests in the background has SIGINT ignored, and every process of a test inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The garbage of one test may be collected in any other. Pytest's own hook raises where the stack is full.
