@@ -22,7 +22,7 @@ import study
 from common import QUICK, parser_of, report, say, sized
 from staleness_design import CORRECTIONS, RUN_S, SIZES, Run, num_wanted, wanted
 from staleness_results import StalenessResults
-from staleness_runs import DESIGN, make, make_start
+from staleness_runs import DESIGN, make
 from staleness_tables import figures, plots, tables
 
 
@@ -53,7 +53,7 @@ def complete(results: StalenessResults, options: Any, seeds: Sequence[int]) -> N
     total = {size: num_wanted(size, seeds, options.arms) for size in options.sizes}
     progress, began_s = Progress(results, total, options.workers), time.monotonic()
     say(progress.left())
-    starts: dict[str, Path] = {}
+    starts = study.directory("staleness")
     running: dict[Future[dict[str, Any]], tuple[Run, float]] = {}
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         while True:
@@ -64,9 +64,7 @@ def complete(results: StalenessResults, options: Any, seeds: Sequence[int]) -> N
             while len(running) < options.workers and time.monotonic() - began_s < 60 * options.minutes:
                 if (run := next(missing, None)) is None:
                     break
-                if run.size not in starts:
-                    starts[run.size] = make_start(run.size, study.directory("staleness"))
-                running[pool.submit(make, run, starts[run.size])] = run, time.monotonic()
+                running[pool.submit(make, run, starts)] = run, time.monotonic()
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -7,11 +7,12 @@ import shutil
 import string
 import tempfile
 import time
+from fcntl import LOCK_EX, flock
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from staleness_design import CORRECTIONS, SIZES, Run
+from staleness_design import CORRECTIONS, SIZES, Run, Size
 
 DEMONSTRATION_SEED = 7
 RIGHT, COPIED = 0.3, 0.5  # shares of demonstrations; the rest has two letters swapped
@@ -55,34 +56,32 @@ def _config(start: Path, *, algorithm: str, rate: float, steps: int = 1, seed: i
 
 def make_start(name: str, directory: Path) -> Path:
     """The start model of a size, made once. Most of its demonstrations are wrong (`_demonstration`)."""
+    own = directory / f"start-{name}-{DESIGN}"
+    with (directory / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)  # another worker may be making it
+        if not (own / "start" / "model.safetensors").exists():
+            shutil.rmtree(own, ignore_errors=True)
+            _learn(SIZES[name], own / "base", own / "start")
+    return own / "start"
+
+
+def _learn(size: Size, base: Path, out: Path) -> None:
     from peers.start import untrained
 
     from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import sft
 
-    size = SIZES[name]
-    own = directory / f"start-{name}-{size.demonstrations}-{size.demonstration_rate:g}"
-    if not (own / "start" / "model.safetensors").exists():
-        shutil.rmtree(own, ignore_errors=True)
-        (own / "base").mkdir(parents=True)
-        make_character_tokenizer(own / "base", string.ascii_letters + string.digits + " >-'.")
-        tokenizer = load_tokenizer(own / "base")
-        untrained(tokenizer, hidden=size.hidden, layers=size.layers).save_pretrained(own / "base")
-        examples = [
-            (tokenizer.encode(f"{word}>"), [*tokenizer.encode(shown), tokenizer.eos_token_id])
-            for word, shown in _demonstrations(size.demonstrations * BATCH_TOKENS // 10)
-        ]
-        sft(
-            own / "base",
-            examples,
-            out_dir=own / "start",
-            steps=size.demonstrations,
-            lr=size.demonstration_rate,
-            batch_tokens=BATCH_TOKENS,
-            row_tokens=ROW_TOKENS,
-            device="cpu",
-        )
-    return own / "start"
+    base.mkdir(parents=True)
+    make_character_tokenizer(base, string.ascii_letters + string.digits + " >-'.")
+    tokenizer = load_tokenizer(base)
+    untrained(tokenizer, hidden=size.hidden, layers=size.layers).save_pretrained(base)
+    examples = [
+        (tokenizer.encode(f"{word}>"), [*tokenizer.encode(shown), tokenizer.eos_token_id])
+        for word, shown in _demonstrations(size.demonstrations * BATCH_TOKENS // 10)
+    ]
+    steps, lr = size.demonstrations, size.demonstration_rate
+    sizes = {"batch_tokens": BATCH_TOKENS, "row_tokens": ROW_TOKENS}
+    sft(base, examples, out_dir=out, steps=steps, lr=lr, device="cpu", **sizes)
 
 
 def _demonstrations(count: int) -> list[tuple[str, str]]:
@@ -104,7 +103,7 @@ def _demonstration(row: dict[str, Any], rng: random.Random) -> str:
     return str(answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :])
 
 
-def make(run: Run, start: Path) -> dict[str, Any]:
+def make(run: Run, starts: Path) -> dict[str, Any]:
     """A summary: held-out rewards in thousandths, greedy accuracy, CPU seconds, and the effective sample size
     of the later half, as a share of the tokens."""
     import torch
@@ -113,6 +112,7 @@ def make(run: Run, start: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     size = SIZES[run.size]
     algorithm = CORRECTIONS[run.correction]
+    start = make_start(run.size, starts)
     config = _config(start, algorithm=algorithm, rate=run.rate, steps=size.steps, seed=run.seed)
     began_s = time.process_time()
     record = OneProcess(config, run.staleness).run(Evaluations(size.every, size.held_out, size.greedy))
