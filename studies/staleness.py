@@ -23,7 +23,7 @@ from common import QUICK, parser_of, report, say, sized
 from staleness_design import CORRECTIONS, RUN_S, SIZES, Run, num_wanted, wanted
 from staleness_results import StalenessResults
 from staleness_runs import DESIGN, make
-from staleness_tables import figures, plots, tables
+from staleness_tables import figures, plots, tables, write_page
 
 
 class Progress:
@@ -87,8 +87,10 @@ def main() -> None:
     file = options.results or (study.directory("staleness") if QUICK else study.RESULTS) / "staleness.json"
     results = StalenessResults(file, DESIGN)
     complete(results, options, range(options.seeds))
-    for line in tables(results):
-        print(line)
+    lines = tables(results)
+    print("\n".join(lines))
+    if not QUICK:
+        write_page(study.ROOT / "docs" / "staleness.md", lines)
     plots(results, study.directory("staleness") if QUICK else study.IMAGES)
     report(figures(results), as_json=options.json)
 

@@ -15,6 +15,7 @@ from stored_runs import interval
 from millrace.look.curves.curve_lines import Line
 
 BEGIN, END = "<!-- studies/staleness.py -->\n", "<!-- end -->\n"
+NO_CORRECTION = "no correction"
 Costs = dict[tuple[str, int], Cost]
 Outcomes = Mapping[tuple[str, int], Mapping[int, Outcome]]
 """(correction, staleness) -> seed -> what is known of the run."""
@@ -141,7 +142,7 @@ def figures(results: StalenessResults) -> dict[str, float | None]:
 
 
 def plots(results: StalenessResults, directory: Path) -> None:
-    """Of each size: rewards by step without correction, and the loss of final reward by staleness."""
+    """Of each size: rewards by step without correction, and the steps that staleness costs."""
     for size in SIZES:
         kept = outcomes(results, size)
         found = costs(kept, size)
@@ -161,8 +162,8 @@ def plots(results: StalenessResults, directory: Path) -> None:
         )
         study.save_chart(
             directory / f"staleness-costs-{size}.svg",
-            f"{size}: final reward below staleness 0",
-            [line for name in CORRECTIONS if (line := _losses(name, found))],
+            f"{size}: % more steps to the same reward",
+            [line for name in CORRECTIONS if (line := _percent(name, found))],
             (0.0, float(STALENESS[-1])),
             x_label="staleness",
         )
@@ -173,19 +174,17 @@ def _curve(label: str, runs: Iterable[Outcome], every: int) -> Line:
     return Line(label, np.arange(len(rewards), dtype=float) * every, rewards)
 
 
-def _losses(name: str, found: Costs) -> Line | None:
-    """With its interval for no correction, where every staleness has a run."""
-    own = sorted(
-        (staleness, one.below) for (arm, staleness), one in found.items() if arm == name and staleness
-    )
+def _percent(name: str, found: Costs) -> Line | None:
+    """With its interval for no correction, if there are three seeds: that of two is wider than the chart."""
+    own = sorted((staleness, one) for (arm, staleness), one in found.items() if arm == name and staleness)
     if not own:
         return None
     x = np.array([0.0, *(float(staleness) for staleness, _ in own)])
-    means = np.array([0.0, *(below[0] for _, below in own)])
-    halves = np.array([0.0, *(below[1] or 0.0 for _, below in own)])
-    if name != NONE:
-        return Line(name, x, means, dots=True)
-    return Line("no correction, 95 %", x, means, low=means - halves, high=means + halves, dots=True)
+    means = np.array([0.0, *(one.percent[0] for _, one in own)])
+    if name != NONE or any(one.seeds < 3 for _, one in own):
+        return Line(NO_CORRECTION if name == NONE else name, x, means, dots=True)
+    halves = np.array([0.0, *(one.percent[1] or 0.0 for _, one in own)])
+    return Line(f"{NO_CORRECTION}, 95 %", x, means, low=means - halves, high=means + halves, dots=True)
 
 
 def write_page(document: Path, lines: Sequence[str]) -> None:
