@@ -96,6 +96,8 @@ class OneProcess:
                 if version < steps:
                     batch = Batch(version, sampled.popleft())
                     results.append(self._trainer.step(batch, rejected_dir=Path(scratch)))
+                    ages = set(results[-1].logprob_gap)
+                    assert ages == {min(version, self._staleness)}, (version, ages)
         return Record(rewards, await self._greedy(evaluations.greedy), results)
 
     def _serve(self, version: int) -> None:
