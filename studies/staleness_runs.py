@@ -7,6 +7,7 @@ import shutil
 import string
 import tempfile
 import time
+from dataclasses import replace
 from fcntl import LOCK_EX, flock
 from hashlib import sha256
 from pathlib import Path
@@ -125,5 +126,6 @@ def make(run: Run, starts: Path) -> dict[str, Any]:
     }
 
 
-DESIGN = sha256(repr((CONFIG, CORRECTIONS, SIZES, WORDS, RIGHT, COPIED)).encode()).hexdigest()[:16]
+_SIZES = {name: replace(size, rates=()) for name, size in SIZES.items()}  # the rate is a part of each run
+DESIGN = sha256(repr((CONFIG, CORRECTIONS, _SIZES, WORDS, RIGHT, COPIED)).encode()).hexdigest()[:16]
 """Changes with what all runs have in common, so that results of other runs are not taken for these."""
