@@ -160,13 +160,14 @@ def plots(results: StalenessResults, directory: Path) -> None:
             (0.0, float(SIZES[size].steps)),
             x_label="optimizer steps",
         )
-        study.save_chart(
-            directory / f"staleness-costs-{size}.svg",
-            f"{size}: % more steps to the same reward",
-            [line for name in CORRECTIONS if (line := _percent(name, found))],
-            (0.0, float(STALENESS[-1])),
-            x_label="staleness",
-        )
+        if costs_lines := [line for name in CORRECTIONS if (line := _percent(name, found))]:
+            study.save_chart(
+                directory / f"staleness-costs-{size}.svg",
+                f"{size}: % more steps to the same reward",
+                costs_lines,
+                (0.0, float(STALENESS[-1])),
+                x_label="staleness",
+            )
 
 
 def _curve(label: str, runs: Iterable[Outcome], every: int) -> Line:
