@@ -87,11 +87,10 @@ def main() -> None:
     file = options.results or (study.directory("staleness") if QUICK else study.RESULTS) / "staleness.json"
     results = StalenessResults(file, DESIGN)
     complete(results, options, range(options.seeds))
-    lines = tables(results)
+    lines = tables(results) + plots(results, study.directory("staleness") if QUICK else study.IMAGES)
     print("\n".join(lines))
     if not QUICK:
         write_page(study.ROOT / "docs" / "staleness.md", lines)
-    plots(results, study.directory("staleness") if QUICK else study.IMAGES)
     report(figures(results), as_json=options.json)
 
 

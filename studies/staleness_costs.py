@@ -85,9 +85,10 @@ def cost(pairs: Sequence[tuple[Outcome, Outcome]], every: int) -> Cost:
     for run, base in pairs:
         goal = target(base.rewards)
         own, least = (steps_to(one.rewards, goal, every) for one in (run, base))
-        least = max(least or 0.0, 1.0)
         missed += own is None
-        own = every * (len(run.rewards) - 1) if own is None else own
+        own, least = (
+            max(1.0, every * (len(run.rewards) - 1) if steps is None else steps) for steps in (own, least)
+        )
         extra.append(own - least)
         percent.append(100 * (own / least - 1))
     return Cost(

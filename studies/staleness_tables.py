@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import study
@@ -55,18 +56,13 @@ def tables(results: StalenessResults) -> list[str]:
 
 def _rates(results: StalenessResults, size: str) -> list[str]:
     rewards, chosen = results.rewards, chosen_rate(size, results.rewards)
-    cells = []
+    means = {}
     for rate in SIZES[size].rates:
         own = [rewards[run] for run in rate_runs(size) if run.rate == rate and run in rewards]
         if own:
-            mean = sum(sum(one) / len(one) for one in own) / len(own)
-            cells.append(f"{rate:g}: {mean:.3f}" + (" (chosen)" if rate == chosen else ""))
-    if not cells:
-        return []
-    return [
-        f"{size}: mean held-out reward of a whole run at staleness 0, by learning rate: {'; '.join(cells)}.",
-        "",
-    ]
+            means[f"{rate:g}" + (" (chosen)" if rate == chosen else "")] = sum(map(fmean, own)) / len(own)
+    row = ["mean held-out reward of the whole run", *(f"{mean:.3f}" for mean in means.values())]
+    return _table([f"{size}, staleness 0: learning rate", *means], [row]) if means else []
 
 
 def _staleness(found: Costs, kept: Outcomes, size: str) -> list[str]:
@@ -107,7 +103,7 @@ def _corrections(found: Costs, size: str) -> list[str]:
     head = [
         f"{staleness}: {what}" for staleness in CORRECTED for what in ("% more steps", "below", "collapsed")
     ]
-    return _table([f"{size}: correction", *head], rows)
+    return _table([f"{size}: correction", *head], rows) if rows else []
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -141,33 +137,28 @@ def figures(results: StalenessResults) -> dict[str, float | None]:
 # ---------------------------------------------------------------- plots and the page
 
 
-def plots(results: StalenessResults, directory: Path) -> None:
-    """Of each size: rewards by step without correction, and the steps that staleness costs."""
+def plots(results: StalenessResults, directory: Path) -> list[str]:
+    """Of each size: rewards by step, and the steps that staleness costs. Returns the images in Markdown."""
+    shown = []
     for size in SIZES:
         kept = outcomes(results, size)
         found = costs(kept, size)
-        if not found:
-            continue
         lines = [
             _curve(f"staleness {staleness}", kept[NONE, staleness].values(), SIZES[size].every)
             for staleness in STALENESS
             if (NONE, staleness) in kept
         ]
-        study.save_chart(
-            directory / f"staleness-rewards-{size}.svg",
-            f"{size}, no correction: mean held-out reward",
-            lines,
-            (0.0, float(SIZES[size].steps)),
-            x_label="optimizer steps",
-        )
-        if costs_lines := [line for name in CORRECTIONS if (line := _percent(name, found))]:
-            study.save_chart(
-                directory / f"staleness-costs-{size}.svg",
-                f"{size}: % more steps to the same reward",
-                costs_lines,
-                (0.0, float(STALENESS[-1])),
-                x_label="staleness",
-            )
+        more = [line for name in CORRECTIONS if (line := _percent(name, found))]
+        steps, most = float(SIZES[size].steps), float(STALENESS[-1])
+        for name, title, drawn, end, x_label in (
+            ("rewards", "no correction: mean held-out reward", lines, steps, "optimizer steps"),
+            ("costs", "% more steps to the same reward", more, most, "staleness"),
+        ):
+            if drawn:
+                file = directory / f"staleness-{name}-{size}.svg"
+                study.save_chart(file, f"{size}, {title}", drawn, (0.0, end), x_label=x_label)
+                shown.append(f"![{size}, {title}, by {x_label}]({directory.name}/{file.name})")
+    return shown
 
 
 def _curve(label: str, runs: Iterable[Outcome], every: int) -> Line:
