@@ -1,5 +1,6 @@
 # make setup        .venv with everything (instant when nothing changed)
 # make quickstart   train a small model with asynchronous RL, here, in minutes
+# make study-staleness  what staleness costs at three sizes, for each correction: runs of many hours, resumed
 # make test         lint, and every promise tested once
 # make test-long    further seeds, sizes and whole runs of what `make test` runs
 # make setup-vllm   .venv-vllm with vLLM for CPUs, for rollout.engine = "vllm"
@@ -91,6 +92,10 @@ $(VERIFIERS)/.installed: $(STAMP) scripts/setup-verifiers
 
 quickstart: $(STAMP)
 	@$(BIN)/millrace quickstart
+
+.PHONY: study-staleness
+study-staleness: $(STAMP)
+	@$(BIN)/python studies/staleness.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
