@@ -27,7 +27,7 @@ from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, MillraceError, SamplingError, WeightsError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
 from millrace.rollout import replica
-from millrace.rollout.engine_kinds import open_engine
+from millrace.rollout.kinds.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 from millrace.run_directory import run_directory

@@ -37,7 +37,7 @@ from millrace.placement.assign import size
 from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
 from millrace.placement.needs import DTYPE_BYTES, Needs
-from millrace.rollout.engine_kinds import refuse_unable
+from millrace.rollout.kinds.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN

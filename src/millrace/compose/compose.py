@@ -52,7 +52,7 @@ from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.joining import joining_places
 from millrace.placement.needs import adapter_shapes, read_needs
-from millrace.rollout.engine_kinds import ENGINES
+from millrace.rollout.kinds.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
 from millrace.run_directory.lineage import moments_of

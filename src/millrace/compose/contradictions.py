@@ -11,7 +11,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.section import Section
-from millrace.rollout.engine_kinds import ENGINES
+from millrace.rollout.kinds.engine_kinds import ENGINES
 
 CUTS = frozenset({"top_p", "top_k", "min_p"})
 

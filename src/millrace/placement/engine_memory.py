@@ -1,4 +1,4 @@
-"""The memory that a replica keeps, one function an engine. Rows of `rollout.engine_kinds` name them. Pure."""
+"""The memory that a replica keeps, one function an engine. Rows of `engine_kinds.ENGINES` name them. Pure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from millrace.core.objects import find_object
 from millrace.core.progress import CallProgress, current, of, waiting_for
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
-from millrace.rollout.engine_kinds import open_engine
+from millrace.rollout.kinds.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.sampling_probe.interview import SamplingProbe
 
@@ -44,7 +44,7 @@ class EngineReplica:
     """Serves the architecture of `options.model_path`; its weights come from the relay only.
 
     Args:
-        engine: see `rollout.engine_kinds.ENGINES`.
+        engine: see `rollout.kinds.engine_kinds.ENGINES`.
         open_reader: "package.module:function" that opens a WeightsReader on an Endpoint.
     """
 
