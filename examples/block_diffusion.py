@@ -367,7 +367,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a few steps: shows that it runs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--warm-start-steps", type=int, default=1000)
+    parser.add_argument("--warm-start-steps", type=int, default=600)
     parser.add_argument("--order", choices=("left", "noise", "confidence", "sampled"), default="confidence")
     parser.add_argument("--num", type=int, default=1, help="tokens that a denoising step reveals")
     parser.add_argument("--threshold", type=float, help="and all whose confidence is above this")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from itertools import permutations, product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,3 +160,15 @@ def test_the_expected_gradient_of_pairs_is_that_of_the_expected_reward(page):
     found = estimate(page, "rloo", model, prompt, tokens[chosen], steps[chosen], shares.flatten(), 2)
     exact = gradient(model, (chances * rewards).sum())
     torch.testing.assert_close(found, exact, atol=1e-9, rtol=0)
+
+
+def test_the_example_trains_with_weights_that_sample_late(page):
+    torch.manual_seed(1)
+    model = page.BlockModel(len(page.ALPHABET), width=32, layers=1)
+    page.warm_start(model, 2, seed=1, batch=4)
+    args = SimpleNamespace(algorithm="grpo", prompts=2, steps=2, lr=1e-3, staleness=1, seed=1)
+    history = page.train(model, page.Reveal(num=2), args)
+    rewards, gaps, steps, positions = history[:, :4].T
+    assert ((rewards >= 0) & (rewards <= 1)).all()
+    assert gaps[0] < 1e-5
+    assert steps.tolist() == [2, 2] and positions == pytest.approx([3, 3])
