@@ -304,6 +304,9 @@ class Ledger(Protocol):
     def group(self, group_id: int) -> Group:
         """A group of a committed step, with its members and their tokens."""
 
+    def completions(self, group_id: int, num: int) -> list[array[int]]:
+        """The tokens of `num` completions that a group was trained with: those of the highest rewards."""
+
     def outcomes(self, step: StepRecord) -> list[GroupOutcome]:
         """The rewards that a committed step was trained with."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,10 @@ _SELECT_GROUP = f"SELECT group_id, row_id, prompt, text, {intact('groups')} FROM
 _SELECT_CHUNKS = (
     f"SELECT trajectory_id, start, versions, data, {intact('chunks')} FROM chunks"
     " WHERE trajectory_id = ? ORDER BY start"
+)
+_SELECT_BEST = (
+    "SELECT trajectory_id FROM trajectories WHERE group_id = ? AND trained_version IS NOT NULL"
+    " ORDER BY reward DESC, trajectory_id LIMIT ?"
 )
 _SELECT_REWARDS = (
     "SELECT reward FROM trajectories WHERE group_id = ? AND trained_version = ? ORDER BY trajectory_id"
@@ -182,11 +187,7 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
         metrics=msgspec.msgpack.decode(row[10]),
         trained_version=row[11],
     )
-    for chunk in db.execute(_SELECT_CHUNKS, (row[0],)):
-        _, start, versions, data = checked("chunks", chunk)
-        if start != len(trajectory.columns):
-            break
-        trajectory.columns.extend(unpack_columns(data, versions))
+    trajectory.columns = _load_columns(db, row[0])
     if row[7] is not None and len(trajectory.columns) != row[7]:
         raise DamageError(f"trajectory {row[0]} has {len(trajectory.columns)} of its {row[7]} tokens")
     return trajectory
@@ -195,3 +196,19 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
 def read_counts(db: sqlite3.Connection) -> dict[str, int]:
     """The counts that the file's triggers keep. A file of an older format has no count of newer states."""
     return {state.value: 0 for state in State} | dict(db.execute("SELECT name, num FROM counts").fetchall())
+
+
+def load_completions(db: sqlite3.Connection, group_id: int, num: int) -> list[array[int]]:
+    """Raises DamageError."""
+    best = db.execute(_SELECT_BEST, (group_id, num)).fetchall()
+    return [_load_columns(db, trajectory_id).tokens for (trajectory_id,) in best]
+
+
+def _load_columns(db: sqlite3.Connection, trajectory_id: int) -> TokenColumns:
+    columns = TokenColumns()
+    for chunk in db.execute(_SELECT_CHUNKS, (trajectory_id,)):
+        _, start, versions, data = checked("chunks", chunk)
+        if start != len(columns):
+            break
+        columns.extend(unpack_columns(data, versions))
+    return columns
