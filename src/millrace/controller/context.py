@@ -65,7 +65,7 @@ class RunContext:
         self.state.resume(recovered.version, reached, recovered.quarantined)
         self.selection = RowSelection(config.selection, config.seed)
         self.selection.learn(ledger, ledger.steps_after(0) if config.selection else ())
-        self.earlier = EarlierOfRows(config, ledger)
+        self.earlier = EarlierOfRows(config.rollout.drafts, ledger)
         self.pool = RewardPool(
             self.pulse,
             self.waits,
@@ -105,13 +105,15 @@ class RunContext:
 
     def submit(self, replica: str, works: list[Work]) -> None:
         """Send the works of new leases to `replica`."""
-        self.mailboxes[replica].put(Submit(self.earlier.hinted(works, self.state, replica)))
+        works = self.earlier.hinted(works, self.state, replica)
+        self.mailboxes[replica].put(Submit(works))
         self.events.emit(
             "leased",
             trajectory_ids=[w.trajectory_id for w in works],
             replica=replica,
             version=self.state.replicas[replica].version,
             resumed_tokens=sum(len(w.tokens) for w in works),
+            **self.earlier.figures(works),
         )
 
     def restart(self, trajectory: Trajectory, reason: str) -> None:

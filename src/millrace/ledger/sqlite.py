@@ -239,9 +239,9 @@ class SqliteLedger:
         with reading(self._path, f"read group {group_id}"):
             return records.load_group(self._db, group_id)
 
-    def completions(self, group_id: int, num: int) -> list[array[int]]:
+    def completions(self, version: int, group_id: int, num: int) -> list[array[int]]:
         with reading(self._path, f"read completions of group {group_id}"):
-            return records.load_completions(self._db, group_id, num)
+            return records.load_completions(self._db, version, group_id, num)
 
     def outcomes(self, step: StepRecord) -> list[GroupOutcome]:
         with reading(self._path, f"read the rewards of step {step.version}"):
