@@ -15,6 +15,7 @@ from millrace.controller.liveness.patience import Patience
 from millrace.controller.numbers.run_numbers import RunNumbers
 from millrace.controller.pace import Pace
 from millrace.controller.reward_pool import RewardPool
+from millrace.controller.selection.earlier_rows import EarlierOfRows
 from millrace.controller.selection.row_selection import RowSelection
 from millrace.controller.state.lineage import Lineage
 from millrace.controller.state.orders import Mailbox, Submit
@@ -26,16 +27,7 @@ from millrace.core import clock
 from millrace.core.events import Events
 from millrace.core.protocols import Ledger
 from millrace.core.pulse import Pulse
-from millrace.core.types import (
-    Endpoint,
-    Observed,
-    Published,
-    Score,
-    Scored,
-    State,
-    Trajectory,
-    Work,
-)
+from millrace.core.types import Endpoint, Observed, Published, Score, Scored, State, Trajectory, Work
 from millrace.schedule.schedule import Schedule
 
 
@@ -43,14 +35,7 @@ class RunContext:
     """One run, from the ledger's position on."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        fleet: Fleet,
-        ledger: Ledger,
-        schedule: Schedule,
-        events: Events,
-        pace: Pace,
+        self, config: Config, *, fleet: Fleet, ledger: Ledger, schedule: Schedule, events: Events, pace: Pace
     ) -> None:
         self.config, self.ledger, self.schedule, self.events = config, ledger, schedule, events
         self.pace = pace
@@ -80,6 +65,7 @@ class RunContext:
         self.state.resume(recovered.version, reached, recovered.quarantined)
         self.selection = RowSelection(config.selection, config.seed)
         self.selection.learn(ledger, ledger.steps_after(0) if config.selection else ())
+        self.earlier = EarlierOfRows(config.rollout.drafts, ledger)
         self.pool = RewardPool(
             self.pulse,
             self.waits,
@@ -119,6 +105,7 @@ class RunContext:
 
     def submit(self, replica: str, works: list[Work]) -> None:
         """Send the works of new leases to `replica`."""
+        works = self.earlier.hinted(works, self.state, replica)
         self.mailboxes[replica].put(Submit(works))
         self.events.emit(
             "leased",
@@ -126,6 +113,7 @@ class RunContext:
             replica=replica,
             version=self.state.replicas[replica].version,
             resumed_tokens=sum(len(w.tokens) for w in works),
+            **self.earlier.figures(works),
         )
 
     def restart(self, trajectory: Trajectory, reason: str) -> None:

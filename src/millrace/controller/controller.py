@@ -70,12 +70,7 @@ class Controller:
     ) -> None:
         self._fleet, self._on_stall = fleet, on_stall
         self._run = RunContext(
-            config,
-            fleet=fleet,
-            ledger=ledger,
-            schedule=schedule,
-            events=events,
-            pace=pace,
+            config, fleet=fleet, ledger=ledger, schedule=schedule, events=events, pace=pace
         )
         on_heartbeat = self._run.patience.on_heartbeat
         self._supervisor = Supervisor(runtime, events, config.supervision, self._run.waits, on_heartbeat)

@@ -242,6 +242,7 @@ class TrainerSession:
         run.update_ledger()
         run.ledger.commit_step(record)
         run.selection.learn(run.ledger, [record])
+        run.earlier.learn([record])
         run.state.committed(result.version)
         return record
 

@@ -94,12 +94,8 @@ def refuse_long(line: bytes, where: object) -> None:
 def _refuse_deep(tree: Any) -> None:
     level = [tree]
     for _ in range(NESTING_MAX + 1):
-        level = [
-            child
-            for node in level
-            if isinstance(node, dict | list)
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
+        nodes = [node for node in level if isinstance(node, dict | list)]
+        level = [child for node in nodes for child in (node.values() if isinstance(node, dict) else node)]
         if not level:
             return
     raise ValueError(f"it is nested more than {NESTING_MAX} deep")

@@ -304,6 +304,10 @@ class Ledger(Protocol):
     def group(self, group_id: int) -> Group:
         """A group of a committed step, with its members and their tokens."""
 
+    def completions(self, version: int, group_id: int, num: int) -> list[array[int]]:
+        """The tokens of `num` completions of a group that the step to `version` was trained with: those of
+        the highest rewards."""
+
     def outcomes(self, step: StepRecord) -> list[GroupOutcome]:
         """The rewards that a committed step was trained with."""
 

@@ -113,10 +113,9 @@ class BadPrompt(msgspec.Struct, frozen=True):
 class Work(msgspec.Struct, frozen=True):
     """A lease: generate this trajectory, from `tokens` on (already sampled, perhaps by another replica).
 
-    `lease` counts the leases of this trajectory; progress with another lease is refused. Submitting the same
-    (trajectory, lease) twice changes nothing. `max_tokens` counts from the prompt, so the remaining budget is
-    `sampling.max_tokens - len(tokens)`. The present turn began with `tokens[turn_start]`: what earlier turns
-    and observations contain ends nothing.
+    `lease` counts the leases of this trajectory; progress with another lease is refused, and a repeat changes
+    nothing. `sampling.max_tokens - len(tokens)` tokens are left. The present turn began with
+    `tokens[turn_start]`: what is before it ends nothing. `earlier`: completions of its row, for drafts alone.
     """
 
     trajectory_id: int
@@ -127,6 +126,7 @@ class Work(msgspec.Struct, frozen=True):
     sampling: Sampling
     seed: int
     turn_start: int = 0
+    earlier: list[array[int]] = []
 
 
 class Progress(msgspec.Struct, frozen=True):

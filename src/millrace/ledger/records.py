@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,8 +59,9 @@ _SELECT_CHUNKS = (
     f"SELECT trajectory_id, start, versions, data, {intact('chunks')} FROM chunks"
     " WHERE trajectory_id = ? ORDER BY start"
 )
-_SELECT_REWARDS = (
-    "SELECT reward FROM trajectories WHERE group_id = ? AND trained_version = ? ORDER BY trajectory_id"
+_SELECT_TRAINED = (
+    "SELECT reward, trajectory_id FROM trajectories"
+    " WHERE group_id = ? AND trained_version = ? ORDER BY trajectory_id"
 )
 INSERT_PUBLISHED = insert_into("published")
 SELECT_PUBLISHED = (
@@ -162,36 +164,41 @@ def load_group(db: sqlite3.Connection, group_id: int) -> Group:
 def load_outcome(db: sqlite3.Connection, version: int, group_id: int) -> GroupOutcome:
     """The rewards of the members that the step to `version` was trained with."""
     [row_id] = db.execute("SELECT row_id FROM groups WHERE group_id = ?", (group_id,)).fetchone()
-    rewards = db.execute(_SELECT_REWARDS, (group_id, version)).fetchall()
-    return GroupOutcome(group_id, row_id, [reward for (reward,) in rewards])
+    trained = db.execute(_SELECT_TRAINED, (group_id, version)).fetchall()
+    return GroupOutcome(group_id, row_id, [reward for reward, _ in trained])
 
 
 def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
     """The trajectory of a row of SELECT_TRAJECTORIES, with its tokens. Raises DamageError."""
-    row = checked("trajectories", row)
-    trajectory = Trajectory(
-        trajectory_id=row[0],
-        group_id=row[1],
-        state=State(row[2]),
-        reason=row[3],
-        replica=row[4],
-        epoch=row[5],
-        lease=row[6],
-        finish=Finish(row[8]) if row[8] else None,
-        reward=row[9],
-        metrics=msgspec.msgpack.decode(row[10]),
-        trained_version=row[11],
-    )
-    for chunk in db.execute(_SELECT_CHUNKS, (row[0],)):
-        _, start, versions, data = checked("chunks", chunk)
-        if start != len(trajectory.columns):
-            break
-        trajectory.columns.extend(unpack_columns(data, versions))
-    if row[7] is not None and len(trajectory.columns) != row[7]:
-        raise DamageError(f"trajectory {row[0]} has {len(trajectory.columns)} of its {row[7]} tokens")
+    tid, group_id, state, reason, replica, epoch, lease, num_tokens, *others = checked("trajectories", row)
+    finish, reward, metrics, trained = others
+    columns = _load_columns(db, tid)
+    if num_tokens is not None and len(columns) != num_tokens:
+        raise DamageError(f"trajectory {tid} has {len(columns)} of its {num_tokens} tokens")
+    trajectory = Trajectory(tid, group_id, State(state), reason, replica, epoch, lease, columns)
+    trajectory.finish, trajectory.reward = Finish(finish) if finish else None, reward
+    trajectory.metrics, trajectory.trained_version = msgspec.msgpack.decode(metrics), trained
     return trajectory
 
 
 def read_counts(db: sqlite3.Connection) -> dict[str, int]:
     """The counts that the file's triggers keep. A file of an older format has no count of newer states."""
     return {state.value: 0 for state in State} | dict(db.execute("SELECT name, num FROM counts").fetchall())
+
+
+def load_completions(db: sqlite3.Connection, version: int, group_id: int, num: int) -> list[array[int]]:
+    """The tokens of the `num` highest rewards that the step to `version` was trained with. Raises
+    DamageError."""
+    trained = db.execute(_SELECT_TRAINED, (group_id, version)).fetchall()
+    best = sorted(trained, key=lambda one: -one[0])[:num]
+    return [_load_columns(db, trajectory_id).tokens for _, trajectory_id in best]
+
+
+def _load_columns(db: sqlite3.Connection, trajectory_id: int) -> TokenColumns:
+    columns = TokenColumns()
+    for chunk in db.execute(_SELECT_CHUNKS, (trajectory_id,)):
+        _, start, versions, data = checked("chunks", chunk)
+        if start != len(columns):
+            break
+        columns.extend(unpack_columns(data, versions))
+    return columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -237,6 +238,10 @@ class SqliteLedger:
     def group(self, group_id: int) -> Group:
         with reading(self._path, f"read group {group_id}"):
             return records.load_group(self._db, group_id)
+
+    def completions(self, version: int, group_id: int, num: int) -> list[array[int]]:
+        with reading(self._path, f"read completions of group {group_id}"):
+            return records.load_completions(self._db, version, group_id, num)
 
     def outcomes(self, step: StepRecord) -> list[GroupOutcome]:
         with reading(self._path, f"read the rewards of step {step.version}"):

@@ -1,1 +1,1 @@
-"""Which rows rest."""
+"""What the trained groups of a row decide: whether the row rests, and what its next group drafts from."""

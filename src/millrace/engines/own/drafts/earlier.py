@@ -1,7 +1,8 @@
 """Drafts from earlier completions: of the same prompt, and of all prompts that this replica has seen.
 
 Source: SpecRL (arXiv:2509.23232) drafts from the completions of a row in earlier epochs. Here tokens count as
-soon as this replica has them, so siblings that run ahead count as well.
+soon as this replica has them, so siblings that run ahead count as well. Completions that another replica
+sampled come along with work (`Work.earlier`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from millrace.engines.own.drafts.followers import LONGEST, Followers
+from millrace.engines.own.drafts.hints import Hints
 from millrace.engines.own.drafts.worth import PAYS
 from millrace.rollout.continuation import Continuation
 
@@ -32,6 +34,7 @@ class EarlierCompletions:
         self._learned: OrderedDict[int, int] = OrderedDict()  # by trajectory, how many of its tokens
         self._pending: deque[tuple[int, list[int], int]] = deque()
         self._pending_tokens = 0
+        self._hints = Hints()
 
     def propose(
         self, rows: Sequence[Continuation], most: Sequence[int], hidden: torch.Tensor | None
@@ -40,7 +43,10 @@ class EarlierCompletions:
             self._followers.learn(*self._pending.popleft())
         self._pending_tokens = 0
         for row in rows:
-            self._followers.learn(*self._unread(row))
+            unread = self._unread(row)
+            for tokens in self._hints.take(unread[0]):
+                self._followers.add(unread[0], tokens, len(row.work.prompt))
+            self._followers.learn(*unread)
         return [self._draft(row, limit) for row, limit in zip(rows, most, strict=True)]
 
     def note(self, row: Continuation, count: int, draft: Sequence[int], hidden: torch.Tensor | None) -> None:
@@ -73,12 +79,15 @@ class EarlierCompletions:
     def _unread(self, row: Continuation) -> tuple[int, list[int], int]:
         """The arguments of `Followers.learn` for what `row` has sampled since the last call."""
         first, trajectory_id = len(row.work.prompt), row.work.trajectory_id
+        number = self._number(row)
+        if trajectory_id not in self._learned:
+            self._hints.keep(number, row.work)
         start = self._learned.get(trajectory_id, first)
         self._learned[trajectory_id] = len(row.tokens)
         if len(self._learned) > RUNNING_MAX:
             self._learned.popitem(last=False)
         before = max(0, start - LONGEST)
-        return self._number(row), row.tokens[before:], start - before
+        return number, row.tokens[before:], start - before
 
     def _number(self, row: Continuation) -> int:
         """A prompt's number. A prompt that was long not seen gets a new one."""

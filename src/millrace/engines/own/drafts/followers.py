@@ -55,8 +55,23 @@ class Followers:
                 entry[2] += 1
                 if entry[2] > entry[1]:
                     entry[:] = token, 1, 0
-            if len(self._young) > self._contexts_max:
-                self._young, self._old = {}, self._young
+            self._age()
+
+    def add(self, row: int, tokens: Sequence[int], start: int) -> None:
+        """As `learn`, but only what is missing is added: `tokens` may have been learned before. So they are
+        no evidence of how often a context is right."""
+        for place in range(start, len(tokens)):
+            for _, context in self._contexts(row, tokens[max(0, place - LONGEST) : place]):
+                entry = self._entry(context)
+                if entry is None:
+                    self._young[context] = [tokens[place], 1, 0]
+                elif entry[0] == tokens[place]:
+                    break
+            self._age()
+
+    def _age(self) -> None:
+        if len(self._young) > self._contexts_max:
+            self._young, self._old = {}, self._young
 
     def guess(self, row: int, recent: Sequence[int]) -> tuple[int, float]:
         """The token that most likely follows `recent` in a completion of `row`, and its probability: 0 if
