@@ -12,7 +12,7 @@ import torch
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.engines.vllm.drafts import settings
-from millrace.engines.vllm.drafts.repair import repeated
+from millrace.engines.vllm.drafts.repair import CutOff, repeated
 from millrace.engines.vllm.drafts.settings import draft_arguments
 from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
@@ -92,3 +92,9 @@ def test_the_value_of_a_row_is_repeated_for_each_of_its_draft_tokens() -> None:
     assert torch.equal(repeated(temperatures, ends, 5, 0, 1), torch.tensor([1.0, 1.0, 0.7, 0.7, 0.7]))
     kept = repeated(torch.tensor([3, 0, 0], dtype=torch.int32), ends, 5)
     assert kept.tolist() == [3, 3, 0, 0, 0] and kept.dtype == torch.int32
+
+
+def test_no_logits_are_not_cut_off() -> None:
+    cut_off, k = CutOff(lambda logits, k, p: logits.topk(int(k.max())).values), torch.tensor([2])
+    assert cut_off(torch.ones(0, 4), k[:0], None).shape == (0, 4)
+    assert cut_off(torch.ones(1, 4), k, None).shape == (1, 2)

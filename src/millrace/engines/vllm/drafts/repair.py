@@ -3,6 +3,8 @@
 Its sampler needs the temperature, top-k and top-p of a row at each of the row's draft tokens. Its code for a
 CPU writes them into a copy, of integers, that is thrown away. So logits are divided by what was in memory.
 Tokens and log-probs are wrong then, and often not finite. Here the values are repeated by torch.
+
+Its code for top-k alone fails in a step that verifies no draft. Nothing is cut off there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,20 @@ def repair_sampler(worker: Any) -> list[Exception]:
         from vllm.v1.sample import rejection_sampler
 
         rejection_sampler.expand_batch_to_tokens = repeated
+        if not isinstance(rejection_sampler.apply_top_k_top_p, CutOff):
+            rejection_sampler.apply_top_k_top_p = CutOff(rejection_sampler.apply_top_k_top_p)
     return []
+
+
+class CutOff:
+    """vLLM's function for top-k and top-p, which is not called for no logits."""
+
+    def __init__(self, cut_off: Any) -> None:
+        self._cut_off = cut_off
+
+    def __call__(self, logits: torch.Tensor, k: torch.Tensor | None, p: torch.Tensor | None) -> torch.Tensor:
+        cut: torch.Tensor = self._cut_off(logits, k, p) if logits.numel() else logits
+        return cut
 
 
 def repeated(
