@@ -14,7 +14,7 @@ from millrace.core.errors import ConfigError
 from millrace.engines.vllm.drafts import settings
 from millrace.engines.vllm.drafts.repair import CutOff, repeated
 from millrace.engines.vllm.drafts.settings import draft_arguments
-from millrace.rollout.engine_kinds import refuse_unable
+from millrace.rollout.kinds.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 
 

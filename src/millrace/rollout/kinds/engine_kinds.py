@@ -12,7 +12,7 @@ from millrace.core.objects import find_object
 from millrace.core.supported import SERVER, TORCH_ENGINE, VLLM, VLLM_QUANTISED
 from millrace.core.types import Sampling
 from millrace.placement import engine_memory
-from millrace.rollout.drafts_of_vllm import refuse_beside_drafts
+from millrace.rollout.kinds.drafts_of_vllm import refuse_beside_drafts
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
 if TYPE_CHECKING:

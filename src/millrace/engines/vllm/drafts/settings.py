@@ -8,7 +8,7 @@ from typing import Any
 
 from millrace.core.errors import ConfigError
 from millrace.placement.needs import kv_token_bytes, read_model_config
-from millrace.rollout.drafts_of_vllm import HAVE_WEIGHTS
+from millrace.rollout.kinds.drafts_of_vllm import HAVE_WEIGHTS
 from millrace.rollout.protocol import EngineOptions
 
 NGRAM_TOKENS = (2, 5)
