@@ -64,6 +64,12 @@ def test_a_setting_that_does_not_do_is_named(
         probe(VllmServer(fake.url), REQUIREMENTS)
 
 
+def test_a_server_that_guesses_tokens_ahead_is_refused(fake: FakeVllm) -> None:
+    fake.settings["speculative_config"] = {"method": "ngram"}
+    with pytest.raises(ConfigError, match="start it without --speculative-config"):
+        probe(VllmServer(fake.url), REQUIREMENTS)
+
+
 def test_on_a_gpu_a_tied_head_and_prompts_in_parts_do(fake: FakeVllm) -> None:
     fake.settings["device_config"]["device"] = "cuda"
     fake.settings["model_config"]["hf_overrides"] = {}

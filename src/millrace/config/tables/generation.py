@@ -111,9 +111,10 @@ class Rollout(Section):
     """Each replica samples a few hundred tokens before its first trajectory. An engine that does not sample
     as its log-probs say ends the run. See docs/engine.md."""
     drafts: Literal["earlier", "trained", "ngram", "suffix", "mtp", "eagle"] | None = None
-    """Source of draft tokens: guesses that the model checks several at a time. A draft changes no token and
-    no log-prob, only the time. Millrace's engine takes `"earlier"` completions, or a `"trained"` drafter.
-    vLLM takes `"ngram"`, `"suffix"`, `"mtp"` or `"eagle"`. See docs/drafts.md."""
+    """Source of draft tokens: guesses that the model checks several at a time. In Millrace's engine a draft
+    changes no token and no log-prob, only the time. It takes `"earlier"` completions, or a `"trained"`
+    drafter. vLLM takes `"ngram"`, `"suffix"`, `"mtp"` or `"eagle"`, and needs `seeded = false`. See
+    docs/drafts.md."""
     draft_tokens: int = Field(default=4, ge=1, le=64)
     """Most draft tokens of a trajectory in one step."""
     draft_rows_max: int = Field(default=8, ge=1, le=65_536)

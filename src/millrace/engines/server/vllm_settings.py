@@ -22,6 +22,11 @@ def unfit(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]
             f"it decodes {scheduler['max_num_seqs']} sequences at a time, and one is for the proof of what "
             f"it serves: start it with --max-num-seqs {requirements.slots + 1}, or lower `rollout.slots`"
         )
+    if settings.get("speculative_config") is not None:
+        yield (
+            "it guesses tokens ahead: start it without --speculative-config. On a CPU its log-probs are "
+            "wrong then, and on a GPU nobody has looked"
+        )
     dtype = str(model["dtype"]).removeprefix("torch.")
     if dtype not in (requirements.dtype, "float32"):
         yield (

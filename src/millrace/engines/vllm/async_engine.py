@@ -43,7 +43,7 @@ class AsyncVllmEngine(VllmMode):
     def load(self) -> ReplicaLoad:
         """By this engine's own count."""
         self._frontend.check()
-        return self._counted_load(self._capacity)
+        return self._drafts.added(self._counted_load(self._capacity))
 
     def step(self) -> None:
         """Raises also WorkerError: vLLM's process has ended, or is silent."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from millrace.core.protocols import WeightsReader
 from millrace.engines.vllm import memory
+from millrace.engines.vllm.drafts.repair import repair_sampler
 from millrace.engines.vllm.loading import load_base, load_version
 
 
@@ -26,6 +27,9 @@ class MillraceWorker:
     def load_base(self, base: bytes) -> bytes:
         """`loading.load_base` with its pickled arguments. Returns: its errors, pickled."""
         return packed(load_base(self, *unpacked(base)))
+
+    def repair_sampler(self) -> None:
+        repair_sampler(self)
 
     def release_memory(self) -> None:
         memory.release(self)

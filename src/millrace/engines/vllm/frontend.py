@@ -121,6 +121,10 @@ class Frontend:
         answers = self._do(self.llm.collective_rpc("load_base", args=(packed((base, adapter)),)))
         return [unpacked(answer) for answer in answers]
 
+    def repair_sampler(self) -> None:
+        """`drafts.repair` in every rank."""
+        self._do(self.llm.collective_rpc("repair_sampler"))
+
     def release_memory(self) -> None:
         """`memory.release` in every rank. vLLM is paused, and has no request."""
         self._do(self.llm.collective_rpc("release_memory"))

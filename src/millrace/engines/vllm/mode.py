@@ -26,6 +26,7 @@ from millrace.core.errors import (
 from millrace.core.protocols import WeightsReader
 from millrace.devices.parallel import each
 from millrace.engines.vllm.adapter_slot import lora_request
+from millrace.engines.vllm.drafts.counts import DraftCounts
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.sampling_params import sampling_arguments
 from millrace.rollout.continuation import Continuation
@@ -49,12 +50,21 @@ class VllmMode(Queues):
     _asleep = False
 
     def __init__(
-        self, intake: Intake, proof: Proof, *, slots: int, seeded: bool, native: bool, computes: str
+        self,
+        intake: Intake,
+        proof: Proof,
+        *,
+        slots: int,
+        seeded: bool,
+        native: bool,
+        computes: str,
+        drafts: DraftCounts | None,
     ) -> None:
-        """`native`: versions are adapters, which vLLM computes beside the base weights."""
+        """`native`: versions are adapters, which vLLM computes beside the base weights. `drafts`: their
+        counts, if vLLM drafts."""
         super().__init__(intake)
         self._proof, self._slots, self._seeded, self.computes = proof, slots, seeded, computes
-        self._native = native
+        self._native, self._drafts = native, drafts or DraftCounts()
         self._staged: StagedWeights | None = None
         self._served: StagedWeights | None = None
         self._running: dict[int, Continuation] = {}  # by trajectory

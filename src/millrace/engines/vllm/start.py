@@ -17,6 +17,9 @@ from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.engines.vllm.adapter_proof import AdapterProof
 from millrace.engines.vllm.adapter_slot import slot_arguments
 from millrace.engines.vllm.async_engine import AsyncVllmEngine
+from millrace.engines.vllm.drafts.counts import DraftCounts
+from millrace.engines.vllm.drafts.repair import repair_sampler
+from millrace.engines.vllm.drafts.settings import draft_arguments, draft_cache_bytes, draft_step_tokens
 from millrace.engines.vllm.extension import MillraceWorker
 from millrace.engines.vllm.frontend import Frontend
 from millrace.engines.vllm.loading import load_base
@@ -73,16 +76,18 @@ def open_engine(options: EngineOptions) -> VllmMode:
         proof = AdapterProof(options.model_path, published, base=base, scale=adapter.scale, **tokens)
     intake = open_intake(options)
     kind = ConfigError if here else RemoteError
+    drafting = draft_arguments(options)
     mode = _mode(options)
     with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM warns of its own settings
-        arguments = {**_arguments(options, computing), **_memory(options, computing, device)}
+        arguments = {**_arguments(options, computing), **_memory(options, computing, device), **drafting}
         settings = {
             "slots": options.slots,
             "recompute": options.recompute,
             "seeded": options.seeded,
             "computes": f"{computes(published, computing)}{_rounding(options)}; vLLM {release}, {mode}",
             "native": adapter is not None,
+            "drafts": DraftCounts() if drafting else None,
         }
         beside = None if adapter is None else (base, adapter)
         open_mode = _stepwise if options.stepwise else _asynchronous
@@ -98,7 +103,10 @@ def _stepwise(
     from vllm import EngineArgs, LLMEngine
 
     rank_end = RankEnd()
-    llm = LLMEngine.from_engine_args(EngineArgs(**arguments, async_scheduling=False))
+    loggers = _loggers(settings)
+    llm = LLMEngine.from_engine_args(EngineArgs(**arguments, async_scheduling=False), stat_loggers=loggers)
+    if loggers:
+        _raise_first(llm.collective_rpc(repair_sampler))
     if beside is not None:
         _raise_first(llm.collective_rpc(load_base, args=beside))
     return VllmEngine(llm, rank_end, intake, proof, **settings)
@@ -113,10 +121,19 @@ def _asynchronous(
 
     extension = f"{MillraceWorker.__module__}.{MillraceWorker.__qualname__}"
     parameters = AsyncEngineArgs(**arguments, worker_extension_cls=extension)
-    frontend = Frontend(lambda: AsyncLLM.from_engine_args(parameters), RankEnd())
+    loggers = _loggers(settings)
+    frontend = Frontend(lambda: AsyncLLM.from_engine_args(parameters, stat_loggers=loggers), RankEnd())
+    if loggers:
+        frontend.repair_sampler()
     if beside is not None:
         _raise_first(frontend.load_base(*beside))
     return AsyncVllmEngine(frontend, intake, proof, **settings)
+
+
+def _loggers(settings: dict[str, Any]) -> list[Any] | None:
+    """Of vLLM's statistics. None: it has none."""
+    drafts: DraftCounts | None = settings["drafts"]
+    return None if drafts is None else [drafts.made]
 
 
 def _raise_first(errors: Sequence[Sequence[Exception]]) -> None:
@@ -127,6 +144,8 @@ def _raise_first(errors: Sequence[Sequence[Exception]]) -> None:
 
 def _untried(options: EngineOptions) -> str:
     """The key that not every supported release was tried with. Empty: none is set."""
+    if options.drafts is not None:
+        return "rollout.drafts"
     if options.native_adapter is not None:
         return "rollout.native_adapters"
     return "" if options.quantization is None else "rollout.quantization"
@@ -141,8 +160,9 @@ def _mode(options: EngineOptions) -> str:
     """The mode, for people."""
     mode = "one step at a time" if options.stepwise else "asynchronous"
     beside = "" if options.native_adapter is None else ", adapters beside the weights"
+    drafts = "" if options.drafts is None else f", {options.drafts} drafts"
     noise = "" if options.seeded else "; without seeds a resumed trajectory samples anew"
-    return f"{mode}{beside}, not exact{noise}"
+    return f"{mode}{beside}{drafts}, not exact{noise}"
 
 
 def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]:
@@ -160,7 +180,7 @@ def _arguments(options: EngineOptions, computing: torch.dtype) -> dict[str, Any]
         "distributed_executor_backend": "uni" if options.tensor == 1 else _RANK_EXECUTOR,
         "max_model_len": options.max_sequence_tokens,
         "max_num_seqs": options.slots + 1,
-        "max_num_batched_tokens": options.prefill_chunk + options.slots + 1,
+        "max_num_batched_tokens": options.prefill_chunk + options.slots + 1 + draft_step_tokens(options),
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
@@ -181,10 +201,12 @@ def _memory(options: EngineOptions, computing: torch.dtype, device: torch.device
     blocks = (options.slots + 1) * -(-options.max_sequence_tokens // _BLOCK_TOKENS) + 1
     model = read_model_config(Path(options.model_path))
     token_bytes = kv_token_bytes(model, computing.itemsize, options.tensor)  # of each rank
+    token_bytes += draft_cache_bytes(options, computing.itemsize)
+    tokens = max(options.prefill_chunk, options.max_sequence_tokens) + options.slots + 1
     return {
         "enforce_eager": True,
         "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(options.prefill_chunk, options.max_sequence_tokens) + options.slots + 1,
+        "max_num_batched_tokens": tokens + draft_step_tokens(options),
         "block_size": _BLOCK_TOKENS,
         "kv_cache_memory_bytes": blocks * _BLOCK_TOKENS * token_bytes,
     }

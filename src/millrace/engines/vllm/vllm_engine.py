@@ -46,6 +46,8 @@ class VllmEngine(VllmMode):
             steps_since_swap=self._steps_since_swap,
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
+            drafted_tokens=self._drafts.drafted,
+            accepted_tokens=self._drafts.accepted,
         )
 
     def step(self) -> None:

@@ -12,6 +12,7 @@ from millrace.core.objects import find_object
 from millrace.core.supported import SERVER, TORCH_ENGINE, VLLM, VLLM_QUANTISED
 from millrace.core.types import Sampling
 from millrace.placement import engine_memory
+from millrace.rollout.kinds.drafts_of_vllm import refuse_beside_drafts
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ def refuse_unable(config: Config, program: str | None = None) -> None:
             f"{name} cannot make drafts of the kind {drafts!r}: `rollout.drafts` is one of "
             f"{sorted(can.drafts)}"
         )
+    if config.rollout.engine == "vllm":
+        refuse_beside_drafts(config)
     if config.rollout.quantization is not None and config.model.dtype != "bfloat16":
         raise ConfigError(
             f"`rollout.quantization` ({config.rollout.quantization}) rounds weights that are published in "

@@ -1,0 +1,69 @@
+"""vLLM's n-gram drafts: tokens come from the distribution that their log-probs name, under any version."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from bench import TOLERANCE, Bench, OpenBench, prompt_of
+from test_settings import nearest
+
+from millrace.core.types import Sampling
+
+pytestmark = pytest.mark.computed
+
+FEW = (5, 6, 7, 8)  # of so few tokens, most have followed the same ones before
+DRAWN = Sampling(max_tokens=60, temperature=0.7, top_k=3, allowed_token_ids=FEW, ignore_eos=True)
+GREEDY = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture
+def drafting(kind: str, tensor: int, bench_of: OpenBench) -> Bench:
+    if kind != "vllm" or tensor > 1:
+        pytest.skip("of vLLM, on one device")
+    return bench_of(drafts="ngram", seeded=False)
+
+
+def test_tokens_are_drawn_from_the_distribution_of_their_logprobs(drafting: Bench) -> None:
+    """How surprising they are is what that distribution expects."""
+    version, before = drafting.serve(1), drafting.engine.load()
+    played = drafting.play(drafting.work(prompt_of(i, 6), DRAWN) for i in range(16))
+    surprise = variance = 0.0
+    for one in played:
+        logprobs, gaps = nearest(drafting.logits(version, one), one)
+        assert gaps.max() < TOLERANCE
+        probs, finite = logprobs.exp(), logprobs.masked_fill(logprobs.isinf(), 0)
+        entropy = -(probs * finite).sum(1)
+        surprise += float(-sum(one.columns.logprobs) - entropy.sum())
+        variance += float(((probs * finite**2).sum(1) - entropy**2).sum())
+    assert abs(surprise) < 4 * math.sqrt(variance)
+    load = drafting.engine.load()
+    drafted, accepted = (
+        load.drafted_tokens - before.drafted_tokens,
+        load.accepted_tokens - before.accepted_tokens,
+    )
+    assert 0 < accepted < drafted
+
+
+def test_greedy_tokens_are_the_most_likely_ones(drafting: Bench) -> None:
+    version = drafting.serve(1)
+    played = drafting.play(drafting.work(prompt_of(i, 5) * 4, GREEDY) for i in range(3))
+    for one in played:
+        logits = drafting.logits(version, one)
+        best = logits.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
+        assert (logits.amax(1) - best).max() < TOLERANCE
+    drafting.check(played)
+    assert drafting.engine.load().accepted_tokens > 0
+
+
+def test_a_version_that_comes_between_drafts_has_its_own_logprobs(drafting: Bench) -> None:
+    drafting.serve(1)
+    sampling = Sampling(max_tokens=100, temperature=0.0, ignore_eos=True)
+    drafting.submit(drafting.work(prompt_of(i, 5) * 4, sampling) for i in range(4))
+    drafting.sample(10)
+    drafting.serve(2)
+    played = drafting.drain().values()
+    assert all(len(one.columns.runs) <= 2 for one in played)
+    assert any(len(one.columns.runs) == 2 for one in played)
+    drafting.check(played)
