@@ -18,9 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, geometric_mean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from common import kept_directory, parser_of, report, say, sized, table
@@ -49,7 +50,7 @@ class World(NamedTuple):
     tensor: int
     trainer: float = 0.5
     shared: float = 0.0
-    workload: dict[str, Any] = {"prompt_tokens": (512, 2048), "max_tokens": 16_384}
+    workload: Mapping[str, Any] = MappingProxyType({"prompt_tokens": (512, 2048), "max_tokens": 16_384})
     median: float = 1_600.0
     p99: float = 16_000.0
     mtbf_s: float | None = None
