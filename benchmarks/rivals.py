@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import parser_of, report
+from common import parser_of, report, sized
+from frontier import SIZES, frontier
 from published import areal_hex, heddle, rlboost, roll_flash, rollpacker, staleflow, streamrl
 from published.row import largest_error
 
@@ -59,7 +60,9 @@ def published(names: Sequence[str]) -> dict[str, Any]:
     return result
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {}
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "frontier": lambda: frontier(sized([*SIZES], [64]), seeds=1, jobs=1)
+}
 """Other figures of this comparison, by name, each from a module of its own."""
 
 
