@@ -40,7 +40,7 @@ VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick study-echo-chamber docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -93,7 +93,6 @@ $(VERIFIERS)/.installed: $(STAMP) scripts/setup-verifiers
 quickstart: $(STAMP)
 	@$(BIN)/millrace quickstart
 
-.PHONY: study-staleness
 study-staleness: $(STAMP)
 	@$(BIN)/python studies/staleness.py
 
