@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,24 @@ def test_an_idle_replica_reports_its_load(model_path: str, endpoint: Endpoint) -
     assert report.progress == [] and report.load.version == 0
     assert report.load.kv_capacity_tokens == 8 * 320
     assert report.load.idle_s > 0
+
+
+def test_an_idle_replica_that_rechecks_its_weights_goes_on_reporting(
+    model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def soon(replica: EngineReplica, took_s: float) -> None:
+        replica._recheck_due_s = time.monotonic() + 0.05
+
+    monkeypatch.setattr(EngineReplica, "_recheck_after", soon)
+
+    async def scenario() -> None:
+        replica = make_replica(model_path, report_interval_s=0.4)
+        await replica.pull(0, endpoint)
+        reports = replica.reports()
+        for _ in range(3):
+            await asyncio.wait_for(anext(reports), 10.0)
+
+    asyncio.run(scenario())
 
 
 def test_a_probe_is_in_no_account(model_path: str, endpoint: Endpoint) -> None:

@@ -142,7 +142,6 @@ class EngineReplica:
         if not self._has_something_to_do():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
-            self._due_s = time.monotonic() + self._report_interval_s
         return self._has_something_to_do()
 
     def _has_something_to_do(self) -> bool:
