@@ -158,13 +158,13 @@ class Fleet:
         self._deliver(session, [self._grow(one, last) for one in growing], "growing")
 
     def _grow(self, trajectory: Trajectory, count: int) -> Progress:
-        tid, told = trajectory.trajectory_id, len(trajectory.columns)
+        tid, start = trajectory.trajectory_id, len(trajectory.columns)
         self._left[tid] -= count
         self.tokens += count
-        columns = self._text.columns[told : told + count]
+        columns = self._text.columns[start : start + count]
         columns.runs = [(self.run.state.version, count)]
         finish = None if self._left[tid] else Finish.STOP
-        return Progress(tid, trajectory.lease, told, columns, finish)
+        return Progress(tid, trajectory.lease, start, columns, finish)
 
     def _deliver(self, session: ReplicaSession, progress: list[Progress], kind: str) -> None:
         load = ReplicaLoad(self.run.state.version, running=SLOTS, kv_capacity_tokens=SLOTS * 20_000)

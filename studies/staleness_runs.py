@@ -15,8 +15,8 @@ from typing import Any
 
 from staleness_design import CORRECTIONS, SIZES, Run, Size
 
-DEMONSTRATION_SEED = 7
-RIGHT, COPIED = 0.3, 0.5  # shares of demonstrations; the rest has two letters swapped
+from millrace.quickstart.start_model import COPIED, DEMONSTRATION_SEED, RIGHT, demonstration
+
 WORDS = {"min_word_len": 3, "max_word_len": 8}
 BATCH_TOKENS, ROW_TOKENS = 1500, 512
 
@@ -91,17 +91,7 @@ def _demonstrations(count: int) -> list[tuple[str, str]]:
 
     rng = random.Random(DEMONSTRATION_SEED)
     rows = reasoning_gym.create_dataset("spell_backward", size=count, seed=DEMONSTRATION_SEED, **WORDS)
-    return [(row["metadata"]["word"], _demonstration(row, rng)) for row in rows]
-
-
-def _demonstration(row: dict[str, Any], rng: random.Random) -> str:
-    draw, answer = rng.random(), row["answer"]
-    if draw < RIGHT:
-        return str(answer)
-    if draw < RIGHT + COPIED:
-        return str(row["metadata"]["word"])
-    at = rng.randrange(len(answer) - 1)
-    return str(answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :])
+    return [(row["metadata"]["word"], demonstration(row, rng)) for row in rows]
 
 
 def make(run: Run, starts: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def seconds(name: str, schedule: Schedule) -> tuple[float, float]:
 
 
 def config_of(name: str, schedule: Schedule) -> SimulatedConfig:
-    shape, devices, ways, rank, most = SETTINGS[name]
+    shape, devices, tensor, rank, most = SETTINGS[name]
     times = most / OF_TOKENS
     return SimulatedConfig(
         steps=STEPS,
@@ -70,8 +70,8 @@ def config_of(name: str, schedule: Schedule) -> SimulatedConfig:
             device="H800",
             trainer_devices=devices,
             model_parallel=rank,
-            replicas=devices // ways,
-            tensor_parallel=ways,
+            replicas=devices // tensor,
+            tensor_parallel=tensor,
             slots=SLOTS,
             log_prob_pass=True,
             colocated=True,

@@ -51,18 +51,18 @@ def rows() -> list[Row]:
 def large(
     schedule: Schedule, *, trainer: int = DEVICES // 2, replicas: int = DEVICES // 16
 ) -> SimulatedConfig:
-    return config_of("Qwen2.5-72B", "H800", schedule, trainer, replicas, ways=8)
+    return config_of("Qwen2.5-72B", "H800", schedule, trainer, replicas, tensor=8)
 
 
 def per_cost(device: str, trainer: int, replicas: int) -> float:
     """Trained tokens per second and price: `trainer` H800 train, and `replicas` devices generate."""
-    config = config_of("Qwen2.5-7B", device, StreamRL(), trainer, replicas, ways=1)
+    config = config_of("Qwen2.5-7B", device, StreamRL(), trainer, replicas, tensor=1)
     price = trainer * PRICES["H800"] + replicas * PRICES[device]
     return float(played(config, rows=ROWS)["trained_tokens_per_s"]) / price
 
 
 def config_of(
-    model: str, generates: str, schedule: Schedule, trainer: int, replicas: int, *, ways: int
+    model: str, generates: str, schedule: Schedule, trainer: int, replicas: int, *, tensor: int
 ) -> SimulatedConfig:
     return SimulatedConfig(
         steps=STEPS,
@@ -73,9 +73,9 @@ def config_of(
             device="H800",
             replica_device=generates,
             trainer_devices=trainer,
-            model_parallel=min(trainer, 2 * ways),
+            model_parallel=min(trainer, 2 * tensor),
             replicas=replicas,
-            tensor_parallel=ways,
+            tensor_parallel=tensor,
             slots=128,
         ),
         lengths=LogNormalLengths(median=3000, p99=20_000),

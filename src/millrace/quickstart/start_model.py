@@ -141,10 +141,11 @@ def _demonstrations(config: Config) -> list[tuple[str, str]]:
     rows = reasoning_gym.create_dataset(
         task.name, size=NUM_DEMONSTRATIONS, seed=DEMONSTRATION_SEED, **task.options
     )
-    return [(task.template.format(**row), _demonstration(row, rng)) for row in rows]
+    return [(task.template.format(**row), demonstration(row, rng)) for row in rows]
 
 
-def _demonstration(row: dict[str, Any], rng: random.Random) -> str:
+def demonstration(row: dict[str, Any], rng: random.Random) -> str:
+    """An answer to a row of `spell_backward`: right, not turned, or with two letters swapped."""
     draw, answer = rng.random(), row["answer"]
     if draw < RIGHT:
         return str(answer)
