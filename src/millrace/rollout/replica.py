@@ -142,6 +142,8 @@ class EngineReplica:
         if not self._has_something_to_do():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
+            if time.monotonic() < self._recheck_due_s:  # else rechecks would put the next report off for ever
+                self._due_s = time.monotonic() + self._report_interval_s
         return self._has_something_to_do()
 
     def _has_something_to_do(self) -> bool:
