@@ -6,12 +6,9 @@ Every part is the real code, called one after the other in one process: no other
 other work, so it also measures on a machine that others use. `control_plane.py` has the whole.
 Trajectories of 64 slots a replica end as a log-normal says, with groups of 16. All in CPU time of the thread.
 
-us_per_report        to read and unpickle a report of 64 trajectories, and to take it in, less its tokens
-us_per_ended_report  the same of a report that has one ended trajectory
-us_per_trajectory    admission, lease, works, score, its rows, its part of a batch and of a commit
-ns_per_token         the slope between reports and chunks of few and of many tokens
+tokens_per_cpu_s     of all parts together
+us_per_ended         CPU us of all parts, for an ended trajectory of `tokens_per_ended` tokens
 parts                CPU us of each part, and how often it ran
-floor_*              the same bytes without Python's bookkeeping: copies, zstd, XXH3, a blob into SQLite
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ from millrace.core.types import (
     StepRecord,
     Trajectory,
 )
-from millrace.ledger import sqlite
+from millrace.ledger import buffer
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.runtime.local.framing import Framing, Kind, Payload
@@ -242,7 +239,7 @@ async def measure(options: Any, directory: Path) -> dict[str, Any]:
     config, events = configuration(setting, 10.0), Events(clock.now, clock.wall)
     ledger = SqliteLedger(directory / "ledger.sqlite", run={})
     gc.set_threshold(COLLECT_AFTER)
-    sqlite.GROWING_MAX = math.ceil(sqlite.GROWING_MAX * options.replicas / FLEET)
+    buffer.GROWING_MIN = math.ceil(buffer.GROWING_MIN * options.replicas / FLEET)
     options.heartbeat_s = 10.0
     async with open_sinks(events, config.observe, directory, {}):
         run = RunContext(
@@ -280,6 +277,7 @@ def summary(played: Fleet) -> dict[str, Any]:
         "us_per_ended": 1e6 * total_s / ended,
         "tokens_per_ended": played.tokens / ended,
         "cpu_s": total_s,
+        "parts": parts,
     }
 
 

@@ -11,6 +11,8 @@ interval, and what has ended within 20 ms.
     3.2m         2,000 replicas, batches of 4,096 x 16: 8,192 GPUs
     3.2m-turns   the same, each trajectory has four such turns, answered at once
 
+A batch of 4,096 x 16 takes 35 million tokens. So the windows of the last two have no step, by default.
+
 The roles compute nothing (`players.py`). They are three other processes, which share the machine's cores
 with the controller. So all is in **CPU seconds of the controller's process**, not in wall time. A `dilation`
 of 3 is a clock that runs a third as fast: every interval is three times as long, every rate a third. So two
@@ -22,6 +24,8 @@ tokens_per_cpu_s          completion tokens from reports into the ledger, per CP
 tokens_per_cpu_s_at_NAME  the same at the other settings
 cpu_fraction_at_400k      CPU seconds a second to carry 400,000 tokens/s, at 400k
 cpu_fraction_at_3_2m      the same of 3,200,000 tokens/s, at 3.2m
+loop_fraction             the same of the loop's thread alone: it alone decides, reads and writes
+cpu_ms_per_ended          CPU time of the process for a completion or turn that ends
 decision_p99_ms           CPU time of one round of decisions
 flush_p99_ms              CPU time of one flush
 longest_ms, longest       CPU time of the longest callback of the loop, which nothing interrupts; its name
@@ -93,8 +97,8 @@ SETTINGS = sized(
     {
         "400k": Setting(256, 400_000, 512),
         "2m": Setting(256, 2_000_000, 512, dilation=2.0),
-        "3.2m": Setting(2000, 3_200_000, 4096, dilation=3.0),
-        "3.2m-turns": Setting(2000, 3_200_000, 4096, dilation=4.0, turns=4),
+        "3.2m": Setting(2000, 3_200_000, 4096, dilation=16.0),
+        "3.2m-turns": Setting(2000, 3_200_000, 4096, dilation=16.0, turns=4),
     },
     {
         "400k": Setting(4, 5_000, 4),
@@ -209,13 +213,13 @@ def _name(handle: asyncio.Handle) -> str:
 async def measure(controller: Controller, meter: Meter, tokens: int, warm_up: int) -> dict[str, Any]:
     """Let `warm_up` tokens pass, then take the cost of `tokens`."""
     await _until(meter, warm_up)
-    cpu_s, wall_s, carried = time.process_time(), time.monotonic(), meter.tokens
+    cpu_s, loop_s, wall_s, carried = time.process_time(), time.thread_time(), time.monotonic(), meter.tokens
     before = meter.counts.copy()
     meter.measuring = True
     await _until(meter, carried + tokens)
     meter.measuring = False
-    cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - wall_s
-    carried = meter.tokens - carried
+    cpu_s, loop_s = time.process_time() - cpu_s, time.thread_time() - loop_s
+    wall_s, carried = time.monotonic() - wall_s, meter.tokens - carried
     controller.stop()
     return {
         "tokens_per_cpu_s": carried / cpu_s,
@@ -227,6 +231,8 @@ async def measure(controller: Controller, meter: Meter, tokens: int, warm_up: in
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "tokens": carried,
         "cpu_s": cpu_s,
+        "loop_cpu_s": loop_s,
+        "cpu_ms_per_ended": 1e3 * cpu_s / max(1, meter.counts["finished"] - before["finished"]),
         "wall_s": wall_s,
         **{f"{name}_events": meter.counts[name] - before[name] for name in COUNTED},
         "shares": meter.shares(cpu_s),
@@ -285,7 +291,9 @@ async def one(setting: Setting, options: argparse.Namespace, directory: Path) ->
             ledger.close()
     size = (directory / "ledger.sqlite").stat().st_size
     fraction = setting.rate / result["tokens_per_cpu_s"]
-    return result | {"cpu_fraction": fraction, "ledger_bytes_per_token": size / meter.tokens}
+    loop_fraction = fraction * result["loop_cpu_s"] / result["cpu_s"]
+    result |= {"cpu_fraction": fraction, "loop_fraction": loop_fraction}
+    return result | {"ledger_bytes_per_token": size / meter.tokens}
 
 
 def _troupe(runtime: str, *, silence_s_max: float) -> Any:

@@ -248,7 +248,7 @@ def test_recovering_during_a_run_takes_nothing_back() -> None:
 def test_a_flush_writes_those_that_only_grew_in_turn_and_the_end_writes_all(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.ledger.sqlite.GROWING_MAX", 2)
+    monkeypatch.setattr("millrace.ledger.buffer.GROWING_MIN", 2)
     ledger = SqliteLedger(path, run={})
     groups = [make_group(i) for i in range(3)]
     members = [member for group in groups for member in group.members]
@@ -262,6 +262,25 @@ def test_a_flush_writes_those_that_only_grew_in_turn_and_the_end_writes_all(
         found = ledger._db.execute("SELECT count(DISTINCT trajectory_id) FROM chunks").fetchone()[0]
         assert found == written
     assert reopen(ledger, path).recover().groups == groups
+
+
+def test_of_very_many_that_only_grew_each_is_written_within_40_flushes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("millrace.ledger.buffer.GROWING_MIN", 1)
+    ledger = SqliteLedger(":memory:", run={})
+    groups = [make_group(i) for i in range(100)]
+    members = [member for group in groups for member in group.members]
+    ledger.admit(groups)
+    ledger.flush()
+    for flushes in range(1, 41):
+        for member in members:
+            grow(member, 1)
+        ledger.grow(members)
+        ledger.flush()
+        found = ledger._db.execute("SELECT count(DISTINCT trajectory_id) FROM chunks").fetchone()[0]
+        assert found == flushes * len(members) // 40
+    assert ledger._db.execute("SELECT count(*) FROM chunks").fetchone()[0] == len(members)
 
 
 def test_a_trajectory_that_changes_is_written_with_its_newest_tokens(path: Path) -> None:

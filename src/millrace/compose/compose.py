@@ -57,7 +57,7 @@ from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
 from millrace.run_directory.lineage import moments_of
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.runtime.kernel import check_kernel
+from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.ray.ray_runtime import RayRuntime
 from millrace.runtime.stacks import dump_stacks
@@ -399,7 +399,10 @@ def place(config: Config) -> Layout:
     hosts = run_hosts.hosts(config, read_host())
     memory = ENGINES[config.rollout.engine].memory
     needs = read_needs(config, on_gpu=computes_on_gpus(config, hosts), replica_memory=memory)
-    return lay_out(config, hosts, needs)
+    layout = lay_out(config, hosts, needs)
+    if isinstance(config.runtime, LocalHosts):
+        allow_open_files(len(layout.replicas) + len(layout.reward_workers) + len(layout.placements) + 1)
+    return layout
 
 
 @asynccontextmanager

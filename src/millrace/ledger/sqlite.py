@@ -33,7 +33,7 @@ from millrace.core.types import (
 )
 from millrace.ledger import evaluations, records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
-from millrace.ledger.buffer import GROWING_MAX, Buffer
+from millrace.ledger.buffer import Buffer
 from millrace.ledger.checksums import refuse_damage
 from millrace.ledger.failures import ledger_failures, reading
 from millrace.ledger.lock import RunLock
@@ -129,7 +129,7 @@ class SqliteLedger:
         self._buffer.grow(trajectories)
 
     def flush(self) -> Accounting:
-        self._write(None, GROWING_MAX)
+        self._write()
         return self.accounting()
 
     def commit_step(self, record: StepRecord) -> None:
@@ -143,7 +143,7 @@ class SqliteLedger:
                 "  Steps are committed one by one, in order."
             )
         self._refuse_training_again(record)
-        self._write(record, GROWING_MAX)
+        self._write(record)
         self._version = record.version
         self._log.committed(record.version)
         self._fold_log()
@@ -213,7 +213,7 @@ class SqliteLedger:
         possible.
         """
         self._log.refuse_rolled_back(self._version)
-        self._write(None, None)
+        self._write(everything=True)
         with reading(self._path, "recover"):
             recovery = read_recovery(self._db)
         for trajectory, recorded in recovery.live:
@@ -256,7 +256,7 @@ class SqliteLedger:
             return
         try:
             if not self._failed:
-                self._write(None, None)
+                self._write(everything=True)
                 self._check_the_end()
         finally:
             self._release()
@@ -271,13 +271,13 @@ class SqliteLedger:
 
     # ------------------------------------------------------------ writing
 
-    def _write(self, record: StepRecord | None, growing_max: int | None) -> None:
+    def _write(self, record: StepRecord | None = None, *, everything: bool = False) -> None:
         trained = record.trajectory_ids if record else []
         doing = f"commit step {record.version}" if record else "flush"
         self._buffer.look_again(trained)
         counts = self._accounts.counts_after_training(trained)
         with self._transaction(doing, durable=record is not None):
-            self._buffer.write(self._db, growing_max)
+            self._buffer.write(self._db, everything=everything)
             if record is not None:
                 self._buffer.write_step(self._db, record, wall())
             refuse_imbalance(self._path, self._accounts.admitted, counts, records.read_counts(self._db))
@@ -315,8 +315,7 @@ class SqliteLedger:
 
     def _refuse_lost_rows(self) -> None:
         """Count all rows once, on opening."""
-        query = "SELECT state, count(*) FROM trajectories GROUP BY state"
-        counts = dict(self._db.execute(query).fetchall())
+        counts = dict(self._db.execute("SELECT state, count(*) FROM trajectories GROUP BY state").fetchall())
         counts["admitted"] = sum(counts.values())
         refuse_imbalance(self._path, self._accounts.admitted, self._accounts.counts, counts)
 
