@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from common import kept_directory, parser_of, report, say, sized
-from drafts import GROUP, PROMPTS, ROWS_MAX, Played, batches, play
+from drafts_played import GROUP, PROMPTS, ROWS_MAX, Played, batches, play
 from msgspec.structs import replace
 from peers.start import TASKS, Task, make_start
 from transformers import AutoTokenizer
@@ -44,6 +44,7 @@ from millrace.trainer.drafter.drafting_trainer import DraftingTrainer
 from millrace.trainer.model import load_model
 
 EPOCHS = 2  # the first of them is not timed
+STEPS = sized(48, 2)
 
 
 def open_engine(task: Task, start: Path, drafts: str | None, *, exact: bool) -> TorchEngine:
@@ -141,21 +142,25 @@ def compare(task: Task, start: Path, head: dict[str, torch.Tensor], *, exact: bo
     }
 
 
-def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--task", choices=TASKS, default=sized("uneven", "short"))
-    parser.add_argument("--steps", type=int, default=sized(48, 2), help="batches that the head learns from")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    task = TASKS[options.task]
+def measured(task: Task, *, steps: int) -> dict[str, float]:
+    """The figures of the docstring. `steps`: batches that the head learns from."""
     start = make_start(task, kept_directory())
-    head, seconds = trained_head(task, start, options.steps)
+    head, seconds = trained_head(task, start, steps)
     say(f"trained: {seconds}")
     found = compare(task, start, head, exact=False)
     exact = compare(task, start, head, exact=True)
     say(f"not exact: {found}\nexact: {exact}")
-    result = found | {f"exact_{name}": exact[name] for name in ("drafter_gain", "forced_gain")}
-    report(result | seconds | {"mismatches": exact["mismatches"]}, as_json=options.json)
+    of_exact = {f"exact_{name}": exact[name] for name in ("drafter_gain", "forced_gain")}
+    return found | of_exact | seconds | {"mismatches": exact["mismatches"]}
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--task", choices=TASKS, default=sized("uneven", "short"))
+    parser.add_argument("--steps", type=int, default=STEPS, help="batches that the head learns from")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    report(measured(TASKS[options.task], steps=options.steps), as_json=options.json)
 
 
 if __name__ == "__main__":
