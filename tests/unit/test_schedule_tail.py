@@ -164,6 +164,16 @@ def test_a_parked_group_waits_until_no_reward_worker_is_busy_with_it():
     assert parked.ready == [] == parked.clear()
 
 
+def test_a_parked_group_waits_for_no_answer_to_a_member_that_has_ended():
+    state, members = adopted([State.GENERATED] * (SAMPLES + REDUNDANT_SAMPLES))
+    park(SimpleNamespace(state=state, events=SimpleNamespace(emit=lambda kind, **fields: None)), 0)
+    assert episode.answered(members) == [3, 4], "their requests are forgotten"
+    for trajectory_id in range(SAMPLES):
+        assert state.parked.ready == []
+        state.parked.answered(trajectory_id)
+    assert [group.group_id for group in state.parked.ready] == [0]
+
+
 def test_a_group_that_begins_again_is_as_old_as_its_replica_whatever_its_ended_members_had():
     state, members = adopted([State.SCORED, State.SCORED, State.SCORED, State.GENERATED, State.REJECTED])
     assert state.num_ready == 1 and members[4].columns

@@ -20,7 +20,8 @@ def park(run: RunContext, group_id: int) -> None:
     """The trajectories of a live group lose their tokens and rewards, and wait. Those beyond a group end."""
     state = run.state
     live = [m for m in state.groups[group_id].group.members if m.live]
-    unanswered = [m.trajectory_id for m in live if m.state in episode.UNANSWERED]
+    staying = live[: state.numbers.samples]  # a request of another member is forgotten, perhaps unanswered
+    unanswered = [m.trajectory_id for m in staying if m.state in episode.UNANSWERED]
     for member in live:
         if member.state is State.LEASED:
             state.cut.append((member.trajectory_id, member.replica))
@@ -31,7 +32,7 @@ def park(run: RunContext, group_id: int) -> None:
                 "restarted", trajectory_id=member.trajectory_id, discarded_tokens=discarded, reason=PARKED
             )
         state.dirty[member.trajectory_id] = member
-    for member in live[state.numbers.samples :]:
+    for member in live[len(staying) :]:
         state.end(member, State.REJECTED, REDUNDANT)
     group = state.remove(group_id)
     for member in group.members:
