@@ -115,6 +115,23 @@ def test_an_idle_replica_reports_its_load(model_path: str, endpoint: Endpoint) -
     assert report.load.idle_s > 0
 
 
+def test_a_replica_that_is_to_leave_says_so_before_its_next_report_is_due(
+    model_path: str, endpoint: Endpoint
+) -> None:
+    async def scenario() -> Report:
+        replica = make_replica(model_path, report_interval_s=60.0)
+        await replica.pull(0, endpoint)
+        hold(replica)
+        await replica.submit([work(0, 250)])
+        reports = replica.reports()
+        while not (await asyncio.wait_for(anext(reports), 10.0)).progress:
+            pass
+        replica.notice()
+        return await asyncio.wait_for(anext(reports), 10.0)
+
+    assert asyncio.run(scenario()).leaving
+
+
 def test_an_idle_replica_that_rechecks_its_weights_goes_on_reporting(
     model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

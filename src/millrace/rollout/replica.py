@@ -83,7 +83,7 @@ class EngineReplica:
 
     def notice(self) -> None:
         """The host goes away soon. Reports ask the controller to take the trajectories in flight back."""
-        self._leaving = True
+        self._leaving, self._due_s = True, 0.0
         self._wake.set()
 
     async def submit(self, works: list[Work]) -> None:
