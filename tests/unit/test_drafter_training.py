@@ -17,6 +17,7 @@ from trainer_doubles import (
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.trainer.drafter import hidden_states
 from millrace.trainer.drafter.drafting_trainer import DraftingTrainer, published_tensors
 from millrace.trainer.files.checkpoint import load_checkpoint
 
@@ -99,6 +100,15 @@ def test_a_batch_of_which_nothing_is_trained_changes_no_drafter(tmp_path):
     cut = [replace(sequence, truncated=True) for sequence in group.sequences]
     apply(trainer, [Batch(1, [replace(group, sequences=cut)])], tmp_path)
     assert same(before, trainer.drafter.tensors())
+
+
+def test_hidden_states_are_kept_of_a_bounded_number_of_tokens(monkeypatch):
+    monkeypatch.setattr(hidden_states, "TOKENS_MIN", 8)
+    trainer = drafting()
+    trainer.accumulate(make_batch())
+    passage = trainer.drafter.states.take()
+    assert len(passage.states_NH) == len(passage.tokens_N) == 8
+    assert passage.goes_on_N.any() and not passage.goes_on_N[-1]
 
 
 def repeated(version):

@@ -21,7 +21,7 @@ from millrace.devices.gpu import on
 from millrace.trainer.batch.packing import Row
 
 TOKENS_MIN = 4096
-"""Rows are kept until they have so many trained tokens."""
+"""Rows are kept until they have so many trained tokens, of each row the first so many at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class HiddenStates:
         passage = _passage(row, output.last_hidden_state[0].detach())
         with self._lock:
             if self._wanted(key):
-                insort(self._kept, (key, len(row.sources_N), passage), key=lambda kept: kept[0])
+                insort(self._kept, (key, len(passage.tokens_N), passage), key=lambda kept: kept[0])
             while sum(tokens for _, tokens, _ in self._kept[:-1]) >= TOKENS_MIN:
                 self._kept.pop()
 
@@ -90,14 +90,13 @@ class HiddenStates:
 
 
 def _passage(row: Row, hidden_TH: torch.Tensor) -> Passage:
-    device = hidden_TH.device
-    sources_N, targets_N = on(device, row.sources_N), on(device, row.targets_N)
-    return Passage(hidden_TH[sources_N].float(), targets_N, on(device, _goes_on(row)))
+    device, sources_N, targets_N = hidden_TH.device, row.sources_N[:TOKENS_MIN], row.targets_N[:TOKENS_MIN]
+    goes_on_N = on(device, _goes_on(row, sources_N, targets_N))
+    return Passage(hidden_TH[on(device, sources_N)].float(), on(device, targets_N), goes_on_N)
 
 
-def _goes_on(row: Row) -> NDArray[np.bool_]:
-    """Whether the next source of a row holds the target: they are neighbours in one sequence."""
-    sources_N, goes_on_N = row.sources_N, np.zeros(len(row.sources_N), np.bool_)
-    places_N = row.positions_T[sources_N]
-    goes_on_N[:-1] = (row.tokens_T[sources_N[1:]] == row.targets_N[:-1]) & (places_N[1:] == places_N[:-1] + 1)
+def _goes_on(row: Row, sources_N: NDArray[Any], targets_N: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether the next source holds the target: they are neighbours in one sequence."""
+    goes_on_N, places_N = np.zeros(len(sources_N), np.bool_), row.positions_T[sources_N]
+    goes_on_N[:-1] = (row.tokens_T[sources_N[1:]] == targets_N[:-1]) & (places_N[1:] == places_N[:-1] + 1)
     return goes_on_N
