@@ -80,21 +80,26 @@ def bfloat16_config(model: Path, **rollout: object) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
 
 
-def test_a_quantised_replica_needs_a_release_of_vllm_that_the_tests_have_seen(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "newer", [{"quantization": "fp8"}, {"drafts": "ngram", "seeded": False}], ids=["quantised", "drafting"]
+)
+def test_some_keys_need_a_release_of_vllm_that_the_tests_have_seen(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer: dict[str, object]
 ) -> None:
     packages = tmp_path / "packages"
     for release in ("0.31.0", "0.32.1"):
         metadata = packages / release / f"vllm-{release}.dist-info" / "METADATA"
         metadata.parent.mkdir(parents=True)
         metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
-    plain, quantised = bfloat16_config(model), bfloat16_config(model, quantization="fp8")
+    plain, asking = bfloat16_config(model), bfloat16_config(model, **newer)
     monkeypatch.setenv("PYTHONPATH", str(packages / "0.31.0"))
     preflight(plain, tmp_path)
-    with pytest.raises(ConfigError, match=r"vllm 0.31.0 is not supported with `rollout.quantization`"):
-        preflight(quantised, tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"vllm 0.31.0 is not supported with `rollout.{next(iter(newer))}`"
+    ):
+        preflight(asking, tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(packages / "0.32.1"))
-    preflight(quantised, tmp_path)
+    preflight(asking, tmp_path)
 
 
 def test_preflight_refuses_to_quantise_a_family_that_the_tests_have_not_seen(

@@ -57,6 +57,11 @@ def test_what_is_right_is_not_refused(changes: dict[str, Any]) -> None:
     [
         ({"adapter": {"alpha": 16.0}}, "`adapter.alpha` (16.0) changes nothing: it needs `adapter.rank`"),
         ({"optimizer": {"lr_end": 0.1}}, "`optimizer.lr_end` (0.1)"),
+        (
+            {"rollout": {"draft_tokens": 8}},
+            "`rollout.draft_tokens` (8) changes nothing: it needs `rollout.drafts`",
+        ),
+        ({"rollout": {"drafts": "ngram", "draft_model": "m"}}, "`rollout.draft_model` (m)"),
         ({"algorithm": {"kind": "aipo", "clip_high": 0.3}}, "`algorithm.clip_high` (0.3)"),
         ({"algorithm": {"kind": "grpo", "rho": 2.0}}, "`algorithm.rho` (2.0)"),
         ({"algorithm": {"kind": "grpo", "value_lr": 0.1}}, "`algorithm.value_lr` (0.1)"),

@@ -188,7 +188,7 @@ def _check_python(rollout: Rollout) -> None:
     if rollout.python is not None:
         _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
     if rollout.engine == "vllm":
-        asked = ("rollout.quantization",) if rollout.quantization else ()
+        asked = (key for key in versions.NEWER if getattr(rollout, key.removeprefix("rollout.")))
         _ask(rollout.python or sys.executable, versions.__file__, *asked)
 
 

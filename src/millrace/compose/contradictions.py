@@ -39,6 +39,13 @@ def idle(config: Config) -> list[str]:
         unread += [(f"adapter.{key}", config.adapter, "`adapter.rank`") for key in unused]
     if config.optimizer.decay == "constant":
         unread.append(("optimizer.lr_end", config.optimizer, "another `optimizer.decay`"))
+    rollout = config.rollout
+    if rollout.drafts is None:
+        unread += [
+            (f"rollout.{key}", rollout, "`rollout.drafts`") for key in ("draft_tokens", "draft_rows_max")
+        ]
+    if rollout.drafts != "eagle":
+        unread.append(("rollout.draft_model", rollout, '`rollout.drafts` "eagle"'))
     if isinstance(config.algorithm, PolicyGradient):
         several = config.batch.minibatches * config.batch.epochs > 1
         unread += [
