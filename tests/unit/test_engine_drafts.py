@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import flash_double
@@ -320,6 +320,24 @@ def test_completions_wait_unread_in_bounded_memory(monkeypatch: pytest.MonkeyPat
         work = make_work(tid, [tid, 2], Sampling(max_tokens=32), tokens=[tid] * 20)
         drafter.finish(Continuation(work, vocab=VOCAB, engine="the engine", decode=None, **rules))
     assert len(drafter._pending) == 4 and not drafter._learned
+
+
+def test_a_prompt_is_looked_up_once_and_not_in_every_step() -> None:
+    class Counted(list[int]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.reads += 1
+            return super().__iter__()
+
+    prompt, rules = Counted([5, 2]), {"eos_ids": frozenset({EOS}), "max_sequence_tokens": 64}
+    work = make_work(0, prompt, Sampling(max_tokens=32, ignore_eos=True))
+    row = Continuation(work, vocab=VOCAB, engine="the engine", decode=None, **rules)
+    drafter, prompt.reads = EarlierCompletions(), 0
+    for token in (7, 8, 7, 8, 7):
+        row.append(token, -1.0, 0)
+        (draft,) = drafter.propose([row], [2], None)
+    assert draft == [8, 7] and prompt.reads == 1
 
 
 def test_what_does_not_pay_rests_and_is_tried_again() -> None:

@@ -18,12 +18,12 @@ class Hints:
         self.num_tokens = 0
 
     def keep(self, number: int, work: Work) -> None:
-        """`number`: of the prompt of `work`."""
+        """`number`: the hash of the prompt of `work`."""
         if not work.earlier:
             return
         self.take(number)
         self._works[number] = work
-        self.num_tokens += sum(map(len, work.earlier))
+        self.num_tokens += _size(work)
         while self.num_tokens > TOKENS_MAX:
             self.take(next(iter(self._works)))
 
@@ -32,5 +32,10 @@ class Hints:
         work = self._works.pop(number, None)
         if work is None:
             return []
-        self.num_tokens -= sum(map(len, work.earlier))
+        self.num_tokens -= _size(work)
         return [[*work.prompt, *tokens] for tokens in work.earlier]
+
+
+def _size(work: Work) -> int:
+    """Tokens that it takes to keep `work`."""
+    return len(work.prompt) + sum(map(len, work.earlier))
