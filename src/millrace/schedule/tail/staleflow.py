@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from millrace.config.tables.schedules import StaleFlow
 from millrace.schedule.deadlines import Deadlines
@@ -54,13 +55,17 @@ class WhenItPays:
     staleness_max: int
     waterfall: Waterfall
     discards = False
+    _book: list[Any] = field(default_factory=list, compare=False, repr=False)
+    """The last view and its deadlines: one book for all replicas."""
 
     def due(self, view: View, replica: ReplicaView) -> bool:
         if replica.load == 0:
             return True
         if not self.waterfall.groups(view, replica):
             return False
-        book = Deadlines(view, self.staleness_max, view.groups)
+        if not self._book or self._book[0] is not view:
+            self._book[:] = view, Deadlines(view, self.staleness_max, view.groups)
+        book: Deadlines = self._book[1]
         return book.places_left(view.newest_for(replica)) > book.places_left(replica.version)
 
     def describe(self) -> str:

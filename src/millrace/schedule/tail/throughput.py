@@ -39,8 +39,8 @@ class Waterfall:
         return more / _throughput(replica, 1, each)
 
     def groups(self, view: View, replica: ReplicaView) -> int:
-        """Groups that may start there now. None waits for a slot: it is routed later, and to younger
-        weights."""
+        """Groups that may start there now. No whole group waits for slots: it is routed later, and to
+        younger weights."""
         load = replica.load
         while load < replica.slots and self.gain(view, replica, load) >= self.gain_min:
             load += view.start_size
