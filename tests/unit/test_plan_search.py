@@ -80,6 +80,18 @@ def test_what_is_left_of_the_trainers_kind_generates_too():
     assert simulated.cluster.all_replicas == found[0].replicas + found[0].other_replicas
 
 
+def test_no_replica_gets_more_slots_than_its_kv_holds():
+    devices = {device("H800"): 9, device("H20"): 8}
+    fitting = layouts(model("Qwen2.5-7B"), devices, DEMAND)
+    mixed = next(one for one in fitting if one.other is not None and one.slots == 128)
+    run, asked = run_that_prefers(lambda candidate: False)
+    search(QUESTION, DEMAND, [mixed], run)
+    assert {candidate.layout.slots for candidate in asked} == {64, 128}
+    one = replace(mixed, other=replace(mixed.other, tensor_parallel=2 * mixed.generation.tensor_parallel))
+    (line,) = beyond(Simulated(Candidate(one, 32, AReaL()), RESULT, Timeline(), scale=1))[:1]
+    assert "`rollout.tensor`" in line
+
+
 def run_that_prefers(better):
     """A simulator whose throughput is 2 for what is preferred, 1 otherwise; and what it was asked."""
     asked = []

@@ -50,6 +50,11 @@ def beyond(one: Simulated) -> list[str]:
         missing.append(f"generation in {layout.generation.dtype}: here it is float32 or bfloat16")
     if one.candidate.transport != "relay":
         missing.append(f"weights by {one.candidate.transport}: here they go through the relay")
+    sizes = {one.tensor_parallel for one in (layout.generation, layout.other) if one is not None}
+    if len(sizes) > 1:
+        missing.append(
+            f"replicas of {min(sizes)} and of {max(sizes)} devices: here all have one `rollout.tensor`"
+        )
     num = sum(layout.used().values())
     if num > DEVICES_OF_A_HOST:
         missing.append(f'{num} devices are several hosts: `runtime.kind` "ray" (docs/cluster.md)')

@@ -199,8 +199,9 @@ def _slots(
     config: PlanConfig, demand: Demand, best: Candidate, layouts: Sequence[PlanLayout]
 ) -> Iterator[Candidate]:
     here = best.layout
+    most = min(max(slots_that_fit(one, demand)) for one in (here.generation, here.other) if one is not None)
     for slots in slots_that_fit(here.generation, demand):
-        if slots in (here.slots // 2, here.slots * 2):
+        if slots in (here.slots // 2, here.slots * 2) and slots <= most:
             layout = replace(here, slots=slots)
             seconds = layout_generate_s(layout, demand)
             yield replace(best, layout=replace(layout, generate_s=seconds))
