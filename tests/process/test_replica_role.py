@@ -132,6 +132,21 @@ def test_a_replica_that_is_to_leave_says_so_before_its_next_report_is_due(
     assert asyncio.run(scenario()).leaving
 
 
+def test_an_idle_replica_with_a_long_interval_sends_no_more_reports_than_a_busy_one(
+    model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.rollout.replica._HEARTBEAT_S", 0.02)
+
+    async def scenario() -> None:
+        replica = make_replica(model_path, report_interval_s=60.0)
+        await replica.pull(0, endpoint)
+        reports = replica.reports()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(reports), 0.3)
+
+    asyncio.run(scenario())
+
+
 def test_an_idle_replica_that_rechecks_its_weights_goes_on_reporting(
     model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,8 +75,8 @@ class ReplicaSession:
         raise WorkerDied(f"{self.name}: its report stream ended")
 
     async def _listen(self) -> None:
-        """A replica promises one report each second. Without reports the replica is killed, even if it
-        answers calls.
+        """A replica promises two reports within the timeout (`compose.report_interval_s`). Without reports it
+        is killed, even if it answers calls.
 
         Looks are counted, not seconds: a controller that was stopped has missed one look.
         """
@@ -86,8 +86,8 @@ class ReplicaSession:
             await asyncio.sleep(timeout_s / LOOKS)
             silent = silent + 1 if self._num_reports == before else 0
         raise DeadlineExceeded(
-            f"{self.name}: no report for {timeout_s:g} s (`supervision.heartbeat_timeout_s`), though a "
-            "report a second is promised: its stream is stuck"
+            f"{self.name}: no report for {timeout_s:g} s (`supervision.heartbeat_timeout_s`), and two "
+            "are promised: its stream is stuck"
         )
 
     async def _probe(self, handle: Handle) -> None:

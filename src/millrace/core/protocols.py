@@ -108,7 +108,8 @@ class Replica(Protocol):
     `leaving`."""
 
     def reports(self) -> AsyncIterator[Report]:
-        """The one stream of a replica: new tokens and the load, in at least one report each second."""
+        """The one stream of a replica: new tokens and the load. At least two reports come within
+        `supervision.heartbeat_timeout_s`."""
 
     async def submit(self, works: list[Work]) -> None: ...
 

@@ -32,7 +32,7 @@ from millrace.rollout.sampling_probe.interview import SamplingProbe
 T = TypeVar("T")
 OpenReader = Callable[[Endpoint], WeightsReader]
 
-# The replica promises a report a second; half of that leaves room for a busy event loop.
+# An idle replica reports so often, or in its interval if that is longer: large fleets have long ones.
 _HEARTBEAT_S = 0.5
 # The fraction of a replica's time that rechecks of the served digest may take.
 _RECHECK_FRACTION = 0.01
@@ -53,6 +53,7 @@ class EngineReplica:
     ) -> None:
         self._name = name
         self._report_interval_s, self._due_s = report_interval_s, 0.0
+        self._heartbeat_s = max(_HEARTBEAT_S, report_interval_s)
         with boundary(name, f"import `open_reader` ({open_reader})", ConfigError):
             self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
         self._readers: dict[Endpoint, WeightsReader] = {}
@@ -126,7 +127,7 @@ class EngineReplica:
             if self._driven is None and not await self._something_to_do():
                 return Report([], self._load if self._occupied else self._measured_load(), self._leaving)
             running = self._driven = self._driven or loop.run_in_executor(self._engine_thread, self._drive)
-            await asyncio.wait({running}, timeout=_HEARTBEAT_S)
+            await asyncio.wait({running}, timeout=self._heartbeat_s)
             if not running.done():
                 return Report([], self._load, self._leaving)
             if self._driven is running:  # an earlier stream that is still being closed may have taken it
@@ -141,7 +142,7 @@ class EngineReplica:
         self._wake.clear()
         if not self._has_something_to_do():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _HEARTBEAT_S)
+                await asyncio.wait_for(self._wake.wait(), self._heartbeat_s)
             if time.monotonic() < self._recheck_due_s:  # else rechecks would put the next report off for ever
                 self._due_s = time.monotonic() + self._report_interval_s
         return self._has_something_to_do()
