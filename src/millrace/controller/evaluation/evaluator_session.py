@@ -256,7 +256,7 @@ class EvaluatorSession:
             self._note_progress()
 
     async def _next(self, reports: AsyncGenerator[Report, None]) -> Report:
-        """A replica promises two reports in this time (`compose.report_interval_s`)."""
+        """A replica promises two reports in this time."""
         timeout_s = self._run.config.supervision.heartbeat_timeout_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
