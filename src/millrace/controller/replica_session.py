@@ -75,8 +75,8 @@ class ReplicaSession:
         raise WorkerDied(f"{self.name}: its report stream ended")
 
     async def _listen(self) -> None:
-        """A replica promises two reports within the timeout. Without reports it
-        is killed, even if it answers calls.
+        """A replica promises two reports within the timeout. Without any it is killed, even if it answers
+        calls.
 
         Looks are counted, not seconds: a controller that was stopped has missed one look.
         """
