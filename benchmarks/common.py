@@ -40,7 +40,7 @@ def environment_of(threads: int | None) -> dict[str, str]:
     return shared | {"OMP_NUM_THREADS": str(threads)} | waiting
 
 
-RUN_TIMEOUT_S = 900.0
+RUN_TIMEOUT_S = 1800.0
 
 
 T = TypeVar("T")
@@ -89,14 +89,14 @@ def run_logged(command: Sequence[Any], log: Path, *, threads: int | None = 1) ->
     """Run it with its output in `log`, which is shown if it fails. `threads`: as `environment_of`."""
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = environment_of(threads) | {"PYTHONPATH": os.pathsep.join(paths)}
-    with log.open("w") as file:
-        done = subprocess.run(
-            command, stdout=file, stderr=file, env=environment, check=False, timeout=RUN_TIMEOUT_S
-        )
-    if done.returncode != 0:
-        raise SystemExit(
-            f"{log.read_text()[-3000:]}\n{[str(word) for word in command]}: status {done.returncode}"
-        )
+    try:
+        with log.open("w") as file:
+            done = subprocess.run(command, stdout=file, stderr=file, env=environment, timeout=RUN_TIMEOUT_S)
+        ended = f"status {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        ended = f"killed, not done after {RUN_TIMEOUT_S:g} s"
+    if ended:
+        raise SystemExit(f"{log.read_text()[-3000:]}\n{[str(word) for word in command]}: {ended}")
 
 
 def train(
