@@ -31,8 +31,10 @@ from players import text
 
 from millrace.controller.context import RunContext
 from millrace.controller.controller import COLLECT_AFTER
+from millrace.controller.decide import Decisions
 from millrace.controller.pace import PACE
 from millrace.controller.replica_session import ReplicaSession
+from millrace.controller.state.orders import Submit
 from millrace.core import clock
 from millrace.core.events import Events
 from millrace.core.types import (
@@ -116,30 +118,37 @@ class Fleet:
         self._rng, self._next_group, self._text = np.random.default_rng(0), 0, text()
         self._sessions = [ReplicaSession(name, run, lambda reason: None) for name in run.mailboxes]
         self._worker = _Worker("reward-worker-0", asyncio.get_running_loop().create_future())
+        self._decisions = Decisions(run, lambda state: None)
+        run.pool.next_prompt = self._prompt  # type: ignore[method-assign]
         run.state.relays.newest = 0
         for session in self._sessions:
             run.state.replicas.up(session.name, 1)
             run.state.replicas.served(session.name, 0)
-        for session in self._sessions:
-            self._refill(session.name, at_start=True)
+        while self._decide():
+            self._begin(at_start=True)
         self.run.flush()
         self.tokens = 0
 
-    def round(self, tokens: int, flushes: int) -> None:
-        """Every slot makes `tokens` tokens; the ledger is flushed so often meanwhile."""
-        every = max(1, len(self._sessions) // flushes)
+    def round(self, tokens: int, flushes: int, decisions: int) -> None:
+        """Every slot makes `tokens` tokens; so many flushes and rounds of decisions are made meanwhile."""
+        num = len(self._sessions)
         for number, session in enumerate(self._sessions, 1):
             self._report(session, tokens)
-            if number % every == 0:
+            if number * decisions // num > (number - 1) * decisions // num:
                 self._score()
+                self._decide()
+                self._begin()
+            if number * flushes // num > (number - 1) * flushes // num:
                 with self.times.of("flush"):
                     self.run.flush()
                 self._step()
-            self._refill(session.name)
+
+    def _decide(self) -> bool:
+        """A round of decisions, with the groups that it admits. Returns whether there are any."""
+        before = self._next_group
         with self.times.of("decisions"):
-            view = self.run.state.view()
-            self.run.schedule.refresh(view)
-            self.run.schedule.admit(view)
+            self._decisions.round()
+        return self._next_group > before
 
     def _report(self, session: ReplicaSession, tokens: int) -> None:
         """One report of all that grow, and one for each that ends: alone, or with what the others have made
@@ -184,25 +193,25 @@ class Fleet:
                     pool._finish(self._worker.name, trajectory_id, score)
             pool._requests.give_back(self._worker.name, ())
 
-    def _refill(self, name: str, *, at_start: bool = False) -> None:
-        run, state = self.run, self.run.state
-        while len(state.replicas[name].leased) <= SLOTS - GROUP_SIZE:
-            prompt = Prompt(
-                self._next_group, f"row-{self._next_group}", _prompt(self._next_group), "a prompt"
-            )
-            self._next_group += 1
-            with self.times.of("admit and lease", GROUP_SIZE):
-                group, works = state.admit(prompt, name, now_s=clock.now())
-                run.ledger.admit([group])
-                run.events.emit("admitted", group_ids=[group.group_id])
-                run.submit(name, works)
-                run.mailboxes[name].orders.clear()
-                self._wire.send(("submit", (works,)))
-            for member in group.members:
-                length = self._median * np.exp(SIGMA * self._rng.standard_normal())
-                if at_start:
-                    length *= np.exp(SIGMA**2) * self._rng.random()
-                self._left[member.trajectory_id] = max(1, min(16_384, int(length)))
+    def _prompt(self) -> Prompt:
+        group_id, self._next_group = self._next_group, self._next_group + 1
+        start = text().start(group_id, PROMPT_TOKENS)
+        tokens = text().columns.tokens[start : start + PROMPT_TOKENS]
+        return Prompt(group_id, f"row-{group_id}", tokens, "a prompt")
+
+    def _begin(self, *, at_start: bool = False) -> None:
+        """The replicas get the works that were leased to them."""
+        for mailbox in self.run.mailboxes.values():
+            for order in mailbox.orders:
+                assert isinstance(order, Submit), order
+                with self.times.of("send works", len(order.works)):
+                    self._wire.send(("submit", (order.works,)))
+                for work in order.works:
+                    length = self._median * np.exp(SIGMA * self._rng.standard_normal())
+                    if at_start:
+                        length *= np.exp(SIGMA**2) * self._rng.random()
+                    self._left[work.trajectory_id] = max(1, min(16_384, int(length)))
+            mailbox.orders.clear()
 
     def _step(self) -> None:
         run, state = self.run, self.run.state
@@ -218,6 +227,9 @@ class Fleet:
                 run.update_ledger()
                 run.ledger.commit_step(record)
                 state.committed(batch.version + 1)
+                state.relays.newest = batch.version + 1
+                for name in state.replicas:
+                    state.replicas.served(name, batch.version + 1)
 
 
 class _Worker:
@@ -227,11 +239,6 @@ class _Worker:
 
 def _ready(state: Any) -> list[int]:
     return [i for i, record in state.groups.items() if record.ready_rank is not None]
-
-
-def _prompt(group_id: int) -> Any:
-    start = text().start(group_id, PROMPT_TOKENS)
-    return text().columns.tokens[start : start + PROMPT_TOKENS]
 
 
 async def measure(options: Any, directory: Path) -> dict[str, Any]:
@@ -252,10 +259,10 @@ async def measure(options: Any, directory: Path) -> dict[str, Any]:
         )
         played = Fleet(run, options.median, options.early)
         for _ in range(options.warm_up):
-            played.round(options.tokens, options.flushes)
+            played.round(options.tokens, options.flushes, options.decisions)
         played.times, played.tokens = Times(), 0
         for _ in range(options.rounds):
-            played.round(options.tokens, options.flushes)
+            played.round(options.tokens, options.flushes, options.decisions)
     ledger.close()
     return summary(played)
 
@@ -293,6 +300,7 @@ def main() -> None:
     )
     parser.add_argument("--warm-up", type=int, default=sized(14, 2), help="rounds that do not count")
     parser.add_argument("--flushes", type=int, default=2, help="in a round")
+    parser.add_argument("--decisions", type=int, default=sized(64, 2), help="rounds of them in a round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         report(asyncio.run(measure(options, Path(directory))), as_json=options.json)

@@ -283,6 +283,25 @@ def test_of_very_many_that_only_grew_each_is_written_within_40_flushes(
     assert ledger._db.execute("SELECT count(*) FROM chunks").fetchone()[0] == len(members)
 
 
+def test_flushes_that_follow_each_other_quickly_write_few_of_those_that_only_grew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("millrace.ledger.buffer.GROWING_MIN", 1)
+    ledger = SqliteLedger(":memory:", run={})
+    groups = [make_group(i) for i in range(100)]
+    members = [member for group in groups for member in group.members]
+    ledger.admit(groups)
+    ledger.flush()
+    for member in members:
+        grow(member, 1)
+    chunks = []
+    for reported in (200, 0, 0, 12, 0):  # the turns of others go on in between
+        ledger.grow(members[:reported])
+        ledger.flush()
+        chunks.append(ledger._db.execute("SELECT count(*) FROM chunks").fetchone()[0])
+    assert chunks == [5, 6, 7, 10, 11]
+
+
 def test_a_trajectory_that_changes_is_written_with_its_newest_tokens(path: Path) -> None:
     ledger = SqliteLedger(path, run={})
     group = make_group(0)

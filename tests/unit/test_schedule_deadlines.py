@@ -42,7 +42,7 @@ def test_feasible_means_that_earliest_deadline_first_trains_all_in_time(births, 
     groups = [GroupView(i, birth) for i, birth in enumerate(births)]
     look = view(groups, version=4, batch_groups=batch_groups)
     expected = feasible(births, version=4, batch_groups=batch_groups, bound=bound)
-    assert Deadlines(look, bound, groups).feasible == expected
+    assert Deadlines(look, bound, look.births).feasible == expected
 
 
 @given(births, st.integers(0, 6), st.integers(1, 3), st.integers(0, 4))
@@ -115,9 +115,9 @@ def test_older_births_take_places_from_younger_ones_but_not_the_reverse():
 
 
 def test_without_a_bound_everything_fits_and_nothing_is_overdue():
-    groups = [GroupView(0, -100)]
-    assert Deadlines(view(groups, version=9), None, groups).places_left(0) == NO_LIMIT
-    assert overdue(view(groups, version=9), None) == []
+    look = view([GroupView(0, -100)], version=9)
+    assert Deadlines(look, None, look.births).places_left(0) == NO_LIMIT
+    assert overdue(look, None) == []
 
 
 def test_ready_groups_are_kept_before_unready_ones():

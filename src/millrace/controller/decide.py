@@ -18,7 +18,7 @@ from millrace.schedule.view import View
 
 TICK_S = 1.0  # decisions are at most this far apart
 REST = 8.0  # after a round the loop rests this many times as long, within `REST_S_MAX`
-REST_S_MAX = 0.05
+REST_S_MAX = 0.1
 
 
 class Decisions:
@@ -37,22 +37,27 @@ class Decisions:
     async def loop(self) -> None:
         tick_s = min(TICK_S, self._run.schedule.repack_interval_s or TICK_S)
         while True:
-            began_s, self._cached_view, num_pulses = clock.now(), None, self._run.pulse.count
-            self._run.device.hand_over()
-            end_late_waits(self._run)
-            if expire(self._run, self._view()):
-                self._cached_view = None
-            self._refresh()
-            self._place()
-            self._admit()
-            self._repack()
-            self._check(self._run.state)
+            began_s, num_pulses = clock.now(), self._run.pulse.count
+            self.round()
             await asyncio.sleep(min(REST * (clock.now() - began_s), REST_S_MAX))
             if self._run.pulse.count == num_pulses:
                 await self._run.pulse.wait(timeout_s=tick_s)
             # Without this wait the first of several replicas that get room would get all the work.
             several = len(self._run.mailboxes) > 1
             await asyncio.sleep(self._run.pace.decision_s if several else 0.0)
+
+    def round(self) -> None:
+        """One of each decision, in this order."""
+        self._cached_view = None
+        self._run.device.hand_over()
+        end_late_waits(self._run)
+        if expire(self._run, self._view()):
+            self._cached_view = None
+        self._refresh()
+        self._place()
+        self._admit()
+        self._repack()
+        self._check(self._run.state)
 
     def _refresh(self) -> None:
         state = self._run.state

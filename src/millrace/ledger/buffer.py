@@ -3,6 +3,7 @@
 Of the trajectories that only grew, a flush writes `GROWING_MIN`, those that have waited longest. So thousands
 of trajectories that report every second are written every few seconds, in larger chunks. A few are written at
 once. Of very many, a flush writes one in `GROWING_FLUSHES`, so that a killed controller loses a bounded time.
+Where flushes follow each other quickly, because turns go on, each writes one for `GROWN_MIN` reports.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from millrace.ledger.schema import LIVE_STATES, intact
 from millrace.ledger.token_log import TokenLog
 
 GROWING_MIN = 512
+GROWN_MIN = 4
 GROWING_FLUSHES = 40  # 20 s; half as many would cost a tenth of a core more at 3.2 million tokens/s
 
 _TRAIN = (
@@ -45,6 +47,7 @@ class Buffer:
         self.published: list[VersionRecord] = []
         self._dirty: dict[int, Trajectory] = {}
         self._growing: dict[int, Trajectory] = {}  # since the last chunk of each, the oldest first
+        self._num_grown = 0  # since the last flush
         self._rows: dict[int, tuple[Any, ...]] = {}  # of live trajectories, as in the file
         self._planned: dict[int, tuple[Any, ...]] = {}
 
@@ -72,8 +75,9 @@ class Buffer:
         self._look_at(trajectory)
         self._dirty[trajectory.trajectory_id] = trajectory
 
-    def grow(self, trajectories: Iterable[Trajectory]) -> None:
+    def grow(self, trajectories: Sequence[Trajectory]) -> None:
         self._growing |= {trajectory.trajectory_id: trajectory for trajectory in trajectories}
+        self._num_grown += len(trajectories)
 
     def look_again(self, trained: Iterable[int]) -> None:
         """Bring the accounts up to the present states, before writing.
@@ -113,7 +117,8 @@ class Buffer:
     def _with_new_tokens(self, everything: bool) -> list[Trajectory]:
         for trajectory_id in self._dirty:
             self._growing.pop(trajectory_id, None)
-        num = len(self._growing) if everything else max(GROWING_MIN, len(self._growing) // GROWING_FLUSHES)
+        share = min(len(self._growing) // GROWING_FLUSHES, self._num_grown // GROWN_MIN)
+        num = len(self._growing) if everything else max(GROWING_MIN, share)
         return [*self._dirty.values(), *islice(self._growing.values(), num)]
 
     def write_step(self, db: sqlite3.Connection, record: StepRecord, wall_s: float) -> None:
@@ -132,6 +137,7 @@ class Buffer:
         for trajectory_id in ended:
             self._rows.pop(trajectory_id, None)
         self._groups, self._skips, self._dirty, self.published = {}, [], {}, []
+        self._num_grown = 0
 
     def _look_at(self, trajectory: Trajectory) -> None:
         if trajectory.state is not State.TRAINED:

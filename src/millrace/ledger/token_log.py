@@ -42,8 +42,11 @@ class TokenLog:
         rows: list[ChunkRow] = []
         self.planned = {}
         for trajectory in trajectories:
-            trajectory_id, now = trajectory.trajectory_id, _mark(trajectory)
+            trajectory_id, columns = trajectory.trajectory_id, trajectory.columns
             mark = self._marks.get(trajectory_id, _NOTHING)
+            if mark.squeezed and mark.columns is columns and mark.num_tokens == len(columns):
+                continue
+            now = _mark(trajectory)
             goes_on = mark.columns is now.columns and (mark.squeezed or not now.squeezed)
             start = mark.num_tokens if goes_on else 0
             if start == 0 and mark.num_tokens:

@@ -67,6 +67,8 @@ class KVRoom:
     def room(self, view: View, replica: ReplicaView) -> int:
         slots = self.batch_max or replica.slots
         by_slots = _groups_to_fill(slots - replica.load, view.start_size)
+        if not by_slots:
+            return 0
         return min(self._round_room(view, replica), by_slots, _groups_in_kv(view, replica))
 
     def _round_room(self, view: View, replica: ReplicaView) -> int:
@@ -93,10 +95,10 @@ class WhileNewest:
     """
 
     def room(self, view: View, replica: ReplicaView) -> int:
-        if view.behind(replica):
-            return 0
         wanted = replica.slots + view.start_size // 2
         by_slots = _groups_to_fill(wanted - replica.load, view.start_size)
+        if not by_slots or view.behind(replica):
+            return 0
         return min(by_slots, _groups_in_kv(view, replica))
 
     def describe(self) -> str:

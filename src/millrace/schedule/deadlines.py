@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from sys import maxsize
+from types import MappingProxyType
 
 from millrace.schedule.view import GroupView, View
 
 NO_LIMIT = maxsize  # groups
+NONE = MappingProxyType[int, int]({})
 UNBOUNDED_ROUNDS = 2
 """Without a staleness bound, live groups are limited to this many rounds. A round fills the slots of all
 replicas, and has at least a batch. One round is being generated, and one waits for the trainer."""
@@ -46,24 +48,25 @@ def startable_groups(view: View, staleness_max: int | None, live_max: int = NO_L
     """New groups that may start on the newest version now: within the bound, within `remaining_groups_max`,
     and so that at most `live_max` are live."""
     startable = max(0, min(live_max, remaining_groups_max(view, staleness_max)) - len(view.groups))
-    return min(startable, Deadlines(view, staleness_max, view.groups).places_left(view.newest))
+    return min(startable, Deadlines(view, staleness_max, view.births).places_left(view.newest))
 
 
 class Deadlines:
     """Groups counted by deadline, with the free places for each deadline.
 
     Each live deadline costs one entry. So the cost of `places_left` and `add` grows with the distinct births,
-    which are few, and not with the groups. `staleness_max` None: every group fits.
+    which are few, and not with the groups. `staleness_max` None: every group fits. `births`: how many groups
+    of each birth are in the book.
     """
 
-    def __init__(self, view: View, staleness_max: int | None, groups: Iterable[GroupView] = ()) -> None:
+    def __init__(self, view: View, staleness_max: int | None, births: Mapping[int, int] = NONE) -> None:
         self._version, self._batch, self._bound = view.version, view.batch_groups, staleness_max
         self._redundant = view.redundant_groups
         self._deadlines: list[int] = []  # ascending
         self._free: list[int] = []  # per deadline j: B (j - k + 1) + r - #{d <= j}
         if staleness_max is not None:
             due = 0
-            for birth, count in sorted(Counter(group.birth for group in groups).items()):
+            for birth, count in sorted(births.items()):
                 due += count
                 self._deadlines.append(birth + staleness_max)
                 self._free.append(self._places(birth + staleness_max) - due)
@@ -123,7 +126,7 @@ def choose(
 
     Returns None where there is no such batch yet: too few groups are ready, or one that is owed is not.
     """
-    owed = Deadlines(view, staleness_max, live).owed()
+    owed = Deadlines(view, staleness_max, Counter(group.birth for group in live)).owed()
     left = view.batch_groups
     if len(ranked) < left:
         return None
@@ -145,7 +148,7 @@ def overdue(view: View, staleness_max: int | None) -> list[int]:
     Ready groups are kept before unready ones, then older before younger. Empty as long as admission and
     `choose` were obeyed and births never decreased. After a resume under a tighter bound it may not be empty.
     """
-    if Deadlines(view, staleness_max, view.groups).feasible:
+    if Deadlines(view, staleness_max, view.births).feasible:
         return []
     kept, given_up = Deadlines(view, staleness_max), []
     for group in sorted(view.groups, key=lambda g: (not g.ready, g.group_id)):

@@ -24,6 +24,8 @@ def placements(view: View, queued: Sequence[QueuedView], *, mixes_versions: bool
     Cost: for n trajectories, R replicas and V versions served, O(R + n (V + log R)).
     """
     view, homes = at_home(view, queued)
+    if None not in homes:
+        return homes
     heaps: dict[int, list[_Entry]] = defaultdict(list)
     for index, replica in enumerate(view.replicas):
         if replica.serving:

@@ -82,7 +82,7 @@ class Schedule:
             if rank is not None:
                 queue.append((rank, index))
         heapify(queue)
-        book = Deadlines(view, self.staleness_max, view.groups if queue else ())
+        book = Deadlines(view, self.staleness_max, view.births)
         admitted = []
         while queue and left:
             _, index = heappop(queue)
@@ -123,13 +123,13 @@ class Schedule:
         Otherwise a replica could go to and fro between two versions.
         """
         resumable = self._resumable(view)
-        present = {replica.version_next for replica in view.replicas}
+        present = {replica.version_next for replica in view.replicas} if resumable else set()
         missing = [version for version in resumable if version not in present]
         orders = []
         for replica in sorted(view.replicas, key=lambda r: r.version >= 0):
             if replica.busy:
                 continue
-            rescue = [version for version in missing if version in view.pullable_by(replica)]
+            rescue = missing and [version for version in missing if version in view.pullable_by(replica)]
             if rescue and replica.load == 0 and replica.version not in resumable:
                 missing.remove(rescue[0])
                 orders.append(RefreshOrder(replica.replica_id, rescue[0]))
@@ -166,7 +166,7 @@ class Schedule:
     def restart(self, view: View) -> list[int]:
         """Versions of queued trajectories that no replica serves or will serve. They begin again from their
         prompts."""
-        if self.mixes_versions:
+        if self.mixes_versions or not view.versions_queued:
             return []
         present = {replica.version_next for replica in view.replicas}
         reachable = present.union(self._resumable(view))
@@ -194,14 +194,14 @@ class Schedule:
                 version = orders.get(replica.replica_id, replica.version_next)
                 started = 0 if version != replica.version else replica.groups_since_swap
                 replica = replace(replica, version=version, busy=True, groups_since_swap=started)
-            elif self._awaits(view, replica):
+            elif replica.fetching_version > replica.version and self._awaits(view, replica):
                 replica = replace(replica, version=replica.fetching_version, busy=True, groups_since_swap=0)
             replicas.append(replica)
         return [replica for replica in replicas if replica.version >= 0]
 
     def _awaits(self, view: View, replica: ReplicaView) -> bool:
-        """Whether `replica` can start nothing before the version that its host is about to get."""
-        if replica.fetching_version <= replica.version or replica.load > 0:
+        """Whether `replica` can start nothing before the newer version that its host is about to get."""
+        if replica.load > 0:
             return False
         bound = self.staleness_max
         return replica.version < 0 or (bound is not None and view.version - replica.version > bound)
@@ -216,7 +216,7 @@ class Schedule:
     def _resumable(self, view: View) -> list[int]:
         """Versions of queued trajectories that can go on with their tokens: a replica serves or can pull the
         version, and a replica that works under it is not due for newer weights at once."""
-        if self.mixes_versions:
+        if self.mixes_versions or not view.versions_queued:
             return []
         served = {replica.version_next for replica in view.replicas}
         return [

@@ -7,6 +7,9 @@ bound S its *deadline* is birth + S: the last trainer version at which it may be
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cached_property
+
 import msgspec
 
 
@@ -66,7 +69,7 @@ class QueuedView(msgspec.Struct, frozen=True):
     tokens: int = 0  # so far, of all its turns
 
 
-class View(msgspec.Struct, frozen=True):
+class View(msgspec.Struct, frozen=True, dict=True):
     """The run at one moment.
 
     `version` is the version at which the next batch will be trained, so it counts the batch that is taken,
@@ -94,6 +97,11 @@ class View(msgspec.Struct, frozen=True):
     redundant_groups: int = 0  # live groups that need not be trained in time
     parked: int = 0  # groups that begin again in a long round (`schedule.tail.rounds`); they are not live
     returned: int = 0  # live groups that have begun again so
+
+    @cached_property
+    def births(self) -> Counter[int]:
+        """The number of live groups of each birth."""
+        return Counter([group.birth for group in self.groups])
 
     @property
     def start_size(self) -> int:

@@ -36,17 +36,18 @@ class ReplicaRecord:
         return self.pulling >= 0 or bool(self.moves) or self.use is not Use.AWAKE
 
     def view(
-        self, versions: tuple[int, ...] | None = None, fetching_version: int = -1, staging_version: int = -1
+        self, versions: tuple[int, ...] | None, fetching_version: int, staging_version: int
     ) -> ReplicaView:
         """`versions` and `fetching_version`: of the replica's host, if the run has several hosts."""
         leased = len(self.leased)
+        running = leased if leased < self.slots else self.slots
         return ReplicaView(
             replica_id=self.name,
             version=self.version,
             busy=self.busy,
             pulling_version=self.pulling,
-            running=min(leased, self.slots),
-            waiting=max(0, leased - self.slots),
+            running=running,
+            waiting=leased - running,
             slots=self.slots,
             kv_used_tokens=self.load.kv_used_tokens if leased else 0,
             kv_used_tokens_previous=self.kv_used_previous,

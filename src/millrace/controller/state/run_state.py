@@ -16,7 +16,7 @@ from millrace.controller.state.trajectories import Trajectories
 from millrace.controller.tail.parked import Parked
 from millrace.controller.turns import episode
 from millrace.core.types import Batch, Report, Trajectory
-from millrace.schedule.view import ReplicaView, View
+from millrace.schedule.view import View
 
 
 class RunState(Trajectories):
@@ -39,7 +39,7 @@ class RunState(Trajectories):
     def view(self) -> View:
         """The run as decisions see it."""
         version, taken, numbers = self.version + bool(self.taken), frozenset(self.taken), self.numbers
-        staying = self.replicas.staying
+        staying, of_host = self.replicas.staying, self._of_hosts()
         return View(
             version=version,
             newest=self.relays.newest,
@@ -51,7 +51,7 @@ class RunState(Trajectories):
             group_size=numbers.group_size,
             max_sequence_tokens=numbers.max_sequence_tokens,
             groups=tuple([record.view for i, record in self.groups.items() if i not in taken]),
-            replicas=tuple([self._replica_view(record) for record in staying if record.alive]),
+            replicas=tuple([record.view(*of_host[record.host]) for record in staying if record.alive]),
             num_replicas=len(staying),
             versions_queued=tuple(sorted(self.versions_queued)),
             reached=max(self.reached, max(self.taken, default=-1)),
@@ -70,11 +70,13 @@ class RunState(Trajectories):
         versions = (episode.bound_to(t, one_version=single) for t in self.queued.values())
         return {version for version in versions if version is not None}
 
-    def _replica_view(self, record: ReplicaRecord) -> ReplicaView:
-        relay = self.relays[record.host]
-        if len(self.relays) == 1:
-            return record.view(staging_version=relay.staging_version)
-        return record.view(relay.versions, self.relays.fetching_version(record.host), relay.staging_version)
+    def _of_hosts(self) -> dict[str, tuple[tuple[int, ...] | None, int, int]]:
+        """For `ReplicaRecord.view`, by host."""
+        relays, several = self.relays, len(self.relays) > 1
+        return {
+            host: (relay.versions if several else None, relays.fetching_version(host), relay.staging_version)
+            for host, relay in relays.items()
+        }
 
     def resume(self, version: int, reached: int, quarantined: Iterable[str]) -> None:
         """Go on from the position in the ledger."""

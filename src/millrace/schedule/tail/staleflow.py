@@ -64,7 +64,7 @@ class WhenItPays:
         if not self.waterfall.groups(view, replica):
             return False
         if not self._book or self._book[0] is not view:
-            self._book[:] = view, Deadlines(view, self.staleness_max, view.groups)
+            self._book[:] = view, Deadlines(view, self.staleness_max, view.births)
         book: Deadlines = self._book[1]
         return book.places_left(view.newest_for(replica)) > book.places_left(replica.version)
 
