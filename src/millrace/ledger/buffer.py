@@ -3,7 +3,7 @@
 Of the trajectories that only grew, a flush writes `GROWING_MIN`, those that have waited longest. So thousands
 of trajectories that report every second are written every few seconds, in larger chunks. A few are written at
 once. Of very many, a flush writes one in `GROWING_FLUSHES`, so that a killed controller loses a bounded time.
-Where flushes follow each other quickly, because turns go on, each writes one for `GROWN_MIN` reports.
+Where flushes follow each other quickly, because turns go on, each writes at most one for `GROWN_MIN` reports.
 """
 
 from __future__ import annotations

@@ -67,8 +67,6 @@ class KVRoom:
     def room(self, view: View, replica: ReplicaView) -> int:
         slots = self.batch_max or replica.slots
         by_slots = _groups_to_fill(slots - replica.load, view.start_size)
-        if not by_slots:
-            return 0
         return min(self._round_room(view, replica), by_slots, _groups_in_kv(view, replica))
 
     def _round_room(self, view: View, replica: ReplicaView) -> int:

@@ -16,15 +16,12 @@ is the special case in which the birth of every live group is the current versio
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from sys import maxsize
-from types import MappingProxyType
 
-from millrace.schedule.view import GroupView, View
+from millrace.schedule.view import GroupView, View, births_of
 
 NO_LIMIT = maxsize  # groups
-NONE = MappingProxyType[int, int]({})
 UNBOUNDED_ROUNDS = 2
 """Without a staleness bound, live groups are limited to this many rounds. A round fills the slots of all
 replicas, and has at least a batch. One round is being generated, and one waits for the trainer."""
@@ -55,18 +52,18 @@ class Deadlines:
     """Groups counted by deadline, with the free places for each deadline.
 
     Each live deadline costs one entry. So the cost of `places_left` and `add` grows with the distinct births,
-    which are few, and not with the groups. `staleness_max` None: every group fits. `births`: how many groups
-    of each birth are in the book.
+    which are few, and not with the groups. `staleness_max` None: every group fits. `births`: of the groups
+    in the book, as in `View.births`.
     """
 
-    def __init__(self, view: View, staleness_max: int | None, births: Mapping[int, int] = NONE) -> None:
+    def __init__(self, view: View, staleness_max: int | None, births: Iterable[tuple[int, int]] = ()) -> None:
         self._version, self._batch, self._bound = view.version, view.batch_groups, staleness_max
         self._redundant = view.redundant_groups
         self._deadlines: list[int] = []  # ascending
         self._free: list[int] = []  # per deadline j: B (j - k + 1) + r - #{d <= j}
         if staleness_max is not None:
             due = 0
-            for birth, count in sorted(births.items()):
+            for birth, count in births:
                 due += count
                 self._deadlines.append(birth + staleness_max)
                 self._free.append(self._places(birth + staleness_max) - due)
@@ -126,7 +123,7 @@ def choose(
 
     Returns None where there is no such batch yet: too few groups are ready, or one that is owed is not.
     """
-    owed = Deadlines(view, staleness_max, Counter(group.birth for group in live)).owed()
+    owed = Deadlines(view, staleness_max, births_of(live)).owed()
     left = view.batch_groups
     if len(ranked) < left:
         return None

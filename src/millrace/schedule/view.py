@@ -8,6 +8,7 @@ bound S its *deadline* is birth + S: the last trainer version at which it may be
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
@@ -58,6 +59,11 @@ class ReplicaView(msgspec.Struct, frozen=True):
         return self.pulling_version if self.pulling_version >= 0 else self.version
 
 
+def births_of(groups: Iterable[GroupView]) -> list[tuple[int, int]]:
+    """(birth, how many of `groups` have it), ascending."""
+    return sorted(Counter([group.birth for group in groups]).items())
+
+
 class QueuedView(msgspec.Struct, frozen=True):
     """A trajectory that no replica works on. `version` is that of its newest token (None: it has none),
     `birth` that of its group. Between two turns `version` is None, and `birth` that of the last turn, which
@@ -99,9 +105,9 @@ class View(msgspec.Struct, frozen=True, dict=True):
     returned: int = 0  # live groups that have begun again so
 
     @cached_property
-    def births(self) -> Counter[int]:
-        """The number of live groups of each birth."""
-        return Counter([group.birth for group in self.groups])
+    def births(self) -> list[tuple[int, int]]:
+        """Of the live groups. Counted once: every round of decisions needs it several times."""
+        return births_of(self.groups)
 
     @property
     def start_size(self) -> int:
