@@ -67,6 +67,7 @@ from millrace.weights.store.directory import Directory
 PRELOAD = (
     "millrace.rollout.replica",
     "millrace.trainer.role",
+    "millrace.trainer.files.first_load",
     "millrace.environments.reward_worker",
     "millrace.weights.relay",
 )

@@ -61,6 +61,7 @@ class TrainerSession:
         self._reference = reference
         self.turn, self.done = TrainerTurn(), False
         self._trains: Handle | None = None  # the incarnation that has the turn, or had it last
+        self._caught_up = False  # since the last death of a trainer that had the turn
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (root relays, version) of the last copy
         self._publishing: asyncio.Task[None] | None = None  # one at a time
@@ -93,10 +94,14 @@ class TrainerSession:
         self.done = True
         self._run.pulse.fire()
 
-    def died(self, name: str) -> None:
-        """Trainer `name` died, and starts again. Another trainer may go on."""
+    async def died(self, name: str) -> None:
+        """Trainer `name` died. If another goes on, wait until that has caught up: a start would slow it."""
+        self._caught_up &= self.turn.holder != name
         self.turn.give_back(name)
         self._run.pulse.fire()
+        await asyncio.sleep(0)  # a standby takes the turn
+        while not self._caught_up and self.turn.holder not in (None, name):
+            await self._run.pulse.wait(timeout_s=TICK_S)
 
     async def _follow(self, handle: Handle) -> None:
         """Wait until the incarnation before is gone, and its memory with it. It has been killed."""
@@ -186,7 +191,7 @@ class TrainerSession:
             if died_in_catch_up:
                 await self._checkpoint(handle, background, record.version)
                 await self._await_saving()
-        self._catching_up = False
+        self._catching_up, self._caught_up = False, True
 
     async def _batch_of(self, record: StepRecord) -> Batch:
         """The batch of a committed step, as it was. Other coroutines run between two groups."""
