@@ -1,24 +1,32 @@
 """How long a run is without a trainer after kill -9, with and without `trainer.standby`.
 
-    python benchmarks/standby.py [--kills 6] [--only 1-rank|2-ranks] [--json]
+    python benchmarks/standby.py [--kills 10] [--only 1-rank|2-ranks] [--json]
 
 A run with a random model of the quickstart's shape, checkpoints after every step, all on the CPU. The process
 that trains is killed again and again, at any moment, once the run has all of its trainers. Seconds:
 
 notice  from the kill until the controller has reported the death
 ready   from there until a trainer has started, or the standby has its turn
-commit  from there until the next step is committed that is no replay: load, replay, first step
-absent  all three
+back    from there until the trainer can take its next batch: load and replay
+absent  all three, as `benchmarks/goodput.py` counts them
+commit  from the kill until the next new step is committed: it also waits for its batch
+cpu     CPU seconds until that commit, of the trainer that goes on, from the death or from its start
 
-Medians over two runs of each kind, which take turns. The seconds are of the wall: a quiet machine is needed.
+A run of each kind goes on at the same time, and a kill of one follows a kill of the other. So other work on
+the machine slows both alike. Medians.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from math import inf
+from pathlib import Path
 from typing import Any
 
 from common import medians, parser_of, say, sized, table
@@ -37,8 +45,8 @@ OVERRIDES = (
     "supervision.restart_window_s=1",
 )
 RANKS = {"1-rank": (), "2-ranks": ("trainer.shard=2",)}
-TIMEOUT_S = 120.0
-KILLS, ROUNDS = sized(6, 1), sized(2, 1)
+TIMEOUT_S = 300.0
+KILLS = sized(10, 1)
 SETTLED_S = (0.5, 1.5)
 """A kill comes after a random time of this range, in which the run is whole."""
 
@@ -49,7 +57,7 @@ class Trainers:
     def __init__(self, run: ChildRun, num: int) -> None:
         self.run, self._num = run, num
         self.trains = "trainer"
-        self.started: dict[str, int] = {}  # the process of each that is up; of several ranks the last
+        self.started: dict[str, list[int]] = {}  # the processes of each that is up, by rank
 
     def poll(self) -> list[Event]:
         fresh = self.run.poll()
@@ -58,7 +66,7 @@ class Trainers:
             if event.kind == "took_over":
                 self.trains = name
             elif event.kind == "worker_started" and event.fields["role"] == "trainer":
-                self.started[name] = (event.fields.get("pids") or [event.fields["pid"]])[-1]
+                self.started[name] = event.fields.get("pids") or [event.fields["pid"]]
             elif event.kind == "worker_died":
                 self.started.pop(name, None)
         return fresh
@@ -78,8 +86,9 @@ class Trainers:
 
     def absence(self) -> dict[str, float]:
         """Kill the one that trains, and wait for the next new step."""
-        victim, version, killed_s = self.trains, self.run.version, time.time()
-        self.run.send("trainer", self.started[victim], 9)
+        victim, killed_s = self.trains, time.time()
+        spent_s = {name: cpu_s(pids) for name, pids in self.started.items() if name != victim}
+        self.run.send("trainer", self.started[victim][-1], signal.SIGKILL)
         seen: dict[str, float] = {}
 
         def committed(events: list[Event]) -> bool:
@@ -89,45 +98,57 @@ class Trainers:
                     seen.setdefault("died", event.wall_s)
                 elif "died" in seen and (kind == "took_over" or (kind, name) == ("worker_started", victim)):
                     seen.setdefault("ready", event.wall_s)
-                elif "ready" in seen and kind == "step" and event.fields["version"] > version:
-                    seen.setdefault("commit", event.wall_s)
+                elif kind == "step" and event.wall_s > seen.get("ready", inf) and "commit" not in seen:
+                    seen.update(times_of(event))
             return "commit" in seen
 
         self.until(committed)
         return {
             "notice": seen["died"] - killed_s,
             "ready": seen["ready"] - seen["died"],
-            "commit": seen["commit"] - seen["ready"],
-            "absent": seen["commit"] - killed_s,
+            "back": seen["back"] - seen["ready"],
+            "absent": seen["back"] - killed_s,
+            "commit": seen["commit"] - killed_s,
+            "cpu": cpu_s(self.started[self.trains]) - spent_s.get(self.trains, 0.0),
         }
 
 
-def absences(kills: int, rng: random.Random, *overrides: str, trainers: int) -> list[dict[str, float]]:
-    """Of one run that has so many `trainers`."""
-    with tiny_run(*OVERRIDES, *overrides) as run:
-        make_model(run.directory.path.parent / "start", **SHAPE)
-        run.start()
-        watched, ones = Trainers(run, trainers), []
-        watched.until(lambda events: run.version >= 3)
-        for _ in range(kills):
-            watched.until(lambda events: watched.whole)
-            settled_s = time.monotonic() + rng.uniform(*SETTLED_S)
-            watched.until(lambda events, until_s=settled_s: time.monotonic() > until_s)
-            ones.append(watched.absence())
-            say("  ".join(f"{part} {seconds:.3f}" for part, seconds in ones[-1].items()))
-        return ones
+def times_of(step: Event) -> dict[str, float]:
+    """When it was committed, and when its trainer could take a batch; nothing of a replay."""
+    fields, now_s = step.fields, step.wall_s
+    return (
+        {} if fields["replayed"] else {"commit": now_s, "back": now_s - fields["step_s"] - fields["wait_s"]}
+    )
 
 
 def measure(kills: int, *ranks: str) -> dict[str, dict[str, float]]:
-    rng, found = random.Random(0), dict[str, list[dict[str, float]]]()
-    for _ in range(ROUNDS):
+    rng, ones = random.Random(0), dict[str, list[dict[str, float]]]()
+    with ExitStack() as stack:
+        watched = {}
         for name, standby in {"without": False, "standby": True}.items():
-            say(f"{' '.join(ranks)} {name}")
             key = f"trainer.standby={str(standby).lower()}"
-            found.setdefault(name, []).extend(absences(kills, rng, key, *ranks, trainers=1 + standby))
+            run = stack.enter_context(tiny_run(*OVERRIDES, key, *ranks))
+            make_model(run.directory.path.parent / "start", **SHAPE)
+            run.start()
+            watched[name] = Trainers(run, 1 + standby)
+        for trainers in watched.values():
+            trainers.until(lambda events, t=trainers: t.run.version >= 3)
+        for _ in range(kills):
+            for name, trainers in watched.items():
+                trainers.until(lambda events, t=trainers: t.whole)
+                settled_s = time.monotonic() + rng.uniform(*SETTLED_S)
+                trainers.until(lambda events, until_s=settled_s: time.monotonic() > until_s)
+                ones.setdefault(name, []).append(one := trainers.absence())
+                say(f"{name}: " + "  ".join(f"{part} {seconds:.3f}" for part, seconds in one.items()))
     return {
-        name: medians(ones) | {"worst": max(one["absent"] for one in ones)} for name, ones in found.items()
+        name: medians(each) | {"worst": max(one["absent"] for one in each)} for name, each in ones.items()
     }
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Of processes, since they began."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:

@@ -32,11 +32,11 @@ class Killer:
 
 
 def test_kills_of_trainer_and_standby_change_nothing_about_the_result(start, tmp_path):
-    undisturbed = train(start, tmp_path / "undisturbed", "steps=16")
+    undisturbed = train(start, tmp_path / "undisturbed", "steps=10")
     killer = Killer()
-    run = train(start, tmp_path / "run", "steps=16", "trainer.standby=true", sinks=(killer,))
+    run = train(start, tmp_path / "run", "steps=10", "trainer.standby=true", sinks=(killer,))
     died = [event.fields["name"] for event in events(run, "worker_died")]
     assert not killer.victims and died[:2] == ["trainer-2", "trainer"] and sorted(died[2:]) == sorted(BOTH)
     assert events(run, "took_over")[0].fields["name"] == "trainer-2"
-    assert summary(run)["accounting"]["trained"] == summary(run)["accounting"]["admitted"] == 256
+    assert summary(run)["accounting"]["trained"] == summary(run)["accounting"]["admitted"] == 160
     assert weights(run) == weights(undisturbed)
