@@ -72,8 +72,8 @@ def make_start(directory: Path, head_dim: int = 16) -> Path:
     return path
 
 
-def make_model(directory: Path, head_dim: int = 16) -> None:
-    """A random model beside its tokenizer."""
+def make_model(directory: Path, head_dim: int = 16, **shape: int) -> None:
+    """A random model beside its tokenizer. `shape`: keys of its configuration that are not the usual ones."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -81,14 +81,17 @@ def make_model(directory: Path, head_dim: int = 16) -> None:
 
     tokenizer = load_tokenizer(directory)
     torch.manual_seed(0)
+    usual = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": head_dim,
+    }
     config = Qwen3Config(
+        **usual | shape,
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=head_dim,
         max_position_embeddings=64,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,

@@ -91,6 +91,13 @@ class System:
     whole_job: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StandbySystem(System):
+    """A standby of the trainer waits. Of `trainer_s` it has spent all but `remains_s`."""
+
+    remains_s: float = 0.0
+
+
 BYTEROBUST = System(every=BYTEROBUST_EVERY, whole_job=True)
 
 
@@ -100,7 +107,7 @@ class StoredCosts(ClusterCosts):
 
     stall_s: float = STALL_S
     stored_s: float = SAVE_S
-    load_s: float = 0.0  # type: ignore[misc]
+    load_s: float = 0.0  # type: ignore[misc]  # what a start does not hold, where a standby has started
 
     @property
     def snapshot_s(self) -> float:
@@ -137,12 +144,20 @@ def world(size: Size, system: System, faults: Faults = Faults(), *, seed: int = 
     )
     costs = calm.costs
     assert isinstance(costs, ClusterCosts)
-    stored = StoredCosts(costs.cluster, costs.quantum, stall_s=system.stall_s, stored_s=system.save_s)
+    standby, remains_s = isinstance(system, StandbySystem), getattr(system, "remains_s", 0.0)
+    stored = StoredCosts(
+        costs.cluster, costs.quantum, stall_s=system.stall_s, stored_s=system.save_s, load_s=remains_s
+    )
     scale = calm.scale
     progress_s = PATIENCE_S if system.whole_job else 8 * (scale.report_interval_s or 1.0)
     return replace(
         calm,
-        config=calm.config.model_copy(update={"checkpoints": Checkpoints(every=system.every)}),
+        config=calm.config.model_copy(
+            update={
+                "checkpoints": Checkpoints(every=system.every),
+                "trainer": calm.config.trainer.model_copy(update={"standby": standby}),
+            }
+        ),
         costs=stored,
         faults=replace(faults, starts=_starts(system), forgets=system.whole_job),
         scale=replace(scale, progress_interval_s=progress_s),
@@ -152,7 +167,8 @@ def world(size: Size, system: System, faults: Faults = Faults(), *, seed: int = 
 def _starts(system: System) -> tuple[Starts, ...]:
     if system.whole_job:
         return (Starts("*", (system.job_s, system.job_s)),)
-    seconds = {"trainer": system.trainer_s, "replica-*": REPLICA_S, "relay*": RELAY_S, "reward*": REWARD_S}
+    start_s = system.trainer_s - getattr(system, "remains_s", 0.0)
+    seconds = {"trainer*": start_s, "replica-*": REPLICA_S, "relay*": RELAY_S, "reward*": REWARD_S}
     return tuple(Starts(names, (one_s, one_s)) for names, one_s in seconds.items())
 
 
@@ -229,6 +245,7 @@ class Watch(Observer):
         self._newest = 0
         self._steps: Counter[int] = Counter()
         self._now_s = 0.0
+        self._trains = "trainer"  # the name of the one that trains
         self.measured = Measured()
 
     def on_event(self, event: Event) -> None:
@@ -239,7 +256,11 @@ class Watch(Observer):
             case "checkpoint" | "published" if self._first_s is not None:
                 self.measured.stalled_s += fields["stall_s"]
                 self._lose("trainer", fields["stall_s"])
-            case "worker_died":
+            case "took_over":
+                self._trains = fields["name"]
+            case "worker_died" if fields["name"] == self._trains:
+                self._die(("trainer",), event.time_s)
+            case "worker_died" if role_of(fields["name"]) != "trainer":
                 self._die((fields["name"],), event.time_s)
             case "pulled":
                 self._returns(fields["replica"], event.time_s)
@@ -251,6 +272,7 @@ class Watch(Observer):
                 self._report(fields)
 
     def on_crash(self) -> None:
+        self._trains = "trainer"
         self._die(("trainer", *(f"replica-{i}" for i in range(self._size.machines // 2))), self._now_s)
 
     def _die(self, names: tuple[str, ...], now_s: float) -> None:

@@ -299,6 +299,7 @@ class TrainerKeys(TypedDict, total=False):
     sequence: int
     hosts: int
     offload: bool
+    standby: bool
 
 class SynchronousKeys(TypedDict, total=False):
     kind: Literal['synchronous']

@@ -30,7 +30,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.runtime import LocalHosts, RayCluster
 from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
-from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.fleet.fleet import Fleet, standby_of
 from millrace.controller.supervisor import WorkerSpec
 from millrace.controller.turns.episode import answered
 from millrace.core import clock, model_version
@@ -67,6 +67,7 @@ from millrace.weights.store.directory import Directory
 PRELOAD = (
     "millrace.rollout.replica",
     "millrace.trainer.role",
+    "millrace.trainer.files.first_load",
     "millrace.environments.reward_worker",
     "millrace.weights.relay",
 )
@@ -255,14 +256,16 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
     apart = places_apart(config, layout)
     relay = partial(_relay, config, layout, token_hex(32), owner)
     joining = Joining(config, layout, replica=spec, relay=relay, apart=apart)
+    first = WorkerSpec(
+        "trainer",
+        "trainer",
+        TRAINER_IN_TURNS if rollout.colocated else TRAINERS[config.trainer.backend],
+        trainer,
+        layout.trainer,
+    )
     return Fleet(
-        trainer=WorkerSpec(
-            "trainer",
-            "trainer",
-            TRAINER_IN_TURNS if rollout.colocated else TRAINERS[config.trainer.backend],
-            trainer,
-            layout.trainer,
-        ),
+        trainer=first,
+        standby=standby_of(first) if config.trainer.standby else None,
         relays=tuple(map(relay, layout.placements)),
         replicas=tuple(
             spec(f"replica-{i}", its_place, server)

@@ -21,6 +21,7 @@ def _reasons(config: Config) -> Iterator[str]:
         ("optimizer.rule", optimizer.rule, "adamw", "only AdamW was written for JAX"),
         ("optimizer.states", optimizer.states, "float32", "JAX keeps its moments in float32"),
         ("trainer.offload", trainer.offload, False, "its state stays on the devices: divide it by more"),
+        ("trainer.standby", trainer.standby, False, "a TPU serves one process at a time"),
         ("trainer.hosts", trainer.hosts if adapter.rank else 1, 1, "an adapter was never tried on several"),
         ("rollout.colocated", config.rollout.colocated, False, "it cannot give its memory to replicas"),
         ("sampling.routing", config.sampling.routing, False, "it has no mixtures of experts"),

@@ -42,6 +42,7 @@ class RunContext:
         self.pulse, self.waits = Pulse(), Waits()
         self.patience = Patience(config.supervision.step_timeout_s)
         self.mailboxes = {spec.name: Mailbox() for spec in fleet.replicas}
+        self.trainers = [spec.name for spec in (fleet.trainer, fleet.standby) if spec is not None]
         self.trainer_hosts = fleet.trainer.place.hosts or (fleet.trainer.place.host,)
         hosts = [spec.place.host for spec in fleet.relays]
         relays = Relays(hosts, self.trainer_hosts, config.weights.directory or "")

@@ -28,6 +28,7 @@ from millrace.controller.evaluation.live_evaluations import LiveEvaluations
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.fleet.live_replicas import LiveReplicas
 from millrace.controller.fleet.live_reward_workers import LiveRewardWorkers
+from millrace.controller.fleet.live_trainers import LiveTrainers
 from millrace.controller.liveness.stall import describe_waits
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.reference_session import ReferenceSession
@@ -144,7 +145,7 @@ class Controller:
                 group.create_task(self._flush(), name="flush"),
                 group.create_task(self._watch(), name="watch"),
             ]
-            await self._supervisor.keep(self._fleet.trainer, self._trainer.run)
+            await LiveTrainers(self._run, self._fleet, self._supervisor, self._trainer).keep()
             self.replicas.end()
             self._reward_workers.end()
             for loop in loops:

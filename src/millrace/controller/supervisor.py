@@ -77,10 +77,12 @@ class Supervisor:
         session: Session,
         exempt: Exempt = never,
         is_leaving: Callable[[], bool] = never,
+        on_death: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Run `session` on incarnation after incarnation of `spec`. Returns when a session returns, or when
         the worker dies and `is_leaving` says that it was to leave. A worker that is `exempt` may leave a
-        heartbeat unanswered: its work has another deadline.
+        heartbeat unanswered: its work has another deadline. `on_death` is awaited after each death, before
+        the worker starts again.
 
         Raises: the worker's error that another start would meet again; WorkerError when the restart budget is
         spent; every error that is not the worker's. See `fault`.
@@ -103,6 +105,8 @@ class Supervisor:
             self.restarts += 1
             epoch, reason = self._epochs.get(spec.name, 0), self._reason(spec.name, cause)
             self._events.emit("worker_died", role=spec.role, name=spec.name, epoch=epoch, cause=reason)
+            if on_death is not None:
+                await on_death()
             if not isinstance(cause, PlannedRestart):
                 await self._back_off(spec, crashes, cause)
 

@@ -22,6 +22,7 @@ from millrace.controller.ends.ends import expire
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.groups import make_batch
 from millrace.controller.step_event import StepFields, mean_staleness, staleness_histogram
+from millrace.controller.turn import TrainerTurn
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
@@ -58,6 +59,9 @@ class TrainerSession:
     ) -> None:
         self._run, self._checkpoints, self._export = run, checkpoints, export
         self._reference = reference
+        self.turn, self.done = TrainerTurn(), False
+        self._trains: Handle | None = None  # the incarnation that has the turn, or had it last
+        self._caught_up = False  # since the last death of a trainer that had the turn
         self._loaded: TrainerState | None = None
         self._published_to: tuple[object, int] | None = None  # (root relays, version) of the last copy
         self._publishing: asyncio.Task[None] | None = None  # one at a time
@@ -75,7 +79,11 @@ class TrainerSession:
         return self._loaded.slot_bytes
 
     async def run(self, handle: Handle) -> None:
-        """Returns when the last step is committed, checkpointed and exported."""
+        """Returns when the last step is committed, checkpointed and exported. A standby first waits for its
+        turn."""
+        while not self.turn.take(handle.name):
+            await self._run.pulse.wait(timeout_s=TICK_S)
+        await self._follow(handle)
         try:
             async with asyncio.TaskGroup() as background:
                 self._publishing = self._saving = None
@@ -83,6 +91,25 @@ class TrainerSession:
         finally:
             for host in self._run.trainer_hosts:
                 self._run.state.relays.arrived(host, self._run.state.version)
+        self.done = True
+        self._run.pulse.fire()
+
+    async def died(self, name: str) -> None:
+        """Trainer `name` died. If another goes on, wait until that has caught up: a start would slow it."""
+        self._caught_up &= self.turn.holder != name
+        self.turn.give_back(name)
+        self._run.pulse.fire()
+        await asyncio.sleep(0)  # a standby takes the turn
+        while not self._caught_up and self.turn.holder not in (None, name):
+            await self._run.pulse.wait(timeout_s=TICK_S)
+
+    async def _follow(self, handle: Handle) -> None:
+        """Wait until the incarnation before is gone, and its memory with it. It has been killed."""
+        before, self._trains = self._trains, handle
+        if before is not None and not before.dead.done():
+            await asyncio.wait([before.dead], timeout=self._run.config.supervision.heartbeat_timeout_s)
+        if before is not None and before.name != handle.name:
+            self._run.events.emit("took_over", name=handle.name, epoch=handle.epoch)
 
     async def _train(self, handle: Handle, background: asyncio.TaskGroup) -> None:
         run, state = self._run, self._run.state
@@ -164,7 +191,7 @@ class TrainerSession:
             if died_in_catch_up:
                 await self._checkpoint(handle, background, record.version)
                 await self._await_saving()
-        self._catching_up = False
+        self._catching_up, self._caught_up = False, True
 
     async def _batch_of(self, record: StepRecord) -> Batch:
         """The batch of a committed step, as it was. Other coroutines run between two groups."""
@@ -205,7 +232,7 @@ class TrainerSession:
             batch = await self._reference.scored(batch)
         with self._run.waits.waiting("trainer", f"its step from version {batch.version}", bounded=True):
             result: StepResult | StepRejected = await self._call(handle, "step", batch)
-        self._run.waits.progress(handle.name)
+        self._run.waits.progress(*self._run.trainers)
         return result
 
     def _reject(self, rejected: StepRejected) -> None:

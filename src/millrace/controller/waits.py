@@ -39,13 +39,12 @@ class Waits:
         """Whether an open wait has its own deadline."""
         return bool(self._bounded)
 
-    def progress(self, worker: str | None = None) -> None:
-        """The run made progress; `worker` did a part of it."""
+    def progress(self, *workers: str) -> None:
+        """The run made progress; `workers` can do a part of it."""
         self.progressed_s = clock.now()
         self._tried.clear()
         self._prepared.clear()
-        if worker is not None:
-            self._fruitful.add(worker)
+        self._fruitful.update(workers)
 
     def prepared(self, worker: str, what: str) -> None:
         """`worker` has `what`, and can work. It counts once between two times of real progress: a worker that

@@ -30,6 +30,7 @@ from millrace.placement.number_format import computing_dtype
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 COPY_BYTES = 4  # float32 per parameter: master weight, gradient, reference, weights rounded as published
+STANDBY_BYTES = 500_000_000  # CUDA's context of a second process; buffers of NCCL come on top
 MOMENTS_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / 256)}  # both of AdamW's, with the scale of each block
 
 
@@ -63,7 +64,8 @@ def read_needs(
                   of weights and KV, and at least one head of KV
         reference 4 bytes a parameter, if the reference has a process of its own (`algorithm.reference`)
 
-    Ranks of the trainer divide all memory that it keeps. With `trainer.offload` all of it is on the host.
+    Ranks of the trainer divide all memory that it keeps. With `trainer.offload` all of it is on the host. A
+    standby takes STANDBY_BYTES of each GPU of the trainer.
 
     Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor`, `trainer.tensor` or
     `trainer.sequence` does not divide the model, or the model can have no such adapter.
@@ -91,6 +93,7 @@ def read_needs(
     hosted = not on_gpu or config.trainer.offload
     staged = COPY_BYTES * rounded + (version if hosted and size != 4 else 0)
     each = 0 if hosted else -(-states // config.trainer.ranks)
+    each += STANDBY_BYTES if on_gpu and config.trainer.standby else 0
     trainer = MemoryNeed(each, staged + (states if hosted else 0))
     served = ServedModel(
         weights_bytes=quantised_bytes(tensor_shapes(directory), size) if quantised else parameters * serving,

@@ -37,6 +37,7 @@ FREE_ON_RESUME: dict[str, str] = {
     "rollout.replicas": "sampling does not depend on which replica samples",
     "rollout.packed": "where replicas run",
     "rollout.colocated": "where replicas run, and when",
+    "trainer.standby": "when a trainer is back",
     "rollout.python": "which Python runs the replicas",
     "rollout.servers": "where it generates",
     "rollout.shared_dir": "where servers find weights",

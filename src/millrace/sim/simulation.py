@@ -10,7 +10,7 @@ from typing import Any
 
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller
-from millrace.controller.fleet.fleet import Fleet
+from millrace.controller.fleet.fleet import Fleet, standby_of
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.state.run_state import RunState
 from millrace.controller.supervisor import WorkerSpec
@@ -172,6 +172,7 @@ class _Simulation:
         self._crashed = False
         self._replicas = scenario.config.rollout.replicas  # as last asked for
         self._strikes = list(faults.strikes)  # those to come
+        self._trains = "trainer"  # the name of the one that trains
         self._ledger = _Ledger(self._world)
         self._remembered: bytes | None = None  # the ledger's image at the last checkpoint
         self._runtime: SimRuntime | None = None
@@ -199,7 +200,7 @@ class _Simulation:
 
     async def _live(self, crash_s: float | None) -> bool:
         """Run one controller to its end. False: it crashed with all workers, before the end of the run."""
-        scenario, self._crashed = self._scenario, False
+        scenario, self._crashed, self._trains = self._scenario, False, "trainer"
         events = Events(clock.now, clock.wall)
         events.subscribe(self._on_event)
         seed = stream(scenario.seed, "life", self._outcome.resumes).getrandbits(60)
@@ -269,6 +270,8 @@ class _Simulation:
             self._observer.on_event(event)
             if event.kind == "step":
                 self._let_strike(event.fields["version"])
+            elif event.kind == "took_over":
+                self._trains = event.fields["name"]
             elif event.kind == "checkpoint" and self._scenario.faults.forgets:
                 self._remembered = self._ledger.image()
 
@@ -281,7 +284,7 @@ class _Simulation:
     def _strike(self, workers: str) -> None:
         assert self._runtime is not None and self._life is not None
         if workers != "controller":
-            self._runtime.crash(workers)
+            self._runtime.crash(self._trains if workers == "trainer" else workers)
         elif not self._crashed:
             self._fall_silent()
             self._life.reschedule(asyncio.get_running_loop().time())
@@ -332,8 +335,10 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
             kwargs |= {"costs": kind.costs, "kv_capacity_tokens": kind.kv_capacity_tokens}
         return spec("replica", name, "SimReplica", kwargs, host)
 
+    trainer = spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs})
     return Fleet(
-        trainer=spec("trainer", "trainer", "SimTrainer", {"world": world, "costs": costs}),
+        trainer=trainer,
+        standby=standby_of(trainer) if config.trainer.standby else None,
         relays=tuple(map(relay, hosts)),
         replicas=tuple(replica_on(f"replica-{i}", hosts[i % len(hosts)], i) for i in range(replicas)),
         reward_workers=tuple(

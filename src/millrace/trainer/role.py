@@ -112,7 +112,7 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
 
 
 def join(config: Config, device: tuple[str, float]) -> Ranks:
-    """This process among the ranks of `config`, after the ranks have met.
+    """This process among the ranks of `config`, after it has opened its device and the ranks have met.
 
     Raises: WorkerError: other ranks do not come.
     """
@@ -120,9 +120,8 @@ def join(config: Config, device: tuple[str, float]) -> Ranks:
     rank, rendezvous = (os.environ[key] if several else "0" for key in ("RANK", "MILLRACE_RENDEZVOUS"))
     divisions = section.shard, section.tensor, section.sequence
     ranks = Ranks(*divisions, int(rank), section.hosts, section.offload)
-    if not ranks.alone:
-        network = os.environ.get("MILLRACE_NETWORK", "")
-        ranks.join(rendezvous if several else None, torch_device(*device), network)
+    network = os.environ.get("MILLRACE_NETWORK", "")
+    ranks.join(rendezvous if several else None, torch_device(*device), network)
     return ranks
 
 

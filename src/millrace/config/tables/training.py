@@ -84,6 +84,9 @@ class TrainerSection(Section):
     offload: bool = False
     """Weights, gradients and optimizer lie in the host's memory, and the CPU makes the update. A GPU holds
     what it computes with. Without a GPU this saves nothing."""
+    standby: bool = False
+    """A second trainer starts beside the first, and goes on from the checkpoint when that dies. Until then it
+    has its process, its device and its communicators, and no weights. See docs/goodput.md."""
 
     @property
     def ranks(self) -> int:

@@ -45,7 +45,7 @@ class SharedDevice(OwnDevices):
     def __init__(self, run: RunContext) -> None:
         self._run, self._commands = run, run.patience.call
         self._wanted, self._trainer_awake = True, False
-        self._epoch = -1  # of the trainer that `_trainer_awake` is about
+        self._trainer: Handle | None = None  # the incarnation that `_trainer_awake` is about
         self.call = self._call
 
     def up(self, name: str) -> None:
@@ -77,8 +77,8 @@ class SharedDevice(OwnDevices):
 
         Raises: as `Handle.call`.
         """
-        if handle.epoch != self._epoch:  # a new process is asleep: it has loaded nothing
-            self._epoch, self._trainer_awake = handle.epoch, False
+        if handle is not self._trainer:  # a new process is asleep: it has loaded nothing
+            self._trainer, self._trainer_awake = handle, False
         if not self._trainer_awake:
             await self._await_turn()
             await self._order(handle, "trainer", asleep=False)

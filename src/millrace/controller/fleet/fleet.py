@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError
@@ -21,6 +21,11 @@ def no_host(host: str) -> WorkerSpec:
     raise ConfigError(f"no relay can join on {host}: the hosts of this run are those of its start")
 
 
+def standby_of(trainer: WorkerSpec) -> WorkerSpec:
+    """A second trainer at the same place. Either of the two may train."""
+    return replace(trainer, name=f"{trainer.name}-2")
+
+
 async def no_news() -> None:
     """The hosts are those of the start."""
 
@@ -31,7 +36,7 @@ class Fleet:
     places joining replicas. `relay` makes the relay of a new host. `look` updates the hosts for the next
     `join`, and raises MillraceError. `evaluator`: a replica for evaluations only.
     `evaluation_reward_workers`: one for each evaluation, in their order. `reference`: a worker that has the
-    start weights, if the trainer has no copy."""
+    start weights, if the trainer has no copy. `standby`: a second trainer, see `live_trainers`."""
 
     trainer: WorkerSpec
     relays: tuple[WorkerSpec, ...]
@@ -43,6 +48,7 @@ class Fleet:
     evaluator: WorkerSpec | None = None
     evaluation_reward_workers: tuple[WorkerSpec, ...] = ()
     reference: WorkerSpec | None = None
+    standby: WorkerSpec | None = None
 
     @property
     def hosts(self) -> dict[str, str]:

@@ -115,6 +115,8 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
         run = run.model_copy(update={"reward": run.reward.model_copy(update={"workers_max": 4})})
     if random.Random(f"screen {seed}").random() < 0.2:
         run = run.model_copy(update={"batch": run.batch.model_copy(update={"screen_samples": 2})})
+    if random.Random(f"standby {seed}").random() < 0.2:
+        run = run.model_copy(update={"trainer": run.trainer.model_copy(update={"standby": True})})
     if config is not None:
         run = _hardened(config, seed)
         hosts = config.runtime.hosts if isinstance(config.runtime, LocalHosts) else hosts
@@ -201,7 +203,7 @@ def _random_faults(rng: random.Random) -> Faults:
             Failures(workers, rng.uniform(low, 4 * low))
             for workers, low in (
                 ("replica-*", 4.0),
-                ("trainer", 8.0),
+                ("trainer*", 8.0),
                 ("relay*", 8.0),
                 ("reward-worker-*", 4.0),
             )
@@ -209,14 +211,14 @@ def _random_faults(rng: random.Random) -> Faults:
         ),
         slow=tuple(
             Slow(workers, rng.uniform(2, 8))
-            for workers in ("replica-0", "relay*", "trainer", "reward-worker-0")
+            for workers in ("replica-0", "relay*", "trainer*", "reward-worker-0")
             if rng.random() < 0.15
         ),
         partitions=tuple(
             Partitions(workers, rng.uniform(4.0, 20.0), rng.choice(((0.5, 3.0), (3.0, 30.0), (1e6, 2e6))))
             for workers, share in (
                 ("replica-*", 0.3),
-                ("trainer", 0.1),
+                ("trainer*", 0.1),
                 ("relay*", 0.1),
                 ("reward-worker-*", 0.1),
             )
@@ -244,7 +246,7 @@ def _with_hostile(faults: Faults, rng: random.Random) -> Faults:
     crashes = [
         Crash(workers, at_s)
         for at_s in salvos
-        for workers in rng.sample(("replica-*", "replica-0", "trainer", "relay*", "reward-worker-*"), 3)
+        for workers in rng.sample(("replica-*", "replica-0", "trainer*", "relay*", "reward-worker-*"), 3)
     ]
     return replace(faults, crashes=tuple(crashes), poisonous=rng.choice((0.0, 0.0, 0.0, 0.004)))
 

@@ -45,7 +45,8 @@ class Crash:
 class Strike:
     """The incarnations that are alive `after_s` after `version` was first committed die.
 
-    The name `controller` means the controller, and every worker with it.
+    The name `controller` means the controller, and every worker with it. `trainer` means the one that trains,
+    where another is its standby.
     """
 
     workers: str

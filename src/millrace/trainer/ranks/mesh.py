@@ -114,7 +114,18 @@ class Ranks:
                 world_size=self.world,
                 timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             )
-        _ = self.mesh, self.weights_mesh  # every rank makes the groups of the meshes now
+        self._connect(device)
+
+    def _connect(self, device: torch.device) -> None:
+        """Make the groups of the meshes, and their connections. NCCL would connect in the first step, and so
+        after the death of a trainer whose standby waits."""
+        import torch
+        from torch import distributed
+
+        assert self.mesh is not None and self.weights_mesh is not None
+        for group in (self.weights_mesh.get_group("weights"), self.group("tensor"), self.group("sequence")):
+            if group is not None and group.size() > 1:
+                distributed.all_reduce(torch.zeros(1, device=device), group=group)
 
     @property
     def mesh(self) -> DeviceMesh | None:
