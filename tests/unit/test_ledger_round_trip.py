@@ -264,15 +264,20 @@ def test_a_flush_writes_those_that_only_grew_in_turn_and_the_end_writes_all(
     assert reopen(ledger, path).recover().groups == groups
 
 
-def test_of_very_many_that_only_grew_each_is_written_within_40_flushes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def crowded(monkeypatch: pytest.MonkeyPatch) -> tuple[SqliteLedger, list[Trajectory]]:
+    """A ledger of 200 trajectories, of which a flush writes at least one that only grew."""
     monkeypatch.setattr("millrace.ledger.buffer.GROWING_MIN", 1)
     ledger = SqliteLedger(":memory:", run={})
     groups = [make_group(i) for i in range(100)]
-    members = [member for group in groups for member in group.members]
     ledger.admit(groups)
     ledger.flush()
+    return ledger, [member for group in groups for member in group.members]
+
+
+def test_of_very_many_that_only_grew_each_is_written_within_40_flushes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger, members = crowded(monkeypatch)
     for flushes in range(1, 41):
         for member in members:
             grow(member, 1)
@@ -286,12 +291,7 @@ def test_of_very_many_that_only_grew_each_is_written_within_40_flushes(
 def test_flushes_that_follow_each_other_quickly_write_few_of_those_that_only_grew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("millrace.ledger.buffer.GROWING_MIN", 1)
-    ledger = SqliteLedger(":memory:", run={})
-    groups = [make_group(i) for i in range(100)]
-    members = [member for group in groups for member in group.members]
-    ledger.admit(groups)
-    ledger.flush()
+    ledger, members = crowded(monkeypatch)
     for member in members:
         grow(member, 1)
     chunks = []

@@ -3,8 +3,6 @@
 from msgspec.structs import replace
 
 from millrace.config.tables.schedules import Heddle, StaleFlow
-from millrace.schedule.deadlines import Deadlines
-from millrace.schedule.tail import staleflow
 from millrace.schedule.tail.build import build_tail
 from millrace.schedule.tail.presorted import Presorted, run_sizes
 from millrace.schedule.tail.throughput import Waterfall
@@ -62,16 +60,6 @@ def test_staleflow_takes_new_weights_where_they_let_more_groups_start():
     assert [order.replica_id for order in STALEFLOW.refresh(pays)] == ["a"]
     crowded = replace(behind, running=16, kv_used_tokens=1600)
     assert not STALEFLOW.refresh(look(crowded, newest, births=[3] * 8)), "it has no room for them"
-
-
-def test_staleflow_counts_the_live_groups_once_for_all_replicas(monkeypatch):
-    books = []
-    monkeypatch.setattr(staleflow, "Deadlines", lambda *args: books.append(args) or Deadlines(*args))
-    many = [replica(str(number), running=4, kv=200) for number in range(9)]
-    looks = [look(*many, replica("newest", version=4), births=births) for births in ([3] * 8, [3] * 6)]
-    for one in looks:
-        assert STALEFLOW.refresh(one) == build_tail(StaleFlow(staleness_max=1)).refresh(one)
-    assert len(books) == 4, "one for each view and schedule"
 
 
 def test_heddles_runs_are_those_with_the_earliest_end():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from millrace.config.tables.schedules import StaleFlow
 from millrace.schedule.deadlines import Deadlines
@@ -55,17 +54,13 @@ class WhenItPays:
     staleness_max: int
     waterfall: Waterfall
     discards = False
-    _book: list[Any] = field(default_factory=list, compare=False, repr=False)
-    """The last view and its deadlines: one book for all replicas."""
 
     def due(self, view: View, replica: ReplicaView) -> bool:
         if replica.load == 0:
             return True
         if not self.waterfall.groups(view, replica):
             return False
-        if not self._book or self._book[0] is not view:
-            self._book[:] = view, Deadlines(view, self.staleness_max, view.births)
-        book: Deadlines = self._book[1]
+        book = Deadlines(view, self.staleness_max, view.births)
         return book.places_left(view.newest_for(replica)) > book.places_left(replica.version)
 
     def describe(self) -> str:
