@@ -140,3 +140,14 @@ def test_no_three_modules_have_one_name() -> None:
         places[module.path.stem].append(folder(module.path))
     offenders = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 2]
     assert not offenders, "\n".join(offenders)
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """Pytest imports test modules of folders without `__init__.py` by their name alone."""
+    tests = SOURCE.parent / "tests"
+    places = defaultdict(list)
+    for path in sorted(tests.rglob("test_*.py")):
+        if not (path.parent / "__init__.py").exists():
+            places[path.name].append(path.parent.relative_to(tests).as_posix())
+    offenders = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+    assert not offenders, "\n".join(offenders)
