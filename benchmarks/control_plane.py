@@ -56,9 +56,9 @@ from typing import Any
 from common import parser_of, report, say, sized, table
 from players import OBSERVATION, Troupe
 
-from millrace.compose.compose import EARLY_REPORTS, pace, report_interval_s
+from millrace.compose import compose
 from millrace.config.schema import Config
-from millrace.controller import decide
+from millrace.controller import decide, pace
 from millrace.controller.controller import Controller
 from millrace.controller.fleet.fleet import Fleet
 from millrace.controller.liveness import patience
@@ -78,8 +78,8 @@ SLICE_S = 0.02  # of a real replica: between the end of a completion and its rep
 CHECKPOINT_EVERY = sized(1_000_000, 1)
 SIGMA = math.log(10) / 2.326  # of a log-normal whose 99th percentile is ten times its median
 COUNTED = ("report", "leased", "finished", "observed", "scored", "step")
-CLOCKS = {decide: ("TICK_S", "REST_S_MAX"), patience: ("FLOOR_S", "LOST_S", "CREDIT_S_MAX")}
-"""Of the decision loop, and of the calls of workers."""
+CLOCKS = {decide: ("TICK_S",), pace: ("REST_S_MAX",), patience: ("FLOOR_S", "LOST_S", "CREDIT_S_MAX")}
+"""Of the loops that decide, and of the calls of workers."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ def configuration(setting: Setting, heartbeat_timeout_s: float) -> Config:
 def fleet(setting: Setting, options: argparse.Namespace, relay_slots: int) -> Fleet:
     replicas, dilation = setting.replicas, setting.dilation
     each = {"slots": SLOTS, "rate": setting.rate / setting.slots / dilation, "sigma": SIGMA}
-    interval_s = report_interval_s(configuration(replace(setting, dilation=1.0), options.heartbeat_s))
+    interval_s = compose.report_interval_s(configuration(replace(setting, dilation=1.0), options.heartbeat_s))
     each |= {"interval_s": dilation * interval_s, "slice_s": dilation * SLICE_S}
-    each |= {"early_interval_s": dilation * interval_s / EARLY_REPORTS}
+    each |= {"early_interval_s": dilation * interval_s / compose.EARLY_REPORTS}
     each |= {"median": options.median, "early": options.early}
     played = {"prompt_tokens": PROMPT_TOKENS, "turns": setting.turns}
     return Fleet(
@@ -278,7 +278,7 @@ async def one(setting: Setting, options: argparse.Namespace, directory: Path) ->
     for module, names in CLOCKS.items():
         for name in names:
             setattr(module, name, setting.dilation * getattr(module, name))
-    decide.REST = setting.dilation * (1 + decide.REST) - 1
+    pace.REST = setting.dilation * (1 + pace.REST) - 1
     async with open_sinks(events, config.observe, directory, {}):
         events.subscribe(meter.on_event)
         controller = Controller(
@@ -310,7 +310,7 @@ async def one(setting: Setting, options: argparse.Namespace, directory: Path) ->
 
 
 def _dilated(setting: Setting, options: argparse.Namespace) -> Pace:
-    real = pace(configuration(replace(setting, dilation=1.0), options.heartbeat_s))
+    real = compose.pace(configuration(replace(setting, dilation=1.0), options.heartbeat_s))
     return Pace(*(setting.dilation * seconds for seconds in (real.decision_s, real.flush_s, real.look_s)))
 
 
