@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ def open_engine(options: EngineOptions) -> VllmMode:
     kind = ConfigError if here else RemoteError
     drafting = draft_arguments(options)
     mode = _mode(options)
+    _let_vllm_look_at_llvmlite()
     with boundary("vLLM", f"cannot serve {options.model_path}", kind), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM warns of its own settings
         arguments = {**_arguments(options, computing), **_memory(options, computing, device), **drafting}
@@ -95,6 +97,13 @@ def open_engine(options: EngineOptions) -> VllmMode:
             engine = open_mode(arguments, beside, intake, proof, settings)
             engine.logprobs()  # a model that vLLM cannot compute raises an error now, before any version
     return engine
+
+
+def _let_vllm_look_at_llvmlite() -> None:
+    """After n-gram drafts, which load numba, no second engine would open in this process. vLLM reads the
+    `__dict__` of each object in each module, and llvmlite's library answers with a function of this name."""
+    if (ffi := sys.modules.get("llvmlite.binding.ffi")) is not None:
+        ffi.lib._fntab["__dict__"] = {}
 
 
 def _stepwise(
