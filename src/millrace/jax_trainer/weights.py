@@ -28,6 +28,7 @@ from millrace.trainer.ranks.mesh import Ranks
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 LAYERS = "model.layers"
+DRAFTER = "drafter."  # tensors beside a policy that was published with its drafter
 
 Tree = dict[str, Any]
 """Arrays by name, and under LAYERS a dict of arrays."""
@@ -140,7 +141,8 @@ def on_host(tree: Tree, mesh: Mesh, ranks: Ranks) -> Tree:
 
 def _refuse_unfit(path: Path, tensors: dict[str, Any], architecture: Decoder) -> None:
     expected = shapes(architecture)
-    unknown = {name for name in set(tensors) - set(expected) if not name.endswith("rotary_emb.inv_freq")}
+    strange = set(tensors) - set(expected)
+    unknown = {n for n in strange if not (n.endswith("rotary_emb.inv_freq") or n.startswith(DRAFTER))}
     if architecture.tied:
         unknown.discard(HEAD)
     common = set(tensors) & set(expected)

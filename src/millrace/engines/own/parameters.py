@@ -110,7 +110,7 @@ class Parameters:
         for name, tensor in expert_by_expert(read_tensors(Path(model_path))):
             target = targets.get(name)
             if target is None:
-                if name.endswith("rotary_emb.inv_freq"):
+                if name.endswith("rotary_emb.inv_freq") or name.startswith(PREFIX):
                     continue
                 if name == "lm_head.weight":
                     heads.append(tensor)
