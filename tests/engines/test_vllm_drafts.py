@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 from bench import TOLERANCE, Bench, OpenBench, prompt_of
+from msgspec.structs import replace
 from test_settings import nearest
+from test_top_logprobs import check
+from test_top_logprobs import check
 
 from millrace.core.types import Sampling
 
@@ -44,6 +47,16 @@ def test_tokens_are_drawn_from_the_distribution_of_their_logprobs(drafting: Benc
         load.accepted_tokens - before.accepted_tokens,
     )
     assert 0 < accepted < drafted
+
+
+def test_a_penalty_and_top_logprobs_are_of_each_position_that_was_verified(drafting: Bench) -> None:
+    version, before = drafting.serve(1), drafting.engine.load().accepted_tokens
+    sampling = replace(DRAWN, repetition_penalty=1.3, logprobs=3)
+    played = drafting.play(drafting.work(prompt_of(i, 6), sampling) for i in range(8))
+    for one in played:
+        assert nearest(drafting.logits(version, one), one)[1].max() < TOLERANCE
+        check(drafting, one)
+    assert drafting.engine.load().accepted_tokens > before
 
 
 def test_greedy_tokens_are_the_most_likely_ones(drafting: Bench) -> None:
