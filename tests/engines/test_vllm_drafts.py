@@ -10,7 +10,6 @@ from bench import TOLERANCE, Bench, OpenBench, prompt_of
 from msgspec.structs import replace
 from test_settings import nearest
 from test_top_logprobs import check
-from test_top_logprobs import check
 
 from millrace.core.types import Sampling
 

@@ -119,7 +119,9 @@ def test_a_resume_looks_up_a_bounded_number_of_groups(monkeypatch: pytest.Monkey
     assert EarlierOfRows("earlier", ledger)._groups == {"row-2": (3, 2), "row-3": (4, 3)}
 
 
-def test_of_more_rows_than_fit_those_trained_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_more_rows_than_fit_those_of_longest_ago_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(earlier_rows, "ROWS_MAX", 2)
     ledger = SqliteLedger(":memory:", run={})
     for number, row_id in enumerate(["row-0", "row-1", "row-0", "row-2"]):

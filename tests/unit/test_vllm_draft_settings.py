@@ -11,7 +11,7 @@ import torch
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.engines.vllm.drafts import settings
+from millrace.engines.vllm import versions
 from millrace.engines.vllm.drafts.repair import CutOff, repeated
 from millrace.engines.vllm.drafts.settings import draft_arguments
 from millrace.rollout.kinds.engine_kinds import refuse_unable
@@ -73,10 +73,12 @@ def test_the_weights_of_drafts_come_from_their_own_directory(tmp_path: Path) -> 
 
 
 def test_missing_parts_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    monkeypatch.setattr(versions, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install arctic-inference"):
+        versions.refuse_missing_package("suffix")
+    versions.refuse_missing_package("ngram")
     model_in(tmp_path, model_type="qwen3")
     for drafts, reason in (
-        ("suffix", "Install arctic-inference"),
         ("eagle", r"`rollout.draft_model` \(nowhere\) is no directory"),
         ("mtp", "has none of num_nextn_predict_layers"),
     ):
