@@ -139,6 +139,8 @@ def test_hints_that_wait_unread_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert kept.num_tokens == 24, "prompts count"
     assert kept.take(1) == [] and kept.take(3) == [[1, 2, 3, 3, 3, 3, 3], [1, 2, 7, 7, 7, 7, 7]]
     assert kept.take(3) == [] and kept.num_tokens == 12
+    kept.keep(4, make_work(4, [1, 2], SAMPLING, earlier=[array("i", [7] * 5)], tokens=array("i", [3] * 6)))
+    assert kept.num_tokens == 25, "tokens that the trajectory goes on from count"
 
 
 def test_a_hint_that_is_known_changes_nothing() -> None:
