@@ -102,47 +102,6 @@ def test_some_keys_need_a_release_of_vllm_that_the_tests_have_seen(
     preflight(asking, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("drafts", "missing"),
-    [
-        (
-            "suffix",
-            r'`rollout.drafts` \("suffix"\) needs the package arctic-inference.*pip install arctic',
-        ),
-        (
-            "eagle",
-            r"`rollout.draft_model` \(nowhere\) is no directory with a config.json.*Name",
-        ),
-        ("mtp", r'`rollout.drafts` \("mtp"\) needs layers for multi-token prediction.*Take "ngram"'),
-    ],
-)
-def test_preflight_misses_what_drafts_of_vllm_need(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafts: str, missing: str
-) -> None:
-    packages = tmp_path / "packages"
-    (packages / "vllm-0.32.0.dist-info").mkdir(parents=True)
-    (packages / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
-    monkeypatch.setenv("PYTHONPATH", str(packages))
-    rollout = {"drafts": drafts, "seeded": False, "draft_rows_max": 32}
-    config = bfloat16_config(model, **rollout, draft_model="nowhere" if drafts == "eagle" else None)
-    with pytest.raises(ConfigError, match=f"(?s){missing}"):
-        preflight(config, tmp_path)
-
-
-def test_preflight_takes_drafts_of_vllm_with_all_their_parts(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packages = tmp_path / "packages"
-    for name in ("vllm-0.32.0.dist-info", "arctic_inference"):
-        (packages / name).mkdir(parents=True)
-    (packages / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
-    monkeypatch.setenv("PYTHONPATH", str(packages))
-    (model / "config.json").write_text(json.dumps(MODEL | {"num_nextn_predict_layers": 1}))
-    for drafts, rows, head in (("suffix", 32, None), ("eagle", 8, str(model)), ("mtp", 8, None)):
-        rollout = {"drafts": drafts, "seeded": False, "draft_rows_max": rows, "draft_model": head}
-        preflight(bfloat16_config(model, **rollout), tmp_path)
-
-
 def test_preflight_refuses_to_quantise_a_family_that_the_tests_have_not_seen(
     model: Path, tmp_path: Path
 ) -> None:

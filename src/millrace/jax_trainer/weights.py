@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.supported import is_no_parameter
 from millrace.jax_trainer.decoder import Decoder
 from millrace.jax_trainer.devices.mesh import refuse_undivided, replicated, sharding
 from millrace.placement.needs import weight_files
@@ -28,7 +29,6 @@ from millrace.trainer.ranks.mesh import Ranks
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 LAYERS = "model.layers"
-DRAFTER = "drafter."  # tensors beside a policy that was published with its drafter
 
 Tree = dict[str, Any]
 """Arrays by name, and under LAYERS a dict of arrays."""
@@ -141,8 +141,7 @@ def on_host(tree: Tree, mesh: Mesh, ranks: Ranks) -> Tree:
 
 def _refuse_unfit(path: Path, tensors: dict[str, Any], architecture: Decoder) -> None:
     expected = shapes(architecture)
-    strange = set(tensors) - set(expected)
-    unknown = {n for n in strange if not (n.endswith("rotary_emb.inv_freq") or n.startswith(DRAFTER))}
+    unknown = {name for name in set(tensors) - set(expected) if not is_no_parameter(name)}
     if architecture.tied:
         unknown.discard(HEAD)
     common = set(tensors) & set(expected)
