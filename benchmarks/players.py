@@ -263,24 +263,29 @@ class PlayedReplica:
 
 
 class FleetReplica(PlayedReplica):
-    """Reports like a real replica: all new tokens when `interval_s` is over, and completions `SLICE_S` after
-    their end. `early`: "finished": such a report has these completions only; "all": all new tokens.
+    """Reports like a real replica: all new tokens when `interval_s` is over, and completions `slice_s` after
+    their end. While others wait for a slot, `early_interval_s` lie between two such reports.
+    `early`: "finished": such a report has these completions only; "all": all new tokens.
 
     Every turn has a length of its own. The first works of the slots end as if they had run for long, so that
     as many end a second as later. A slot makes `rate` tokens a second, from the first pull on."""
 
-    def __init__(self, interval_s: float, slice_s: float, early: str, **keywords: Any) -> None:
+    def __init__(
+        self, interval_s: float, early_interval_s: float, slice_s: float, early: str, **keywords: Any
+    ) -> None:
         super().__init__(**keywords)
-        self._interval_s, self._slice_s, self._early = interval_s, slice_s, early
+        self._interval_s, self._early_interval_s = interval_s, early_interval_s
+        self._slice_s, self._early = slice_s, early
         self._began_s, self._news, self._num_works = 0.0, Pulse(), 0
         self._ends: list[tuple[float, int, _Completion]] = []  # a heap, by position
 
     async def reports(self) -> AsyncIterator[Report]:
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + self._index * self._interval_s
+        due_s, early_due_s = loop.time() + self._index * self._interval_s, 0.0
         while True:
             ends_s = self._began_s + self._ends[0][0] / self._rate if self._ends else due_s
-            wait_s = min(due_s, ends_s + self._slice_s) - loop.time()
+            gathers = len(self._works) > self._slots
+            wait_s = min(due_s, max(ends_s + self._slice_s, early_due_s * gathers)) - loop.time()
             if wait_s > 0 and await self._news.wait(wait_s):
                 self._begin()
                 continue
@@ -288,6 +293,7 @@ class FleetReplica(PlayedReplica):
             due_s += self._interval_s * is_due
             progress = self._collect(everything=is_due or self._early == "all")
             if is_due or progress:
+                early_due_s = loop.time() + self._early_interval_s
                 yield self._report(progress)
 
     def _position(self) -> float:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from test_adapters import adapted_policy, tensors_of, torch_model
+from test_jax_adapters import adapted_policy, tensors_of, torch_model
 from test_presets import few_shapes, make_policy  # noqa: F401 - the fixture is for every test
 from trainer_doubles import MemoryWriter, make_batch, make_trainer
 

@@ -153,7 +153,7 @@ sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from millrace.jax_trainer.devices.mesh import make_mesh
 from millrace.jax_trainer.files import checkpoint
-from test_saved import save, trained
+from test_jax_saved import save, trained
 whole = checkpoint.{at}
 def killed(*args):
     if {at!r} == "describe": os.kill(os.getpid(), signal.SIGKILL)

@@ -147,6 +147,22 @@ def test_an_idle_replica_with_a_long_interval_sends_no_more_reports_than_a_busy_
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("early_interval_s", [0.0, 60.0])
+def test_what_has_ended_is_gathered_while_no_slot_is_empty(
+    early_interval_s: float, model_path: str, endpoint: Endpoint
+) -> None:
+    async def scenario() -> tuple[Report, Report]:
+        replica = make_replica(model_path, report_interval_s=60.0, early_interval_s=early_interval_s)
+        await replica.pull(0, endpoint)
+        await replica.submit([work(i, 5 + 10 * i) for i in range(24)])
+        reports = replica.reports()
+        return await asyncio.wait_for(anext(reports), 10.0), await asyncio.wait_for(anext(reports), 10.0)
+
+    due, early = asyncio.run(scenario())
+    assert due.load.waiting > 0 and early.progress and all(one.finish for one in early.progress)
+    assert (early.load.waiting == 0) == bool(early_interval_s)
+
+
 def test_an_idle_replica_that_rechecks_its_weights_goes_on_reporting(
     model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):
     assert forked
     for step in events(calm, "step"):
         assert [gap[1] < 1e-4 for gap in step.fields["logprob_gap"].values()] == [True]
-    assert not list((calm.path / "agents").iterdir())
+    assert not calm.agents.exists()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -37,7 +37,10 @@ def test_a_killed_trainer_publishes_the_same_drafter_again_and_the_policy_is_tha
     killer = Killer("trainer", _third_step)
     run = train(start, tmp_path / "run", *DRAFTS, sinks=(killer,))
     assert [event.fields["name"] for event in events(run, "worker_died")] == [killer.killed]
-    assert [event.fields["version"] for event in events(run, "step") if event.fields["replayed"]] == [3]
+    replayed = [event.fields["version"] for event in events(run, "step") if event.fields["replayed"]]
+    assert replayed in ([3], [1, 2, 3]), (
+        "from the checkpoint of version 2, or from none if it was not yet saved"
+    )
     digests = [_digests(each) for each in (run, train(start, tmp_path / "straight", *DRAFTS))]
     assert digests[0] == digests[1] and len(digests[0]) == 5
     assert weights(run) == weights(undisturbed)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from millrace.core.events import Event
+from millrace.observe.sinks import thinned
 from millrace.observe.sinks.thinned import ALL_REPORTS, REPORT_INTERVAL_S, Thinned
 
 
@@ -24,3 +27,13 @@ def test_after_the_first_reports_one_is_kept_now_and_then_and_the_last_before_a_
     assert kept[-2].fields["generated_tokens"] == ALL_REPORTS + 99 and kept[-1] is died
     sink(Event("run_ended", 100.0, 0.0, {}))
     assert kept[-1].kind == "run_ended" and kept[-2] is died
+
+
+def test_a_fleet_of_thousands_keeps_few_reports_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinned, "ALL_REPORTS_OF_RUN", 6)
+    kept = list[Event]()
+    sink = Thinned(kept.append)
+    for replica in range(10):
+        for i in range(3):
+            sink(Event("report", float(i), 0.0, {"replica": f"replica-{replica}"}))
+    assert len(kept) == 3 + 3 + 8

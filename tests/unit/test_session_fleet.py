@@ -75,7 +75,9 @@ def test_a_large_fleet_reports_rarely_and_never_looks_dead(
 ) -> None:
     config = configured({"replicas": replicas})
     supervision = config.supervision.model_copy(update={"heartbeat_timeout_s": heartbeat_timeout_s})
-    assert compose.report_interval_s(config.model_copy(update={"supervision": supervision})) == interval_s
+    config = config.model_copy(update={"supervision": supervision})
+    assert compose.report_interval_s(config) == interval_s
+    assert compose.pace(config).look_s == (interval_s - 0.1) / 100
 
 
 def test_each_server_has_a_replica_that_needs_no_device(

@@ -31,6 +31,7 @@ from millrace.config.tables.runtime import LocalHosts, RayCluster
 from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.fleet.fleet import Fleet, standby_of
+from millrace.controller.pace import Pace
 from millrace.controller.supervisor import WorkerSpec
 from millrace.controller.turns.episode import answered
 from millrace.core import clock, model_version
@@ -82,6 +83,10 @@ REPORTS_PER_S = 256
 """The most reports of all replicas together. On Ray this number costs a third of the controller's core."""
 REPORTS_PER_TIMEOUT = 2
 """The fewest reports of a replica within `supervision.heartbeat_timeout_s`, which ends a silent replica."""
+EARLY_REPORTS = 5
+"""Of what has ended, in an interval of reports at most, while trajectories wait for a slot."""
+LOOKS_PER_INTERVAL = 100
+"""Of reward workers for completions to score, in a large fleet's interval of reports."""
 SERVER_WAIT = 0.8
 """Of `supervision.spawn_timeout_s`, how long a replica waits for its server to answer."""
 
@@ -138,7 +143,6 @@ async def train(
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)
-        _sweep_snapshots(run)
         if config.weights.directory is not None:
             Directory(config.weights.directory, owner).refuse_other()
         async with _runtime(config, run) as runtime:
@@ -153,6 +157,7 @@ async def train(
                 checkpoints=str(run.checkpoints),
                 export=str(run.model),
                 on_stall=lambda: _dump_stacks(run, runtime),
+                pace=pace(config),
             )
             await _attended(
                 controller,
@@ -225,12 +230,13 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
 
     Raises: ConfigError: they do not fit on its hosts.
     """
-    layout = place(config)
-    placed = layout.main
+    placed = (layout := place(config)).main
     rollout, plain = config.rollout, recorded(config)
     replica: dict[str, Any] = {
         "engine": rollout.engine,
         "open_reader": "millrace.weights.ring:open_reader",
+        "report_interval_s": report_interval_s(config),
+        "early_interval_s": report_interval_s(config) / EARLY_REPORTS,
     }
     options, servers = engine_options(config, run, placed), rollout.servers or ("",) * len(layout.replicas)
     trainer: dict[str, Any] = {
@@ -246,7 +252,6 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
     def spec(name: str, its_place: Place, server: str = "") -> WorkerSpec:
         kwargs = {
             "name": name,
-            "report_interval_s": report_interval_s(config),
             "options": replace(options, device_share=its_place.share, server=server),
             **replica,
         }
@@ -297,6 +302,13 @@ def report_interval_s(config: Config) -> float:
     rollout, timeout_s = config.rollout, config.supervision.heartbeat_timeout_s
     fleet_s = rollout.replicas / REPORTS_PER_S
     return max(rollout.report_interval_s, min(fleet_s, timeout_s / REPORTS_PER_TIMEOUT))
+
+
+def pace(config: Config) -> Pace:
+    """Of the run's loops. The interval of reports grows with a fleet, and `look_s` with the interval: to
+    0.05 s at 2,000 replicas. So one call asks for many scores."""
+    gathered_s = report_interval_s(config) - config.rollout.report_interval_s
+    return Pace(look_s=gathered_s / LOOKS_PER_INTERVAL)
 
 
 def places_apart(config: Config, layout: Layout) -> list[Place]:
@@ -411,6 +423,9 @@ def place(config: Config) -> Layout:
 @asynccontextmanager
 async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime | RayRuntime]:
     run.logs.mkdir(mode=0o700, exist_ok=True)
+    remove_agents = partial(shutil.rmtree, run.agents, ignore_errors=True)  # whose workers were killed
+    remove_agents()
+    _sweep_snapshots(run)
     runtime = _local_runtime(config, run) if isinstance(config.runtime, LocalHosts) else _on_ray(config, run)
     try:
         yield runtime
@@ -419,6 +434,7 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
             await runtime.close()
         raise
     await runtime.close()
+    remove_agents()
 
 
 def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:

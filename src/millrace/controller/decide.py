@@ -9,6 +9,7 @@ from itertools import islice
 from millrace.controller.context import RunContext
 from millrace.controller.ends.ends import end_late_waits, expire
 from millrace.controller.ends.parking import bring_back
+from millrace.controller.pace import rest_s
 from millrace.controller.state.orders import Move, Pull
 from millrace.controller.state.run_state import RunState
 from millrace.core import clock
@@ -17,8 +18,6 @@ from millrace.schedule.tail.rounds import long_round
 from millrace.schedule.view import View
 
 TICK_S = 1.0  # decisions are at most this far apart
-REST = 8.0  # after a round the loop rests this many times as long, within `REST_S_MAX`
-REST_S_MAX = 0.1
 
 
 class Decisions:
@@ -39,7 +38,7 @@ class Decisions:
         while True:
             began_s, num_pulses = clock.now(), self._run.pulse.count
             self.round()
-            await asyncio.sleep(min(REST * (clock.now() - began_s), REST_S_MAX))
+            await asyncio.sleep(rest_s(began_s))
             if self._run.pulse.count == num_pulses:
                 await self._run.pulse.wait(timeout_s=tick_s)
             # Without this wait the first of several replicas that get room would get all the work.

@@ -5,6 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millrace.core import clock
+
+REST = 8.0  # after a decision a loop rests this many times as long, within `REST_S_MAX`
+REST_S_MAX = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -19,3 +24,9 @@ class Pace:
 
 PACE = Pace()
 """Of a real run."""
+
+
+def rest_s(began_s: float) -> float:
+    """How long a loop rests after a decision that began at `began_s`: in large fleets a decision takes many
+    milliseconds, and other coroutines wait."""
+    return min(REST * (clock.now() - began_s), REST_S_MAX)

@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
 from millrace.controller.ends.ends import expire
+from millrace.controller.pace import rest_s
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.groups import make_batch
 from millrace.controller.step_event import StepFields, mean_staleness, staleness_histogram
@@ -210,16 +211,18 @@ class TrainerSession:
         with run.waits.waiting("trainer", f"{run.config.batch.prompts} ready groups"):
             while not run.stopping:
                 await self._publish(handle, background)
+                began_s = clock.now()
                 if not state.taken and state.num_ready >= run.config.batch.prompts:
                     state.take(run.schedule.take(state.view()) or ())
+                pause_s = max(run.pace.look_s, rest_s(began_s))
                 if state.taken:
                     batch = state.batch()
                     self._assert_bound(batch)
                     return batch
                 await run.device.give_back(handle)
                 await run.pulse.wait(timeout_s=TICK_S)
-                if run.pace.look_s:
-                    await asyncio.sleep(run.pace.look_s)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
         return None
 
     def _assert_bound(self, batch: Batch) -> None:

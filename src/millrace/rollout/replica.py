@@ -45,14 +45,23 @@ class EngineReplica:
 
     Args:
         engine: see `rollout.kinds.engine_kinds.ENGINES`.
+        early_interval_s: between two reports of what has ended, while trajectories wait for a slot.
         open_reader: "package.module:function" that opens a WeightsReader on an Endpoint.
     """
 
     def __init__(
-        self, name: str, engine: str, options: EngineOptions, *, report_interval_s: float, open_reader: str
+        self,
+        name: str,
+        engine: str,
+        options: EngineOptions,
+        *,
+        report_interval_s: float,
+        early_interval_s: float = 0.0,
+        open_reader: str,
     ) -> None:
         self._name = name
         self._report_interval_s, self._due_s = report_interval_s, 0.0
+        self._early_interval_s, self._early_due_s = early_interval_s, 0.0
         self._heartbeat_s = max(_HEARTBEAT_S, report_interval_s)
         with boundary(name, f"import `open_reader` ({open_reader})", ConfigError):
             self._open_reader: OpenReader = find_object(open_reader, "`open_reader`")[0]
@@ -121,7 +130,8 @@ class EngineReplica:
 
     async def _next_report(self) -> Report:
         """Run slices until the interval is over or something finished; heartbeats in between. Within the
-        interval a report has only what finished."""
+        interval a report has only what finished. In a large fleet, which has long intervals, more may finish
+        before such a report leaves, as long as no slot is empty meanwhile."""
         loop = asyncio.get_running_loop()
         while True:
             if self._driven is None and not await self._something_to_do():
@@ -133,9 +143,12 @@ class EngineReplica:
             if self._driven is running:  # an earlier stream that is still being closed may have taken it
                 self._driven = None
             running.result()
-            is_due = time.monotonic() >= self._due_s
-            if (is_due or self._engine.has_finished) and not self._occupied:
-                self._due_s = time.monotonic() + self._report_interval_s if is_due else self._due_s
+            now_s = time.monotonic()
+            is_due = now_s >= self._due_s
+            gathers = self._load.waiting and now_s < self._early_due_s
+            if (is_due or (self._engine.has_finished and not gathers)) and not self._occupied:
+                self._due_s = now_s + self._report_interval_s if is_due else self._due_s
+                self._early_due_s = now_s + self._early_interval_s
                 return await self._on(self._engine_thread, partial(self._take_report, ended=not is_due))
 
     async def _something_to_do(self) -> bool:

@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -108,6 +109,22 @@ def killing_on_error() -> Iterator[None]:
         for child in set(multiprocessing.active_children()) - others:
             child.kill()
         raise
+
+
+@contextmanager
+def deferring_interrupts() -> Iterator[None]:
+    """An interrupt in the block is raised at its end: code with locks is not left in its middle."""
+    handler, received = signal.getsignal(signal.SIGINT), list[int]()
+    if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if received:
+            raise KeyboardInterrupt
 
 
 def set_title(title: str) -> None:

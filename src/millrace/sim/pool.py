@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from millrace.runtime.process import die_with_parent, killing_on_error
+from millrace.runtime.process import deferring_interrupts, die_with_parent, killing_on_error
+
+T = TypeVar("T")
 
 TASKS_PER_PROCESS = 10_000
 """After which a process is replaced. (Giving this number also makes the pool spawn them, and not fork.)"""
@@ -21,7 +24,7 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     An exception in the body ends them at once. A script that asks for processes needs an
     `if __name__ == "__main__"`.
     """
-    pool = ProcessPoolExecutor(
+    pool = _Pool(
         jobs,
         initializer=_begin,
         initargs=(os.getpid(),),
@@ -32,6 +35,14 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
             yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+class _Pool(ProcessPoolExecutor):
+    def submit(self, function: Callable[..., T], /, *args: Any, **keywords: Any) -> Future[T]:
+        """An interrupt between two instructions here would leave a lock of the pool locked. Then its end
+        would wait for ever."""
+        with deferring_interrupts():
+            return super().submit(function, *args, **keywords)
 
 
 def _begin(parent_pid: int) -> None:

@@ -86,7 +86,8 @@ class Rollout(Section):
     report_interval_s: float = Field(default=0.1, ge=0.001, le=0.5)
     """Time between two reports of a replica, each with its new tokens. Longer in a large fleet: the
     replicas with which a run starts send at most 256 such reports a second together, and each sends two
-    within `supervision.heartbeat_timeout_s`. Trajectories that have ended are reported at once."""
+    within `supervision.heartbeat_timeout_s`. Trajectories that have ended are reported at once, or five times
+    in this time while others wait for a slot."""
     exact: bool = False
     """Tokens and log-probs of a trajectory are the same, bit for bit, beside any other trajectories, on any
     replica, and after any restart. Slower, on a CPU only, on one thread. Refused where the promise cannot

@@ -7,6 +7,8 @@ from millrace.core.events import Event, Sink
 
 ALL_REPORTS = 2000
 """So many first reports of each replica are all kept: enough to calibrate the simulator."""
+ALL_REPORTS_OF_RUN = 64 * ALL_REPORTS
+"""As long as all replicas together have no more. Otherwise a fleet of thousands would log gigabytes."""
 REPORT_INTERVAL_S = 10.0
 """Between two kept reports of a replica after the first `ALL_REPORTS`."""
 
@@ -17,6 +19,7 @@ class Thinned:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self._num_all = 0
         self._num_kept: dict[str, tuple[int, float]] = {}  # replica -> reports kept, when the last was kept
         self._skipped: dict[str, Event] = {}  # replica -> its newest report, if it was not kept
 
@@ -33,9 +36,11 @@ class Thinned:
     def _report(self, event: Event) -> None:
         replica = event.fields["replica"]
         count, kept_s = self._num_kept.get(replica, (0, event.time_s))
-        if count >= ALL_REPORTS and event.time_s < kept_s + REPORT_INTERVAL_S:
+        keeps_all = count < ALL_REPORTS and self._num_all < ALL_REPORTS_OF_RUN
+        if not keeps_all and count and event.time_s < kept_s + REPORT_INTERVAL_S:
             self._num_kept[replica], self._skipped[replica] = (count, kept_s), event
             return
+        self._num_all += 1
         self._num_kept[replica] = count + 1, event.time_s
         self._skipped.pop(replica, None)
         self._sink(event)
