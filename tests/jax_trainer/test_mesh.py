@@ -200,6 +200,14 @@ def test_weights_that_are_not_whole_are_refused(fault: str, saved: Any) -> None:
         read_weights(path, shape, mesh)
 
 
+def test_the_tensors_of_a_drafter_are_left_out(saved: Any) -> None:
+    path = saved("qwen3")
+    shape, mesh = read_architecture(path), make_mesh(1, 1, 1, jax.devices()[:1])
+    due, tensors = read_weights(path, shape, mesh), load_file(path / "model.safetensors")
+    save_file(tensors | {"drafter.fuse": np.zeros((32, 64), np.float32)}, path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, read_weights(path, shape, mesh), due)
+
+
 # ------------------------------------------------------------ several processes
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+import torch
 from safetensors.torch import load_file
 from tests.long import long
 from tests.process.test_run_survives import Killer
 from tests.runs import events, train, weights
+from transformers import AutoModelForCausalLM
+
+from millrace.adapters.served_weights import Base
+from millrace.engines.own.load import load_engine
+from millrace.trainer.model import load_model
 
 DRAFTS = "rollout.drafts=trained", "rollout.draft_tokens=3"
 
@@ -40,3 +48,19 @@ def test_a_killed_trainer_publishes_the_same_drafter_again_and_the_policy_is_tha
     assert {"value/drafter.fuse", "published/drafter.fuse", "exp_avg/drafter.fuse"} <= saved.keys()
     assert saved["step/drafter.fuse"] == 4 * 8
     assert not any("drafter" in name for name in load_file(run.model / "model.safetensors"))
+
+
+def test_an_anchor_with_a_drafter_is_the_weights_of_a_model(start, tmp_path):
+    train(start, tmp_path / "run", *DRAFTS, f"weights.directory=file://{tmp_path}/weights", "steps=1")
+    anchor, model = max((tmp_path / "weights").glob("*.safetensors")), tmp_path / "model"
+    shutil.copytree(start.parent / "start", model)
+    shutil.copy(anchor, model / "model.safetensors")
+    stored = load_file(anchor)
+    policy = {name: tensor for name, tensor in stored.items() if not name.startswith("drafter.")}
+    assert len(policy) == len(stored) - 3
+    engines = [load_engine(str(model), drafts=drafts, device="cpu") for drafts in (None, "trained")]
+    assert [{buffer.name for buffer in engine.buffers()} for engine in engines] == [set(policy), set(stored)]
+    assert set(Base(str(model), torch.float32).names) == set(policy)
+    for loaded in (load_model(model, torch.device("cpu")), AutoModelForCausalLM.from_pretrained(model)):
+        tensors = loaded.state_dict()
+        assert all(torch.equal(tensor.float(), tensors[name].float()) for name, tensor in policy.items())

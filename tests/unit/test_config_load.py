@@ -108,7 +108,9 @@ def test_paths_are_relative_to_the_file_that_writes_them(tmp_path: Path) -> None
         '[task]\nkind = "gym"\nname = "chain_sum"', '[task]\nkind = "file"\npath = "../data/rows.jsonl"'
     ).replace('[reward]\nkind = "gym"', '[reward]\nkind = "function"\npath = "score.py:reward"')
     (tmp_path / "sub").mkdir()
+    text += '\n[rollout]\nengine = "vllm"\ndrafts = "eagle"\ndraft_model = "head"\nseeded = false\n'
     config = load(write(tmp_path / "sub", text))
+    assert config.rollout.draft_model == str(tmp_path / "sub" / "head")
     assert config.model.path == str(tmp_path / "sub" / "model")
     assert config.task == FileTaskSection(path=str(tmp_path / "data" / "rows.jsonl"))
     assert config.reward == FunctionRewardSection(path=f"{tmp_path}/sub/score.py:reward")

@@ -119,6 +119,17 @@ def test_a_resume_looks_up_a_bounded_number_of_groups(monkeypatch: pytest.Monkey
     assert EarlierOfRows("earlier", ledger)._groups == {"row-2": (3, 2), "row-3": (4, 3)}
 
 
+def test_of_more_rows_than_fit_those_of_longest_ago_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(earlier_rows, "ROWS_MAX", 2)
+    ledger = SqliteLedger(":memory:", run={})
+    for number, row_id in enumerate(["row-0", "row-1", "row-0", "row-2"]):
+        ledger.admit([group := replace(ready_group(number), row_id=row_id)])
+        ledger.commit_step(step_of(number + 1, group))
+    assert dict(EarlierOfRows("earlier", ledger)._groups) == {"row-0": (3, 2), "row-2": (4, 3)}
+
+
 def test_hints_that_wait_unread_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hints, "TOKENS_MAX", 25)
     kept = Hints()
@@ -128,6 +139,8 @@ def test_hints_that_wait_unread_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert kept.num_tokens == 24, "prompts count"
     assert kept.take(1) == [] and kept.take(3) == [[1, 2, 3, 3, 3, 3, 3], [1, 2, 7, 7, 7, 7, 7]]
     assert kept.take(3) == [] and kept.num_tokens == 12
+    kept.keep(4, make_work(4, [1, 2], SAMPLING, earlier=[array("i", [7] * 5)], tokens=array("i", [3] * 6)))
+    assert kept.num_tokens == 25, "tokens that the trajectory goes on from count"
 
 
 def test_a_hint_that_is_known_changes_nothing() -> None:

@@ -113,6 +113,14 @@ def test_the_predicted_length_follows_the_newest_groups_of_a_row():
     assert lengths.predicted("row") == 200
 
 
+def test_of_more_rows_than_fit_the_lengths_learned_longest_ago_are_forgotten(monkeypatch):
+    monkeypatch.setattr("millrace.schedule.tail.lengths.ROWS_MAX", 2)
+    lengths = PastLengths()
+    for row in ("a", "b", "a", "c"):
+        lengths.learn(row, [100])
+    assert [lengths.predicted(row) for row in "abc"] == [100, None, 100]
+
+
 def test_only_what_waits_for_an_environment_is_late():
     def record(group_id, state, started_s):
         member = Trajectory(group_id, group_id, state=state)

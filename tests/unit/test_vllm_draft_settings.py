@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from test_session_preflight import MODEL, make_directory
 
+from millrace.checks.preflight import preflight
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.engines.vllm.drafts import settings
+from millrace.engines.vllm import versions
 from millrace.engines.vllm.drafts.repair import CutOff, repeated
 from millrace.engines.vllm.drafts.settings import draft_arguments
 from millrace.rollout.kinds.engine_kinds import refuse_unable
@@ -72,11 +74,36 @@ def test_the_weights_of_drafts_come_from_their_own_directory(tmp_path: Path) -> 
         assert asked["draft_load_config"] == {"load_format": "auto"}
 
 
+def test_preflight_misses_what_drafts_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, packages = make_directory(tmp_path / "model"), tmp_path / "packages"
+    (packages / "vllm-0.32.0.dist-info").mkdir(parents=True)
+    (packages / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+
+    def look(drafts: str, head: Path | None = None) -> None:
+        rollout = {"drafts": drafts, "draft_rows_max": 32, "draft_model": head and str(head)}
+        preflight(config_of(rollout, model={"path": str(model)}), tmp_path)
+
+    with pytest.raises(ConfigError, match=r"needs the package arctic-inference.*pip install arctic"):
+        look("suffix")
+    with pytest.raises(ConfigError, match=r"(?s)`rollout.draft_model` .* is no directory .*Name the"):
+        look("eagle", tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r'(?s)needs layers for multi-token prediction.*Take "ngram"'):
+        look("mtp")
+    (packages / "arctic_inference").mkdir()
+    (model / "config.json").write_text(json.dumps(MODEL | {"num_nextn_predict_layers": 1}))
+    look("suffix")
+    look("eagle", model)
+    look("mtp")
+
+
 def test_missing_parts_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    monkeypatch.setattr(versions, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install arctic-inference"):
+        versions.refuse_missing_package("suffix")
+    versions.refuse_missing_package("ngram")
     model_in(tmp_path, model_type="qwen3")
     for drafts, reason in (
-        ("suffix", "Install arctic-inference"),
         ("eagle", r"`rollout.draft_model` \(nowhere\) is no directory"),
         ("mtp", "has none of num_nextn_predict_layers"),
     ):

@@ -27,6 +27,7 @@ from millrace.core.digest import (
 )
 from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
+from millrace.core.supported import is_no_parameter
 from millrace.devices.weight_files import read_tensors
 
 Tensor = torch.Tensor
@@ -49,7 +50,7 @@ class Base:
     def _tensors(self) -> dict[str, Tensor]:
         tied = AutoConfig.from_pretrained(self._path).tie_word_embeddings
         tensors = dict(read_tensors(Path(self._path)))
-        left_out = [name for name in tensors if name.endswith("rotary_emb.inv_freq")]
+        left_out = [name for name in tensors if is_no_parameter(name)]
         for name in left_out + ["lm_head.weight"] * bool(tied):
             tensors.pop(name, None)
         return tensors

@@ -392,7 +392,7 @@ class RolloutKeys(TypedDict, total=False):
     drafts: Literal['earlier', 'trained', 'ngram', 'suffix', 'mtp', 'eagle'] | Literal['none'] | None
     draft_tokens: int
     draft_rows_max: int
-    draft_model: str | Literal['none'] | None
+    draft_model: str | PathLike[str] | Literal['none'] | None
     native_adapters: bool
 
 class WeightsKeys(TypedDict, total=False):

@@ -30,6 +30,7 @@ from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, DataError
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import versions
+from millrace.engines.vllm.drafts.settings import refuse_missing_parts
 from millrace.environments.data.prepare import prepare_rows
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
@@ -79,7 +80,9 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     _check_step(config, placed.host.memory_bytes)
     _check_python(config.rollout)
     refuse_transport(config, layout)
-    _check_servers(config, engine_options(config, RunDirectory(run_path), placed))
+    options = engine_options(config, RunDirectory(run_path), placed)
+    refuse_missing_parts(options)
+    _check_servers(config, options)
     if config.weights.directory is not None:
         Directory(config.weights.directory).entries()
     refuse_unusable(config.observe)
@@ -183,13 +186,13 @@ def _check_states(config: Config) -> None:
 
 
 def _check_python(rollout: Rollout) -> None:
-    """Raises: ConfigError: `rollout.python` cannot run a worker, or lacks the engine. Short-lived processes
-    of this Python try both."""
+    """Raises: ConfigError: `rollout.python` cannot run a worker, or lacks the engine or a package for its
+    drafts. Short-lived processes of this Python try it."""
     if rollout.python is not None:
         _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
     if rollout.engine == "vllm":
         asked = (key for key in versions.NEWER if getattr(rollout, key.removeprefix("rollout.")))
-        _ask(rollout.python or sys.executable, versions.__file__, *asked)
+        _ask(rollout.python or sys.executable, versions.__file__, rollout.drafts or "", *asked)
 
 
 def _check_servers(config: Config, options: EngineOptions) -> None:

@@ -41,6 +41,7 @@ PATH_KEYS = (
     "algorithm.teacher",
     "schedule.path",
     "rollout.shared_dir",
+    "rollout.draft_model",
     "lengths.run",
 )
 MODULE = re.compile(r"[\w.]+:\w+")  # an object in an installed package

@@ -1,4 +1,4 @@
-"""Which models the trainer and each engine compute correctly.
+"""Which models the trainer and each engine compute correctly, and what in their files is not for them.
 
 Another model may load and run, and give wrong numbers. No code of Millrace computes frequencies that depend
 on the length of the sequence.
@@ -13,6 +13,8 @@ from millrace.core.errors import DataError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 MXFP4 = "mxfp4"  # a method of quantization, as transformers names it
+DRAFTER = "drafter."
+"""Names of a trained drafter's tensors begin so, in a version of weights and in a checkpoint."""
 FULL, WINDOWED = "full_attention", "sliding_attention"  # types of layers, as transformers names them
 
 
@@ -89,6 +91,11 @@ REASONS = {
     "olmo2": "it normalises queries and keys over all heads together",
 }
 """Why well-known families are refused."""
+
+
+def is_no_parameter(name: str) -> bool:
+    """Whether a tensor of a model's files is left out: it can be computed, or it is of a trained drafter."""
+    return name.endswith("rotary_emb.inv_freq") or name.startswith(DRAFTER)
 
 
 def refuse_unsupported(config: Any, supported: Supported) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 import torch
 import torch.nn.functional as F
 
-PREFIX = "drafter."
-"""Of the head's tensors, in a version of weights and in a checkpoint."""
+from millrace.core.supported import DRAFTER
+
 EPS = 1e-6
 
 
@@ -50,18 +50,18 @@ class DraftHead:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """By the names that a version of weights has them under."""
-        return {PREFIX + field.name: getattr(self, field.name) for field in fields(self)}
+        return {DRAFTER + field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> DraftHead:
         """The inverse of `tensors`; others are ignored."""
-        return cls(**{field.name: tensors[PREFIX + field.name] for field in fields(cls)})
+        return cls(**{field.name: tensors[DRAFTER + field.name] for field in fields(cls)})
 
 
 def shapes(hidden_size: int) -> dict[str, tuple[int, ...]]:
     """Of the head's tensors, by name."""
     h = hidden_size
-    return {f"{PREFIX}fuse": (h, 2 * h), f"{PREFIX}gate_up": (2 * h, h), f"{PREFIX}down": (h, h)}
+    return {f"{DRAFTER}fuse": (h, 2 * h), f"{DRAFTER}gate_up": (2 * h, h), f"{DRAFTER}down": (h, h)}
 
 
 def first_head(hidden_size: int, seed: int, device: torch.device) -> DraftHead:
@@ -71,7 +71,7 @@ def first_head(hidden_size: int, seed: int, device: torch.device) -> DraftHead:
         name: torch.randn(shape, generator=generator) / math.sqrt(shape[1])
         for name, shape in shapes(hidden_size).items()
     }
-    tensors[f"{PREFIX}down"].zero_()
+    tensors[f"{DRAFTER}down"].zero_()
     return DraftHead.of({name: tensor.to(device) for name, tensor in tensors.items()})
 
 

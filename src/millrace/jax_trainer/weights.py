@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.supported import is_no_parameter
 from millrace.jax_trainer.decoder import Decoder
 from millrace.jax_trainer.devices.mesh import refuse_undivided, replicated, sharding
 from millrace.placement.needs import weight_files
@@ -140,7 +141,7 @@ def on_host(tree: Tree, mesh: Mesh, ranks: Ranks) -> Tree:
 
 def _refuse_unfit(path: Path, tensors: dict[str, Any], architecture: Decoder) -> None:
     expected = shapes(architecture)
-    unknown = {name for name in set(tensors) - set(expected) if not name.endswith("rotary_emb.inv_freq")}
+    unknown = {name for name in set(tensors) - set(expected) if not is_no_parameter(name)}
     if architecture.tied:
         unknown.discard(HEAD)
     common = set(tensors) & set(expected)

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from millrace.adapters.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
-from millrace.core.supported import TRAINER, refuse_unsupported
+from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
 from millrace.devices.gpu import on
 from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.needs import indexed_files
@@ -102,7 +102,7 @@ def _check_complete(model: PreTrainedModel, loaded: dict[str, Any], path: str | 
     trained = {name: weight for name, weight in named_weights(model).items() if not name.endswith(KINDS)}
     faults = {
         "missing": [name for name in loaded["missing_keys"] if not name.endswith(KINDS)],
-        "left over": loaded["unexpected_keys"],
+        "left over": [name for name in loaded["unexpected_keys"] if not is_no_parameter(name)],
         "of another shape": [key[0] if isinstance(key, tuple) else key for key in loaded["mismatched_keys"]],
         "not finite": not_finite(trained, ranks),
         "that should be one and differ": _untied(model),

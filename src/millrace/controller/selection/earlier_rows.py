@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from millrace.controller.state.run_state import RunState
 from millrace.core.protocols import Ledger
 from millrace.core.types import StepRecord, Work
+from millrace.schedule.tail.lengths import ROWS_MAX
 
 COMPLETIONS = 2
 TOKENS_MAX = 1 << 14
@@ -22,13 +23,14 @@ RESUMED_MAX, HINTED_MAX = 1 << 16, 1 << 14  # groups that a resumed run looks up
 
 
 class EarlierOfRows:
-    """The newest trained group of each row. Its memory follows the number of rows: tokens stay in the
-    ledger. Without `rollout.drafts = "earlier"` nothing is kept, and works stay as they are."""
+    """The newest trained group of each row; tokens stay in the ledger. Of more than `ROWS_MAX` rows those
+    are forgotten that were trained longest ago. Without `rollout.drafts = "earlier"` nothing is kept, and
+    works stay as they are."""
 
     def __init__(self, drafts: str | None, ledger: Ledger) -> None:
         """`drafts`: `rollout.drafts`."""
         self._ledger = ledger if drafts == "earlier" else None
-        self._groups: dict[str, tuple[int, int]] = {}  # its version, and its id
+        self._groups: OrderedDict[str, tuple[int, int]] = OrderedDict()  # its version, and its id
         self._hinted: OrderedDict[tuple[str, int, int], None] = OrderedDict()
         if self._ledger is not None:
             steps, num = list[StepRecord](), 0
@@ -42,8 +44,11 @@ class EarlierOfRows:
         """Take in committed steps, in order."""
         if self._ledger is not None:
             for step in steps:
-                outcomes = self._ledger.outcomes(step)
-                self._groups |= {one.row_id: (step.version, one.group_id) for one in outcomes}
+                for one in self._ledger.outcomes(step):
+                    self._groups[one.row_id] = step.version, one.group_id
+                    self._groups.move_to_end(one.row_id)
+            while len(self._groups) > ROWS_MAX:
+                self._groups.popitem(last=False)
 
     def hinted(self, works: list[Work], state: RunState, replica: str) -> list[Work]:
         """`works`, of which the first of each group has a hint that `replica` did not get before."""

@@ -16,11 +16,11 @@ import torch
 
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, version_digest
 from millrace.core.errors import DataError
+from millrace.core.supported import DRAFTER, is_no_parameter
 from millrace.devices.device_digest import tensor_digests
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.parallel import each
 from millrace.devices.weight_files import read_tensors
-from millrace.drafter.draft_head import PREFIX
 from millrace.engines.own.architecture import Architecture
 
 Tensor = torch.Tensor
@@ -65,7 +65,7 @@ class Parameters:
         self.layers = [self._layer(f"model.layers.{i}.") for i in range(architecture.num_layers)]
         self.norm = self._allocate("model.norm.weight")
         self.head = self.embedding if architecture.tied else self._allocate("lm_head.weight")
-        self._beside = [name for name in self._shapes if name.startswith(PREFIX)]  # of a drafter
+        self._beside = [name for name in self._shapes if name.startswith(DRAFTER)]  # of a drafter
         for name in self._beside:
             self._allocate(name)
         unused = sorted(set(self._shapes) - set(views))
@@ -110,7 +110,7 @@ class Parameters:
         for name, tensor in expert_by_expert(read_tensors(Path(model_path))):
             target = targets.get(name)
             if target is None:
-                if name.endswith("rotary_emb.inv_freq"):
+                if is_no_parameter(name):
                     continue
                 if name == "lm_head.weight":
                     heads.append(tensor)

@@ -28,7 +28,7 @@ from millrace.engines.vllm.mode import VllmMode
 from millrace.engines.vllm.processes.rank_end import RankEnd
 from millrace.engines.vllm.processes.sockets import unnamed_sockets
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.versions import installed
+from millrace.engines.vllm.versions import installed, refuse_missing_package
 from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.intake import Intake
@@ -62,6 +62,7 @@ def open_engine(options: EngineOptions) -> VllmMode:
     processes of vLLM RemoteError: only the log tells whether one refused or was killed."""
     with boundary("vLLM", "cannot be had: see `rollout.python`", ConfigError):
         release = installed(_untried(options))
+        refuse_missing_package(options.drafts)
     here = options.stepwise and options.tensor == 1
     # Each rank opens its own device. If this process opened a device, it would take memory of the first rank.
     device = torch_device(options.device) if here else torch.device(options.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 SUPPORTED = ("0.26", "0.31", "0.32")
 """The tests of engines have passed with these releases."""
@@ -31,8 +32,18 @@ def installed(key: str = "") -> str:
     raise ImportError(f"{sys.executable} has no vLLM (`make setup-vllm` makes a Python that has)")
 
 
-if __name__ == "__main__":
+def refuse_missing_package(drafts: str | None) -> None:
+    """`drafts`: `rollout.drafts`. Raises: ImportError: this Python lacks a package that they need."""
+    if drafts == "suffix" and find_spec("arctic_inference") is None:
+        raise ImportError(
+            f'`rollout.drafts` ("suffix") needs the package arctic-inference, and {sys.executable} has none: '
+            "`pip install arctic-inference==0.1.1` there"
+        )
+
+
+if __name__ == "__main__":  # the arguments are `rollout.drafts` and a key of `NEWER`
     try:
-        installed(*sys.argv[1:2])
+        installed(*sys.argv[2:3])
+        refuse_missing_package(*sys.argv[1:2])
     except ImportError as error:
         raise SystemExit(str(error)) from error

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from millrace.adapters.low_rank import MAGNITUDE
 from millrace.core.errors import DataError, boundary
+from millrace.core.supported import DRAFTER
 from millrace.jax_trainer.files.checkpoint import read_arrays, write_checkpoint
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.manifest import (
@@ -44,7 +45,6 @@ from millrace.trainer.files.manifest import (
 Arrays = dict[str, NDArray[Any]]
 
 HEAD = "value_head."  # of the critic's tensors in torch
-DRAFTER = "/drafter."  # in names of the drafter's tensors, which are left out
 PARTS = (("weights", "moments", ""), ("head", "head_moments", HEAD))
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
 LAYER, LAYERS = "model.layers.", "model.layers/"
@@ -62,7 +62,7 @@ def convert(checkpoint: Path, directory: Path, to: str) -> Path:
     target = directory / directory_name(manifest.version)
     if to == "jax":
         files = {kind: [checkpoint / n for n in manifest.files if n.startswith(kind)] for kind in _KINDS}
-        optimizer = {name: x for name, x in _read(files["optimizer"]).items() if DRAFTER not in name}
+        optimizer = {name: x for name, x in _read(files["optimizer"]).items() if f"/{DRAFTER}" not in name}
         arrays = of_torch(_read(files["model"]), optimizer, str(checkpoint))
         write_checkpoint(target, manifest.version, arrays)
     else:

@@ -6,6 +6,7 @@ length of a row's own earlier completions does. A row without any counts as an a
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,19 +16,25 @@ from millrace.schedule.view import View
 
 NEWEST = 0.5
 """Weight of a row's newest group in its mean: lengths drift as a model learns."""
+ROWS_MAX = 1 << 18
+"""Rows that are remembered. An epoch of most tasks has fewer; prompts that never repeat have no end."""
 
 
 class PastLengths:
-    """The mean length of each row's completions, in tokens. Its memory follows the number of rows. A resumed
-    run begins without lengths: they decide where a group starts, and nothing that is trained."""
+    """The mean length of each row's completions, in tokens. Of more than `ROWS_MAX` rows those are forgotten
+    that were learned longest ago. A resumed run begins without lengths: they decide where a group starts, and
+    nothing that is trained."""
 
     def __init__(self) -> None:
-        self._means: dict[str, float] = {}
+        self._means: OrderedDict[str, float] = OrderedDict()
 
     def learn(self, row_id: str, lengths: Sequence[int]) -> None:
         """Take in the completions of a group, at least one."""
         mean = fmean(lengths)
         self._means[row_id] = (1 - NEWEST) * self._means.get(row_id, mean) + NEWEST * mean
+        self._means.move_to_end(row_id)
+        if len(self._means) > ROWS_MAX:
+            self._means.popitem(last=False)
 
     def predicted(self, row_id: str) -> float | None:
         """Tokens of a completion; None: the row has none yet."""

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.supported import DRAFTER
 from millrace.core.types import CheckpointInfo
 from millrace.devices.parallel import each
-from millrace.drafter import draft_head
 from millrace.trainer.adapters.adapted_linear import trained_weights
 from millrace.trainer.drafter.drafting_trainer import DraftingTrainer
 from millrace.trainer.files.directories import atomic_directory
@@ -237,7 +237,7 @@ def restore_optimizer(trainer: PolicyTrainer, tensors: Mapping[str, torch.Tensor
     trainer.optimizer.state.clear()
     of_critic, of_drafter = (
         {name: tensor for name, tensor in tensors.items() if f"/{prefix}" in name}
-        for prefix in (PREFIX, draft_head.PREFIX)
+        for prefix in (PREFIX, DRAFTER)
     )
     tensors = {n: tensor for n, tensor in tensors.items() if n not in of_critic | of_drafter}
     if trainer.value_head is not None:

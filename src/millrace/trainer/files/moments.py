@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from millrace.core.errors import DataError, boundary
-from millrace.drafter import draft_head
+from millrace.core.supported import DRAFTER
 from millrace.trainer.files.checkpoint import restore_optimizer
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.manifest import (
@@ -65,7 +65,7 @@ def take_moments(trainer: PolicyTrainer, path: Path, ranks: Ranks = ALONE) -> No
             tensors = {name: tensor for name, tensor in tensors.items() if f"/{PREFIX}" not in name}
         trained = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
         known = {name.partition("/")[2] for name in tensors}
-        known = {name for name in known if not name.startswith((PREFIX, draft_head.PREFIX))}
+        known = {name for name in known if not name.startswith((PREFIX, DRAFTER))}
         if known != trained:
             raise DataError(f"{path} is of another model: it has {sorted(known ^ trained)[:4]}, or lacks it")
         restore_optimizer(trainer, tensors)

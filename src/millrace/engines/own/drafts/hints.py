@@ -38,4 +38,4 @@ class Hints:
 
 def _size(work: Work) -> int:
     """Tokens that it takes to keep `work`."""
-    return len(work.prompt) + sum(map(len, work.earlier))
+    return sum(map(len, (work.prompt, work.tokens, *work.earlier)))

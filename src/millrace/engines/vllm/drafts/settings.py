@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,14 @@ MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modu
 def draft_arguments(options: EngineOptions) -> dict[str, Any]:
     """Arguments of vLLM's engine. Its statistics are on, as they count drafts.
 
-    Raises: ConfigError: a package, a directory or layers that the drafts need are missing."""
+    Raises: as `refuse_missing_parts`."""
     if options.drafts is None:
         return {}
+    refuse_missing_parts(options)
     return {"speculative_config": _speculative_config(options), "disable_log_stats": False}
 
 
 def _speculative_config(options: EngineOptions) -> dict[str, Any]:
-    _check_parts(options)
     drafts, rows = options.drafts, options.draft_rows_max
     settings: dict[str, Any] = {"method": drafts, "num_speculative_tokens": options.draft_tokens}
     if rows < options.slots:  # the proof's request is one row more
@@ -44,22 +43,22 @@ def _speculative_config(options: EngineOptions) -> dict[str, Any]:
     return settings
 
 
-def _check_parts(options: EngineOptions) -> None:
-    if options.drafts == "suffix" and find_spec("arctic_inference") is None:
-        raise ConfigError(
-            '`rollout.drafts` ("suffix") needs the package arctic-inference beside vLLM.\n'
-            "  Install arctic-inference==0.1.1 into the Python of `rollout.python`"
-        )
+def refuse_missing_parts(options: EngineOptions) -> None:
+    """Raises: ConfigError: a directory or layers that the drafts need are missing."""
     if options.drafts == "eagle" and not (
         options.draft_model and (Path(options.draft_model) / "config.json").is_file()
     ):
-        raise ConfigError(f"`rollout.draft_model` ({options.draft_model}) is no directory with a config.json")
+        raise ConfigError(
+            f"`rollout.draft_model` ({options.draft_model}) is no directory with a config.json.\n"
+            "  Name the directory of an EAGLE or EAGLE-3 head of the model"
+        )
     if options.drafts == "mtp":
         model = read_model_config(Path(options.model_path))
         if not any(model.get(key) for key in MTP_LAYERS):
             raise ConfigError(
                 f'`rollout.drafts` ("mtp") needs layers for multi-token prediction, and {options.model_path} '
-                f"has none: its config.json has none of {', '.join(MTP_LAYERS)}"
+                f"has none: its config.json has none of {', '.join(MTP_LAYERS)}.\n"
+                '  Take "ngram", "suffix" or "eagle", or leave `rollout.drafts` out'
             )
 
 
