@@ -55,17 +55,20 @@ def schedule(kind, bound, rng):
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
-        case "millrace":
-            ahead, batch_max = rng.choice([None, 1.0, 2.5]), rng.choice([None, 4, 8])
-            return presets.millrace(Millrace(staleness_max=bound, ahead=ahead, batch_max=batch_max))
-        case "millrace, unbounded":
-            return presets.millrace(Millrace(staleness_max=None))
-        case "millrace, redundant":
-            bound = bound if rng.random() < 0.9 else None
-            return presets.millrace(Millrace(staleness_max=bound, redundant_groups=rng.randint(1, 3)))
+        case "millrace" | "millrace, unbounded" | "millrace, redundant":
+            return presets.millrace(millrace_keys(kind, bound, rng))
         case "unbounded":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=None, round_groups=rounds, batch_max=None, repack=REPACK)
+
+
+def millrace_keys(kind, bound, rng):
+    if kind == "millrace":
+        ahead, batch_max = rng.choice([None, 1.0, 2.5]), rng.choice([None, 4, 8])
+        return Millrace(staleness_max=bound, ahead=ahead, batch_max=batch_max)
+    if kind == "millrace, unbounded":
+        return Millrace(staleness_max=None)
+    return Millrace(staleness_max=bound, redundant_groups=rng.randint(1, 3))
 
 
 KINDS = [
