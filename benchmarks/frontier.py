@@ -1,12 +1,13 @@
 """All presets in four worlds at 64, 1,024 and 8,192 GPUs: throughput, staleness, fairness, time to reward.
 
     python benchmarks/frontier.py [--gpus 64 1024 8192] [--worlds 4] [--rivals NAME ...] [--seeds 1]
-                                  [--jobs 1] [--json]
+                                  [--jobs 1] [--picture FILE] [--json]
 
 The real controller in the simulator. `millrace` runs under several bounds, and its best throughput at each
 staleness makes a curve (`learning_model.Curve`). Each rival runs under its own bound and under 4. A ratio
 above 1 says that `millrace` is faster at the staleness of the rival. `millrace` with one redundant trajectory
 a group and one redundant group is a second curve. It is compared with the rivals that have redundancy too.
+The picture has the largest of the clusters.
 Runs are kept: a later call makes only those that are missing. Larger clusters are simulated in part: devices
 and batch by the same factor.
 
@@ -29,6 +30,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from common import kept_directory, parser_of, report, say, sized, table
+from frontier_picture import picture
 from learning_model import Curve, Point, steps_factor
 
 from millrace.config.tables.schedules import Millrace, Schedule
@@ -42,7 +44,7 @@ from millrace.sim.setup import scenario
 GROUP, STEPS = 16, sized(24, 4)
 BOUNDS = sized((0, 1, 2, 4, 6), (1, 2))
 """Of `millrace`, without and with redundancy."""
-PLAIN, REDUNDANT = "millrace", "millrace redundant"
+PLAIN, REDUNDANT = "millrace", "redundant millrace"
 KINDS = {**PRESETS, REDUNDANT: Millrace(redundant_samples=1, redundant_groups=1)}
 """With as much redundancy as `roll_flash` has by default."""
 RIVAL_BOUND = sized(4, 2)
@@ -250,22 +252,38 @@ def main() -> None:
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=RIVALS, help="only these presets")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="SVG: throughput over staleness")
     parser.add_argument("--worlds", type=int, default=len(WORLDS), help="only the first of them")
     options = parser.parse_args()
     sizes, num_worlds, rivals = options.gpus, options.worlds, options.rivals
-    result = frontier(sizes, seeds=options.seeds, jobs=options.jobs, num_worlds=num_worlds, rivals=rivals)
-    report(result, as_json=options.json)
+    found = simulated(sizes, seeds=options.seeds, jobs=options.jobs, num_worlds=num_worlds, rivals=rivals)
+    if options.picture is not None:
+        picture(options.picture, _panels(found, max(sizes)), (PLAIN, REDUNDANT))
+    report(frontier(found), as_json=options.json)
 
 
-def frontier(
+def simulated(
     gpus: list[int], *, seeds: int, jobs: int, num_worlds: int = len(WORLDS), rivals: list[str] = RIVALS
-) -> dict[str, Any]:
-    """The figures of the docstring. Prints the tables."""
+) -> dict[Run, dict[str, Any]]:
     store = kept_directory() / "frontier"
     store.mkdir(exist_ok=True)
-    found = complete([*runs([*WORLDS][:num_worlds], gpus, rivals, seeds)], store, jobs)
+    return complete([*runs([*WORLDS][:num_worlds], gpus, rivals, seeds)], store, jobs)
+
+
+def frontier(found: dict[Run, dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the docstring. Prints the tables."""
     tell(found)
     return compare(found)
+
+
+def _panels(found: dict[Run, dict[str, Any]], gpus: int) -> dict[str, dict[str, list[Point]]]:
+    """Points by label, by world. Presets without redundancy share a label."""
+    panels = defaultdict[str, dict[str, list[Point]]](dict)
+    for run, made in found.items():
+        if run.gpus == gpus:
+            known = run.name in (PLAIN, REDUNDANT) or _is_redundant(run.name)
+            panels[run.world].setdefault(run.name if known else "other presets", []).append(point(made))
+    return panels
 
 
 if __name__ == "__main__":
