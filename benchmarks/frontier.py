@@ -7,9 +7,8 @@ The real controller in the simulator. `millrace` runs under several bounds, and 
 staleness makes a curve (`learning_model.Curve`). Each rival runs under its own bound and under 4. A ratio
 above 1 says that `millrace` is faster at the staleness of the rival. `millrace` with one redundant trajectory
 a group and one redundant group is a second curve. It is compared with the rivals that have redundancy too.
-The picture has the largest of the clusters.
-Runs are kept: a later call makes only those that are missing. Larger clusters are simulated in part: devices
-and batch by the same factor.
+The picture has the largest of the clusters. Runs are kept: a later call makes only those that are missing.
+Larger clusters are simulated in part: devices and batch by the same factor.
 
 worst_over_rival_at_equal_staleness  least over rivals, of the mean over worlds, sizes and seeds
 over_RIVAL                           that mean for each rival
