@@ -1,15 +1,20 @@
 """All presets in four worlds at 64, 1,024 and 8,192 GPUs: throughput, staleness, fairness, time to reward.
 
-    python benchmarks/frontier.py [--gpus 64 1024 8192] [--worlds 4] [--seeds 1] [--jobs 1] [--json]
+    python benchmarks/frontier.py [--gpus 64 1024 8192] [--worlds 4] [--rivals NAME ...] [--seeds 1]
+                                  [--jobs 1] [--picture FILE] [--json]
 
 The real controller in the simulator. `millrace` runs under several bounds, and its best throughput at each
 staleness makes a curve (`learning_model.Curve`). Each rival runs under its own bound and under 4. A ratio
-above 1 says that `millrace` is faster at the staleness of the rival. Runs are kept: a later call makes only
-those that are missing. Larger clusters are simulated in part: devices and batch by the same factor.
+above 1 says that `millrace` is faster at the staleness of the rival. `millrace` with one redundant trajectory
+a group and one redundant group is a second curve. It is compared with the rivals that have redundancy too.
+The picture has the largest of the clusters. Runs are kept: a later call makes only those that are missing.
+Larger clusters are simulated in part: devices and batch by the same factor.
 
 worst_over_rival_at_equal_staleness  least over rivals, of the mean over worlds, sizes and seeds
 over_RIVAL                           that mean for each rival
 least_over_RIVAL                     its least world
+time_to_reward_over_RIVAL            mean over the same of theirs over ours
+redundant_..._RIVAL                  the last three, of `millrace` with redundancy
 num_dominated                        points of `millrace` that a rival beats in speed, staleness and fairness
 """
 
@@ -24,9 +29,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from common import kept_directory, parser_of, report, say, sized, table
+from frontier_picture import picture
 from learning_model import Curve, Point, steps_factor
 
-from millrace.config.tables.schedules import Schedule
+from millrace.config.tables.schedules import Millrace, Schedule
 from millrace.config.tables.training import BatchShape
 from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace.sim.pool import process_pool
@@ -36,7 +42,10 @@ from millrace.sim.setup import scenario
 
 GROUP, STEPS = 16, sized(24, 4)
 BOUNDS = sized((0, 1, 2, 4, 6), (1, 2))
-"""Of `millrace`."""
+"""Of `millrace`, without and with redundancy."""
+PLAIN, REDUNDANT = "millrace", "redundant millrace"
+KINDS = {**PRESETS, REDUNDANT: Millrace(redundant_samples=1, redundant_groups=1)}
+"""With as much redundancy as `roll_flash` has by default."""
 RIVAL_BOUND = sized(4, 2)
 BOUND_KEYS = "staleness_max", "eta", "lag", "alpha", "acceptance_staleness"
 """The key of a preset that is its staleness bound."""
@@ -98,7 +107,7 @@ class Run(NamedTuple):
 
     @property
     def schedule(self) -> Schedule:
-        preset = PRESETS[self.name]
+        preset = KINDS[self.name]
         key = _bound_key(preset)
         return preset if key is None else preset.model_copy(update={key: self.bound})
 
@@ -128,8 +137,7 @@ class Run(NamedTuple):
         )
 
 
-def rivals() -> list[str]:
-    return [name for name in PRESETS if name != "millrace"]
+RIVALS = [name for name in PRESETS if name != PLAIN]
 
 
 def _bound_key(preset: Schedule) -> str | None:
@@ -143,13 +151,13 @@ def _bounds(name: str) -> list[int | None]:
     return [None] if key is None else [*{getattr(preset, key): None, RIVAL_BOUND: None}]
 
 
-def runs(worlds: list[str], gpus: list[int], seeds: int) -> Iterator[Run]:
+def runs(worlds: list[str], gpus: list[int], rivals: list[str], seeds: int) -> Iterator[Run]:
     """Small clusters first, and all of a seed before the next one."""
     for seed in range(seeds):
         for size in gpus:
             for world in worlds:
-                yield from (Run(world, size, "millrace", bound, seed) for bound in BOUNDS)
-                yield from (Run(world, size, n, bound, seed) for n in rivals() for bound in _bounds(n))
+                yield from (Run(world, size, n, bound, seed) for n in (PLAIN, REDUNDANT) for bound in BOUNDS)
+                yield from (Run(world, size, n, bound, seed) for n in rivals for bound in _bounds(n))
 
 
 def simulate(run: Run) -> dict[str, Any]:
@@ -174,30 +182,44 @@ def point(found: dict[str, Any]) -> Point:
 
 
 def compare(found: dict[Run, dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the docstring, and rows for the table of each world."""
-    ours, theirs = defaultdict[Any, list[Point]](list), defaultdict[Any, dict[str, list[Point]]](dict)
+    """The figures of the docstring."""
+    by_place = defaultdict[Any, dict[str, list[Point]]](dict)
     for run, made in found.items():
-        place = run.world, run.gpus, run.seed
-        if run.name == "millrace":
-            ours[place].append(point(made))
-        else:
-            theirs[place].setdefault(run.name, []).append(point(made))
-    ratios, to_reward = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    dominated = 0
-    for place, by_name in theirs.items():
-        curve, best_s = Curve(ours[place]), min(p.step_s * steps_factor(p) for p in ours[place])
-        for name, points in by_name.items():
-            ratios[name].append(min(curve.at(p.staleness) / p.tokens_per_s for p in points))
-            to_reward[name].append(min(p.step_s * steps_factor(p) for p in points) / best_s)
-            dominated += sum(rival.dominates(own) for rival in points for own in ours[place])
-    means = {name: geometric_mean(each) for name, each in ratios.items()}
+        by_place[run.world, run.gpus, run.seed].setdefault(run.name, []).append(point(made))
+    places = [*by_place.values()]
+    rivals = [name for name in places[0] if name not in (PLAIN, REDUNDANT)]
+    plain = _ratios(places, PLAIN, rivals)
+    redundant = _ratios(places, REDUNDANT, [name for name in rivals if _is_redundant(name)])
+    points = [(own, rival) for place in places for own in place[PLAIN] for n in rivals for rival in place[n]]
     return {
-        "worst_over_rival_at_equal_staleness": min(means.values()),
-        **{f"over_{name}": mean for name, mean in means.items()},
-        **{f"least_over_{name}": min(each) for name, each in ratios.items()},
-        **{f"time_to_reward_over_{name}": geometric_mean(each) for name, each in to_reward.items()},
-        "num_dominated": dominated,
+        "worst_over_rival_at_equal_staleness": min(plain[f"over_{name}"] for name in rivals),
+        **plain,
+        **{f"redundant_{key}": value for key, value in redundant.items()},
+        "num_dominated": sum(rival.dominates(own) for own, rival in points),
     }
+
+
+def _is_redundant(name: str) -> bool:
+    return "redundant_samples" in type(PRESETS[name]).model_fields
+
+
+def _ratios(places: list[dict[str, list[Point]]], mine: str, rivals: list[str]) -> dict[str, float]:
+    """Throughput of `mine` at equal staleness over each rival's, and the rival's time to reward over ours."""
+    ratios = dict[str, float]()
+    for name in rivals:
+        throughput, to_reward = list[float](), list[float]()
+        for place in places:
+            curve, best_s = Curve(place[mine]), min(_to_reward_s(p) for p in place[mine])
+            throughput.append(min(curve.at(p.staleness) / p.tokens_per_s for p in place[name]))
+            to_reward.append(min(_to_reward_s(p) for p in place[name]) / best_s)
+        ratios[f"over_{name}"] = geometric_mean(throughput)
+        ratios[f"least_over_{name}"] = min(throughput)
+        ratios[f"time_to_reward_over_{name}"] = geometric_mean(to_reward)
+    return ratios
+
+
+def _to_reward_s(point: Point) -> float:
+    return point.step_s * steps_factor(point)
 
 
 def tell(found: dict[Run, dict[str, Any]]) -> None:
@@ -219,28 +241,48 @@ def _row(points: list[Point]) -> dict[str, float | None]:
         "staleness": fmean(p.staleness for p in points),
         "fairness": fmean(known) if known else None,
         "step_s": fmean(p.step_s for p in points),
-        "to reward": fmean(p.step_s * steps_factor(p) for p in points),
+        "to reward": fmean(_to_reward_s(p) for p in points),
     }
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--gpus", type=int, nargs="+", choices=tuple(SIZES), default=sized([*SIZES], [64]))
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=RIVALS, help="only these presets")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="SVG: throughput over staleness")
     parser.add_argument("--worlds", type=int, default=len(WORLDS), help="only the first of them")
     options = parser.parse_args()
-    result = frontier(options.gpus, seeds=options.seeds, jobs=options.jobs, num_worlds=options.worlds)
-    report(result, as_json=options.json)
+    sizes, num_worlds, rivals = options.gpus, options.worlds, options.rivals
+    found = simulated(sizes, seeds=options.seeds, jobs=options.jobs, num_worlds=num_worlds, rivals=rivals)
+    if options.picture is not None:
+        picture(options.picture, _panels(found, max(sizes)), (PLAIN, REDUNDANT))
+    report(frontier(found), as_json=options.json)
 
 
-def frontier(gpus: list[int], *, seeds: int, jobs: int, num_worlds: int = len(WORLDS)) -> dict[str, Any]:
-    """The figures of the docstring. Prints the tables."""
+def simulated(
+    gpus: list[int], *, seeds: int, jobs: int, num_worlds: int = len(WORLDS), rivals: list[str] = RIVALS
+) -> dict[Run, dict[str, Any]]:
     store = kept_directory() / "frontier"
     store.mkdir(exist_ok=True)
-    found = complete([*runs([*WORLDS][:num_worlds], gpus, seeds)], store, jobs)
+    return complete([*runs([*WORLDS][:num_worlds], gpus, rivals, seeds)], store, jobs)
+
+
+def frontier(found: dict[Run, dict[str, Any]]) -> dict[str, Any]:
+    """The figures of the docstring. Prints the tables."""
     tell(found)
     return compare(found)
+
+
+def _panels(found: dict[Run, dict[str, Any]], gpus: int) -> dict[str, dict[str, list[Point]]]:
+    """Points by label, by world. Presets without redundancy share a label."""
+    panels = defaultdict[str, dict[str, list[Point]]](dict)
+    for run, made in found.items():
+        if run.gpus == gpus:
+            known = run.name in (PLAIN, REDUNDANT) or _is_redundant(run.name)
+            panels[run.world].setdefault(run.name if known else "other presets", []).append(point(made))
+    return panels
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from common import parser_of, report, sized
-from frontier import SIZES, frontier
+from frontier import SIZES, frontier, simulated
 from published import areal_hex, heddle, rlboost, roll_flash, rollpacker, staleflow, streamrl
 from published.row import largest_error
 
@@ -61,7 +61,7 @@ def published(names: Sequence[str]) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "frontier": lambda: frontier(sized([*SIZES], [64]), seeds=1, jobs=1)
+    "frontier": lambda: frontier(simulated(sized([*SIZES], [64]), seeds=1, jobs=1))
 }
 """Other figures of this comparison, by name, each from a module of its own."""
 

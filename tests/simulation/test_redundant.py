@@ -34,6 +34,9 @@ PRESETS = (
     StreamRL(),
     StreamRL(mix="never"),
     Millrace(mix="never"),
+    Millrace(staleness_max=0, redundant_samples=2, redundant_groups=2),
+    Millrace(redundant_samples=1, redundant_groups=1, mix="never"),
+    Millrace(staleness_max=None, redundant_samples=1, redundant_groups=3),
     StaleFlow(staleness_max=1),
     Heddle(),
     Heddle(staleness_max=2),
@@ -85,6 +88,41 @@ def test_what_a_short_round_leaves_behind_is_trained_in_a_long_one():
     assert sum(bool(ids & again) for ids in trained) >= 2
     assert all(not ids or len(ids) == SIZE for ids in trained)
     assert outcome.accounting.balanced and not outcome.accounting.in_flight
+
+
+class FirstGroupIsSlow:
+    """Lengths: the first group, or only its first trajectory, is far longer than all others."""
+
+    def __init__(self, num_slow):
+        self._num_slow = num_slow
+
+    def draw(self, seed, trajectory_id):
+        return 150.0 if trajectory_id < self._num_slow else 5.0
+
+
+def first_step_s(schedule, num_slow):
+    batch = BatchShape(prompts=GROUPS, group_size=SIZE)
+    scenario = Scenario(small_config(schedule, steps=STEPS, batch=batch))
+    scenario = replace(scenario, workload=replace(scenario.workload, completion=FirstGroupIsSlow(num_slow)))
+    outcome = simulate(scenario)
+    assert outcome.accounting.balanced and not outcome.accounting.in_flight
+    return next(e.time_s for e in outcome.events if e.kind == "published" and e.fields["version"] == 1)
+
+
+def test_with_redundancy_a_straggler_delays_no_step_of_millrace():
+    """Under the bound 0 the trainer would wait for it."""
+    quick = first_step_s(Millrace(staleness_max=0), num_slow=0)
+    slow = first_step_s(Millrace(staleness_max=0), num_slow=1)
+    assert slow > 1.8 * quick
+    assert first_step_s(Millrace(staleness_max=0, redundant_samples=1), num_slow=1) < 1.2 * quick
+    assert first_step_s(Millrace(staleness_max=0, redundant_groups=1), num_slow=SIZE) < 1.2 * quick
+
+
+def test_without_redundancy_millrace_decides_as_without_the_keys():
+    keys = Millrace(redundant_samples=0, redundant_groups=0)
+    assert keys == Millrace()
+    outcome, groups = run(keys)
+    assert outcome.accounting.rejected == 0 and len(groups) == STEPS * GROUPS
 
 
 def test_redundancy_trains_sooner_and_on_shorter_trajectories():

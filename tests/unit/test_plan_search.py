@@ -18,7 +18,7 @@ from millrace.sim.plan import ranking
 from millrace.sim.plan.checkpoints import CheckpointPlan
 from millrace.sim.plan.layouts import Demand, generate_s, layout_generate_s, layouts, layouts_in_turns
 from millrace.sim.plan.request import PlanConfig
-from millrace.sim.plan.search import Candidate, Simulated, search, simulated_config
+from millrace.sim.plan.search import Candidate, Simulated, for_batch, search, simulated_config
 from millrace.sim.report.measure import ReplicaSample, Result, TimedWork, Timeline
 from millrace.sim.report.timeline import timeline_lines
 
@@ -78,6 +78,29 @@ def test_what_is_left_of_the_trainers_kind_generates_too():
     (other,) = simulated.cluster.other_replicas
     assert other.device == found[0].training.device.name
     assert simulated.cluster.all_replicas == found[0].replicas + found[0].other_replicas
+
+
+def mixed_layout():
+    devices = {device("H800"): 9, device("H20"): 8}
+    return next(one for one in layouts(model("Qwen2.5-7B"), devices, DEMAND) if one.other is not None)
+
+
+def test_in_proportion_the_other_replicas_are_rounded_to_the_nearest_number():
+    layout = replace(mixed_layout(), replicas=64)
+    layout = replace(layout, training=replace(layout.training, devices=64))
+    for num, simulated_num in ((1, ()), (3, (1,)), (7, (2,)), (9, (2,))):
+        candidate = Candidate(replace(layout, other_replicas=num), 256, AReaL(eta=1))
+        config, scale = simulated_config(QUESTION, candidate)
+        assert scale == 4
+        assert tuple(kind.replicas for kind in config.cluster.other_replicas) == simulated_num
+
+
+def test_a_round_of_laminar_is_a_share_of_all_replicas():
+    run, asked = run_that_prefers(lambda candidate: False)
+    layout = replace(mixed_layout(), replicas=4, other_replicas=12)
+    search(QUESTION, DEMAND, [layout], run)
+    rounds = {(c.prompts, getattr(c.schedule, "round_groups", None)) for c in asked}
+    assert (16, 2) in rounds and (16, 8) not in rounds, "twice 16 prompts by 16 replicas"
 
 
 def test_no_replica_gets_more_slots_than_its_kv_holds():
@@ -157,6 +180,7 @@ def test_one_more_device_helps_only_where_it_is_short():
         for one in layouts(model("Qwen2.5-7B"), devices, DEMAND)
         if (one.training.device.name, one.generation.device.name) == ("H800", "H20")
         and one.generate_s > 1.5 * one.train_s
+        and one.other is None
     )
     candidate = Candidate(layout, 16, schedules.Laminar())
     best = Simulated(candidate, RESULT, Timeline(), scale=1)
@@ -165,6 +189,24 @@ def test_one_more_device_helps_only_where_it_is_short():
     assert told["H20"].throughput == pytest.approx(1 / generators, rel=0.01)
     assert told["H800"].throughput == 0
     assert told["A100"].role == "idle in this plan"
+
+
+def test_one_more_device_helps_beside_other_replicas_by_its_own_share():
+    layout = replace(mixed_layout(), replicas=2, other_replicas=1)
+    devices = {layout.training.device: 9, layout.generation.device: 8}
+    best = Simulated(Candidate(layout, 16, schedules.Laminar()), RESULT, Timeline(), scale=1)
+    layout = for_batch(layout, 16, QUESTION, DEMAND)
+    assert layout.generate_s > layout.train_s
+    found = {gain.device: gain for gain in ranking.gains(devices, DEMAND, QUESTION, best)}
+    one_more = {
+        layout.generation.device.name: replace(layout, replicas=layout.replicas + 1),
+        layout.training.device.name: replace(layout, other_replicas=layout.other_replicas + 1),
+    }
+    assert (layout.generation.tensor_parallel, layout.other.tensor_parallel) == (1, 1)
+    for name, more in one_more.items():
+        assert found[name].role == "generation"
+        expected = layout.generate_s / layout_generate_s(more, DEMAND) - 1
+        assert found[name].throughput == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_timeline_shows_steps_waits_and_busy_replicas():

@@ -17,6 +17,7 @@ def view(
     reached=-1,
     group_duration_batches=2.0,
     staleness=None,
+    redundant=0,
 ):
     return View(
         version=version,
@@ -31,6 +32,7 @@ def view(
         reached=reached,
         group_duration_batches=group_duration_batches,
         staleness=staleness,
+        redundant_groups=redundant,
     )
 
 
@@ -121,11 +123,9 @@ def test_measurements_forget():
 # ---------------------------------------------------------------- in order
 
 
-def wanted(*, ready, unready=(), reached=-1, batch_groups=4):
+def wanted(*, ready, unready=(), **of_view):
     live = groups(ready=ready, unready=unready)
-    ranked = InOrder().ranked(
-        view(*live, reached=reached, batch_groups=batch_groups, replicas=4), live[: len(ready)]
-    )
+    ranked = InOrder().ranked(view(*live, replicas=4, **of_view), live[: len(ready)])
     return [group.group_id for group in ranked]
 
 
@@ -137,6 +137,15 @@ def test_a_batch_passes_over_few_groups_that_are_not_ready():
     # B = 4 on four replicas: one may be passed over, and nothing is wanted behind a second one.
     assert wanted(ready=[0, 2, 3, 4], unready=[1]) == [0, 2, 3, 4]
     assert wanted(ready=[0, 2, 3, 5], unready=[1, 4]) == [0, 2, 3]
+
+
+def test_a_batch_passes_over_redundant_groups_besides():
+    assert wanted(ready=[0, 2, 3, 5], unready=[1, 4], redundant=1) == [0, 2, 3, 5]
+    assert wanted(ready=[0, 2, 3, 7], unready=[1, 4, 6], redundant=1) == [0, 2, 3]
+
+
+def test_redundant_groups_start_on_top():
+    assert Ahead(0).wanted_groups_max(view(redundant=3)) == 4 + 3
 
 
 def test_as_many_more_are_passed_over_as_are_taken_up_again():

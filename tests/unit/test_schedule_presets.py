@@ -120,6 +120,16 @@ def test_an_unbounded_run_is_told_its_limit_too():
     assert told["groups live, at most"].startswith("10 ahead of the trainer + 5 being trained = 15 ")
 
 
+def test_the_explanation_counts_what_is_redundant():
+    redundant = {"redundant_samples": 1, "redundant_groups": 2}
+    told = explain(config({"kind": "millrace", "staleness_max": 3} | redundant, steps=10))
+    assert told["groups live, at most"] == (
+        "(staleness 3 + 1) x 5 prompts + 2 redundant = 22 x 5 = 110 trajectories"
+    )
+    told = explain(config({"kind": "millrace", "staleness_max": 3} | redundant, steps=2))
+    assert told["groups live, at most"] == "2 steps x 5 prompts + 2 redundant = 12 x 5 = 60 trajectories"
+
+
 def replica(name, version, slots=10):
     return ReplicaView(name, version, slots=slots, kv_capacity_tokens=10_000)
 

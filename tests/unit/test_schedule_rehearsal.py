@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from millrace.config.tables.schedules import Heddle, RollFlash, RollPacker, StaleFlow, StreamRL
+from millrace.config.tables.schedules import Heddle, Millrace, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.schedule import Schedule, presets
 from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
@@ -55,18 +55,20 @@ def schedule(kind, bound, rng):
         case "laminar":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=bound, round_groups=rounds, batch_max=None, repack=REPACK)
-        case "millrace":
-            return presets.millrace(
-                staleness_max=bound,
-                ahead=rng.choice([None, 1.0, 2.5]),
-                repack_interval_s=5,
-                batch_max=rng.choice([None, 4, 8]),
-            )
-        case "millrace, unbounded":
-            return presets.millrace(staleness_max=None, ahead=None, repack_interval_s=5, batch_max=None)
+        case "millrace" | "millrace, unbounded" | "millrace, redundant":
+            return presets.millrace(millrace_keys(kind, bound, rng))
         case "unbounded":
             rounds = rng.randint(1, 3)
             return presets.laminar(staleness_max=None, round_groups=rounds, batch_max=None, repack=REPACK)
+
+
+def millrace_keys(kind, bound, rng):
+    if kind == "millrace":
+        ahead, batch_max = rng.choice([None, 1.0, 2.5]), rng.choice([None, 4, 8])
+        return Millrace(staleness_max=bound, ahead=ahead, batch_max=batch_max)
+    if kind == "millrace, unbounded":
+        return Millrace(staleness_max=None)
+    return Millrace(staleness_max=bound, redundant_groups=rng.randint(1, 3))
 
 
 KINDS = [
@@ -99,13 +101,14 @@ def test_with_crashes_and_failures_the_bound_holds_and_the_run_ends(kind):
     assert crashes > 16 and failed > 8
 
 
-def test_with_redundant_groups_the_bound_holds_and_only_stragglers_end():
+@pytest.mark.parametrize("kind", ["roll_flash", "millrace, redundant"])
+def test_with_redundant_groups_the_bound_holds_and_only_stragglers_end(kind):
     redundant = 0
     for seed in range(48):
         rng = Random(seed)
         faults = {"crash_probability": 0.02, "fail_probability": 0.1} if seed % 2 else {}
         stage = scene(rng, **faults)
-        outcome = rehearse(schedule("roll_flash", seed % 4, rng), stage, seed=seed)
+        outcome = rehearse(schedule(kind, seed % 4, rng), stage, seed=seed)
         assert len(outcome.batches) == stage.steps
         assert outcome.stale == 0
         redundant += outcome.redundant

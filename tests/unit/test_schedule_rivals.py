@@ -88,3 +88,25 @@ def test_a_turn_leaves_a_crowded_home_while_its_environment_answers():
     turn = QueuedView(None, 3, "a", tokens=5)
     assert HEDDLE.place(look(replica("a", running=9), replica("b", running=1)), [turn]) == ["b"]
     assert HEDDLE.place(look(replica("a", running=9), replica("b", running=5)), [turn]) == ["a"]
+
+
+class Counted(int):
+    """A load that counts how often it is compared."""
+
+    num = 0
+
+    def __add__(self, other):
+        return Counted(int(self) + other)
+
+    def __lt__(self, other):
+        Counted.num += 1
+        return int(self) < other
+
+
+def test_a_crowd_of_turns_on_many_replicas_costs_no_product_of_both():
+    num = 256
+    replicas = [replica(f"r{i}", running=Counted(i % 7), slots=64) for i in range(num)]
+    turns = [QueuedView(None, 3, home=f"r{i % 5}", tokens=i) for i in range(num)]
+    placed = HEDDLE.place(look(*replicas), turns)
+    assert len(set(placed)) > num / 8, "they leave the five crowded homes"
+    assert Counted.num < 32 * num

@@ -329,6 +329,8 @@ class MillraceKeys(TypedDict, total=False):
     repack_interval_s: float
     batch_max: int | Literal['none'] | None
     mix: Literal['between', 'never']
+    redundant_samples: int
+    redundant_groups: int
 
 class RLAXKeys(TypedDict, total=False):
     kind: Literal['rlax']

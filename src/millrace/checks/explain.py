@@ -30,14 +30,13 @@ def explain(config: Config) -> dict[str, str]:
 def groups_live_max(config: Config, schedule: Schedule) -> tuple[int, str]:
     """The most live groups, the batch being trained included, and the arithmetic."""
     prompts, steps, bound = config.batch.prompts, config.steps, schedule.staleness_max
-    if bound is not None and bound + 1 <= steps and schedule.redundant_groups:
-        more = schedule.redundant_groups
-        return (bound + 1) * prompts + more, f"(staleness {bound} + 1) x {prompts} prompts + {more} redundant"
+    more = schedule.redundant_groups
+    redundant = f" + {more} redundant" if more else ""
     if bound is not None and bound + 1 <= steps:
-        return (bound + 1) * prompts, f"(staleness {bound} + 1) x {prompts} prompts"
+        return (bound + 1) * prompts + more, f"(staleness {bound} + 1) x {prompts} prompts{redundant}"
     if bound is None:
         slots = config.rollout.replicas * config.rollout.slots
-        ahead = unbounded_groups_max(slots, prompts, config.batch.group_size)
-        if ahead + prompts <= steps * prompts:
+        ahead = unbounded_groups_max(slots, prompts, config.batch.group_size + schedule.redundant_samples)
+        if ahead + prompts <= steps * prompts + more:
             return ahead + prompts, f"{ahead} ahead of the trainer + {prompts} being trained"
-    return steps * prompts, f"{steps} steps x {prompts} prompts"
+    return steps * prompts + more, f"{steps} steps x {prompts} prompts{redundant}"

@@ -47,9 +47,9 @@ class Ahead:
 
     def wanted_groups_max(self, view: View) -> int:
         """Live groups at most, without those in training. If all were ready in time, the last of them would
-        be trained `_batches` versions after the newest weights."""
+        be trained `_batches` versions after the newest weights. Redundant groups come on top."""
         lead = view.version - view.newest
-        return ceil(view.batch_groups * (self._batches(view) + 1 - lead))
+        return ceil(view.batch_groups * (self._batches(view) + 1 - lead)) + view.redundant_groups
 
     def _batches(self, view: View) -> float:
         limit = inf if self.staleness_max is None else self.staleness_max

@@ -41,13 +41,7 @@ def build(config: Config) -> Schedule:
                 repack=repack if knobs.repack else None,
             )
         case schedules.Millrace() as knobs:
-            return millrace(
-                staleness_max=knobs.staleness_max,
-                ahead=knobs.ahead,
-                repack_interval_s=knobs.repack_interval_s,
-                batch_max=knobs.batch_max,
-                one_version=knobs.mix == "never",
-            )
+            return millrace(knobs)
         case schedules.RLBoost() as knobs:
             return rlboost(staleness_max=knobs.staleness_max)
         case schedules.RollPacker() as knobs:
@@ -145,30 +139,25 @@ def laminar(
     )
 
 
-def millrace(
-    *,
-    staleness_max: int | None,
-    ahead: float | None,
-    repack_interval_s: float,
-    batch_max: int | None,
-    one_version: bool = False,
-) -> Schedule:
+def millrace(keys: schedules.Millrace) -> Schedule:
     """Laminar's trajectories of one version, with other rules to admit, repack and take.
 
     A replica on the newest weights keeps its slots full until newer weights exist; then it runs empty. Repack
     empties only as many replicas as new groups need, onto the emptiest replica and not the fullest.
-    Generation runs as far ahead as the trainer needs (`Ahead`), and batches are fair (`InOrder`). Designed
-    with the simulator, and compared with Laminar in docs/experiments.md.
+    Generation runs as far ahead as the trainer needs (`Ahead`), and batches are fair (`InOrder`). Redundancy
+    is ROLL Flash's. Designed with the simulator, and compared with Laminar in docs/experiments.md.
     """
-    ahead_rule = Ahead(staleness_max, ahead)
+    ahead_rule = Ahead(keys.staleness_max, keys.ahead)
     return Schedule(
         kind="millrace",
-        staleness_max=staleness_max,
+        staleness_max=keys.staleness_max,
         admit_rule=WhileNewest(),
         route_rule=Local(),
         refresh_rule=WhenEmpty(),
         take_rule=InOrder(),
-        repack_rule=OnDemand(repack_interval_s, ahead_rule, batch_max),
+        repack_rule=OnDemand(keys.repack_interval_s, ahead_rule, keys.batch_max),
         ahead_rule=ahead_rule,
-        one_version=one_version,
+        one_version=keys.mix == "never",
+        redundant_samples=keys.redundant_samples,
+        redundant_groups=keys.redundant_groups,
     )

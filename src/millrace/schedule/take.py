@@ -47,7 +47,7 @@ class InOrder:
     after it was skipped: its id is at most `View.reached`. A batch is fair if the numbers of groups that it
     skips and that it catches up differ by at most sqrt(B). The mean length of B groups has a standard error
     of sigma / sqrt(B), so the mean shifts by the same small number of standard errors for every B. A batch
-    catches up more groups only if nothing else is ready.
+    catches up more groups only if nothing else is ready. Redundant groups may be skipped besides.
 
     With fewer than `FULL_TOLERANCE_REPLICAS` replicas the tolerance is less in proportion, but at least 1. A
     replica starts its share of a batch at once. With fewer and larger shares, more of a batch ends at the
@@ -69,8 +69,9 @@ class InOrder:
             return rest >= len(new) or num - skips <= tolerance
 
         num = next(num for num in range(min(len(skipped), size), -1, -1) if balanced(num))
-        if len(unready) > num + tolerance:
-            new = [group for group in new if group.group_id < unready[num + tolerance]]
+        skips_max = num + tolerance + view.redundant_groups
+        if len(unready) > skips_max:
+            new = [group for group in new if group.group_id < unready[skips_max]]
         rest = size - num
         return skipped[:num] + new[:rest] + skipped[num:] + new[rest:]
 

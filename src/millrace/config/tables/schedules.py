@@ -16,6 +16,13 @@ middle of turns. `"between"`: a turn has one version, and the next turn may have
 turns have one version. A trajectory whose version is gone begins again."""
 Mix = Annotated[Literal["within", "between", "never"], Field(description=_MIX)]
 
+_SAMPLES = """Trajectories that a group starts beyond `batch.group_size`. The first that have a reward are
+trained, and the rest ends. Short and quick trajectories are favoured: see docs/stragglers.md."""
+RedundantSamples = Annotated[CountOrZero, Field(description=_SAMPLES)]
+_GROUPS = """Groups that may end because they miss their deadline. The trainer waits for no more than the
+others."""
+RedundantGroups = Annotated[CountOrZero, Field(description=_GROUPS)]
+
 
 class Synchronous(Section):
     kind: Literal["synchronous"] = "synchronous"
@@ -68,6 +75,8 @@ class Millrace(Section):
     mix: Literal["between", "never"] = "between"
     """`"between"`: a turn has one version, and the next turn may have a later one. `"never"`: all turns of a
     trajectory have one version."""
+    redundant_samples: RedundantSamples = 0
+    redundant_groups: RedundantGroups = 0
 
 
 class RLAX(Section):
@@ -99,11 +108,8 @@ class RollFlash(Section):
     kind: Literal["roll_flash"] = "roll_flash"
     alpha: CountOrZero = 2
     """The asynchronous ratio: the staleness bound, in versions."""
-    redundant_samples: CountOrZero = 1
-    """Trajectories that a group starts beyond `batch.group_size`. The first that have a reward are trained,
-    and the rest ends. Short and quick trajectories are favoured: see docs/schedules.md."""
-    redundant_groups: CountOrZero = 1
-    """Groups that may end because they miss their deadline. The trainer waits for no more than the others."""
+    redundant_samples: RedundantSamples = 1
+    redundant_groups: RedundantGroups = 1
     mix: Mix = "within"
 
 

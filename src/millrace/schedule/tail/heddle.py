@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 
 from msgspec.structs import replace
 
@@ -36,9 +37,14 @@ class TrajectoryCentric(Schedule):
         """`queued` without the homes that a turn had better leave. The gap between its turns is free, so
         it moves then, and its new replica computes its keys and values again."""
         load = {replica.replica_id: replica.load for replica in view.replicas if replica.serving}
+        heap = [(num, place, name) for place, (name, num) in enumerate(load.items())]
+        heapify(heap)
         turns = list[QueuedView]()
         for turn in queued:
-            emptiest = min(load, key=load.__getitem__, default="")
+            while heap and heap[0][0] != load[heap[0][2]]:
+                _, place, name = heap[0]
+                heapreplace(heap, (load[name], place, name))
+            emptiest = heap[0][2] if heap else ""
             if turn.home in load and load[turn.home] > CROWDED * (load[emptiest] + 1):
                 turn = replace(turn, home="")
             goes_to = turn.home or emptiest

@@ -172,6 +172,8 @@ def _random_config(rng: random.Random, seed: int) -> Config:
     newer = random.Random(f"which schedule {seed}")
     if newer.random() < NEWER_SHARE:
         schedule = newer.choice(NEWER_SCHEDULES)
+    if isinstance(schedule, Millrace) and random.Random(f"redundant {seed}").random() < 0.5:
+        schedule = schedule.model_copy(update={"redundant_samples": 1, "redundant_groups": 2})
     config = small_config(schedule, steps=steps, replicas=replicas, seed=seed)
     return crowded(config) if rng.random() < 0.15 else config
 

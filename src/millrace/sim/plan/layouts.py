@@ -54,6 +54,10 @@ class PlanLayout:
     def step_s(self) -> float:
         return self.train_s + self.generate_s if self.colocated else max(self.train_s, self.generate_s)
 
+    @property
+    def all_replicas(self) -> int:
+        return self.replicas + self.other_replicas
+
     def used(self) -> dict[str, int]:
         """Devices by kind."""
         used = {self.training.device.name: self.training.devices}

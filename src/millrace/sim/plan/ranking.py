@@ -14,9 +14,16 @@ from millrace.sim.costs.hardware import Device
 from millrace.sim.costs.models import ModelSizes
 from millrace.sim.costs.training import MEMORY_FRACTION, Training
 from millrace.sim.plan.checkpoints import CheckpointPlan, planned_interval
-from millrace.sim.plan.layouts import Demand, layouts, layouts_in_turns
+from millrace.sim.plan.layouts import Demand, PlanLayout, generate_s, layouts, layouts_in_turns
 from millrace.sim.plan.request import PlanConfig
-from millrace.sim.plan.search import Candidate, Simulated, for_batch, search, simulate_candidate
+from millrace.sim.plan.search import (
+    Candidate,
+    Simulated,
+    demand_of_batch,
+    for_batch,
+    search,
+    simulate_candidate,
+)
 from millrace.sim.plan.theory import (
     BestAsynchronous,
     BestSynchronous,
@@ -129,14 +136,22 @@ def gains(devices: dict[Device, int], demand: Demand, config: PlanConfig, best: 
         elif trainer == generator:
             results.append(Gain(device.name, 1 / count, "both, at the best split"))
         else:
-            mine, other = layout.train_s, layout.generate_s
-            used, role = layout.training.devices, "training"
-            if device == generator:
-                mine, other = other, mine
-                used, role = layout.replicas * layout.generation.tensor_parallel, "generation"
-            after = max(mine * used / (used + 1), other)
-            results.append(Gain(device.name, layout.step_s / after - 1, role))
+            after_s, role = _one_more(layout, device, demand_of_batch(best.candidate.prompts, config, demand))
+            results.append(Gain(device.name, layout.step_s / after_s - 1, role))
     return results
+
+
+def _one_more(layout: PlanLayout, device: Device, demand: Demand) -> tuple[float, str]:
+    """Seconds of a step with one more `device`, and its role. Other replicas are of the trainer's kind. So a
+    device of this kind generates if generation is the slower side."""
+    kind, num = layout.generation, layout.replicas
+    if device != kind.device:
+        if layout.other is None or layout.generate_s <= layout.train_s:
+            devices = layout.training.devices
+            return max(layout.train_s * devices / (devices + 1), layout.generate_s), "training"
+        kind, num = layout.other, layout.other_replicas
+    speed = 1 / (generate_s(kind, num, layout.slots, demand) * num * kind.tensor_parallel)
+    return max(layout.train_s, 1 / (1 / layout.generate_s + speed)), "generation"
 
 
 # ---------------------------------------------------------------- the question
@@ -214,7 +229,7 @@ def training_config(plan: Plan, base: dict[str, Any]) -> dict[str, Any]:
         "sampling": {"max_tokens": workload.max_tokens},
         "trainer": {"shard": training.ranks, "tensor": training.model_parallel},
         "rollout": {
-            "replicas": best.layout.replicas + best.layout.other_replicas,
+            "replicas": best.layout.all_replicas,
             "slots": best.layout.slots,
             "max_sequence_tokens": plan.demand.longest,
             **(several if generation.tensor_parallel > 1 else {}),

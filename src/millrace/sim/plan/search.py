@@ -120,7 +120,9 @@ def simulated_config(config: PlanConfig, candidate: Candidate) -> tuple[Simulate
 
 
 def _others(layout: PlanLayout, scale: int) -> tuple[ReplicaKind, ...]:
-    other, num = layout.other, layout.other_replicas // scale
+    """As many as are nearest to the proportion: a few must not vanish, and a single one must not count
+    `scale` times."""
+    other, num = layout.other, (layout.other_replicas + scale // 2) // scale
     if other is None or not num:
         return ()
     return (ReplicaKind(device=other.device.name, replicas=num, tensor_parallel=other.tensor_parallel),)
@@ -215,9 +217,13 @@ def _batches(
             yield replace(best, prompts=prompts, layout=for_batch(best.layout, prompts, config, demand))
 
 
+def demand_of_batch(prompts: int, config: PlanConfig, demand: Demand) -> Demand:
+    return replace(demand, samples=prompts * config.batch.group_size)
+
+
 def for_batch(layout: PlanLayout, prompts: int, config: PlanConfig, demand: Demand) -> PlanLayout:
     """The layout with the predictions of another batch."""
-    other = replace(demand, samples=prompts * config.batch.group_size)
+    other = demand_of_batch(prompts, config, demand)
     return replace(
         layout,
         train_s=train_s(layout.training, other),
@@ -235,7 +241,7 @@ def _schedules(
     if best.layout.colocated:
         yield replace(best, schedule=schedules.Synchronous())
         return
-    share, half = -(-best.prompts // best.layout.replicas), max(1, best.layout.slots // 2)
+    share, half = -(-best.prompts // best.layout.all_replicas), max(1, best.layout.slots // 2)
     bound = config.staleness_max
     for schedule in (
         schedules.Laminar(staleness_max=bound),
