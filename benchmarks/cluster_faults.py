@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from common import ROOT
 from tiny_run import tiny_run
 
 from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
 
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # before Ray is imported
+sys.path.append(str(ROOT))
 
 from tests.ray.nodes import Nodes, nodes
 

@@ -22,6 +22,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,9 +30,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from common import medians, parser_of, say, sized, table
-from tests.runs import make_model
+from common import ROOT, medians, parser_of, say, sized, table
 from tiny_run import FOR_EVER, tiny_run
+
+sys.path.append(str(ROOT))
+
+from tests.runs import make_model
 
 from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
