@@ -117,9 +117,7 @@ def test_every_admitted_group_is_trained_or_told():
 def test_no_order_of_events_breaks_a_promise():
     for seed in range(60):
         bound = seed % 5
-        played = presets.millrace(
-            staleness_max=bound, ahead=(None, 1.0, 2.5)[seed % 3], repack_interval_s=5, batch_max=None
-        )
+        played = presets.millrace(Millrace(staleness_max=bound, ahead=(None, 1.0, 2.5)[seed % 3]))
         stage = Scene(
             batch_groups=1 + seed % 5, replicas=1 + seed % 4, group_duration_batches=(0.1, 1.0, 9.0)[seed % 3]
         )
