@@ -109,18 +109,21 @@ def _make_bench(
         if kind == SIMULATED:  # an engine's own interpreter has not what the simulator needs
             from simulated import SimulatedBench as made
         if kind == "vllm" and options["tensor"] == 1 and options["stepwise"]:
-            _lend_group_of_experts()
+            _share_process_groups()
         return made(kind, directory, model, **options)
 
     yield make_bench
     servers.close()
 
 
-def _lend_group_of_experts() -> None:
+def _share_process_groups() -> None:
     """All engines of vLLM in this process share the process groups of the first. It has a group for experts
-    only if it has experts. One process alone is the same in every group."""
+    only if it has experts. One process alone is the same in every group. An engine that could not be opened
+    would take the groups when it is garbage, at any time."""
     from vllm.distributed import parallel_state as groups
+    from vllm.v1.engine import core
 
+    core.cleanup_dist_env_and_memory = lambda: None
     if groups._TP is not None and groups._EP is None:
         groups._EP = groups._TP
 
