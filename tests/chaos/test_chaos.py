@@ -12,6 +12,7 @@ from kill_points import SUITES, Suite, Verdict, kill_point
 from tests import turn_runs
 from tests.long import long
 
+from millrace.chaos import aftermath
 from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
 from millrace.chaos.attack import SUPERVISION
 from millrace.chaos.preemptions import preempt
@@ -86,7 +87,8 @@ def test_a_run_that_is_preempted_again_and_again_ends_with_the_same_weights(back
     assert not failed(preempt(start, tmp_path, overrides, 3, 6))
 
 
-def test_a_memory_file_is_left_behind_when_no_living_process_uses_it():
+def test_a_memory_file_is_left_behind_when_no_living_process_uses_it(monkeypatch):
+    monkeypatch.setattr(aftermath, "GONE_S", 1.0)
     before = shared_memory()
     block = SharedMemory(create=True, size=64)
     try:
@@ -95,6 +97,16 @@ def test_a_memory_file_is_left_behind_when_no_living_process_uses_it():
         assert [check.holds for check in check_remains([], before)] == [True, False]
     finally:
         block.unlink()
+
+
+def test_a_memory_file_of_a_process_that_ends_is_not_left_behind():
+    before = shared_memory()
+    block = SharedMemory(create=True, size=64)
+    block.close()
+    timer = Timer(0.2, block.unlink)
+    timer.start()
+    assert all(check.holds for check in check_remains([], before))
+    timer.join()
 
 
 def test_a_socket_of_the_run_would_have_been_found(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.check import Check
 
 SHARED_MEMORY = Path("/dev/shm")
+GONE_S = 5.0
 
 
 def check_ledger(ledger: Path, config: Config) -> list[Check]:
@@ -61,13 +63,20 @@ def check_served(events: Iterable[Event]) -> Check:
 
 
 def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
-    """No process and no memory file is left. A file that a living process uses belongs to another run."""
-    fresh = shared_memory() - memory_before
-    left = sorted(fresh - _mapped()) if fresh else []
+    """No process and no memory file is left. A file that a living process uses belongs to another run. When
+    such a process ends, its files are gone within `GONE_S`."""
+    until_s = time.monotonic() + GONE_S
+    while (left := _unused(memory_before)) and time.monotonic() < until_s:
+        time.sleep(GONE_S / 20)
     return [
         Check("no orphan process", not orphans, f"left: {orphans[:5]}"),
         Check("no memory file", not left, f"left: {left[:5]}"),
     ]
+
+
+def _unused(memory_before: set[str]) -> list[str]:
+    fresh = shared_memory() - memory_before
+    return sorted(fresh - _mapped()) if fresh else []
 
 
 def check_sockets(listening: set[str], run_dir: Path) -> Check:
