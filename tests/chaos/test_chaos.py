@@ -6,6 +6,7 @@ import os
 import socket
 from importlib.util import find_spec
 from multiprocessing.shared_memory import SharedMemory
+from threading import Timer
 
 import pytest
 from kill_points import SUITES, Suite, Verdict, kill_point
