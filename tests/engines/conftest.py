@@ -185,8 +185,8 @@ def fresh_bench(kind: str, tensor: int, _make_bench: MakeBench, _kept: list[Benc
 
     yield open_bench
     for bench in opened:
-        if not bench.closed:
-            bench.clear()
         bench.used = False
         if tensor > 1 or (kind == "vllm" and not bench.options.stepwise):
             bench.close()
+        elif not bench.closed:
+            bench.clear()
