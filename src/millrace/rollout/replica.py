@@ -145,7 +145,7 @@ class EngineReplica:
             running.result()
             now_s = time.monotonic()
             is_due = now_s >= self._due_s
-            gathers = self._load.waiting and now_s < self._early_due_s
+            gathers = self._engine.has_work and self._load.waiting and now_s < self._early_due_s
             if (is_due or (self._engine.has_finished and not gathers)) and not self._occupied:
                 self._due_s = now_s + self._report_interval_s if is_due else self._due_s
                 self._early_due_s = now_s + self._early_interval_s
