@@ -119,11 +119,8 @@ def configuration(setting: Setting, heartbeat_timeout_s: float) -> Config:
             "task": {"kind": "file", "path": "none"} | ({"answer": "none"} if setting.turns > 1 else {}),
             "reward": environment if setting.turns > 1 else {"kind": "exact"},
             "batch": {"prompts": setting.prompts, "group_size": GROUP_SIZE},
-            "schedule": {
-                "kind": "millrace",
-                "staleness_max": 64,
-                "ahead": 64,
-            },  # groups start though no step is made
+            # Groups start although no step is made.
+            "schedule": {"kind": "millrace", "staleness_max": 64, "ahead": 64},
             "sampling": {"max_tokens": MAX_TOKENS},
             "rollout": {
                 "replicas": setting.replicas,

@@ -14,6 +14,7 @@ from tests.runs import events, train, weights
 from tests.turn_runs import make_agent_start
 
 from millrace.core.types import Finish
+from millrace.environments.gateway.agents.agent_process import DIRECTORY
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -48,7 +49,7 @@ def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):
     assert forked
     for step in events(calm, "step"):
         assert [gap[1] < 1e-4 for gap in step.fields["logprob_gap"].values()] == [True]
-    assert not calm.agents.exists()
+    assert not (calm.path / DIRECTORY).exists()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from millrace.core.events import Event
+from millrace.environments.gateway.agents.agent_process import DIRECTORY
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory
@@ -174,7 +175,7 @@ class ChildRun:
             path = Path(f"/proc/{pid}/cwd").readlink()
         except OSError:
             return ""
-        return path.name if path.parent.name == "agents" and _title(pid) else ""
+        return path.name if path.parent.name == DIRECTORY and _title(pid) else ""
 
     # ------------------------------------------------------------ its events
 

@@ -39,6 +39,7 @@ from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.devices.inventory import read_host
+from millrace.environments.gateway.agents.agent_process import DIRECTORY, remove_directory
 from millrace.environments.turns.snapshots import sweep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
@@ -86,7 +87,7 @@ REPORTS_PER_TIMEOUT = 2
 EARLY_REPORTS = 5
 """Of what has ended, in an interval of reports at most, while trajectories wait for a slot."""
 LOOKS_PER_INTERVAL = 100
-"""Of reward workers for completions to score, in a large fleet's interval of reports."""
+"""Of the trainer and of reward workers for work, in a large fleet's interval of reports."""
 SERVER_WAIT = 0.8
 """Of `supervision.spawn_timeout_s`, how long a replica waits for its server to answer."""
 
@@ -422,9 +423,9 @@ def place(config: Config) -> Layout:
 
 @asynccontextmanager
 async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime | RayRuntime]:
+    """The runtime of the run. What workers that were killed have left is removed before and after."""
     run.logs.mkdir(mode=0o700, exist_ok=True)
-    remove_agents = partial(shutil.rmtree, run.agents, ignore_errors=True)  # whose workers were killed
-    remove_agents()
+    remove_directory(run.path / DIRECTORY)
     _sweep_snapshots(run)
     runtime = _local_runtime(config, run) if isinstance(config.runtime, LocalHosts) else _on_ray(config, run)
     try:
@@ -434,7 +435,7 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
             await runtime.close()
         raise
     await runtime.close()
-    remove_agents()
+    remove_directory(run.path / DIRECTORY)
 
 
 def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:

@@ -1,5 +1,5 @@
-"""How often the loops of a run act. Real runs use the defaults. Loops of a large simulated cluster act less
-often."""
+"""How often the loops of a run act. Small fleets use the defaults. Loops of a large fleet, real or simulated,
+act less often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pace:
 
 
 PACE = Pace()
-"""Of a real run."""
+"""Of a small fleet."""
 
 
 def rest_s(began_s: float) -> float:

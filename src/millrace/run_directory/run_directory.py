@@ -72,11 +72,6 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
-    def agents(self) -> Path:
-        """The working directories of agents that run."""
-        return self.path / "agents"
-
-    @property
     def evaluations(self) -> Path:
         """One line for each evaluation of the run's models."""
         return self.path / "evaluations.jsonl"

@@ -99,9 +99,8 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def killing_on_error() -> Iterator[None]:
-    """An exception in the block kills the processes of `multiprocessing` that began in the block. An
-    interrupt may come between the start of a process and its pool's note of it. Then the pool would wait for
-    ever."""
+    """An exception in the block kills the processes of `multiprocessing` that began in the block. Their pool
+    would wait for what they compute."""
     others = set(multiprocessing.active_children())
     try:
         yield

@@ -12,6 +12,7 @@ from millrace.core.errors import ConfigError, RewardError
 from millrace.core.turns.end_ids import end_ids
 from millrace.environments.function import accepted
 from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, EpisodeEnd, Reward
+from millrace.environments.gateway.agents.agent_process import DIRECTORY
 from millrace.environments.gateway.local_agents import LocalAgents
 from millrace.environments.gateway.rendering import make_rendering
 from millrace.environments.gateway.replies import Replies
@@ -26,8 +27,6 @@ from millrace.environments.turns.harmony import turn_reader
 from millrace.environments.turns.own_form import EpisodeLoop
 from millrace.environments.turns.snapshots import Snapshots
 
-DIRECTORY = "agents"
-"""Of a run: directories of agents that run."""
 MARGIN = 0.05
 """Share of the deadline of an answer that is left for what is not waiting."""
 

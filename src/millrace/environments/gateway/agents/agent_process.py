@@ -18,6 +18,8 @@ from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.agents.inside.bounded_output import LAST_BYTES
 from millrace.sandbox.inside.warden import remove_tree
 
+DIRECTORY = "agents"
+"""Of a run: the working directories of agents that run."""
 LOG = "agent.log"
 """The file of the working directory that has what the agent prints."""
 END_S = 10.0
