@@ -149,14 +149,17 @@ def test_an_idle_replica_with_a_long_interval_sends_no_more_reports_than_a_busy_
 
 @pytest.mark.parametrize("early_interval_s", [0.0, 60.0])
 def test_what_has_ended_is_gathered_while_no_slot_is_empty(
-    early_interval_s: float, model_path: str, endpoint: Endpoint
+    early_interval_s: float, model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("millrace.rollout.replica._SLICE_S", 0.0)  # one step each, on any machine
+
     async def scenario() -> tuple[Report, Report]:
         replica = make_replica(model_path, report_interval_s=60.0, early_interval_s=early_interval_s)
         await replica.pull(0, endpoint)
         await replica.submit([work(i, 5 + 10 * i) for i in range(24)])
         reports = replica.reports()
-        return await asyncio.wait_for(anext(reports), 10.0), await asyncio.wait_for(anext(reports), 10.0)
+        async with asyncio.timeout(DEADLINE_S):
+            return await anext(reports), await anext(reports)
 
     due, early = asyncio.run(scenario())
     assert due.load.waiting > 0 and early.progress and all(one.finish for one in early.progress)

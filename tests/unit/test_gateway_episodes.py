@@ -19,7 +19,7 @@ from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.calls import Call, ChatTurn, RefusedCall, Reply
 from millrace.environments.gateway.rendering import make_rendering
 from millrace.environments.gateway.replies import Replies
-from millrace.environments.gateway.sessions import Session, closing_reply
+from millrace.environments.gateway.sessions import PendingCall, Session, closing_reply
 from millrace.environments.rows import Row
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.environments.turns.bridge import PlainBridge
@@ -426,6 +426,22 @@ def test_what_ended_a_turn_as_long_as_asked_is_told(tokenizer: Any, said: str, f
     assert isinstance(worker.episodes.answer(worker.say(worker.begin(), said), worker.row), Scored)
     assert heard[-1].finish == finish and heard[-1].ids == worker.ids(said)
     assert (heard[-1].content, heard[-1].stop) == (("a", "XY") if "XY" in said else (said, ""))
+
+
+def test_what_an_agent_asks_after_half_a_turn_is_not_counted(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(tokenizer, two_turns)
+    request = worker.begin()
+    answer = PendingCall.answer
+
+    def refused_at_once(pending: PendingCall, reply: Reply) -> None:
+        answer(pending, reply)
+        worker.running[-1].session.counts.refused += 1
+
+    monkeypatch.setattr(PendingCall, "answer", refused_at_once)
+    end = worker.episodes.answer(worker.say(request, "half", Finish.LENGTH), worker.row)
+    assert isinstance(end, Scored) and end.truncated and end.metrics["calls_refused"] == 0.0
 
 
 def test_log_probs_are_those_of_the_record(tokenizer: Any) -> None:

@@ -120,9 +120,11 @@ class AgentEnvironment:
         reply = self._parts.replies.make(f"turn{len(self._texts)}", pending.call, place.context, turn)
         self._conversation.add(pending.call, place, reply)
         self._texts.append(reply.text)
+        if turn.finish == "length":  # the budget ends the episode. What the agent asks after this is not counted
+            ended = Observation(Ids([0]), metrics=self._metrics())
+            pending.answer(reply)
+            return ended
         pending.answer(reply)
-        if turn.finish == "length":  # the budget ends the episode, before the agent acts on half a turn
-            return Observation(Ids([0]), metrics=self._metrics())
         self._asked = self._next(self._agent)
         if self._asked is not None:
             call, place = self._asked[0].call, self._asked[1]
