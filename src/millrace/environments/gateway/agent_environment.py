@@ -120,7 +120,7 @@ class AgentEnvironment:
         reply = self._parts.replies.make(f"turn{len(self._texts)}", pending.call, place.context, turn)
         self._conversation.add(pending.call, place, reply)
         self._texts.append(reply.text)
-        if turn.finish == "length":  # the budget ends the episode. What the agent asks after this is not counted
+        if turn.finish == "length":  # the budget ends the episode: what is asked after is not counted
             ended = Observation(Ids([0]), metrics=self._metrics())
             pending.answer(reply)
             return ended
