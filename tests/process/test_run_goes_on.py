@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -27,6 +26,21 @@ from millrace.run_directory.run_directory import RunDirectory
 
 SHORT = ("--set", "optimizer.lr=5e-4", "--set", "steps=2", "--set", "checkpoints.every=1")
 DEADLINE_S = 200.0
+KILLED_AT_A_STEP = """
+import os, signal, sys
+from millrace.cli.app import run
+from millrace.observe.sinks.jsonl import EventLog
+
+write = EventLog._write
+
+def written(log, event):
+    write(log, event)
+    if event.kind == "step":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+EventLog._write = written
+run(sys.argv[1:])
+"""
 
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -98,14 +112,13 @@ def test_a_run_killed_before_its_first_checkpoint_goes_on_as_if_it_had_not_been(
     words += ["--set", "checkpoints.every=9", "--set", "optimizer.lr=5e-4"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert command_line([*words, "--run-dir", str(whole)]) == 0
-    command = [sys.executable, "-m", "millrace", *words, "--run-dir", str(killed), "--log", "json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    lines = (json.loads(line) for line in process.stdout)
-    step = next(line["fields"] for line in lines if line["kind"] == "step")
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=DEADLINE_S)
-    assert step["version"] == 1 and RunDirectory(killed).versions() == []
+    script = tmp_path / "script.py"
+    script.write_text(KILLED_AT_A_STEP)
+    command = [sys.executable, str(script), *words, "--run-dir", str(killed)]
+    done = subprocess.run(command, timeout=DEADLINE_S, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (step,) = runs.events(RunDirectory(killed), "step")
+    assert step.fields["version"] == 1 and RunDirectory(killed).versions() == []
     resume = ["train", str(start), "--run-dir", str(killed), "--resume", "--set", "optimizer.lr=5e-4"]
     assert command_line(resume) == 0  # the file has another `model.path`, and the run keeps its own
     assert runs.weights(RunDirectory(killed)) == runs.weights(RunDirectory(whole))

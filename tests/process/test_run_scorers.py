@@ -15,14 +15,13 @@ from millrace.run_directory import run_directory
 
 SLOW_AT_FIRST = """
 import time
+from pathlib import Path
 
-calls = 0
+SECOND = Path(__file__).with_name("second")
 
 
 def reward(completion):
-    global calls
-    calls += 1
-    time.sleep(0.1 if calls <= 16 else 0)
+    time.sleep(0 if SECOND.exists() else 0.1)
     return float(len(completion))
 """
 
@@ -43,6 +42,7 @@ def test_a_reward_worker_starts_when_completions_wait_and_ends_when_none_do(star
             changes.append(event)
         elif event.kind == "worker_started" and event.fields["name"] == "reward-worker-1":
             second.append(event.fields["pid"])
+            (tmp_path / "second").touch()
         elif event.kind == "step" and changes and changes[-1].fields["workers"] == 1 and ended(second):
             stop.set()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from millrace.core.errors import DataError, RewardError
+from millrace.environments.gateway.agents.agent_process import AgentProcess
 from millrace.environments.gateway.agents.agents import Agents
 from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory, read_task
 from millrace.environments.gateway.agents.tasks.task_tests import run_tests
@@ -34,7 +36,7 @@ def reward(agents: Agents, task: TaskDirectory, agent: str = "true") -> float:
         ["sh", "-c", agent], {}, base_url="http://127.0.0.1:1", key="k", prepare=task.lay_out
     )
     try:
-        assert process.wait(20) == 0, process.last_words
+        assert process.wait(120) == 0, process.last_words
         return run_tests(agents, task, process.directory)
     finally:
         process.close()
@@ -99,8 +101,20 @@ def test_a_reward_may_be_json(agents: Agents, tmp_path: Path, text: str, value: 
         ("echo starting; sleep 100", "did not end within 0.5 s.*starting"),
     ],
 )
-def test_tests_without_a_reward_are_an_error(agents: Agents, tmp_path: Path, script: str, words: str) -> None:
-    files = {"tests/test.sh": script, "task.toml": "[verifier]\ntimeout_sec = 0.5\n"}
+def test_tests_without_a_reward_are_an_error(
+    agents: Agents, tmp_path: Path, script: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = AgentProcess.wait
+
+    def once_it_printed(process: AgentProcess, timeout_s: float) -> int | None:
+        said = process.directory / "logs" / "verifier" / "test-stdout.txt"
+        while process.is_running and "sleep" in script and not (said.exists() and said.stat().st_size):
+            time.sleep(0.01)
+        return wait(process, timeout_s)
+
+    monkeypatch.setattr(AgentProcess, "wait", once_it_printed)
+    timeout_s = 0.5 if "sleep" in script else 60
+    files = {"tests/test.sh": script, "task.toml": f"[verifier]\ntimeout_sec = {timeout_s}\n"}
     with pytest.raises(RewardError, match=words):
         reward(agents, read_task(task_at(tmp_path, files)))
 
