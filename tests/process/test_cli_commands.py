@@ -264,7 +264,7 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
 
 def wait_for_steps(directory: RunDirectory, process: subprocess.Popen[str]) -> None:
     """Until the first steps are in the metrics file, or the process ended."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 200
     while process.poll() is None and time.monotonic() < deadline_s:
         if directory.metrics.exists() and directory.metrics.read_text().count("\n") >= 2:
             return

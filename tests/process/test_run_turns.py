@@ -93,7 +93,7 @@ class Killer:
     def __init__(self, directory: Path, replicas: Sequence[int] = ()) -> None:
         self.killed: list[int] = []
         self._directory, self._replicas, self._leases = directory, replicas, 0
-        self._pids, self._ended = dict[str, int](), threading.Event()
+        self._pids, self._dead, self._ended = dict[str, int](), set[int](), threading.Event()
         self._thread = threading.Thread(target=self._work)
 
     def __call__(self, event: Event) -> None:
@@ -121,8 +121,10 @@ class Killer:
 
     def _kill(self, point: int, pid: int) -> None:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            self.killed.append(point)
+            if pid not in self._dead:  # not noticed yet: a second kill would be no second death
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append(point)
+                self._dead.add(pid)
 
 
 def test_what_was_sampled_and_observed_is_what_is_trained(calm):

@@ -6,7 +6,6 @@ import http.client
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -222,7 +221,8 @@ def large_answer_begun(gateway: Gateway) -> socket.socket:
 def test_a_client_that_does_not_read_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_answer, "SEND_S", 0.1)
     with own() as gateway, closing(large_answer_begun(gateway)) as connection:
-        time.sleep(0.5)
+        assert gateway.server._around is not None
+        until(lambda: not gateway.server._around.writes)
         assert read_all(connection) < LARGE
 
 
