@@ -26,12 +26,28 @@ STEPS, EACH = 5, 16
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-def written(start: Path, tmp_path: Path, text: str) -> list[str]:
-    """The command of a sweep of the small run."""
+REWARD = """
+import time
+from pathlib import Path
+
+def reward(completion):
+    while {hold}.exists() and {metrics}.exists() and {metrics}.stat().st_size:
+        time.sleep(0.01)
+    return float(len(completion))
+"""
+
+
+def written(start: Path, tmp_path: Path, text: str, held: str) -> list[str]:
+    """The command of a sweep of the small run. After its first step the trial `held` waits for the end of
+    the file `hold`."""
     file = tmp_path / "sweep.toml"
     file.write_text(f'base = "{start}"\n{text}')
+    (tmp_path / "hold").touch()
+    hold, metrics = (f"Path({str(tmp_path / name)!r})" for name in ("hold", f"out/{held}/metrics.jsonl"))
+    (tmp_path / "score.py").write_text(REWARD.format(hold=hold, metrics=metrics))
     command = [sys.executable, "-m", "millrace", "sweep", str(file), "--dir", str(tmp_path / "out")]
     sets = (f"steps={STEPS}", "rollout.replicas=1", "checkpoints.every=1")
+    sets += ("reward.kind=function", f"reward.path={tmp_path / 'score.py'}:reward")
     return [*command, *(word for one in sets for word in ("--set", one))]
 
 
@@ -66,11 +82,13 @@ def ended_once(run: Path) -> bool:
 
 @long
 def test_a_sweep_that_is_killed_goes_on_and_every_trial_ends_once(start: Path, tmp_path: Path) -> None:
-    command = written(start, tmp_path, 'seeds = [1, 2]\n[grid]\n"optimizer.lr" = [1e-3, 1e-4]\n')
     out, names = tmp_path / "out", [f"lr={lr},seed={seed}" for seed in (1, 2) for lr in ("0.001", "0.0001")]
+    text = 'seeds = [1, 2]\n[grid]\n"optimizer.lr" = [1e-3, 1e-4]\n'
+    command = written(start, tmp_path, text, held=names[1])
     with popen(command) as sweep:
         wait_for(lambda: has_stepped(out / names[1]), sweep)
         sweep.kill()
+    (tmp_path / "hold").unlink()
     assert list(states(out).values()) == ["finished", "running", "waiting", "waiting"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -99,7 +117,7 @@ def owner_of(run: Path) -> int | None:
 def test_an_interrupt_saves_and_a_trial_that_dies_is_told_and_retried_when_asked(
     start: Path, tmp_path: Path
 ) -> None:
-    command, out = written(start, tmp_path, "seeds = [1, 2]\n"), tmp_path / "out"
+    command, out = written(start, tmp_path, "seeds = [1, 2]\n", held="seed=2"), tmp_path / "out"
     with popen(command) as sweep:
         wait_for(lambda: has_stepped(out / "seed=1"), sweep)
         os.kill(sweep.pid, signal.SIGINT)
@@ -108,11 +126,14 @@ def test_an_interrupt_saves_and_a_trial_that_dies_is_told_and_retried_when_asked
     assert states(out)["seed=1"] in ("interrupted", "finished")
     with popen(command) as sweep:
         wait_for(lambda: has_stepped(out / "seed=2") and owner_of(out / "seed=2") is not None, sweep)
-        os.kill(owner_of(out / "seed=2") or 0, signal.SIGKILL)
+        owner = owner_of(out / "seed=2")
+        assert owner is not None
+        os.kill(owner, signal.SIGKILL)
         said = sweep.communicate(timeout=WAIT_S)[0]
     assert sweep.returncode == 1, said
     assert states(out) == {"seed=1": "finished", "seed=2": "failed"}
     assert "failed: seed=2: WorkerDied" in said
+    (tmp_path / "hold").unlink()
     done = subprocess.run([*command, "--retry"], capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert all(ended_once(out / name) for name in ("seed=1", "seed=2"))
@@ -123,7 +144,15 @@ def test_a_rule_stops_a_trial_of_a_script_whose_accounts_close(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "POLL_S", 0.01)
-    longer = len("x")
+    longer, stop = len("x"), driver._Live.stop
+    asked, metrics = tmp_path / "asked", tmp_path / "out" / "lr=0.0001" / "metrics.jsonl"
+
+    def reward(completion: str, **columns: Any) -> float:
+        while metrics.exists() and metrics.read_text().count("\n") >= 2 and not asked.exists():
+            time.sleep(0.01)
+        return float(len(completion) > longer)
+
+    monkeypatch.setattr(driver._Live, "stop", lambda live: (asked.touch(), stop(live)))
     sweep = millrace.sweep(
         {
             "base": str(start),
@@ -131,7 +160,7 @@ def test_a_rule_stops_a_trial_of_a_script_whose_accounts_close(
             "metric": "trainer/lr",
             "stop": {"kind": "halving", "steps_min": 2, "factor": 2},
         },
-        reward=lambda completion, **columns: float(len(completion) > longer),
+        reward=reward,
         rows=[{"prompt": "stone>"}, {"prompt": "river>"}],
         directory=tmp_path / "out",
         show=False,
