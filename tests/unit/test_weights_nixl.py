@@ -11,6 +11,7 @@ from test_weights_chain import (
     DEADLINE_S,
     HASTY,
     MODEL_BYTES,
+    STALL_S,
     _small_chunks,  # noqa: F401
     hosts,
     model,
@@ -161,7 +162,8 @@ def test_pulls_that_do_not_end_are_given_up_and_their_late_bytes_touch_nothing(a
         b.fetch(1, digest, a.address)
         stuck = agents["c"]
         stuck.frozen = True
-        with pytest.raises(WeightsError, match=rf"{a.address}: pull from it .* has not ended within 0.3 s"):
+        late = f"has not ended within {STALL_S:g} s"
+        with pytest.raises(WeightsError, match=f"{a.address}: pull from it .* {late}"):
             c.fetch(1, digest, a.address)
         assert len(stuck.pulls) == link.AHEAD
         stuck.frozen, late = False, list(stuck.pulls)
