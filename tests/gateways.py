@@ -17,7 +17,7 @@ from millrace.environments.gateway.sessions import PendingCall, Session
 from millrace.environments.gateway.surroundings import GatewayLimits
 
 PATH = "/v1/say"
-WAIT_S = 20.0
+WAIT_S = 120.0
 LARGE = 20 << 20
 
 

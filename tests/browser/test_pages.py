@@ -149,14 +149,14 @@ def test_a_role_that_comes_later_gets_its_row(ui: str, runs: Path, browser: Any)
         log(pulled(500.0, "replica-7"))
         log.close()
         rows = "Bokeh.documents[0]?.get_model_by_name('plot lanes').y_range.factors"
-        page.wait_for_function(f"() => window.Bokeh && {rows}?.includes('replica-7')", timeout=20_000)
+        page.wait_for_function(f"() => window.Bokeh && {rows}?.includes('replica-7')")
 
 
 def test_a_page_that_told_of_a_trouble_becomes_whole_by_itself(ui: str, runs: Path, browser: Any) -> None:
     with opened(browser, f"{ui}run/later") as page:
         assert "there is no run later" in told(page)
         write_run(runs / "later")
-        page.wait_for_function("() => document.getElementById('facts')", timeout=20_000)
+        page.wait_for_function("() => document.getElementById('facts')")
 
 
 def test_what_a_run_wrote_is_text(ui: str, browser: Any) -> None:

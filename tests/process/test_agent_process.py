@@ -24,7 +24,7 @@ from millrace.environments.gateway.agents.agents import Agents
 
 FUNCTIONS = Path(__file__).with_name("agent_functions.py")
 URL, KEY = "http://127.0.0.1:4444", "key-of-trajectory-7"
-SOON_S = 20.0
+SOON_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from millrace.engines.own import parameters
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 
-DEADLINE_S = 120.0
+DEADLINE_S, NEVER_S = 120.0, 1200.0
 
 
 def model_of(seed: int) -> Any:
@@ -119,15 +119,15 @@ def test_a_replica_that_is_to_leave_says_so_before_its_next_report_is_due(
     model_path: str, endpoint: Endpoint
 ) -> None:
     async def scenario() -> Report:
-        replica = make_replica(model_path, report_interval_s=60.0)
+        replica = make_replica(model_path, report_interval_s=NEVER_S)
         await replica.pull(0, endpoint)
         hold(replica)
         await replica.submit([work(0, 250)])
         reports = replica.reports()
-        while not (await asyncio.wait_for(anext(reports), 10.0)).progress:
+        while not (await asyncio.wait_for(anext(reports), DEADLINE_S)).progress:
             pass
         replica.notice()
-        return await asyncio.wait_for(anext(reports), 10.0)
+        return await asyncio.wait_for(anext(reports), DEADLINE_S)
 
     assert asyncio.run(scenario()).leaving
 
@@ -138,7 +138,7 @@ def test_an_idle_replica_with_a_long_interval_sends_no_more_reports_than_a_busy_
     monkeypatch.setattr("millrace.rollout.replica._HEARTBEAT_S", 0.02)
 
     async def scenario() -> None:
-        replica = make_replica(model_path, report_interval_s=60.0)
+        replica = make_replica(model_path, report_interval_s=NEVER_S)
         await replica.pull(0, endpoint)
         reports = replica.reports()
         with pytest.raises(TimeoutError):
@@ -147,14 +147,14 @@ def test_an_idle_replica_with_a_long_interval_sends_no_more_reports_than_a_busy_
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("early_interval_s", [0.0, 60.0])
+@pytest.mark.parametrize("early_interval_s", [0.0, NEVER_S])
 def test_what_has_ended_is_gathered_while_no_slot_is_empty(
     early_interval_s: float, model_path: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millrace.rollout.replica._SLICE_S", 0.0)  # one step each, on any machine
 
     async def scenario() -> tuple[Report, Report]:
-        replica = make_replica(model_path, report_interval_s=60.0, early_interval_s=early_interval_s)
+        replica = make_replica(model_path, report_interval_s=NEVER_S, early_interval_s=early_interval_s)
         await replica.pull(0, endpoint)
         await replica.submit([work(i, 5 + 10 * i) for i in range(24)])
         reports = replica.reports()
@@ -179,7 +179,7 @@ def test_an_idle_replica_that_rechecks_its_weights_goes_on_reporting(
         await replica.pull(0, endpoint)
         reports = replica.reports()
         for _ in range(3):
-            await asyncio.wait_for(anext(reports), 10.0)
+            await asyncio.wait_for(anext(reports), DEADLINE_S)
 
     asyncio.run(scenario())
 

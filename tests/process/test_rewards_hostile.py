@@ -14,6 +14,7 @@ from millrace.environments.tokenizer import load_tokenizer, make_character_token
 from millrace.evaluation.scores import scores
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DEADLINES_S = {"math": 8.0, "pattern": 2.0}  # math-verify's parser is slow at its first expressions
 RIGHT = {"math": r"\boxed{7}", "pattern": "aaa"}
 
 
@@ -29,7 +30,7 @@ def scored(model, directory, kind, *completions):
     pattern = "pattern = '(a+)+'\n" if kind == "pattern" else ""
     (directory / "run.toml").write_text(
         f"[model]\npath = '{model}'\n[task]\nkind = 'file'\npath = 'rows.jsonl'\n"
-        f"[reward]\nkind = '{kind}'\ntimeout_s = 2.0\n{pattern}"
+        f"[reward]\nkind = '{kind}'\ntimeout_s = {DEADLINES_S[kind]}\n{pattern}"
     )
     tokenizer = load_tokenizer(str(model))
     requests = [

@@ -223,10 +223,10 @@ def test_an_episode_that_cannot_be_repeated_fails_and_the_run_goes_on(turns, tmp
 
 def test_an_environment_that_hangs_fails_alone(turns, tmp_path):
     at = plan(turns, "held", 7, 3)
-    run = train(turns, tmp_path / "run", "reward.timeout_s=2")
+    run = train(turns, tmp_path / "run", "reward.timeout_s=5")
     failed = failures(run)
     assert 1 <= len(failed) <= len(at)
-    assert all("took longer than `reward.timeout_s` (2 s)" in one["reason"] for one in failed)
+    assert all("took longer than `reward.timeout_s` (5 s)" in one["reason"] for one in failed)
     assert not events(run, "worker_died")
 
 

@@ -277,7 +277,7 @@ def test_a_process_that_has_the_number_of_a_dead_worker_is_left_alone(tmp_path):
             run._take_in(event("worker_started", 1.0, name="replica-0", role="replica", pid=stranger.pid))
         assert run.kill("replica", stranger.pid) == [] and run.pids("replica") == {}
         stranger.terminate()
-        assert stranger.wait(10) == -signal.SIGTERM
+        assert stranger.wait(60) == -signal.SIGTERM
 
 
 def test_a_living_worker_is_killed(tmp_path):
@@ -285,4 +285,4 @@ def test_a_living_worker_is_killed(tmp_path):
         run._take_in(event("worker_started", 1.0, name="replica-0", role="replica", pid=worker.pid))
         assert run.pids("replica") == {"replica-0": worker.pid}
         run.kill("replica", worker.pid)
-        assert worker.wait(10) == -signal.SIGKILL
+        assert worker.wait(60) == -signal.SIGKILL

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from pydantic import ValidationError
+from tests.gateways import until
 
 from judge_double import judging
 from millrace.config.tables.verifiers import JudgeRewardSection
@@ -151,12 +152,14 @@ def test_a_better_completion_wins_in_both_orders():
     ids=str,
 )
 def test_a_fault_is_tried_again_and_one_that_stays_is_a_failure_and_never_a_zero(fault):
+    waits_s, fails_s = (3.0, 0.2) if fault == "hang" else (60.0, 60.0)
     with judging(lambda _, asked: "SCORE: 10" if asked else fault) as judge:
-        [score] = scores(section(judge.url, request_timeout_s=2.0), "basalt")
+        [score] = scores(section(judge.url, request_timeout_s=waits_s), "basalt")
         assert score == Scored(1.0, {"judge_requests": 2.0})
     with judging(lambda *_: fault) as judge:
-        [score] = scores(section(judge.url, request_timeout_s=0.2, attempts=2), "basalt")
+        [score] = scores(section(judge.url, request_timeout_s=fails_s, attempts=2), "basalt")
         assert isinstance(score, Failed) and "no judgement after 2 attempts" in score.reason
+        until(lambda: len(judge.requests) > 1)  # it may read late what was given up
         assert len(judge.requests) == 2
 
 

@@ -140,9 +140,9 @@ def test_a_sum_that_is_too_large_is_a_failure(tmp_path, task):
 
 
 def test_the_deadline_is_that_of_all_members_and_a_lost_thread_ends_the_worker(tmp_path, task):
-    config = section(tmp_path, "hangs", "later", timeout_s=0.2)
-    waits = score(config, task, "wait")
+    waits = score(section(tmp_path, "hangs", "later", timeout_s=2.0), task, "wait")
     assert isinstance(waits, Failed) and waits.reason.startswith("later: ")
+    config = section(tmp_path, "hangs", "later", timeout_s=0.2)
     began = time.monotonic()
 
     async def hang():

@@ -64,7 +64,7 @@ class ThreadAgent:
         settled = threading.Event()
         pending = self.session.submit(call, b"")
         if not self.session.watch(pending, settled.set):
-            assert settled.wait(10)
+            assert settled.wait(60)
         assert pending.outcome is not None
         if isinstance(pending.outcome, RefusedCall):
             self.session.counts.refused += 1  # as the server does, before the agent reads the answer
@@ -110,7 +110,7 @@ class ThreadAgents:
 class Worker:
     """The episodes of one worker, and what the controller has recorded of one trajectory."""
 
-    def __init__(self, tokenizer: Any, program: Program, *, turns: int = 8, timeout_s: float = 5.0) -> None:
+    def __init__(self, tokenizer: Any, program: Program, *, turns: int = 8, timeout_s: float = 60.0) -> None:
         self.tokenizer, self.agents = tokenizer, ThreadAgents(program)
         self.running = self.agents.running
         rendering = make_rendering(tokenizer, {})
@@ -120,7 +120,7 @@ class Worker:
             Replies(tokenizer, plain=True, end_ids={tokenizer.eos_token_id}, stop=("|",)),
             lambda end, row: {"right": float(end.end.returned == row["answer"]), "said": len(end.replies)},
             timeout_s=timeout_s,
-            end_s=0.2,
+            end_s=60.0,
             max_tokens=100,
             stop=("|",),
             num_tokens=len(tokenizer),

@@ -12,6 +12,7 @@ from millrace.environments.gateway.calls import Call, RefusedCall, Reply
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.sessions import PendingCall, Session, call_name, closing_reply
 
+WAIT_S = 60.0
 REPLY = Reply(id="r", created=1, model="m", text="yes", content="yes", ids=[1])
 
 
@@ -47,7 +48,7 @@ def test_a_wait_ends_with_a_call_of_another_thread() -> None:
     session = Session()
     timer = threading.Timer(0.05, lambda: sent(session))
     timer.start()
-    assert session.next_call(10.0) is not None
+    assert session.next_call(WAIT_S) is not None
     timer.join()
 
 
@@ -56,8 +57,8 @@ def test_a_wait_ends_with_wake_and_only_one_wait() -> None:
     timer = threading.Timer(0.05, session.wake)
     timer.start()
     began_s = time.monotonic()
-    assert session.next_call(10.0) is None
-    assert time.monotonic() - began_s < 5.0
+    assert session.next_call(WAIT_S) is None
+    assert time.monotonic() - began_s < WAIT_S
     timer.join()
     pending = sent(session)
     assert session.next_call(0) is pending
@@ -157,7 +158,7 @@ def test_conclude_answers_open_and_later_calls() -> None:
     assert taken.outcome is untaken.outcome is last
     assert not taken.answer(REPLY)
     assert sent(session, b"3").outcome is last
-    assert session.next_call(10.0) is None
+    assert session.next_call(WAIT_S) is None
     assert (session.counts.calls, session.counts.closed) == (3, 1)
 
 
@@ -183,7 +184,7 @@ def test_end_refuses_open_and_later_calls() -> None:
     assert isinstance(pending.outcome, RefusedCall) and pending.outcome.status == 409
     with pytest.raises(RefusedCall, match="has ended"):
         sent(session)
-    assert session.next_call(10.0) is None
+    assert session.next_call(WAIT_S) is None
     assert not pending.answer(REPLY)
 
 
@@ -231,7 +232,7 @@ def test_many_threads_lose_and_double_no_call() -> None:
     answered: list[PendingCall] = []
 
     def play() -> None:
-        while (pending := session.next_call(5.0)) is not None:
+        while (pending := session.next_call(WAIT_S)) is not None:
             assert pending.answer(REPLY)
             answered.append(pending)
 
@@ -242,11 +243,11 @@ def test_many_threads_lose_and_double_no_call() -> None:
     for thread in [*players, *senders]:
         thread.start()
     for thread in senders:
-        thread.join(10.0)
-    until_s = time.monotonic() + 10.0
+        thread.join(WAIT_S)
+    until_s = time.monotonic() + WAIT_S
     while len(answered) < 400 and time.monotonic() < until_s:
         time.sleep(0.01)
     session.end()
     for thread in players:
-        thread.join(10.0)
+        thread.join(WAIT_S)
     assert len(answered) == len(set(answered)) == 400

@@ -50,4 +50,4 @@ def test_a_replica_is_held_up_in_the_middle_of_a_lease(monkeypatch: pytest.Monke
         ("leased", {"replica": "replica-0", "trajectory_ids": [1], "resumed_tokens": 0}),
     ):
         saboteur(Event(kind, 0.0, 0.0, fields))
-    assert [sent.get(timeout=10) for _ in range(2)] == [signal.SIGSTOP, signal.SIGCONT]
+    assert [sent.get(timeout=60) for _ in range(2)] == [signal.SIGSTOP, signal.SIGCONT]

@@ -45,7 +45,7 @@ def train(*_):
 def run_to_its_end(directory: Path, program: str) -> subprocess.CompletedProcess[bytes]:
     arguments = [sys.executable, "-c", program, str(directory)]
     return subprocess.run(
-        arguments, capture_output=True, timeout=30, check=False, input=b'{"work": "train"}\n'
+        arguments, capture_output=True, timeout=120, check=False, input=b'{"work": "train"}\n'
     )
 
 
@@ -67,7 +67,7 @@ class Meets:
     def log_scalars(self, event: Event, scalars: object) -> None: ...
 
     def close(self) -> None:
-        self._both.wait(5)
+        self._both.wait(60)
 
 
 def test_after_an_error_all_trackers_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_rows_add_in_their_order_whichever_is_ready_first():
 
     def work(row):
         if row == 0:
-            assert first_may_add.wait(10)
+            assert first_may_add.wait(60)
         else:
             first_may_add.set()
         (weight * (1.0 + row)).sum().backward()

@@ -379,6 +379,7 @@ def test_a_bad_answer_fails_the_trajectory_alone(model: Path, tmp_path: Path, st
     play = Play(model, tmp_path, own(step), timeout_s=0.5 if "sleep" in step else 60)
     failed = play.act("go")
     assert isinstance(failed, Failed) and reason in failed.reason
+    play.worker._episodes._timeout_s = 60.0
     assert isinstance(play.prompt(), Prompt)  # the worker goes on
 
 
