@@ -60,7 +60,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (root / "run.toml").write_text(
         'steps = 3\n[model]\npath = "model"\n[task]\nkind = "file"\npath = "rows.jsonl"\n'
-        '[reward]\nkind = "function"\npath = "score.py:reward"\ntimeout_s = 1.0\n'
+        '[reward]\nkind = "function"\npath = "score.py:reward"\ntimeout_s = 3.0\n'
         "[sampling]\nmax_tokens = 4\n[rollout]\nslots = 8\nmax_sequence_tokens = 32\n"
     )
     (root / "warm.toml").write_text(
@@ -92,7 +92,7 @@ def test_a_reward_is_tried_and_its_failures_are_told(
     garbage = next(t for t in told["trials"] if t["kind"] == "garbage")
     assert garbage["outcome"] == "failed"
     assert "no latin" in garbage["reason"]
-    assert "did not answer within 1 s" in outcomes["yours", "hang"]["reason"]
+    assert "did not answer within 3 s" in outcomes["yours", "hang"]["reason"]
     assert "4 of 12 calls failed" in told["warnings"][0]
     assert "the tokenizer cannot write '9€': the reward gets '9'" in told["warnings"]
 
