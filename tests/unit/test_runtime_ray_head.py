@@ -7,6 +7,7 @@ import gc
 import queue
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,28 @@ def test_a_head_that_takes_connections_and_answers_nothing_is_told() -> None:
         frozen.set()
         watch.close()
     assert told.empty(), "once"
+
+
+def test_a_controller_that_was_stopped_for_a_while_does_not_take_its_head_for_frozen(monkeypatch) -> None:
+    told, looks = queue.Queue[str](), queue.Queue[float]()
+    answers, stopped_s = threading.Event(), 0.0
+
+    def now() -> float:
+        looks.put(stopped_s)
+        return monotonic() + stopped_s
+
+    monotonic = head.time.monotonic
+    monkeypatch.setattr(head, "FROZEN_S_MAX", 600.0)
+    monkeypatch.setattr(head, "time", SimpleNamespace(monotonic=now))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        watch = head.HeadWatch(f"127.0.0.1:{listener.getsockname()[1]}", answers.wait, told.put)
+        stopped_s = 1000.0
+        after = 0
+        while after < 3 and told.empty():
+            after += looks.get(timeout=WAIT_S) == stopped_s
+        answers.set()
+        watch.close()
+    assert told.empty()
 
 
 def test_a_call_that_returns_or_raises_does_so_and_one_that_hangs_holds_nobody_up() -> None:

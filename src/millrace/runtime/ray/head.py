@@ -14,6 +14,8 @@ SILENT_S_MAX = 10.0
 """A head that accepts no connection for so long is gone."""
 FROZEN_S_MAX = 20.0
 """A head that accepts connections, and answers nothing for so long, is gone too."""
+STOPPED_S = 5.0
+"""A longer time between two looks means that this process was stopped."""
 
 
 class HeadWatch:
@@ -40,10 +42,13 @@ class HeadWatch:
                 self._answered_s = time.monotonic()
 
     def _watch(self) -> None:
-        connected_s = time.monotonic()
+        connected_s = looked_s = time.monotonic()
         while not self._closed.wait(LOOK_S):
             reason = self._refusal()
             now_s = time.monotonic()
+            if now_s - looked_s > STOPPED_S:  # the head may have answered
+                self._answered_s = connected_s = now_s
+            looked_s = now_s
             if reason is None:
                 connected_s = now_s
                 reason = f"takes connections, but has answered nothing for {FROZEN_S_MAX:.0f} s"
