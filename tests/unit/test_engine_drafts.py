@@ -333,7 +333,9 @@ def test_a_turn_is_learned_once_and_not_again_with_each_later_turn() -> None:
     table, tokens, rules = Counted(), list[int](), {"eos_ids": frozenset({EOS}), "max_sequence_tokens": 64}
     drafter, prompt = EarlierCompletions(table), [5, 2]
     for lease in range(4):
-        work = make_work(0, prompt, Sampling(max_tokens=60), tokens=tokens, lease=lease, turn_start=len(tokens))
+        work = make_work(
+            0, prompt, Sampling(max_tokens=60), tokens=tokens, lease=lease, turn_start=len(tokens)
+        )
         row = Continuation(work, vocab=VOCAB, engine="the engine", decode=None, **rules)
         for token in (7, 8, 7, 8, EOS):
             row.append(token, -1.0, 0)
