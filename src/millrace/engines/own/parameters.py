@@ -100,8 +100,8 @@ class Parameters:
         return version_digest(((n, dtype_name, tuple(t.shape), digest) for (n, t), digest in entries), kind)
 
     def load(self, model_path: str) -> None:
-        """Fill every tensor from the safetensors files of a Hugging Face directory. A drafter that the files do
-        not have gets zeros.
+        """Fill every tensor from the safetensors files of a Hugging Face directory. A drafter that the files
+        do not have gets zeros.
 
         Raises: DataError: a tensor is missing, unknown, of another shape, or an untied head that should be
         tied.
