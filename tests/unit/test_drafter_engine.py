@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,17 @@ def test_a_version_without_a_head_gets_no_drafts() -> None:
     model = make_model()
     engine = drafting_engine(model, None)
     assert played(engine) == played(make_exact_engine(model))
+    assert engine.load().drafted_tokens == 0
+
+
+def test_a_model_from_files_takes_the_head_of_no_earlier_version(tmp_path: Path) -> None:
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    engine = drafting_engine(model, repeating_head(model.config.hidden_size))
+    engine.swap(1)
+    engine.load_standby(str(tmp_path))  # where version 0 was
+    engine.swap(2)
+    played(engine)
     assert engine.load().drafted_tokens == 0
 
 

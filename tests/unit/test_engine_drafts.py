@@ -319,7 +319,35 @@ def test_completions_wait_unread_in_bounded_memory(monkeypatch: pytest.MonkeyPat
     for tid in range(20):
         work = make_work(tid, [tid, 2], Sampling(max_tokens=32), tokens=[tid] * 20)
         drafter.finish(Continuation(work, vocab=VOCAB, engine="the engine", decode=None, **rules))
-    assert len(drafter._pending) == 4 and not drafter._learned
+    assert len(drafter._pending) == 4
+
+
+def test_a_turn_is_learned_once_and_not_again_with_each_later_turn() -> None:
+    class Counted(Followers):
+        learned = 0
+
+        def learn(self, row: int, tokens: Sequence[int], start: int) -> None:
+            self.learned += len(tokens) - start
+            super().learn(row, tokens, start)
+
+    table, tokens, rules = Counted(), list[int](), {"eos_ids": frozenset({EOS}), "max_sequence_tokens": 64}
+    drafter, prompt = EarlierCompletions(table), [5, 2]
+    for lease in range(4):
+        work = make_work(
+            0, prompt, Sampling(max_tokens=60), tokens=tokens, lease=lease, turn_start=len(tokens)
+        )
+        row = Continuation(work, vocab=VOCAB, engine="the engine", decode=None, **rules)
+        for token in (7, 8, 7, 8, EOS):
+            row.append(token, -1.0, 0)
+        drafter.finish(row)
+        tokens = [*row.tokens[len(prompt) :], 9, 9, 9]  # an observation
+        drafter.propose([], [], None)
+    assert table.learned == 4 * 5 + 3 * 3
+    fork = make_work(0, [*prompt, 7, 8], Sampling(max_tokens=60), lease=9)  # its prompt has what it follows
+    row = Continuation(fork, vocab=VOCAB, engine="the engine", decode=None, **rules)
+    row.append(11, -1.0, 0)
+    drafter.propose([row], [1], None)
+    assert table.learned == 4 * 5 + 3 * 3 + 1
 
 
 def test_a_prompt_is_looked_up_once_and_not_in_every_step() -> None:

@@ -25,3 +25,8 @@ def test_an_interrupt_leaves_the_pool_only_between_two_submissions(monkeypatch: 
         pool.submit(abs, 1)
     assert len(ended) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_pool_goes_on_after_its_ten_thousandth_task() -> None:
+    with process_pool(1) as pool:
+        assert sum(pool.map(abs, range(10_002), timeout=60)) == 10_001 * 10_002 // 2

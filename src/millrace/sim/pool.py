@@ -7,14 +7,12 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from typing import Any, TypeVar
 
 from millrace.runtime.process import deferring_interrupts, die_with_parent, killing_on_error
 
 T = TypeVar("T")
-
-TASKS_PER_PROCESS = 10_000
-"""After which a process is replaced. (Giving this number also makes the pool spawn them, and not fork.)"""
 
 
 @contextmanager
@@ -24,12 +22,7 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     An exception in the body ends them at once. A script that asks for processes needs an
     `if __name__ == "__main__"`.
     """
-    pool = _Pool(
-        jobs,
-        initializer=_begin,
-        initargs=(os.getpid(),),
-        max_tasks_per_child=TASKS_PER_PROCESS,
-    )
+    pool = _Pool(jobs, get_context("spawn"), _begin, (os.getpid(),))
     try:
         with killing_on_error():
             yield pool

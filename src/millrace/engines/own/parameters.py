@@ -100,13 +100,16 @@ class Parameters:
         return version_digest(((n, dtype_name, tuple(t.shape), digest) for (n, t), digest in entries), kind)
 
     def load(self, model_path: str) -> None:
-        """Fill every tensor from the safetensors files of a Hugging Face directory.
+        """Fill every tensor from the safetensors files of a Hugging Face directory. A drafter that the files
+        do not have gets zeros.
 
         Raises: DataError: a tensor is missing, unknown, of another shape, or an untied head that should be
         tied.
         """
         targets = dict(expert_by_expert(self.named.items()))
         missing, heads = set(targets) - set(self._beside), []
+        for name in self._beside:
+            targets[name].zero_()
         for name, tensor in expert_by_expert(read_tensors(Path(model_path))):
             target = targets.get(name)
             if target is None:

@@ -163,24 +163,32 @@ def end_descendants() -> None:
 
 
 def remove_tree(top: str) -> None:
-    """Remove a directory however deep it is: what lies deeper is moved up first. No link is followed."""
-    pending, count = [top], 0
+    """Remove a directory however deep it is: what lies deeper is moved into `top` first. No link is followed,
+    not even `top`. Another process may remove the same at the same time."""
+    if os.path.islink(top):
+        os.unlink(top)
+        return
+    pending = [top]
     while pending:
-        path = pending[-1]
-        os.chmod(path, 0o700)
-        inner = None
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if not stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
-                    os.unlink(entry.path)
-                    continue
-                os.chmod(entry.path, 0o700)
-                inner = f"{top}.{count}"
-                count += 1
-                os.rename(entry.path, inner)
-                pending.append(inner)
-        if inner is None:
-            os.rmdir(path)
+        path, is_empty = pending[-1], True
+        try:
+            os.chmod(path, 0o700)
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        if not stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
+                            os.unlink(entry.path)
+                            continue
+                        is_empty, inner = False, entry.path
+                        if path != top:
+                            os.chmod(inner, 0o700)
+                            inner = f"{top}/{os.urandom(16).hex()}"
+                            os.rename(entry.path, inner)
+                        pending.append(inner)
+            if is_empty:
+                os.rmdir(path)
+                pending.pop()
+        except FileNotFoundError:
             pending.remove(path)
 
 

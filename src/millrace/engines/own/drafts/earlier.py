@@ -17,7 +17,7 @@ from millrace.engines.own.drafts.hints import Hints
 from millrace.engines.own.drafts.worth import PAYS
 from millrace.rollout.continuation import Continuation
 
-RUNNING_MAX = 1 << 12
+KNOWN_MAX = 1 << 12  # trajectories
 PENDING_TOKENS_MAX = 1 << 16
 """Finished completions wait, unread, until drafts are made. So many tokens of them are kept."""
 
@@ -29,8 +29,9 @@ class EarlierCompletions:
 
     def __init__(self, followers: Followers | None = None) -> None:
         self._followers = Followers() if followers is None else followers
-        # By trajectory, the hash of its prompt and how many of its tokens were learned.
-        self._learned: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        # By trajectory and length of its prompt (a fork has another), the hash of the prompt and how many
+        # tokens were learned. It outlives the end of a turn: the next turn begins with the same tokens.
+        self._learned: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
         self._pending: deque[tuple[int, list[int], int]] = deque()
         self._pending_tokens = 0
         self._hints = Hints()
@@ -55,7 +56,6 @@ class EarlierCompletions:
 
     def finish(self, row: Continuation) -> None:
         unread = self._unread(row)
-        self._learned.pop(row.work.trajectory_id)
         self._pending.append(unread)
         self._pending_tokens += len(unread[1])
         while self._pending_tokens > PENDING_TOKENS_MAX:
@@ -79,14 +79,14 @@ class EarlierCompletions:
 
     def _unread(self, row: Continuation) -> tuple[int, list[int], int]:
         """The arguments of `Followers.learn` for what `row` has sampled since the last call."""
-        work, trajectory_id = row.work, row.work.trajectory_id
-        if trajectory_id in self._learned:
-            number, start = self._learned[trajectory_id]
+        work, key = row.work, (row.work.trajectory_id, len(row.work.prompt))
+        if key in self._learned:
+            number, start = self._learned.pop(key)
         else:
             number, start = hash(tuple(work.prompt)), len(work.prompt)
             self._hints.keep(number, work)
-        self._learned[trajectory_id] = number, len(row.tokens)
-        if len(self._learned) > RUNNING_MAX:
+        self._learned[key] = number, len(row.tokens)
+        if len(self._learned) > KNOWN_MAX:
             self._learned.popitem(last=False)
         before = max(0, start - LONGEST)
         return number, row.tokens[before:], start - before

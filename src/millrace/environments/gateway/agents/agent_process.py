@@ -139,8 +139,6 @@ class AgentProcess:
 def remove_directory(directory: Path) -> None:
     try:
         remove_tree(str(directory))
-    except FileNotFoundError:
-        pass
     except OSError as error:
         _log.warning("the directory %s of an agent cannot be removed: %s", directory, error)
 
