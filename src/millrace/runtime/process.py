@@ -29,6 +29,9 @@ NOTICED = 73
 UNSUITABLE_PYTHON = 72
 """Exit status of a worker whose own Python cannot be started, or cannot import what the wire needs."""
 
+SPAWN = multiprocessing.get_context("spawn")
+"""For pools: a fork of a process with threads may hang."""
+
 _EXIT_MEANINGS = {
     CUT_OFF: "stopped itself: its controller fell silent",
     CONTROLLER_LOST: "stopped itself: the controller is gone",

@@ -7,10 +7,9 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from millrace.runtime.process import deferring_interrupts, die_with_parent, killing_on_error
+from millrace.runtime.process import SPAWN, deferring_interrupts, die_with_parent, killing_on_error
 
 T = TypeVar("T")
 
@@ -22,7 +21,7 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     An exception in the body ends them at once. A script that asks for processes needs an
     `if __name__ == "__main__"`.
     """
-    pool = _Pool(jobs, get_context("spawn"), _begin, (os.getpid(),))
+    pool = _Pool(jobs, SPAWN, _begin, (os.getpid(),))
     try:
         with killing_on_error():
             yield pool
