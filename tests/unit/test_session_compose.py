@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, LedgerError, StorageError, after
 from millrace.core.events import Events
+from millrace.environments.gateway.agents.agent_process import DIRECTORY
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.run_directory import RunDirectory, create
 
@@ -121,6 +123,29 @@ def test_what_ended_a_run_whose_workers_were_up_is_raised_alone_and_before_what_
         train(run)
     assert any("alive 10 s" in note for note in raised.value.__notes__)
     assert json.loads(run.summary.read_text())["reason"] == "ConfigError: it does not fit"
+
+
+@pytest.mark.parametrize("error", [None, ValueError("broken")])
+def test_no_directory_of_an_agent_outlives_the_workers(
+    error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = create("agents", tmp_path / "run")
+    left = run.path / DIRECTORY / "agent-7"
+
+    class Runtime:
+        async def close(self) -> None:
+            left.mkdir(parents=True)
+
+    monkeypatch.setattr(compose, "_local_runtime", lambda *_: Runtime())
+
+    async def runs() -> None:
+        async with compose._runtime(CONFIG, run):
+            if error is not None:
+                raise error
+
+    with nullcontext() if error is None else pytest.raises(ValueError, match="broken"):
+        asyncio.run(runs())
+    assert not left.parent.exists()
 
 
 def test_a_directory_of_weights_is_one_run_s_for_ever_and_another_run_begins_no_worker(

@@ -434,8 +434,10 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
         with after(error):
             await runtime.close()
         raise
-    await runtime.close()
-    remove_directory(run.path / DIRECTORY)
+    else:
+        await runtime.close()
+    finally:
+        remove_directory(run.path / DIRECTORY)
 
 
 def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:
