@@ -350,6 +350,23 @@ def test_a_turn_is_learned_once_and_not_again_with_each_later_turn() -> None:
     assert table.learned == 4 * 5 + 3 * 3 + 1
 
 
+@pytest.mark.parametrize("lease", [0, 1])
+def test_a_trajectory_that_begins_again_is_learned_again(lease: int) -> None:
+    """As in the next evaluation, or under another version. With its work a hint may come."""
+    drafter, rules = EarlierCompletions(), {"eos_ids": frozenset({EOS}), "max_sequence_tokens": 64}
+    for number, tokens in ((0, [7, 8, 9, 10, 11, 12]), (lease, [13, 14, 15, 16])):
+        hints = {"earlier": [[17, 18, 19, 20]] * number}
+        work = make_work(0, [5, 2], Sampling(max_tokens=60), lease=number, **hints)
+        row = Continuation(work, vocab=VOCAB, engine="the engine", decode=None, **rules)
+        for token in tokens:
+            row.append(token, -1.0, 0)
+        drafter.finish(row)
+    again = make_work(1, [5, 2], Sampling(max_tokens=60), tokens=[13, 14])
+    row = Continuation(again, vocab=VOCAB, engine="the engine", decode=None, **rules)
+    assert drafter.propose([row], [1], None) == [[15]]
+    assert drafter._followers.guess(hash((5, 2)), [5, 2, 17, 18])[0] == 19 * lease
+
+
 def test_a_prompt_is_looked_up_once_and_not_in_every_step() -> None:
     class Counted(list[int]):
         reads = 0

@@ -29,9 +29,9 @@ class EarlierCompletions:
 
     def __init__(self, followers: Followers | None = None) -> None:
         self._followers = Followers() if followers is None else followers
-        # By trajectory and length of its prompt (a fork has another), the hash of the prompt and how many
-        # tokens were learned. It outlives the end of a turn: the next turn begins with the same tokens.
-        self._learned: OrderedDict[tuple[int, int], tuple[int, int]] = OrderedDict()
+        # By trajectory and length of its prompt (a fork has another), the hash of the prompt, how many tokens
+        # were learned, and the lease, None at its end. The next turn begins with the same tokens.
+        self._learned: OrderedDict[tuple[int, int], tuple[int, int, int | None]] = OrderedDict()
         self._pending: deque[tuple[int, list[int], int]] = deque()
         self._pending_tokens = 0
         self._hints = Hints()
@@ -55,7 +55,7 @@ class EarlierCompletions:
         """Nothing: `propose` reads the tokens, and judges by them."""
 
     def finish(self, row: Continuation) -> None:
-        unread = self._unread(row)
+        unread = self._unread(row, ended=True)
         self._pending.append(unread)
         self._pending_tokens += len(unread[1])
         while self._pending_tokens > PENDING_TOKENS_MAX:
@@ -77,15 +77,15 @@ class EarlierCompletions:
             recent = [*recent[1:], token]
         return draft
 
-    def _unread(self, row: Continuation) -> tuple[int, list[int], int]:
+    def _unread(self, row: Continuation, *, ended: bool = False) -> tuple[int, list[int], int]:
         """The arguments of `Followers.learn` for what `row` has sampled since the last call."""
-        work, key = row.work, (row.work.trajectory_id, len(row.work.prompt))
-        if key in self._learned:
-            number, start = self._learned.pop(key)
-        else:
-            number, start = hash(tuple(work.prompt)), len(work.prompt)
+        work, begin = row.work, len(row.work.prompt)
+        key = work.trajectory_id, begin
+        number, start, lease = self._learned.pop(key, None) or (hash(tuple(work.prompt)), begin, None)
+        if lease != work.lease:
+            start = min(start, begin + len(work.tokens))  # it may have begun again
             self._hints.keep(number, work)
-        self._learned[key] = number, len(row.tokens)
+        self._learned[key] = number, len(row.tokens), None if ended else work.lease
         if len(self._learned) > KNOWN_MAX:
             self._learned.popitem(last=False)
         before = max(0, start - LONGEST)
