@@ -81,7 +81,9 @@ class EarlierCompletions:
         """The arguments of `Followers.learn` for what `row` has sampled since the last call."""
         work, begin = row.work, len(row.work.prompt)
         key = work.trajectory_id, begin
-        number, start, lease = self._learned.pop(key, None) or (hash(tuple(work.prompt)), begin, None)
+        if (known := self._learned.pop(key, None)) is None:
+            known = hash(tuple(work.prompt)), begin, None
+        number, start, lease = known
         if lease != work.lease:
             start = min(start, begin + len(work.tokens))  # it may have begun again
             self._hints.keep(number, work)
