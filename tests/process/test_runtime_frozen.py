@@ -58,7 +58,7 @@ def test_a_frozen_forkserver_is_replaced_by_the_next_spawn(monkeypatch: pytest.M
             first = await runtime.spawn("first", PROBE)
             os.kill(forkservers()[0], signal.SIGSTOP)
             with monkeypatch.context() as patch, pytest.raises(WorkerDied, match="forkserver"):
-                patch.setattr(launcher, "ANSWER_S", 0.3)
+                patch.setattr(launcher, "LOOK_S", 0.3)
                 await runtime.spawn("second", PROBE)
             assert "SIGKILL" in await first.dead
             third = await runtime.spawn("third", PROBE)

@@ -23,8 +23,9 @@ from millrace.runtime.local import forkserver
 FORKS_IN_FLIGHT = 16
 """Bounds what the control socket must hold while the forkserver is still importing."""
 
-ANSWER_S = 5.0
-"""A fork takes tens of milliseconds. A fork that takes this long will not come."""
+LOOK_S, ANSWER_S = 1.0, 30.0
+"""Between looks at a forkserver that owes an answer. A fork takes tens of milliseconds, or seconds where the
+machine has no memory or cores left. A fork that takes longer than `ANSWER_S` will not come."""
 
 ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """For torch on a GPU. Rows have many lengths, so blocks of fixed sizes leave holes that no tensor fits into.
@@ -126,7 +127,7 @@ class Launcher:
         workers die too, and all of them start anew."""
         requested_s = self._loop.time()
         while not answer.done():
-            await asyncio.wait([answer], timeout=ANSWER_S)
+            await asyncio.wait([answer], timeout=LOOK_S)
             silent_s = self._loop.time() - max(requested_s, self._ready_s or requested_s)
             imported = self._ready_s is not None and silent_s >= ANSWER_S
             if not answer.done() and (imported or process.stopped(self._process.pid)):
