@@ -73,9 +73,10 @@ def test_greedy_tokens_are_the_most_likely_ones(drafting: Bench) -> None:
 
 
 def test_a_version_that_comes_between_drafts_has_its_own_logprobs(drafting: Bench) -> None:
+    """Of so many trajectories some are in the middle, however long the version takes to come."""
     drafting.serve(1)
-    sampling = Sampling(max_tokens=100, temperature=0.0, ignore_eos=True)
-    drafting.submit(drafting.work(prompt_of(i, 5) * 4, sampling) for i in range(4))
+    sampling = [Sampling(max_tokens=100 + 2 * i, temperature=0.0, ignore_eos=True) for i in range(32)]
+    drafting.submit(drafting.work(prompt_of(i, 5) * 4, one) for i, one in enumerate(sampling))
     drafting.sample(10)
     drafting.serve(2)
     played = drafting.drain().values()
