@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,16 @@ def mark(tmp_path: Path) -> Iterator[str]:
         os.kill(pid, signal.SIGKILL)
 
 
-def start_parent(mark: str, tmp_path: Path) -> subprocess.Popen[str]:
+@contextmanager
+def start_parent(mark: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(HERE / "runtime_parent.py")]
     env = {**os.environ, "RUNTIME_TEST": mark, "PYTHONPATH": PYTHON_PATH, "TMPDIR": str(tmp_path)}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "runtime_parent.py")],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    out, quiet = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, env=env, stdout=out, stderr=quiet, text=True) as parent:
+        try:
+            yield parent
+        finally:
+            parent.kill()
 
 
 def named_files(pid: int) -> set[str]:
@@ -91,9 +93,9 @@ def test_nothing_outlives_a_controller_that_gets(number: signal.Signals, mark: s
     with start_parent(mark, tmp_path) as parent:
         assert parent.stdout is not None
         assert [parent.stdout.readline() for _ in range(2)] == ["main\n", "ready\n"], "__main__ ran once"
-        family = marked(mark)
-        assert len(family) == 1 + 1 + 4 + 3, "controller, forkserver, workers, children of one"
-        assert set().union(*map(named_files, family)) == set(), "nothing to leave behind but processes"
+        size = 1 + 1 + 4 + 3
+        assert until(lambda: len(marked(mark)) == size), "controller, forkserver, workers, children of one"
+        assert set().union(*map(named_files, marked(mark))) == set(), "nothing to leave behind but processes"
         parent.send_signal(number)
         parent.wait(GONE_WITHIN_S)
         assert until(lambda: not marked(mark)), marked(mark)

@@ -16,7 +16,7 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.check import Check
 
 SHARED_MEMORY = Path("/dev/shm")
-GONE_S = 5.0
+GONE_S = 30.0
 
 
 def check_ledger(ledger: Path, config: Config) -> list[Check]:
@@ -67,7 +67,7 @@ def check_remains(orphans: list[int], memory_before: set[str]) -> list[Check]:
     such a process ends, its files are gone within `GONE_S`."""
     until_s = time.monotonic() + GONE_S
     while (left := _unused(memory_before)) and time.monotonic() < until_s:
-        time.sleep(GONE_S / 20)
+        time.sleep(0.1)
     return [
         Check("no orphan process", not orphans, f"left: {orphans[:5]}"),
         Check("no memory file", not left, f"left: {left[:5]}"),
