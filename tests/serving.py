@@ -132,7 +132,15 @@ def until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """And every process that it started."""
+    """And every process that it started. A server that is asked to end removes its shared memory."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20.0)
+    kill(process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """And every process that it started, with SIGKILL."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.runs import events, summary, train
-from tests.serving import LONG, PYTHON, WITH_VLLM, end, free_port, start_server, until_ready
+from tests.serving import LONG, PYTHON, WITH_VLLM, end, free_port, kill, start_server, until_ready
 
 from millrace.core.events import Event
 
@@ -46,6 +46,9 @@ class Serving:
         until_ready(self.url, self._processes[-1], self.log)
 
     def kill(self) -> None:
+        kill(self._processes[-1])
+
+    def end(self) -> None:
         end(self._processes[-1])
 
 
@@ -57,7 +60,7 @@ def serving(start: Path, tmp_path: Path) -> Iterator[Serving]:
         serving.until_ready()
         yield serving
     finally:
-        serving.kill()
+        serving.end()
 
 
 class Killer:
