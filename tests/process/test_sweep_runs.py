@@ -37,13 +37,13 @@ def reward(completion):
 """
 
 
-def written(start: Path, tmp_path: Path, text: str, held: str) -> list[str]:
-    """The command of a sweep of the small run. After its first step the trial `held` waits for the end of
+def written(start: Path, tmp_path: Path, text: str, paused: str) -> list[str]:
+    """The command of a sweep of the small run. After its first step the trial `paused` waits for the end of
     the file `hold`."""
     file = tmp_path / "sweep.toml"
     file.write_text(f'base = "{start}"\n{text}')
     (tmp_path / "hold").touch()
-    hold, metrics = (f"Path({str(tmp_path / name)!r})" for name in ("hold", f"out/{held}/metrics.jsonl"))
+    hold, metrics = (f"Path({str(tmp_path / name)!r})" for name in ("hold", f"out/{paused}/metrics.jsonl"))
     (tmp_path / "score.py").write_text(REWARD.format(hold=hold, metrics=metrics))
     command = [sys.executable, "-m", "millrace", "sweep", str(file), "--dir", str(tmp_path / "out")]
     sets = (f"steps={STEPS}", "rollout.replicas=1", "checkpoints.every=1")
@@ -84,7 +84,7 @@ def ended_once(run: Path) -> bool:
 def test_a_sweep_that_is_killed_goes_on_and_every_trial_ends_once(start: Path, tmp_path: Path) -> None:
     out, names = tmp_path / "out", [f"lr={lr},seed={seed}" for seed in (1, 2) for lr in ("0.001", "0.0001")]
     text = 'seeds = [1, 2]\n[grid]\n"optimizer.lr" = [1e-3, 1e-4]\n'
-    command = written(start, tmp_path, text, held=names[1])
+    command = written(start, tmp_path, text, paused=names[1])
     with popen(command) as sweep:
         wait_for(lambda: has_stepped(out / names[1]), sweep)
         sweep.kill()
@@ -117,7 +117,7 @@ def owner_of(run: Path) -> int | None:
 def test_an_interrupt_saves_and_a_trial_that_dies_is_told_and_retried_when_asked(
     start: Path, tmp_path: Path
 ) -> None:
-    command, out = written(start, tmp_path, "seeds = [1, 2]\n", held="seed=2"), tmp_path / "out"
+    command, out = written(start, tmp_path, "seeds = [1, 2]\n", paused="seed=2"), tmp_path / "out"
     with popen(command) as sweep:
         wait_for(lambda: has_stepped(out / "seed=1"), sweep)
         os.kill(sweep.pid, signal.SIGINT)

@@ -18,6 +18,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+SPAWN = multiprocessing.get_context("spawn")
+"""For pools: a fork of a process with threads may hang."""
+
 CUT_OFF = 70
 """Exit status of a worker that stopped itself because its controller had fallen silent."""
 CONTROLLER_LOST = 71
@@ -28,9 +31,6 @@ NOTICED = 73
 
 UNSUITABLE_PYTHON = 72
 """Exit status of a worker whose own Python cannot be started, or cannot import what the wire needs."""
-
-SPAWN = multiprocessing.get_context("spawn")
-"""For pools: a fork of a process with threads may hang."""
 
 _EXIT_MEANINGS = {
     CUT_OFF: "stopped itself: its controller fell silent",
