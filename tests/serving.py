@@ -69,11 +69,11 @@ def start_server(
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), *FLAGS]
     command += [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         return subprocess.Popen(
             command,
             env=os.environ | ENVIRONMENT,
-            stdout=told,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -96,7 +96,7 @@ def start_sglang(model: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
         "mem-fraction-static": 0.2,
     }
     command = [str(SGLANG), "-m", "sglang.launch_server", "--disable-overlap-schedule"]
-    command += ["--skip-tokenizer-init", "--incremental-streaming-output"]
+    command += ["--skip-tokenizer-init", "--incremental-streaming-output", "--sleep-on-idle"]
     command += [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parent / "sglang_stub"),
@@ -104,9 +104,9 @@ def start_sglang(model: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         return subprocess.Popen(
-            command, env=environment, stdout=told, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
@@ -115,9 +115,9 @@ def start_standin(model: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     script = Path(__file__).parent / "engines" / "sglang_standin.py"
     command = [sys.executable, str(script), str(model), str(port), str(SLOTS_MAX + 1), str(SEQUENCE)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         return subprocess.Popen(
-            command, env=environment, stdout=told, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
 
 
