@@ -15,6 +15,7 @@ from test_top_logprobs import check
 from transformers import LlamaForCausalLM
 
 from millrace.core.types import Sampling
+from millrace.engines.vllm.versions import refuse_missing_package
 
 pytestmark = pytest.mark.computed
 
@@ -23,11 +24,15 @@ DRAWN = Sampling(max_tokens=60, temperature=0.7, top_k=3, allowed_token_ids=FEW,
 GREEDY = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
 
 
-@pytest.fixture
-def drafting(kind: str, tensor: int, bench_of: OpenBench) -> Bench:
+@pytest.fixture(params=["ngram", "suffix"])
+def drafting(request: pytest.FixtureRequest, kind: str, tensor: int, bench_of: OpenBench) -> Bench:
     if kind != "vllm" or tensor > 1:
         pytest.skip("of vLLM, on one device")
-    return bench_of(drafts="ngram", seeded=False)
+    try:
+        refuse_missing_package(request.param)
+    except ImportError as missing:
+        pytest.skip(str(missing))
+    return bench_of(drafts=request.param, seeded=False)
 
 
 def test_tokens_are_drawn_from_the_distribution_of_their_logprobs(drafting: Bench) -> None:

@@ -243,3 +243,18 @@ def test_a_run_with_quantised_replicas_closes_its_accounts_and_tells_the_gap(
     record = examine(run)
     assert record["dtype"] == "fp8" and record["findings"] == []
     assert 1e-3 < summary(run)["logprob_gap_staleness0"]["mean"] < EXPECTED["fp8"]
+
+
+@pytest.mark.parametrize("drafts", ["ngram", "suffix"])
+def test_a_run_with_drafts_of_vllm_closes_its_accounts(drafts: str, start: Path, tmp_path: Path) -> None:
+    if drafts == "suffix" and not [*PYTHON.parents[1].glob("lib/python*/site-packages/arctic_inference")]:
+        pytest.skip("`make setup-vllm` could not build arctic-inference")
+    drafting = (f"rollout.drafts={drafts}", "rollout.seeded=false", "rollout.draft_rows_max=64")
+    run = train(start, tmp_path / "run", *VLLM, *LONG, *drafting, "sampling.temperature=0.4")
+    reports = {event.fields["replica"]: event.fields for event in events(run, "report")}
+    drafted = sum(report["drafted_tokens"] for report in reports.values())
+    accepted = sum(report["accepted_tokens"] for report in reports.values())
+    assert 0 < accepted < drafted
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == 64 and accounting["failed"] == 0
+    assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
