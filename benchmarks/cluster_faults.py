@@ -104,14 +104,14 @@ def _measure(fault: Callable[[Nodes, int], None], *overrides: str) -> dict[str, 
         fault(cluster, 1)
         wait(run, lambda: lost.back_s is not None and lost.step_s is not None, lost)
         assert lost.back_s is not None and lost.step_s is not None
-        told = {"until_back": lost.back_s, "until_step": lost.step_s, "workers": float(num_lost)}
+        figures = {"until_back": lost.back_s, "until_step": lost.step_s, "workers": float(num_lost)}
         if fault is cut:
-            told["fenced"] = _fenced_s(run, cluster, pids, lost.began_s)
+            figures["fenced"] = _fenced_s(run, cluster, pids, lost.began_s)
             wait(run, lambda: time.time() > lost.began_s + CUT_S)
             host.link(up=True)
             version = run.version
             wait(run, lambda: run.version >= version + 3)
-    return told
+    return figures
 
 
 def _fenced_s(run: ChildRun, cluster: Nodes, pids: set[int], began_s: float) -> float:
@@ -121,7 +121,7 @@ def _fenced_s(run: ChildRun, cluster: Nodes, pids: set[int], began_s: float) -> 
 
 
 def _workers(run: ChildRun, address: str) -> dict[str, dict[str, Any]]:
-    """What was told at the start of those whose newest incarnation is there."""
+    """The fields of `worker_started` of those whose newest incarnation is there."""
     newest = {event.fields["name"]: event.fields for event in run.events if event.kind == "worker_started"}
     return {name: fields for name, fields in newest.items() if fields["address"] == address}
 

@@ -71,7 +71,7 @@ def start_model() -> Path:
         pairs = [
             (tokenizer.encode(f"{w}>"), [*tokenizer.encode(w[::-1]), ids["eos_token_id"]]) for w in words
         ]
-        told = sft(
+        steps = sft(
             base,
             pairs,
             out_dir=place,
@@ -81,7 +81,7 @@ def start_model() -> Path:
             optimizer="muon",
             on_step=lambda step: say(f"warm start, step {step.step}: loss {step.loss:.3f}"),
         )
-    say(f"warm start: loss {told[0].loss:.2f} to {told[-1].loss:.2f}")
+    say(f"warm start: loss {steps[0].loss:.2f} to {steps[-1].loss:.2f}")
     return place
 
 
@@ -109,8 +109,8 @@ def sampled(model: Any, tokenizer: Any, version: int) -> tuple[Any, float]:
             logprobs.append(found.gather(1, drawn))
             tokens = torch.cat([tokens, drawn], 1)
     chosen, rated = tokens[:, prompts.shape[1] :].tolist(), torch.cat(logprobs, 1).tolist()
-    for group, told in enumerate(words):
-        right = tokenizer.encode(told[::-1])
+    for group, text in enumerate(words):
+        right = tokenizer.encode(text[::-1])
         sequences = [
             TrainSequence(
                 i,

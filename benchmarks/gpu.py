@@ -113,7 +113,7 @@ def engine_part(sizes: Sizes, size: str, note: Callable[[Figures], None]) -> Non
     note({"computes": engine.computes, "weights_bytes": weights_bytes, "kv_token_bytes": kv_bytes})
     for count in sizes.counts:
         row = decoding(engine, sizes, count)
-        must_read = weights_bytes + kv_bytes * row["tokens_held"]
+        must_read = weights_bytes + kv_bytes * row["kv_tokens_mean"]
         row["over_roofline"] = must_read / top["copy_bytes_per_s"] / row["step_s"]
         rows[str(count)] = row
         note({"rows": rows})
@@ -171,7 +171,7 @@ def decoding(engine: TorchEngine, sizes: Sizes, count: int) -> Figures:
         prefill_s = time.perf_counter() - began
         for _ in range(WARM):
             engine.step()
-        held = engine.load().kv_used_tokens
+        kv_tokens = engine.load().kv_used_tokens
         settle(sizes.device)
         started = time.perf_counter()
         for _ in range(steps):
@@ -186,7 +186,7 @@ def decoding(engine: TorchEngine, sizes: Sizes, count: int) -> Figures:
         "tokens_per_s": count / step_s,
         "prefill_tokens_per_s": count * sizes.prompt / prefill_s,
         "end_to_end_tokens_per_s": count * sizes.new / whole_s,
-        "tokens_held": held + count * steps / 2,
+        "kv_tokens_mean": kv_tokens + count * steps / 2,
     }
 
 

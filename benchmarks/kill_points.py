@@ -188,12 +188,12 @@ def columns_of(run: ChildRun) -> dict[int, TokenColumns]:
 
 def foreign_tokens(columns: TokenColumns, due: TokenColumns | None) -> int:
     """Sampled tokens of `columns` that differ from those of `due` in their id, log-prob or version."""
-    told = list(zip(columns.tokens, columns.logprobs, columns.versions(), strict=True))
+    rows = list(zip(columns.tokens, columns.logprobs, columns.versions(), strict=True))
     if due is None:
         return sum(count for _, count in columns.sampled_runs)
     true = list(zip(due.tokens, due.logprobs, due.versions(), strict=True))
     places = [at for start, stop, sampled in columns.turns() if sampled for at in range(start, stop)]
-    return sum(at >= len(true) or told[at] != true[at] for at in places)
+    return sum(at >= len(true) or rows[at] != true[at] for at in places)
 
 
 def untrue_steps(events: Iterable[Event], columns: Mapping[int, TokenColumns]) -> list[str]:

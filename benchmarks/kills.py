@@ -209,11 +209,11 @@ def main() -> None:
     failed = bool(wrong or broken)
     if not failed:
         shutil.rmtree(directory)
-    told = summary(results.rows)
-    if told:
-        table(told, first="victim")
+    victims = summary(results.rows)
+    if victims:
+        table(victims, first="victim")
     counts = {"asked": len(points), "points": len(results.rows), "wrong": len(wrong)}
-    report({**counts, "broken": broken, "victims": told}, as_json=options.json)
+    report({**counts, "broken": broken, "victims": victims}, as_json=options.json)
     sys.exit(failed)
 
 

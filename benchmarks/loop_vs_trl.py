@@ -130,8 +130,8 @@ class Bench:
     def _peer(self, name: str, rows: Path, seed: int, threads: int) -> Curve:
         script, work = SCRIPTS[name], self.directory / f"{self.task.name}-{name}-{seed}-{threads}"
         work.mkdir()
-        told = {"out": str(work / "steps.jsonl"), "threads": threads}
-        job = self._shape(self._in_our_order(rows, seed), seed) | told
+        job = self._shape(self._in_our_order(rows, seed), seed)
+        job |= {"out": str(work / "steps.jsonl"), "threads": threads}
         (work / "job.json").write_text(json.dumps(job))
         python = self._python or python_with_trl(cache_directory())
         command = [python, BENCHMARKS / "peers" / "trl" / script, work / "job.json"]

@@ -55,10 +55,10 @@ class Facts(NamedTuple):
 @cache
 def facts() -> dict[str, Facts]:
     files = sorted(FACTS.glob("*.json"), key=lambda file: file.stem.lower())
-    told = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    tables = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
     return {
         name: Facts(name, **{key: value for key, value in each.items() if key != "sources"})
-        for name, each in told.items()
+        for name, each in tables.items()
     }
 
 
@@ -73,8 +73,8 @@ def refusal(config: dict[str, Any], supported: Supported = TRAINER) -> str:
 
 def ends(each: Facts) -> list[int]:
     """Ids that end a completion: of both files and of the tokenizer."""
-    told = [part.get("eos_token_id") for part in (each.config, each.generation_config or {})]
-    flat = [token for one in told for token in (one if isinstance(one, list) else [one])]
+    end_ids = [part.get("eos_token_id") for part in (each.config, each.generation_config or {})]
+    flat = [token for one in end_ids for token in (one if isinstance(one, list) else [one])]
     return sorted({token for token in (*flat, each.tokens["ids"][each.tokens["eos"]]) if token is not None})
 
 

@@ -183,16 +183,16 @@ def text() -> Text:
 
 
 class _Completion:
-    __slots__ = ("began", "end", "start", "told", "work")
+    __slots__ = ("began", "end", "num_tokens", "start", "work")
 
     def __init__(self, work: Work, end: int, start: int) -> None:
         self.work, self.end, self.start = work, end, start
-        self.told = len(work.tokens)
+        self.num_tokens = len(work.tokens)
         self.began: float | None = None  # in tokens of its replica's slots; None: it has no slot
 
 
 class PlayedReplica:
-    """Every running trajectory gains `rate` tokens a second, told in one report a second."""
+    """Every running trajectory gains `rate` tokens a second, in one report a second."""
 
     def __init__(self, index: float, slots: int, rate: float, median: float, sigma: float) -> None:
         self._index, self._slots, self._rate = index, slots, rate
@@ -218,7 +218,7 @@ class PlayedReplica:
                 self._version,
                 running=running,
                 waiting=len(self._works) - running,
-                kv_used_tokens=sum(c.told for c in self._works.values()),
+                kv_used_tokens=sum(c.num_tokens for c in self._works.values()),
                 kv_capacity_tokens=self._slots * 20_000,
                 generated_tokens=self._generated,
             ),
@@ -234,13 +234,13 @@ class PlayedReplica:
         return [self._grow(completion, count) for completion in running]
 
     def _grow(self, completion: _Completion, count: int) -> Progress:
-        start, work = completion.told, completion.work
-        completion.told = min(start + count, completion.end)
-        finished = completion.told == completion.end
+        start, work = completion.num_tokens, completion.work
+        completion.num_tokens = min(start + count, completion.end)
+        finished = completion.num_tokens == completion.end
         if finished:
             del self._works[work.trajectory_id]
-        self._generated += completion.told - start
-        columns = self._text.columns[completion.start + start : completion.start + completion.told]
+        self._generated += completion.num_tokens - start
+        columns = self._text.columns[completion.start + start : completion.start + completion.num_tokens]
         columns.runs = [(self._version, len(columns))] if columns else []
         finish = Finish.STOP if finished else None
         return Progress(work.trajectory_id, work.lease, start, columns, finish)
@@ -253,8 +253,9 @@ class PlayedReplica:
             self._works[work.trajectory_id] = _Completion(work, max(length, len(work.tokens) + 1), start)
 
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
-        held = (self._works.pop(trajectory_id, None) for trajectory_id in trajectory_ids)
-        return [Progress(c.work.trajectory_id, c.work.lease, c.told, TokenColumns()) for c in held if c]
+        completions = [self._works.pop(tid) for tid in trajectory_ids if tid in self._works]
+        works = [(c.work, c.num_tokens) for c in completions]
+        return [Progress(work.trajectory_id, work.lease, count, TokenColumns()) for work, count in works]
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         await asyncio.sleep(0.5)
@@ -305,7 +306,7 @@ class FleetReplica(PlayedReplica):
         if self._version >= 0:
             for one in islice(self._works.values(), self._slots):
                 if one.began is None:
-                    one.began = self._position() - one.told
+                    one.began = self._position() - one.num_tokens
                     heapq.heappush(self._ends, (one.began + one.end, one.work.trajectory_id, one))
 
     def _collect(self, *, everything: bool) -> list[Progress]:
@@ -313,11 +314,11 @@ class FleetReplica(PlayedReplica):
         while self._ends and self._ends[0][0] <= position:
             one = heapq.heappop(self._ends)[2]
             if self._works.get(one.work.trajectory_id) is one:
-                progress.append(self._grow(one, one.end - one.told))
+                progress.append(self._grow(one, one.end - one.num_tokens))
         for one in islice(self._works.values(), self._slots) if everything else ():
             if (
                 one.began is not None
-                and (count := min(int(position - one.began), one.end - 1) - one.told) > 0
+                and (count := min(int(position - one.began), one.end - 1) - one.num_tokens) > 0
             ):
                 progress.append(self._grow(one, count))
         self._begin()
@@ -372,14 +373,14 @@ class PlayedTrainer:
 
 class PlayedRelay:
     def __init__(self, slots: int) -> None:
-        self._slots, self._held = slots, list[int]()
+        self._slots, self._versions = slots, list[int]()
 
     async def open(self, slot_bytes: int) -> Endpoint:
         return Endpoint("played", "nowhere", self._slots, slot_bytes)
 
     async def stage(self, version: int, digest: str) -> Staged:
-        self._held = [*self._held, version][-self._slots :]
-        return Staged(version, digest, self._held, stage_s=0.0)
+        self._versions = [*self._versions, version][-self._slots :]
+        return Staged(version, digest, self._versions, stage_s=0.0)
 
 
 class PlayedEnvironment:

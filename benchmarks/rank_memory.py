@@ -117,7 +117,7 @@ def one_rank(config: dict[str, Any], directory: Path) -> None:
 
 def peaks(config: dict[str, Any], ranks: int) -> list[int]:
     """Bytes, of each rank."""
-    return [int(told) for told in run_ranks(__file__, config, ranks)]
+    return [int(line) for line in run_ranks(__file__, config, ranks)]
 
 
 def run_ranks(script: str, config: dict[str, Any], ranks: int, *more: str) -> list[str]:
@@ -138,13 +138,13 @@ def run_ranks(script: str, config: dict[str, Any], ranks: int, *more: str) -> li
             for rank in range(ranks)
         ]
         try:
-            told = [process.communicate(timeout=TIMEOUT_S)[0] for process in started]
+            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in started]
         finally:
             for process in started:
                 process.kill()
     if any(process.returncode for process in started):
         raise SystemExit(f"a rank of {ranks} failed")
-    return [lines.splitlines()[-1] for lines in told]
+    return [output.splitlines()[-1] for output in outputs]
 
 
 def said(config: dict[str, Any]) -> tuple[int, int]:

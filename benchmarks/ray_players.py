@@ -80,11 +80,11 @@ class _Part:
 
 
 class _Command:
-    def __init__(self, stage: Any, told: tuple[str, int, str]) -> None:
-        self._stage, self._told = stage, told
+    def __init__(self, stage: Any, command: tuple[str, int, str]) -> None:
+        self._stage, self._command = stage, command
 
     def remote(self, *args: Any) -> Any:
-        return self._stage.do.remote(*self._told, *args)
+        return self._stage.do.remote(*self._command, *args)
 
 
 class _Stage:

@@ -62,7 +62,7 @@ def cold(level: str, programs: int) -> None:
 
 
 def unconfined(programs: int) -> None:
-    calls = "\n".join(f"assert solve(*{one}) == {told}" for one, told in zip(INPUTS, OUTPUTS, strict=True))
+    calls = "\n".join(f"assert solve(*{x}) == {y}" for x, y in zip(INPUTS, OUTPUTS, strict=True))
     for _ in range(programs):
         subprocess.run([sys.executable, "-I", "-c", CODE + calls], check=True)
 

@@ -50,15 +50,15 @@ class Case(NamedTuple):
     @property
     def settings(self) -> str:
         """What differs from the defaults, as keys of the configuration."""
-        told: dict[str, Any] = {f"trainer.{key}": value for key, value in self.trainer.items()}
-        told |= {f"rollout.{key}": value for key, value in self.rollout.items()}
-        told |= {f"optimizer.{key}": value for key, value in self.optimizer.items()}
-        told |= {f"adapter.{key}": value for key, value in self.adapter.items()}
+        settings: dict[str, Any] = {f"trainer.{key}": value for key, value in self.trainer.items()}
+        settings |= {f"rollout.{key}": value for key, value in self.rollout.items()}
+        settings |= {f"optimizer.{key}": value for key, value in self.optimizer.items()}
+        settings |= {f"adapter.{key}": value for key, value in self.adapter.items()}
         if self.tokens != TOKENS:
-            told["rollout.max_sequence_tokens"] = self.tokens
+            settings["rollout.max_sequence_tokens"] = self.tokens
         if self.dtype == "float32":
-            told["model.dtype"] = self.dtype
-        return ", ".join(f"`{key}` {str(value).lower()}" for key, value in told.items()) or "defaults"
+            settings["model.dtype"] = self.dtype
+        return ", ".join(f"`{key}` {str(value).lower()}" for key, value in settings.items()) or "defaults"
 
 
 VLLM = {"engine": "vllm", "slots": 256}
@@ -99,8 +99,8 @@ def answer(case: Case, directory: Path) -> Answer:
         layout = lay_out(config, nodes(case), needs)
     except ConfigError as error:
         return Answer("no", str(error).splitlines()[0].rstrip("."))
-    told = [text.partition(". Lower")[0] for placed in layout.placements for text in warnings(placed, config)]
-    lacking = [text for text in told if " are left for it" in text]
+    texts = [text.partition(". Lower")[0] for one in layout.placements for text in warnings(one, config)]
+    lacking = [text for text in texts if " are left for it" in text]
     return Answer("no", lacking[0]) if lacking else Answer("yes", numbers(layout))
 
 

@@ -150,8 +150,8 @@ def kept_step(event: dict[str, Any]) -> dict[str, Any]:
 def _code() -> str:
     """The commit, with a mark where files differ from it."""
     asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:

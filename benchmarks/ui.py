@@ -117,11 +117,11 @@ def write_run(directory: Path, steps: int, trajectories: int) -> RunDirectory:
         ledger.admit(batch)
         ids = [member.trajectory_id for one in batch for member in one.members]
         ledger.commit_step(StepRecord(version, [one.group_id for one in batch], ids, {"loss": 0.1}))
-        for kind, fields in told_of(ids):
+        for kind, fields in trajectory_events(ids):
             events(Event(kind, STEP_S * version, STEP_S * version, fields))
-        for told in stepped(version, len(ids)):
-            events(told)
-            metrics(told)
+        for event in stepped(version, len(ids)):
+            events(event)
+            metrics(event)
         if version % max(1, steps // 10) == 0:
             say(f"{version} of {steps} steps written, {time.monotonic() - began_s:.0f} s")
     for log in (ledger, events, metrics):
@@ -147,9 +147,9 @@ def started(steps: int, groups: int) -> Event:
     return Event("run_started", 0.0, 0.0, fields | {"replicas": ["replica-0"], "resumed_version": 0})
 
 
-def told_of(ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
+def trajectory_events(ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
     """What a real run tells of each trajectory."""
-    told: list[tuple[str, dict[str, Any]]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
     for one in ids:
         ended: dict[str, Any] = {
             "trajectory_id": one,
@@ -158,9 +158,9 @@ def told_of(ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
             "versions_max": 0,
             "finish": "stop",
         }
-        told.append(("finished", ended))
-        told.append(("scored", {"trajectory_id": one, "value": 0.5, "outcome": "scored", "reason": ""}))
-    return told
+        events.append(("finished", ended))
+        events.append(("scored", {"trajectory_id": one, "value": 0.5, "outcome": "scored", "reason": ""}))
+    return events
 
 
 def stepped(version: int, trajectories: int) -> list[Event]:
@@ -215,8 +215,8 @@ def write_many(directory: Path, runs: int) -> None:
         events, metrics = EventLog(run.events), MetricsLog(run.metrics)
         events(started(RUN_STEPS, 1))
         for version in range(1, RUN_STEPS + 1):
-            for told in stepped(version, 100):
-                metrics(told)
+            for event in stepped(version, 100):
+                metrics(event)
         for log in (events, metrics):
             log.close()
 
@@ -232,10 +232,10 @@ def look_at_many(directory: Path, runs: int) -> dict[str, float]:
         for view in lists:
             while AGAIN in read(base + view).decode():
                 pass
-        told = {view: statistics.median(seconds(base + view) for _ in range(3)) for view in lists}
-    for view, took_s in told.items():
+        medians_s = {view: statistics.median(seconds(base + view) for _ in range(3)) for view in lists}
+    for view, took_s in medians_s.items():
         say(f"{runs} runs {view[-20:]:20} {took_s:.3f} s")
-    return {"runs_first_s": first_s, "runs_list_s": max(told.values())}
+    return {"runs_first_s": first_s, "runs_list_s": max(medians_s.values())}
 
 
 @contextmanager
@@ -259,11 +259,11 @@ def look(run: RunDirectory, rounds: int, watch_s: float) -> dict[str, float]:
         caught_up_s = time.monotonic() - asked_s
         for view in VIEWS:
             seconds(base + view)  # the tokenizer is loaded by the first view of samples
-        told = {view: [seconds(base + view) for _ in range(rounds)] for view in VIEWS}
-        for view, took in told.items():
+        times_s = {view: [seconds(base + view) for _ in range(rounds)] for view in VIEWS}
+        for view, took in times_s.items():
             say(f"{view:32} {statistics.median(took):.3f} s")
         cost = watch(run, base, pid, watch_s)
-    every = sorted(value for took in told.values() for value in took)
+    every = sorted(value for took in times_s.values() for value in took)
     p95_s = every[min(len(every) - 1, int(0.95 * len(every)))]
     return {"first_view_s": first_s, "view_p95_s": p95_s, "caught_up_s": caught_up_s, "cost_to_run": cost}
 
@@ -276,9 +276,9 @@ def watch(run: RunDirectory, base: str, pid: int, watch_s: float) -> float:
     ask_s = began_s
     while (now_s := time.monotonic()) < began_s + watch_s:
         version += 1
-        for told in stepped(version, 100):
-            events(told)
-            metrics(told)
+        for event in stepped(version, 100):
+            events(event)
+            metrics(event)
         if now_s >= ask_s:
             ask_s = now_s + json.loads(read(base + "data/run"))["next_s"]
         time.sleep(0.5)

@@ -117,12 +117,12 @@ def trained(setting: Setting, model: Path, ranks: int, job: Job) -> Figures:
 def run(config: Figures, ranks: int, job: Job) -> Figures:
     """Figures of the first rank; of memory those of the fullest. Raises: RuntimeError: a rank failed."""
     try:
-        told = [json.loads(line) for line in run_ranks(NODE, config, ranks, json.dumps(asdict(job)))]
+        figures = [json.loads(line) for line in run_ranks(NODE, config, ranks, json.dumps(asdict(job)))]
     except SystemExit as error:
         raise RuntimeError(str(error)) from None
     return {
-        name: max(one[name] for one in told) if name.endswith("_bytes") else value
-        for name, value in told[0].items()
+        name: max(one[name] for one in figures) if name.endswith("_bytes") else value
+        for name, value in figures[0].items()
     }
 
 

@@ -17,7 +17,6 @@ from millrace.chaos.attack import SUPERVISION, Attack
 from millrace.chaos.child_run import ChildRun
 from millrace.config.load import load
 from millrace.core.events import Event
-from millrace.observe.check import Check
 from node_parts.setting import Figures, Note, Setting, toml
 
 POLL_S = 0.02
@@ -108,12 +107,8 @@ class Runs:
             *aftermath.check_remains(orphans, self._memory),
         ]
         if failed := [check for check in found if not check.holds]:
-            raise RuntimeError("; ".join(map(told, failed)))
+            raise RuntimeError("; ".join(f"{check.claim}: {check.detail}" for check in failed))
         return {check.claim: check.detail for check in found}
-
-
-def told(check: Check) -> str:
-    return f"{check.claim}: {check.detail}"
 
 
 def division(gpus: int) -> tuple[int, int]:

@@ -74,13 +74,13 @@ def speed_ups(name: str, devices: int) -> dict[str, float]:
 
 def trainer_sizes(name: str, count: int, shrink: int) -> list[int]:
     """Whole ranks, with a replica left, and states that fit where the cluster has its real size."""
-    ways = PARALLEL[name]
-    sizes = {count * eighths // 8 // ways * ways for eighths in EIGHTHS}
+    degree = PARALLEL[name]
+    sizes = {count * eighths // 8 // degree * degree for eighths in EIGHTHS}
     whole = {
-        size: Training(model(name), DEVICE, size * shrink, model_parallel=ways) for size in sizes if size
+        size: Training(model(name), DEVICE, size * shrink, model_parallel=degree) for size in sizes if size
     }
     return sorted(
-        size for size in whole if count - size >= ways and whole[size].fits(PROMPT_TOKENS[1] + MAX_TOKENS)
+        size for size in whole if count - size >= degree and whole[size].fits(PROMPT_TOKENS[1] + MAX_TOKENS)
     )
 
 
@@ -95,12 +95,12 @@ def best_splits(splits: dict[int, Pipelines]) -> list[int]:
 
 
 def pipelines(name: str, trainer: int, rollout: int, shrink: int) -> Pipelines:
-    shape, ways = model(name), PARALLEL[name]
-    generation = Generation(shape, DEVICE, ways)
+    shape, degree = model(name), PARALLEL[name]
+    generation = Generation(shape, DEVICE, degree)
     training = Training(
-        shape, DEVICE, trainer, model_parallel=min(trainer, ways), log_prob_pass=True, updates=UPDATES
+        shape, DEVICE, trainer, model_parallel=min(trainer, degree), log_prob_pass=True, updates=UPDATES
     )
-    replicas = rollout // ways
+    replicas = rollout // degree
     lengths = LogNormal.from_percentiles(MEDIAN, P99)
     workload = Workload(prompt_tokens=PROMPT_TOKENS, completion=lengths, quantum=QUANTUM)
     costs = Cluster(generation, training, replicas, "collective").costs(QUANTUM)
@@ -110,7 +110,7 @@ def pipelines(name: str, trainer: int, rollout: int, shrink: int) -> Pipelines:
 
 def controlled_s(name: str, count: int, shrink: int, schedule: Schedule, trainer: int) -> float:
     """Seconds of a step under the real controller."""
-    ways = PARALLEL[name]
+    degree = PARALLEL[name]
     config = SimulatedConfig(
         steps=sized(10, 3),
         batch=BatchShape(prompts=PROMPTS // shrink, group_size=GROUP),
@@ -119,9 +119,9 @@ def controlled_s(name: str, count: int, shrink: int, schedule: Schedule, trainer
             model=name,
             device=DEVICE.name,
             trainer_devices=trainer,
-            model_parallel=ways,
-            replicas=(count - trainer) // ways,
-            tensor_parallel=ways,
+            model_parallel=degree,
+            replicas=(count - trainer) // degree,
+            tensor_parallel=degree,
             slots=SLOTS,
             log_prob_pass=True,
             transport="relay" if isinstance(schedule, Laminar) else "collective",

@@ -40,12 +40,12 @@ def problem(name: str, dtype: str, completion: float) -> Problem:
     length = int(PROMPT + completion)
 
     @lru_cache(None)
-    def generate_s(batch: int, ways: int) -> float:
-        return Generation(shape, DEVICE, ways, dtype).sample_s(batch, PROMPT, completion)
+    def generate_s(batch: int, degree: int) -> float:
+        return Generation(shape, DEVICE, degree, dtype).sample_s(batch, PROMPT, completion)
 
     @lru_cache(None)
-    def train_s(batch: int, ways: int) -> float:
-        return training(name, ways).sample_s(batch, length)
+    def train_s(batch: int, degree: int) -> float:
+        return training(name, degree).sample_s(batch, length)
 
     return Problem(
         samples=SAMPLES,
@@ -59,8 +59,8 @@ def problem(name: str, dtype: str, completion: float) -> Problem:
     )
 
 
-def training(name: str, ways: int) -> Training:
-    return Training(model(name), DEVICE, TABLE[name][0], model_parallel=ways, recompute=False)
+def training(name: str, degree: int) -> Training:
+    return Training(model(name), DEVICE, TABLE[name][0], model_parallel=degree, recompute=False)
 
 
 def asynchronous_s(name: str, completion: float) -> float:
@@ -71,13 +71,13 @@ def synchronous_s(name: str, completion: float) -> float:
     """Training by (6), then generation with its layout until the longest completion is there."""
     posed, devices = problem(name, "bf16", completion), TABLE[name][0]
     best = solve_synchronous(posed)
-    ways = best.model_parallel
-    train_s = SAMPLES / devices * ways * posed.train_s(best.train_batch, ways)
+    degree, replicas = best.model_parallel, devices // best.model_parallel
+    train_s = SAMPLES / devices * degree * posed.train_s(best.train_batch, degree)
     lengths = LogNormal.from_percentiles(0.9 * completion, LONGEST)
     workload = Workload(prompt_tokens=(PROMPT, PROMPT), completion=lengths, quantum=QUANTUM)
-    layout = Cluster(Generation(model(name), DEVICE, ways), training(name, ways), devices // ways, "ddma")
+    layout = Cluster(Generation(model(name), DEVICE, degree), training(name, degree), replicas, "ddma")
     batch = Batch(SAMPLES // GROUP, GROUP, LONGEST // QUANTUM, workload)
-    generation = Pipelines(layout.costs(QUANTUM), devices // ways, best.generate_batch, batch)
+    generation = Pipelines(layout.costs(QUANTUM), replicas, best.generate_batch, batch)
     return train_s + generation.generation_s
 
 

@@ -111,8 +111,8 @@ def test_a_version_goes_from_gpu_to_gpu(gpu, monkeypatch):
     digest = writer.end(filling, buffers.manifest, buffers.block_digests())
     staged = asyncio.run(relay.stage(1, digest))
     assert staged.digest == digest == buffers.digest() and kind_of(digest) == MULTILINEAR
-    with reader.view(1) as (_, held):
-        for tensor in held:
+    with reader.view(1) as (_, tensors):
+        for tensor in tensors:
             there = torch.from_numpy(tensor.data.copy()).view(torch.bfloat16).view(tensor.shape)
             assert torch.equal(there, weights[tensor.name].cpu().bfloat16()), tensor.name
     options = {"device": gpu.type, "dtype": "bfloat16", "slots": 4}

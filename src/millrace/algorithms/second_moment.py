@@ -39,6 +39,6 @@ def within_second_moment(
     size = moments_K.size
     before_K = np.cumsum(moments_K) - moments_K
     means_K = (before_K + moments_K * (size - np.arange(size))) / max(size, 1)  # they never fall
-    held = int(np.searchsorted(means_K, most, side="right"))
-    limit = moments_K[held - 1] if held else 0.0
+    num_kept = int(np.searchsorted(means_K, most, side="right"))
+    limit = moments_K[num_kept - 1] if num_kept else 0.0
     return ~pushed_N | (log_N**2 <= limit)

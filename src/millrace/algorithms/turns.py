@@ -37,8 +37,8 @@ def turn_advantages(
         its own, and every trajectory has K turns. Here both may be otherwise.
     """
     outcome_G = group_advantages(group, scale=scale, baseline=baseline)
-    told = group.turn_rewards or [np.full(turns, np.nan) for turns in group.turns_G]
-    own_GK = _by_number(group, told, scale=scale, baseline=baseline)
+    rewards = group.turn_rewards or [np.full(turns, np.nan) for turns in group.turns_G]
+    own_GK = _by_number(group, rewards, scale=scale, baseline=baseline)
     found = []
     for outcome, own_K, turns, turn_T in zip(outcome_G, own_GK, group.turns_G, group.turn_of, strict=True):
         advantages_K = own_K[:turns].copy()
@@ -77,11 +77,11 @@ def sequence_returns(group: ComparedGroup) -> list[NDArray[np.float64]]:
     """What each sequence of a trajectory earned: the rewards of its turns. The sequence of the last turn has
     the rest of the trajectory's reward. So their sum is the reward."""
     found = []
-    told = group.turn_rewards or [np.zeros(turns) for turns in group.turns_G]
-    members = zip(group.rewards_G, told, group.turn_of, group.sequence_of, strict=True)
-    for reward, told_K, turn_T, own_T in members:
+    rewards = group.turn_rewards or [np.zeros(turns) for turns in group.turns_G]
+    members = zip(group.rewards_G, rewards, group.turn_of, group.sequence_of, strict=True)
+    for reward, rewards_K, turn_T, own_T in members:
         sequence_K = own_T[np.flatnonzero(np.diff(turn_T, prepend=-1) > 0)]
-        returns_S = np.bincount(sequence_K, np.nan_to_num(told_K), own_T.max(initial=0) + 1).astype(float)
+        returns_S = np.bincount(sequence_K, np.nan_to_num(rewards_K), own_T.max(initial=0) + 1).astype(float)
         last = sequence_K[-1:]
         returns_S[last] = 0.0
         returns_S[last] = reward - returns_S.sum()
@@ -94,13 +94,13 @@ def _by_number(
 ) -> NDArray[np.float64]:
     """Compare the k-th of each trajectory's rewards with the k-th of the others that have one: (G, most). 0:
     there is none. NaN: none."""
-    told_GK = np.full((len(rewards), max(map(len, rewards))), np.nan)
-    for told_K, own in zip(told_GK, rewards, strict=True):
-        told_K[: len(own)] = own
-    own_GK = np.zeros(told_GK.shape)
-    for told_G, own_G in zip(told_GK.T, own_GK.T, strict=True):
-        has_G = ~np.isnan(told_G)
+    rewards_GK = np.full((len(rewards), max(map(len, rewards))), np.nan)
+    for rewards_K, own in zip(rewards_GK, rewards, strict=True):
+        rewards_K[: len(own)] = own
+    own_GK = np.zeros(rewards_GK.shape)
+    for rewards_G, own_G in zip(rewards_GK.T, own_GK.T, strict=True):
+        has_G = ~np.isnan(rewards_G)
         if has_G.any():
-            rewarded = replace(group, rewards_G=told_G[has_G])
+            rewarded = replace(group, rewards_G=rewards_G[has_G])
             own_G[has_G] = group_advantages(rewarded, scale=scale, baseline=baseline)
     return own_GK

@@ -61,10 +61,10 @@ document.addEventListener("change", ({ target }) => {
   });
   const list = document.querySelector("form.runs");
   if (!list) return;
-  const told = list.querySelector("[data-chosen]"), before = told.textContent;
+  const label = list.querySelector("[data-chosen]"), before = label.textContent;
   const count = () => {
     const num = list.querySelectorAll(":checked").length;
-    told.textContent = num ? `${num} ${num === 1 ? "run is" : "runs are"} ticked.` : before;
+    label.textContent = num ? `${num} ${num === 1 ? "run is" : "runs are"} ticked.` : before;
   };
   list.addEventListener("change", count);
   count();
@@ -99,7 +99,7 @@ document.addEventListener("change", ({ target }) => {
     const share = across(svg, event), [left, right, top, bottom] = numbers(svg, "frame");
     mark(Math.min(share, began ?? share), Math.max(share, began ?? share));
     const at = between(numbers(svg, "x"), share), wanted = left + share * (right - left);
-    const told = [`${svg.dataset.axis} ${svg.dataset.axis === "step" ? Math.round(at) : Number(at.toPrecision(4))}`];
+    const texts = [`${svg.dataset.axis} ${svg.dataset.axis === "step" ? Math.round(at) : Number(at.toPrecision(4))}`];
     for (const line of svg.querySelectorAll("polyline[data-label], circle[data-label]")) {
       const [cx, cy] = [line.cx, line.cy].map((one) => one?.baseVal.value);
       const points = line.points ? [...line.points] : [{ x: cx, y: cy }];
@@ -108,9 +108,9 @@ document.addEventListener("change", ({ target }) => {
       if (!joined && Math.abs(point.x - wanted) > 4) continue; // nothing is known between points
       const y = numbers(svg, "y"), value = between(y, (bottom - point.y) / (bottom - top), svg.dataset.log);
       const unit = 10 ** Math.ceil(Math.log10((y[1] - y[0]) / 2e4)); // a place tells no more
-      told.push(`${line.dataset.label}  ${Number((svg.dataset.log ? value : Math.round(value / unit) * unit).toPrecision(4))}`);
+      texts.push(`${line.dataset.label}  ${Number((svg.dataset.log ? value : Math.round(value / unit) * unit).toPrecision(4))}`);
     }
-    tip.textContent = told.join("\n");
+    tip.textContent = texts.join("\n");
     tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 4)}px`;
     tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4)}px`;
   });

@@ -241,13 +241,13 @@ class Site:
         choice, only, color = _choice(query), _filter(query), _color(query)
         num = min(SHOWN_MAX, _number(query, "num") or SHOWN)
         shown = choose(run.run, run.tokenizer, choice, num, only=only)
-        told = ""
+        summary = ""
         if only != ANY:
             every = count(run.run, choice, only)
-            told = f'<p class="quiet">{filtered_line(every, len(shown))}</p>'
+            summary = f'<p class="quiet">{filtered_line(every, len(shown))}</p>'
         address = f"{self._base}samples/{quote(name)}?choice={choice}&color={color}{in_address(only)}"
         more = fragments.link(f"{address}&num={2 * num}", "Show more")
-        html = told + self._drawn(name, shown, color)
+        html = summary + self._drawn(name, shown, color)
         return html + (f"<p>{more}</p>" if len(shown) == num < SHOWN_MAX else "")
 
     def _search(self, name: str, run: Overview, query: Query) -> str:
@@ -257,8 +257,8 @@ class Site:
         shown = [shown_of(sample, run.tokenizer) for sample in results.samples]
         on = f"{self._base}samples/{quote(name)}?text={quote(text, errors='replace')}{in_address(only)}"
         link = fragments.link(f"{on}&color={color}&before={results.before}", "Look further back")
-        told = f"{results.summary(only)} {link if results.before is not None else ''}"
-        return f'<p class="quiet">{told}</p>{self._drawn(name, shown, color)}'
+        summary = f"{results.summary(only)} {link if results.before is not None else ''}"
+        return f'<p class="quiet">{summary}</p>{self._drawn(name, shown, color)}'
 
     def _drawn(self, name: str, shown: list[Shown], color: TokenColor) -> str:
         groups, trajectories = self._groups(name, color), self._trajectories(name, color)

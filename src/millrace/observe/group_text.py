@@ -79,16 +79,16 @@ def _history(history: Mapping[str, Any], group_id: int) -> list[RenderableType]:
         )
         for draw in draws
     ]
-    told: list[RenderableType] = [_table("The row over the run", head, rows)]
+    parts: list[RenderableType] = [_table("The row over the run", head, rows)]
     rewards = [draw["reward_mean"] for draw in reversed(draws) if draw["reward_mean"] is not None]
     if len(rewards) > 1:
         line = (
             f"mean reward, the oldest first: {sparkline(rewards)} ({min(rewards):.3g} to {max(rewards):.3g})"
         )
-        told.append(Text(line))
+        parts.append(Text(line))
     if first:
-        told.append(Text(f"Only groups from {first:,} on were looked at.", style="dim"))
-    return told
+        parts.append(Text(f"Only groups from {first:,} on were looked at.", style="dim"))
+    return parts
 
 
 def _earned(one: Mapping[str, Any]) -> str:

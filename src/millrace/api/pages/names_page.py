@@ -42,8 +42,8 @@ def reference(names: Sequence[str]) -> str:
     functions = {n: v for n, v in public.items() if n not in errors and n not in classes}
     texts = [text for name, function in functions.items() for text in _function(f"millrace.{name}", function)]
     texts += [text for name, kind in classes.items() for text in _class(name, kind)]
-    told = [f"- `millrace.{name}`: {_line(_doc(kind))}" for name, kind in errors.items()]
-    texts += ["## Errors", *told] if told else []
+    lines = [f"- `millrace.{name}`: {_line(_doc(kind))}" for name, kind in errors.items()]
+    texts += ["## Errors", *lines] if lines else []
     return "\n\n".join(texts).replace("\n\n- ", "\n- ").replace("## Errors\n-", "## Errors\n\n-") + "\n"
 
 

@@ -11,19 +11,19 @@ from millrace.schedule.view import GroupView
 class GroupRecord:
     """A live group, and its view for decisions. `birth` never decreases; see `schedule.view`."""
 
-    __slots__ = ("group", "held", "started_s", "view")
+    __slots__ = ("group", "started_s", "unstarted", "view")
 
     def __init__(self, group: Group, birth: int, samples: int, started_s: float | None = None) -> None:
         """`started_s` None: the group started in an earlier session. The members after the first `samples`
         are held back (`schedule.screen`), unless one of them has started; 0: none is."""
         self.group, self.view, self.started_s = group, GroupView(group.group_id, birth), started_s
         rest = group.members[samples:] if samples else []
-        self.held = rest if all(m.state is State.QUEUED and not m.lease for m in rest) else []
+        self.unstarted = rest if all(m.state is State.QUEUED and not m.lease for m in rest) else []
 
     @property
     def started(self) -> list[Trajectory]:
         """The members that are not held back."""
-        return self.group.members[: len(self.group.members) - len(self.held)]
+        return self.group.members[: len(self.group.members) - len(self.unstarted)]
 
     @property
     def birth(self) -> int:

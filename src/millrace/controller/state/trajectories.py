@@ -279,7 +279,7 @@ class Trajectories:
         for member in unscored:
             self._end(member, State.REJECTED, REDUNDANT)
         live = [m for m in live if m.state in LIVE] if unscored else live
-        if record.held:
+        if record.unstarted:
             self._screen(record, [m.reward for m in live if m.reward is not None])
         elif len(live) == 1:
             self.end(live[0], State.REJECTED, NO_BASELINE)
@@ -297,8 +297,8 @@ class Trajectories:
         """The rest of a group starts, or the group ends as screened out."""
         reward = screened_reward(rewards)
         if reward is None:
-            self.queued |= {m.trajectory_id: m for m in record.held}
-            record.held, self._screened_in_a_row = [], 0
+            self.queued |= {m.trajectory_id: m for m in record.unstarted}
+            record.unstarted, self._screened_in_a_row = [], 0
             return
         why = f"screened out: its first {len(rewards)} rewards are {reward:g}"
         self.end_group(record.group.group_id, State.REJECTED, why)

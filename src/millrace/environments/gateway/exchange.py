@@ -198,10 +198,10 @@ class Exchange(HTTPMessageDelegate):
         message = str(refusal).encode(errors="replace").decode()
         kind = "invalid_request_error" if refusal.status < 500 else "server_error"
         error = {"message": message, "type": kind, "param": refusal.field, "code": refusal.status}
-        dialect, told = self._around.dialects.get(self._target.path), (refusal.status, message, refusal.field)
+        dialect, args = self._around.dialects.get(self._target.path), (refusal.status, message, refusal.field)
         try:
             if dialect is not None:
-                return dialect.error_event(*told) if as_event else encode(dialect.error(*told))
+                return dialect.error_event(*args) if as_event else encode(dialect.error(*args))
         except Exception as error_of_dialect:
             self._around.fault(error_of_dialect)
         plain = encode({"error": error})

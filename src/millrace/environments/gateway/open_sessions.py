@@ -46,9 +46,9 @@ class OpenSessions:
                     return self._open[digest]
             if any(digest in self._ended for digest in digests):
                 raise ended()
-        told = "the key is of no episode" if keys else "the request has no key"
+        problem = "the key is of no episode" if keys else "the request has no key"
         raise RefusedCall(
-            f"{told}; send the episode's key as Authorization: Bearer KEY, or as x-api-key", 401
+            f"{problem}; send the episode's key as Authorization: Bearer KEY, or as x-api-key", 401
         )
 
     def _forget(self, session: Session) -> None:

@@ -66,7 +66,7 @@ class SumCalls:
         self, members: Sequence[tuple[table.RewardMember, Calls | RetriedCalls]], timeout_s: float
     ) -> None:
         self._members = sorted(members, key=lambda one: one[1].is_async)
-        self._timeout_s, self._told = timeout_s, set[str]()
+        self._timeout_s, self._logged_members = timeout_s, set[str]()
         self.is_async = any(calls.is_async for _, calls in members)
 
     async def score(self, completion: str, answer: Any, columns: Row) -> Score:
@@ -103,8 +103,8 @@ class SumCalls:
 
     def _tell(self, name: str, score: Score) -> None:
         """The first failure of each member that is left out goes to the worker's log."""
-        if isinstance(score, Failed) and name not in self._told:
-            self._told.add(name)
+        if isinstance(score, Failed) and name not in self._logged_members:
+            self._logged_members.add(name)
             _log.warning(
                 "a member of the sum is left out where it fails; the first failure: %s", score.reason
             )
@@ -115,7 +115,7 @@ def _may_miss(member: table.RewardMember, score: Score) -> bool:
 
 
 def _shares(member: table.RewardMember, score: Score) -> dict[str, float]:
-    """Whether the member is left out, of each way in which it may be."""
+    """Whether the member is left out, for each outcome at which it may be."""
     kinds = {"abstained": Abstain, "failed": Failed}
-    ways = {"never": (), "abstained": ("abstained",), "failed": ("abstained", "failed")}[member.leave_out]
-    return {f"{member.name}/{way}": float(isinstance(score, kinds[way])) for way in ways}
+    outcomes = {"never": (), "abstained": ("abstained",), "failed": ("abstained", "failed")}[member.leave_out]
+    return {f"{member.name}/{outcome}": float(isinstance(score, kinds[outcome])) for outcome in outcomes}

@@ -32,7 +32,7 @@ def meet(rank: int, count: int, rendezvous: str, stack: ExitStack) -> str:
     address, problem = "", "nobody told where"
     while time.monotonic() < deadline_s:
         try:
-            address = address or _told(rendezvous)
+            address = address or _address(rendezvous)
             host, _, port = address.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=HELLO_S_MAX) as connection:
                 connection.sendall(f"{rank}\n".encode())
@@ -84,7 +84,7 @@ def _listener(rendezvous: str) -> socket.socket:
     return listener
 
 
-def _told(rendezvous: str) -> str:
+def _address(rendezvous: str) -> str:
     """Raises: ValueError: not yet."""
     if not rendezvous.startswith("file://"):
         return rendezvous.removeprefix("tcp://")

@@ -39,10 +39,10 @@ def _card(curves: CurveSet, name: str, across: tuple[float, float], files: str, 
         fragments.link(f"{files}{kind}{choices.address(metrics=(name,))}", kind.upper())
         for kind in ("svg", "csv")
     ]
-    told = f'<p class="files">{" ".join(links)}</p>' if files else ""
+    downloads = f'<p class="files">{" ".join(links)}</p>' if files else ""
     values = f"<details><summary>Values</summary>{_table(curves, lines)}</details>"
     head = f"<h2>{fragments.safe(name)}</h2>{fragments.explained(meaning(name))}"
-    return f'<section class="chart">{head}{svg}{values}{told}</section>'
+    return f'<section class="chart">{head}{svg}{values}{downloads}</section>'
 
 
 def _table(curves: CurveSet, lines: Sequence[Line]) -> str:
@@ -78,20 +78,20 @@ def legend(curves: CurveSet, addresses: Sequence[str] = ()) -> str:
 
 def notes(curves: CurveSet) -> str:
     """What the lines are, and which choices could not be met."""
-    told: list[str] = []
+    sentences: list[str] = []
     if curves.grouped:
         band = {
             Band.RANGE: "The band goes from the least to the largest run.",
             Band.DEVIATION: "The band is the mean minus and plus the standard deviation of the runs.",
         }
-        told.append(
+        sentences.append(
             f"A line is the mean of the runs of its group that have come so far. {band[curves.choices.band]}"
         )
     if curves.choices.smooth:
         pale = "" if curves.grouped else " The pale line is not smoothed."
-        told.append(f"Smoothed: an exponential moving average over the whole run.{pale}")
+        sentences.append(f"Smoothed: an exponential moving average over the whole run.{pale}")
     if curves.choices.log:
-        told.append("Values that are not above 0 are left out.")
+        sentences.append("Values that are not above 0 are left out.")
     why = f"Not measured, or more than {METRICS_MAX}"
     left_out = fragments.notice(f"{why}: {', '.join(curves.left_out)}.") if curves.left_out else ""
-    return left_out + (f'<p class="quiet">{fragments.safe(" ".join(told))}</p>' if told else "")
+    return left_out + (f'<p class="quiet">{fragments.safe(" ".join(sentences))}</p>' if sentences else "")

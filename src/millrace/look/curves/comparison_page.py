@@ -39,11 +39,11 @@ def comparison_page(
 
 def _left_out(groups: RunGroups, group: str) -> str:
     """Which choices could not be met."""
-    told = fragments.notice(f"No run has the key {group}.") if group and not groups.grouped else ""
+    unknown_key = fragments.notice(f"No run has the key {group}.") if group and not groups.grouped else ""
     if not groups.left_out:
-        return told
+        return unknown_key
     several = "" if groups.grouped else " Group them by a key to compare more."
-    return told + fragments.notice(
+    return unknown_key + fragments.notice(
         f"The first {groups.most} are compared. Left out: {', '.join(groups.left_out)}.{several}"
     )
 
@@ -64,8 +64,8 @@ def _groups(groups: RunGroups, runs: Sequence[Overview]) -> str:
         figures = [[evaluated[row.name].get(name) for row in rows] for name in names]
         cells = [_mean(values) for values in ([row.reward for row in rows], *figures)]
         lines.append((label, len(rows), *cells, ", ".join(row.name for row in rows)))
-    told = '<p class="quiet">Each figure is a mean, ± the standard deviation.</p>'
-    return told + fragments.table(("group", "number", "last reward", *names, "runs"), lines)
+    explanation = '<p class="quiet">Each figure is a mean, ± the standard deviation.</p>'
+    return explanation + fragments.table(("group", "number", "last reward", *names, "runs"), lines)
 
 
 def _mean(values: Sequence[float | None]) -> str | None:

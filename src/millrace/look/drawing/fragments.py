@@ -108,7 +108,7 @@ def waiting(
 ) -> str:
     """Who episodes wait for, and the longest waits. `counts` has how many wait for each role, and the seconds
     of the longest. `trajectories` is the address of their page; empty: no links."""
-    told = ", ".join(f"{num:,} for the {role} (longest {duration(s)})" for role, (num, s) in counts.items())
+    text = ", ".join(f"{num:,} for the {role} (longest {duration(s)})" for role, (num, s) in counts.items())
     rows = []
     for one in shown:
         name = str(one.trajectory_id)
@@ -116,7 +116,7 @@ def waiting(
         number = link(address, name) if trajectories else name
         rows.append((number, one.role, duration(one.waited_s), one.turn, one.tokens))
     head = ("trajectory", "waits for", "time", "turn", "tokens")
-    return f'<h2 id="episodes">Episodes</h2><p>They wait: {safe(told)}.</p>{table(head, rows)}'
+    return f'<h2 id="episodes">Episodes</h2><p>They wait: {safe(text)}.</p>{table(head, rows)}'
 
 
 def state(name: str) -> str:

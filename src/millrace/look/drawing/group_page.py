@@ -50,9 +50,9 @@ def row_columns(row: TaskRow) -> str:
     """The reference answer, and the other columns of the row."""
     if row.unknown:
         return f'<p class="quiet">{safe(row.unknown)}</p>'
-    answer = row.answer
-    told = f'<p><span class="quiet">Reference answer</span></p><pre class="prompt">{safe(answer or "")}</pre>'
-    html = told if answer is not None else '<p class="quiet">The task has no reference answer.</p>'
+    html = '<p class="quiet">The task has no reference answer.</p>'
+    if (answer := row.answer) is not None:
+        html = f'<p><span class="quiet">Reference answer</span></p><pre class="prompt">{safe(answer)}</pre>'
     if not row.columns:
         return html
     shown = list(row.columns.items())[:COLUMNS_MAX]
@@ -63,19 +63,19 @@ def row_columns(row: TaskRow) -> str:
     return f"{html}<details><summary>{names}</summary>{table}{more}</details>"
 
 
-def history(told: RowHistory, current: int, groups: str) -> str:
+def history(row_history: RowHistory, current: int, groups: str) -> str:
     """Each draw of the row, with a line of the mean rewards."""
-    rows = [_draw(draw, current, groups) for draw in told.draws]
+    rows = [_draw(draw, current, groups) for draw in row_history.draws]
     head = ("group", "trained into", "sampled by", "mean reward", "mean tokens", "longest", "states")
     cut = ""
-    if told.first:
-        address = f"{groups}{current}&before={told.first}"
+    if row_history.first:
+        address = f"{groups}{current}&before={row_history.first}"
         link = fragments.link(address, "Look further back")
-        cut = f'<p class="quiet">Only groups from {told.first:,} on were looked at. {link}</p>'
-    line = _curve(told.rewards) if len(told.rewards) > 1 else ""
-    times = "once" if len(told.draws) == 1 else f"{len(told.draws)} times"
-    title = "The row over the run" + (f": drawn {times}" if told.whole else "")
-    name = f'<p class="quiet">Row {safe(told.row_id)}</p>'
+        cut = f'<p class="quiet">Only groups from {row_history.first:,} on were looked at. {link}</p>'
+    line = _curve(row_history.rewards) if len(row_history.rewards) > 1 else ""
+    times = "once" if len(row_history.draws) == 1 else f"{len(row_history.draws)} times"
+    title = "The row over the run" + (f": drawn {times}" if row_history.whole else "")
+    name = f'<p class="quiet">Row {safe(row_history.row_id)}</p>'
     return f"<h2>{title}</h2>{name}{line}{fragments.table(head, rows)}{cut}"
 
 

@@ -33,5 +33,5 @@ def _bar(role: str, seconds: Mapping[str, float], colors: Mapping[str, str]) -> 
         parts.append(f'<i style="width:{100 * share:.2f}%;{look}" title="{name}"></i>')
         if share >= SHARE_MIN:
             words.append(f'<span><i style="{look}"></i> {fragments.safe(f"{cause} {share:.0%}")}</span>')
-    told = f'<p class="quiet">{" ".join(words)}</p>'
-    return f"<b>{fragments.safe(role)}</b><div>{''.join(parts)}</div>{told}"
+    legend = f'<p class="quiet">{" ".join(words)}</p>'
+    return f"<b>{fragments.safe(role)}</b><div>{''.join(parts)}</div>{legend}"

@@ -57,8 +57,8 @@ def environment(status: Status) -> list[str]:
 
 def _waits(waits: EpisodeWaits, wall_s: float) -> str:
     oldest = {role: waits.longest_s(role, wall_s) for role in (MODEL, ENVIRONMENT)}
-    told = (f"{waits.count(role)} for the {role} (longest {duration(s)})" for role, s in oldest.items())
-    return f"episodes wait: {', '.join(told)}"
+    counts = (f"{waits.count(role)} for the {role} (longest {duration(s)})" for role, s in oldest.items())
+    return f"episodes wait: {', '.join(counts)}"
 
 
 def memory(status: Status) -> list[str]:

@@ -25,8 +25,7 @@ def trial_name(overrides: Mapping[str, Any]) -> str:
     short = short_keys(overrides)
     exact = ",".join(f"{short[key]}={_text(value)}" for key, value in overrides.items())
     name = re.sub(r"[^\w.,=+-]+", "_", exact, flags=re.ASCII)[:NAME_MAX]
-    told = all(_is_told(value) for value in overrides.values())
-    if told and name == exact:
+    if name == exact and all(map(_is_exact, overrides.values())):
         return name
     digest = blake2b(identity(overrides).encode(), digest_size=DIGEST_BYTES).hexdigest()
     return f"{name}-{digest}"
@@ -48,7 +47,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _is_told(value: Any) -> bool:
+def _is_exact(value: Any) -> bool:
     """Whether the text of a value tells it from every other value."""
     if isinstance(value, float):
         return float(_text(value)) == value

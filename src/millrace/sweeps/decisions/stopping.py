@@ -56,8 +56,8 @@ def halving_reason(
         values = [value for series in reached if (value := value_at(series, rung, last)) is not None]
         count, better = len(values) + 1, sum(mine is None or value > mine for value in values)
         if count >= rule.factor and better >= count // rule.factor:
-            told = "no value" if mine is None else f"{sign * mine:.4g}"
-            return f"step {rung}: its value {told} is in place {better + 1} of {count} trials so far"
+            text = "no value" if mine is None else f"{sign * mine:.4g}"
+            return f"step {rung}: its value {text} is in place {better + 1} of {count} trials so far"
     return ""
 
 

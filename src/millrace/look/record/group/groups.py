@@ -70,13 +70,13 @@ def shown_members(
 def ratios_of(reader: LedgerReader, group: Group) -> str:
     """No ratio of a single token is recorded, but some of a step: in words."""
     versions = {one.trained_version for one in group.members if one.trained_version is not None}
-    told = "The ratio of a token's probabilities, trained over behavior, is not recorded"
+    text = "The ratio of a token's probabilities, trained over behavior, is not recorded"
     if not versions:
-        return f"{told}."
+        return f"{text}."
     metrics = reader.step(max(versions)).metrics
     known = {"mean": metrics.get("importance_mean"), "largest": metrics.get("importance_max")}
     figures = " and ".join(f"{name} {value:.4g}" for name, value in known.items() if value is not None)
-    return f"{told}; the step to version {max(versions)} had {figures}." if figures else f"{told}."
+    return f"{text}; the step to version {max(versions)} had {figures}." if figures else f"{text}."
 
 
 def _shown(
