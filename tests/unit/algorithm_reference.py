@@ -137,10 +137,10 @@ def by_turn(group, alpha=1.0):
     intermediate, out = {}, []
     for k in range(max(map(len, turns))):
         have = [i for i in range(len(turns)) if k < len(turns[i])]
-        told = [i for i in have if f"turn_{k + 1}" in group.sequences[i].metrics]
-        if told:
-            found = normal([group.sequences[i].metrics[f"turn_{k + 1}"] for i in told])
-            intermediate |= {(i, k): a for i, a in zip(told, found, strict=True)}
+        rewarded = [i for i in have if f"turn_{k + 1}" in group.sequences[i].metrics]
+        if rewarded:
+            found = normal([group.sequences[i].metrics[f"turn_{k + 1}"] for i in rewarded])
+            intermediate |= {(i, k): a for i, a in zip(rewarded, found, strict=True)}
     for i, s in enumerate(group.sequences):
         A, last = [], len(turns[i]) - 1
         for t in np.flatnonzero(s.mask):

@@ -78,8 +78,8 @@ class _Vllm(JsonHandler):
         tokens, params = given["token_ids"], given["sampling_params"]
         logprob = 0.0 if "top_k" in params and self.fake.processed else -self.fake.number
         content = [{"token_id": 1, "logprob": logprob}] * params["max_tokens"]
-        told = [None, *({str(token): {"logprob": -self.fake.number}} for token in tokens[1:])]
-        return {"prompt_logprobs": told, "choices": [{"logprobs": {"content": content}}]}
+        prompt_logprobs = [None, *({str(token): {"logprob": -self.fake.number}} for token in tokens[1:])]
+        return {"prompt_logprobs": prompt_logprobs, "choices": [{"logprobs": {"content": content}}]}
 
     def _stream(self, given: dict[str, Any]) -> None:
         fake, params = self.fake, given["sampling_params"]

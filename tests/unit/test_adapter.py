@@ -74,14 +74,14 @@ def published(model, dtype):
 
 def in_an_engine(path, model, adapter, dtype):
     """The weights that an engine computes with once it has pulled what `model` publishes."""
-    held = Parameters(read_architecture(str(path)), dtype, CPU)
-    into = list(held.buffers())
+    parameters = Parameters(read_architecture(str(path)), dtype, CPU)
+    into = list(parameters.buffers())
     merging = Merging(str(path), str(dtype).removeprefix("torch."), adapter.scale)
     reader = merging.over(AdapterReader(published(model, dtype)))
     digest = reader.read(0, into)
-    assert digest == held.digest()
+    assert digest == parameters.digest()
     assert merging.published(digest) == digest_buffers(published(model, dtype))
-    return held
+    return parameters
 
 
 # ------------------------------------------------------------ training
@@ -214,10 +214,10 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(rule, tmp_path):
 def test_an_engine_has_the_very_matrices_that_the_trainer_computes_with(adapter, dtype, tmp_path):
     path = save_tiny_model(tmp_path)
     model = with_adapter(tiny_model(), adapter, published=dtype)
-    held = in_an_engine(path, model, adapter, dtype)
+    parameters = in_an_engine(path, model, adapter, dtype)
     for name, layer in adapted_layers(model).items():
-        assert torch.equal(held.named[f"{name}.weight"], layer.merged().to(dtype))
-    assert torch.equal(held.embedding, model.get_input_embeddings().weight.to(dtype))
+        assert torch.equal(parameters.named[f"{name}.weight"], layer.merged().to(dtype))
+    assert torch.equal(parameters.embedding, model.get_input_embeddings().weight.to(dtype))
 
 
 @BOTH
@@ -226,11 +226,13 @@ def test_the_trainer_computes_with_what_is_published(adapter, dtype, tmp_path):
     """Rounded as replicas have it, and not as its own float32 numbers would give it."""
     path = save_tiny_model(tmp_path)
     trainer = make_trainer(model=with_adapter(tiny_model(), adapter, published=dtype), published=dtype)
-    held = in_an_engine(path, trainer.model, adapter, dtype)
+    parameters = in_an_engine(path, trainer.model, adapter, dtype)
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
     name, layer = next(iter(adapted_layers(trainer.model).items()))
     with trainer._serving(), torch.no_grad():
-        assert torch.equal(layer(x), torch.nn.functional.linear(x, held.named[f"{name}.weight"].float()))
+        assert torch.equal(
+            layer(x), torch.nn.functional.linear(x, parameters.named[f"{name}.weight"].float())
+        )
 
 
 def test_a_small_part_of_the_bytes_is_published():
@@ -283,13 +285,13 @@ def test_a_view_in_another_process_is_the_same(tmp_path):
 @BOTH
 @DTYPES
 def test_the_exported_model_is_what_replicas_had(adapter, dtype, tmp_path):
-    path, told = save_tiny_model(tmp_path / "start"), str(dtype).removeprefix("torch.")
+    path, dtype_name = save_tiny_model(tmp_path / "start"), str(dtype).removeprefix("torch.")
     trainer = make_trainer(model=with_adapter(load_model(path, CPU), adapter, published=dtype))
     checkpoint = save_checkpoint(trainer, tmp_path)
-    export_checkpoint(checkpoint, tmp_path / "out", model_path=str(path), dtype=told, adapter=adapter)
+    export_checkpoint(checkpoint, tmp_path / "out", model_path=str(path), dtype=dtype_name, adapter=adapter)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").state_dict()
-    held = in_an_engine(path, trainer.model, adapter, dtype)
-    for name, weight in held.named.items():
+    parameters = in_an_engine(path, trainer.model, adapter, dtype)
+    for name, weight in parameters.named.items():
         assert torch.equal(loaded[name], weight)
 
 
@@ -299,8 +301,8 @@ def test_an_adapter_is_exported_as_peft_reads_it(adapter, tmp_path):
     trainer = make_trainer(model=with_adapter(load_model(path, CPU), adapter))
     checkpoint = save_checkpoint(trainer, tmp_path)
     export_adapter(checkpoint, tmp_path / "out", model_path=str(path), dtype="float32", adapter=adapter)
-    told = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert (told["r"], told["lora_alpha"], told["use_dora"]) == (4, 8.0, adapter.kind == "dora")
+    settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["use_dora"]) == (4, 8.0, adapter.kind == "dora")
     tensors = load_file(tmp_path / "out" / "adapter_model.safetensors")
     layer = adapted_layers(trainer.model)["model.layers.0.self_attn.q_proj"]
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -93,8 +93,8 @@ def test_a_teacher_with_other_tokens_is_refused(tmp_path):
     for name, ids in (("student", (1,)), ("more", (1, 2)), ("moved", (2,))):
         save_tiny_model(tmp_path / name)
         added = [{"id": id, "content": f"<{i}>"} for i, id in enumerate(ids)]
-        told = {"model": {"vocab": {"a": 0}}, "added_tokens": added}
-        (tmp_path / name / "tokenizer.json").write_text(json.dumps(told))
+        tokenizer = {"model": {"vocab": {"a": 0}}, "added_tokens": added}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(tokenizer))
     student = str(tmp_path / "student")
     assert load_teacher(str(tmp_path / "more"), student=student, device=CPU, ranks=ALONE)
     with pytest.raises(DataError, match=r"differ in the added tokens \[\(1, '<0>'\)\]"):

@@ -32,8 +32,8 @@ def large_batch(seed=0):
         for s in group.sequences:
             logprobs = random.uniform(-3, -0.1, len(s.columns)).tolist()
             columns = TokenColumns.of(s.columns.tokens, logprobs, s.columns.versions())
-            told = {f"turn_{k}": v for k, v in enumerate(random.normal(size=6), 1) if k != 3}
-            made = {"reward": s.reward / 2 - 0.5, "columns": columns, "metrics": told}
+            metrics = {f"turn_{k}": v for k, v in enumerate(random.normal(size=6), 1) if k != 3}
+            made = {"reward": s.reward / 2 - 0.5, "columns": columns, "metrics": metrics}
             sequences.append(msgspec.structs.replace(s, **made))
         groups.append(msgspec.structs.replace(group, sequences=sequences))
     return Batch(1, groups)

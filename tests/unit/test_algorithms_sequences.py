@@ -57,13 +57,13 @@ def episodes(seed, groups=2, group_size=4):
     batch = forked(
         in_turns(make_batch(version=1, seed=seed, groups=groups, group_size=group_size)), seed=seed
     )
-    told = []
+    rewarded_groups = []
     for group in batch.groups:
         rewards = [{f"turn_{k}": float(random.normal()) for k in (1, 2, 4)} for _ in group.sequences]
         pairs = zip(group.sequences, rewards, strict=True)
         members = [msgspec.structs.replace(one, metrics=metrics) for one, metrics in pairs]
-        told.append(msgspec.structs.replace(group, sequences=members))
-    return Batch(1, told)
+        rewarded_groups.append(msgspec.structs.replace(group, sequences=members))
+    return Batch(1, rewarded_groups)
 
 
 # ------------------------------------------------------------ which tokens are one sequence
@@ -134,8 +134,8 @@ def in_order(numbers):
 
 def group_of(trajectories):
     masks = [[True, False] * len(turns) for _, turns in trajectories]
-    told = [np.array([reward for _, reward in turns]) for _, turns in trajectories]
-    group = ComparedGroup.of([reward for reward, _ in trajectories], masks, turn_rewards=told)
+    turn_rewards = [np.array([reward for _, reward in turns]) for _, turns in trajectories]
+    group = ComparedGroup.of([reward for reward, _ in trajectories], masks, turn_rewards=turn_rewards)
     own = [np.repeat(in_order([number for number, _ in turns]), 2) for _, turns in trajectories]
     return replace(group, sequence_of=own)
 

@@ -23,8 +23,8 @@ NAN = float("nan")
 
 
 def advantages_of(rewards, masks, turn_rewards, discount=1.0, scale="none"):
-    told = [np.array(one, float) for one in turn_rewards]
-    group = ComparedGroup.of(rewards, masks, turn_rewards=told)
+    turn_reward_arrays = [np.array(one, float) for one in turn_rewards]
+    group = ComparedGroup.of(rewards, masks, turn_rewards=turn_reward_arrays)
     found = turn_advantages(group, scale=scale, baseline="group", discount=discount)
     return [one.tolist() for one in found]
 

@@ -79,8 +79,8 @@ def test_a_list_of_rewards_is_their_sum_with_names_and_weights(tmp_path: Path) -
     found = prepared(MODEL | {"reward": {"kind": "math", "timeout_s": 3.0}}, reward=given)
     reward = found.config.reward
     assert reward.kind == "sum" and reward.timeout_s == 3.0
-    told = {one.name: (one.weight, one.reward.kind) for one in reward.members}
-    assert told == {
+    members = {one.name: (one.weight, one.reward.kind) for one in reward.members}
+    assert members == {
         "exact": (1.0, "exact"),
         "backwards": (2.0, "function"),
         "short": (0.1, "function"),
@@ -210,10 +210,10 @@ def test_api_and_command_line_say_the_same_of_a_bad_configuration(
         'steps = 0\n[model]\npath = "m"\n[task]\nkind = "gim"\nname = "gcd"\n[rewad]\nkind = "gym"\n'
     )
     assert app.run(["train", str(file)]) == 2
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     with pytest.raises(ConfigError) as raised:
         millrace.train(file)
-    assert told == f"ConfigError: {raised.value}\n"
+    assert stderr == f"ConfigError: {raised.value}\n"
 
 
 def test_every_public_name_is_there_and_torch_is_not() -> None:

@@ -99,14 +99,14 @@ def test_tokens_that_differ_in_id_or_version_are_foreign_and_observed_ones_are_n
 
 
 def test_a_step_on_other_tokens_than_the_ledgers_is_told():
-    held = {0: columns(([1, 2], 0), ([3], OBSERVED))}
+    columns_by_id = {0: columns(([1, 2], 0), ([3], OBSERVED))}
 
     def step(tokens, gap):
         return event("step", 1.0, version=1, trained_tokens=tokens, logprob_gap={"0": [0.0, gap, tokens]})
 
-    assert untrue_steps([step(2, 1e-7), step(2, 1e-7)], held) == []  # made again
-    assert untrue_steps([step(3, 1e-7)], held) == ["3 tokens trained, 2 in the ledger"]
-    assert untrue_steps([step(2, 0.1)], held) == ["log-probs differ by 0.1"]
+    assert untrue_steps([step(2, 1e-7), step(2, 1e-7)], columns_by_id) == []  # made again
+    assert untrue_steps([step(3, 1e-7)], columns_by_id) == ["3 tokens trained, 2 in the ledger"]
+    assert untrue_steps([step(2, 0.1)], columns_by_id) == ["log-probs differ by 0.1"]
 
 
 def test_points_depend_on_the_seed_alone_and_meet_every_role_equally():
@@ -189,30 +189,30 @@ def end_of_main(monkeypatch, capsys, tmp_path, outcomes):
     monkeypatch.setattr(kills, "forked", lambda _: nullcontext())
     with pytest.raises(SystemExit) as ended:
         kills.main()
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return ended.value.code, told, [path.name for path in tmp_path.glob("millrace-kills-*")]
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return ended.value.code, summary, [path.name for path in tmp_path.glob("millrace-kills-*")]
 
 
 def test_runs_that_fail_before_their_first_kill_are_failures(monkeypatch, capsys, tmp_path):
-    code, told, kept = end_of_main(monkeypatch, capsys, tmp_path, [((), "exit code 1")] * 3)
-    assert (code, told["asked"], told["points"]) == (1, 2, 0) and len(kept) == 1
-    assert [one.partition(": ")[2] for one in told["broken"]] == [
+    code, summary, kept = end_of_main(monkeypatch, capsys, tmp_path, [((), "exit code 1")] * 3)
+    assert (code, summary["asked"], summary["points"]) == (1, 2, 0) and len(kept) == 1
+    assert [one.partition(": ")[2] for one in summary["broken"]] == [
         *["exit code 1"] * 3,
         *["in no turn, 3 times"] * 2,
     ]
-    assert all(kept[0] in one for one in told["broken"][:3])
+    assert all(kept[0] in one for one in summary["broken"][:3])
 
 
 def test_a_point_that_meets_no_turn_is_a_failure(monkeypatch, capsys, tmp_path):
     outcomes = [((0,), ""), ((), ""), ((), "")]
-    code, told, kept = end_of_main(monkeypatch, capsys, tmp_path, outcomes)
-    assert (code, told["asked"], told["points"]) == (1, 2, 1) and len(kept) == 1
-    assert told["broken"] == ["turns 1: in no turn, 3 times"]
+    code, summary, kept = end_of_main(monkeypatch, capsys, tmp_path, outcomes)
+    assert (code, summary["asked"], summary["points"]) == (1, 2, 1) and len(kept) == 1
+    assert summary["broken"] == ["turns 1: in no turn, 3 times"]
 
 
 def test_points_that_hold_leave_no_directory(monkeypatch, capsys, tmp_path):
-    code, told, kept = end_of_main(monkeypatch, capsys, tmp_path, [((0,), ""), ((1,), "")])
-    assert (code, told["asked"], told["points"], told["broken"], kept) == (0, 2, 2, [], [])
+    code, summary, kept = end_of_main(monkeypatch, capsys, tmp_path, [((0,), ""), ((1,), "")])
+    assert (code, summary["asked"], summary["points"], summary["broken"], kept) == (0, 2, 2, [], [])
 
 
 def test_a_refused_call_leaves_no_directory(monkeypatch, capsys, tmp_path):

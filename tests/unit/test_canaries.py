@@ -92,9 +92,9 @@ def attempt(row: int, attempt: int, reward: float | None, text: str, observed: s
 def test_the_first_reward_of_a_canary_is_warned_of_once_with_its_text(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(FILE + CANARY + '"rows"\ntask = { kind = "file", path = "traps.jsonl" }\n')
-    ledger, told = SqliteLedger(tmp_path / "ledger.sqlite", run={}), list[Event]()
+    ledger, event_list = SqliteLedger(tmp_path / "ledger.sqlite", run={}), list[Event]()
     events = Events(lambda: 0.0, lambda: 0.0)
-    events.subscribe(told.append)
+    events.subscribe(event_list.append)
     watch = CanaryWatch(events, tmp_path / "ledger.sqlite", decode, load(path).evaluations)
     for version, reward in enumerate((0.0, 0.5, 1.0)):
         if version:
@@ -104,7 +104,7 @@ def test_the_first_reward_of_a_canary_is_warned_of_once_with_its_text(tmp_path: 
         rows = [attempt(0, 0, 0.0, "no"), attempt(0, 1, None, "?"), attempt(1, 0, reward, "trust me", "no")]
         ledger.evaluated(EvaluationRecord("c", version, {}), rows)
         watch(Event("evaluated", 0.0, 0.0, {"name": "c", "version": version}))
-    (warned,) = [event.fields for event in told]
+    (warned,) = [event.fields for event in event_list]
     assert warned["source"] == "canary" and "at version 1, 1 completions" in warned["reason"]
     assert "traps:1: reward 0.5 for 'trust me'" in warned["reason"]
     with LedgerReader(tmp_path / "ledger.sqlite") as reader:

@@ -55,8 +55,8 @@ def test_the_files_of_a_data_set_are_told_as_a_task_s_paths(
     asked = give(monkeypatch, "main/train-0.parquet", "main/test-0.parquet", ".cache/x.json", "README.md")
     assert run(["fetch", "owner/sums", "--data"]) == 0
     assert asked == [("owner/sums", "dataset", None, False, False)]
-    told = capsys.readouterr().out
-    assert [line.split("'")[1] for line in told.splitlines()[1:]] == [
+    stdout = capsys.readouterr().out
+    assert [line.split("'")[1] for line in stdout.splitlines()[1:]] == [
         "data/sums/main/test-0.parquet",
         "data/sums/main/train-0.parquet",
     ]
@@ -100,8 +100,8 @@ def test_a_failure_is_one_message_with_a_remedy(
 ) -> None:
     refuse(monkeypatch, error)
     assert run(["fetch", "owner/small"]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("DataError:") and "owner/small could not be fetched" in told and said in told
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("DataError:") and "owner/small could not be fetched" in stderr and said in stderr
 
 
 @pytest.mark.parametrize("name", ["small", "a/b/c", "/small"])

@@ -23,13 +23,13 @@ def lines(*shown: RenderableType) -> list[str]:
 
 def test_two_runs_are_one_table_with_a_column_for_each_run() -> None:
     change = [{"key": f"schedule.key_{i}", "old": i, "new": None} for i in range(12)]
-    told = RunComparison(
+    comparison = RunComparison(
         runs=["a", "b"],
         figures={f"figure {i}": [1.5 * i, 2.5 * i] for i in range(9)},
         reward={"a": [0.1, 0.2], "b": [0.3]},
         differences={"b": change},
     )
-    said = lines(told)
+    said = lines(comparison)
     assert len([line for line in said if line.split() == ["1", "2"]]) == 1
     assert len(said) < 9 + 12 + 8
 

@@ -46,7 +46,7 @@ def test_paths_are_relative_to_the_file_and_the_record_gives_all_of_it_back(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (FILE + '[[evaluations]]\nname = "b"\n', r"`evaluations` \(b\) needs a `task` of its own"),
         (GYM + '[[evaluations]]\nname = "b"\nevry = 2\n', r"unknown key `evaluations\[0\].evry`"),
@@ -68,8 +68,8 @@ def test_paths_are_relative_to_the_file_and_the_record_gives_all_of_it_back(tmp_
         ),
     ],
 )
-def test_what_cannot_be_is_said_with_its_key_and_line(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as raised:
+def test_what_cannot_be_is_said_with_its_key_and_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
         loaded(tmp_path, text)
     assert "run.toml:" in str(raised.value)
 
@@ -91,8 +91,8 @@ def test_a_file_that_is_not_there_is_told_before_anything_starts(tmp_path: Path)
     config = loaded(
         tmp_path, GYM + '[[evaluations]]\nname = "b"\nreward = "math"\ntask = { kind = "file", path = "x" }\n'
     )
-    told = rf"`evaluations` \(b\): no data at `{tmp_path / 'x'}`"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"`evaluations` \(b\): no data at `{tmp_path / 'x'}`"
+    with pytest.raises(ConfigError, match=message):
         preflight(config, tmp_path / "run")
 
 

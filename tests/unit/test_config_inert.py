@@ -24,7 +24,7 @@ SYNCHRONOUS = {"schedule": {"kind": "synchronous"}}
 WITHOUT = {"`algorithm.clip`": {"clip": "none", "clip_dual": None}, "`algorithm.ratio`": {"ratio": "token"}}
 
 
-def told(kind: str, **changes: Any) -> str:
+def inert_text(kind: str, **changes: Any) -> str:
     return "\n".join(inert(validate(Config, BASE | {"algorithm": {"kind": kind}} | changes, {})))
 
 
@@ -43,7 +43,7 @@ def first_gradient(algorithm: Any, *, stale: bool) -> Any:
 @pytest.mark.parametrize("kind", PRESETS)
 @pytest.mark.parametrize("stale", [True, False], ids=["asynchronous", "synchronous"])
 def test_exactly_what_changes_no_gradient_is_told(kind: str, stale: bool) -> None:
-    said = told(kind, **(STALE if stale else SYNCHRONOUS))
+    said = inert_text(kind, **(STALE if stale else SYNCHRONOUS))
     preset = PRESETS[kind]()
     whole = first_gradient(preset, stale=stale)
     parts = WITHOUT | {
@@ -60,25 +60,29 @@ def test_the_key_that_makes_it_act_is_named() -> None:
     (line,) = inert(validate(Config, BASE | STALE | {"algorithm": {"kind": "dapo"}}, {}))
     assert line.startswith('`algorithm.clip` ("ppo") changes nothing: a batch gets one optimizer step')
     assert "Set `batch.minibatches` to 2 or more" in line
-    assert told("dapo", **STALE, batch={"minibatches": 2}) == told("dapo", **STALE, batch={"epochs": 2}) == ""
+    assert (
+        inert_text("dapo", **STALE, batch={"minibatches": 2})
+        == inert_text("dapo", **STALE, batch={"epochs": 2})
+        == ""
+    )
 
 
 def test_an_asynchronous_run_without_a_ratio_of_a_sequence_says_so() -> None:
-    said = told("gspo", **STALE)
+    said = inert_text("gspo", **STALE)
     assert '`algorithm.ratio` ("sequence") and `algorithm.clip` ("ppo") change nothing' in said
     assert "tokens of older policies count by `algorithm.correction` (2), each by its own ratio" in said
     assert '`algorithm.anchor` to "behavior" and `algorithm.correction` to "none"' in said
-    told_so = {"kind": "gspo", "anchor": "behavior", "correction": None}
-    assert inert(validate(Config, BASE | STALE | {"algorithm": told_so}, {})) == []
-    assert "older policies" not in told("gspo", **SYNCHRONOUS)
+    algorithm = {"kind": "gspo", "anchor": "behavior", "correction": None}
+    assert inert(validate(Config, BASE | STALE | {"algorithm": algorithm}, {})) == []
+    assert "older policies" not in inert_text("gspo", **SYNCHRONOUS)
 
 
 def test_what_looks_at_older_policies_alone_says_that_there_are_none() -> None:
-    assert "`algorithm.second_moment` (0.04)" in told("m2po", **SYNCHRONOUS, batch={"epochs": 2})
-    assert "schedule" in told("m2po", **SYNCHRONOUS)
-    assert told("m2po", **STALE) == ""
-    assert "`algorithm.drift` (0.1)" in told("deepseek_v32", **SYNCHRONOUS)
-    assert told("deepseek_v32", **SYNCHRONOUS, batch={"epochs": 2}) == ""
+    assert "`algorithm.second_moment` (0.04)" in inert_text("m2po", **SYNCHRONOUS, batch={"epochs": 2})
+    assert "schedule" in inert_text("m2po", **SYNCHRONOUS)
+    assert inert_text("m2po", **STALE) == ""
+    assert "`algorithm.drift` (0.1)" in inert_text("deepseek_v32", **SYNCHRONOUS)
+    assert inert_text("deepseek_v32", **SYNCHRONOUS, batch={"epochs": 2}) == ""
 
 
 def test_an_own_algorithm_is_not_judged() -> None:

@@ -302,11 +302,11 @@ def test_a_warm_start_has_its_own_schema_and_the_same_rules(tmp_path: Path) -> N
     ],
 )
 def test_an_unknown_device_is_refused_with_the_nearest_one(tmp_path: Path, device: str, nearest: str) -> None:
-    told = refusal(write(tmp_path, BASE), f'model.device="{device}"')
-    assert f"`model.device` ({device!r})" in told
-    assert "`cpu`, `cuda`, `cuda:N` (GPU number N alone, from 0) or `auto`" in told
-    assert f'[--set model.device="{device}"]' in told
-    assert (f"Did you mean {nearest!r}?" in told) if nearest else "Did you mean" not in told
+    message = refusal(write(tmp_path, BASE), f'model.device="{device}"')
+    assert f"`model.device` ({device!r})" in message
+    assert "`cpu`, `cuda`, `cuda:N` (GPU number N alone, from 0) or `auto`" in message
+    assert f'[--set model.device="{device}"]' in message
+    assert (f"Did you mean {nearest!r}?" in message) if nearest else "Did you mean" not in message
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:11", "auto"])
@@ -315,5 +315,5 @@ def test_a_device_is_one_of_four_words(tmp_path: Path, device: str) -> None:
 
 
 def test_one_gpu_by_its_number_is_of_one_machine(tmp_path: Path) -> None:
-    told = refusal(write(tmp_path, BASE), "model.device=cuda:1", "runtime.kind=ray")
-    assert "`model.device` ('cuda:1') names a GPU of one machine" in told
+    message = refusal(write(tmp_path, BASE), "model.device=cuda:1", "runtime.kind=ray")
+    assert "`model.device` ('cuda:1') names a GPU of one machine" in message

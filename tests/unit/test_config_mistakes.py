@@ -48,13 +48,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told", "line"), CASES)
+@pytest.mark.parametrize(("text", "message", "line"), CASES)
 def test_a_mistake_in_the_text_names_file_line_key_and_remedy(
-    tmp_path: Path, text: str, told: str, line: int
+    tmp_path: Path, text: str, message: str, line: int
 ) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).endswith(f"   [{path}:{line}]")

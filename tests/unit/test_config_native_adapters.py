@@ -44,7 +44,7 @@ def config_of(path: Path | str = "m", *, native: bool = True, **sections: dict[s
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (
             {"adapter": {}},
@@ -57,8 +57,8 @@ def config_of(path: Path | str = "m", *, native: bool = True, **sections: dict[s
         ({"rollout": {"quantization": "fp8"}}, '`rollout.quantization` is "fp8"'),
     ],
 )
-def test_what_vllm_cannot_do_beside_the_weights_is_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_what_vllm_cannot_do_beside_the_weights_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         config_of(**changes)
 
 

@@ -42,10 +42,10 @@ class Worker:
 def session_of(worker):
     ledger = SimpleNamespace(version_records=lambda version: [SimpleNamespace(digest="of version 0")])
     run = {"pulse": Pulse(), "waits": Waits(), "patience": worker, "ledger": ledger}
-    return ReferenceSession(SimpleNamespace(**run, computes=lambda name, told: None))
+    return ReferenceSession(SimpleNamespace(**run, computes=lambda name, text: None))
 
 
-def told(batch):
+def reference_values(batch):
     return {value for group in batch.groups for s in group.sequences for value in s.reference}
 
 
@@ -61,7 +61,7 @@ def test_a_batch_of_a_worker_that_died_is_scored_anew():
                 await session.run(None)
             worker.dies = False
             another = group.create_task(session.run(None))
-            assert told(await asked) == {3.0}
+            assert reference_values(await asked) == {3.0}
             another.cancel()
         assert worker.asked == [3, 3]
 
@@ -80,7 +80,7 @@ def test_a_trainer_gets_no_answer_to_one_that_died():
             asked = group.create_task(session.scored(batch_of(2)))
             await asyncio.sleep(0)
             worker.let.set()
-            assert told(await asked) == {2.0}
+            assert reference_values(await asked) == {2.0}
             running.cancel()
         assert worker.asked == [4, 2]
 

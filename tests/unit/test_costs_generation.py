@@ -42,8 +42,11 @@ def test_seconds_per_sample_fall_with_the_batch_until_the_cache_dominates():
 
 def test_tensor_parallelism_costs_throughput_per_device_and_more_across_hosts():
     large = model("Llama-3.1-70B")
-    seconds = {ways: Generation(large, H100, ways).decode_s(64, 64 * 4096) for ways in (1, 4, 8, 16)}
-    efficiency = [seconds[1] / (ways * seconds[ways]) for ways in seconds]
+    seconds = {
+        tensor_parallel: Generation(large, H100, tensor_parallel).decode_s(64, 64 * 4096)
+        for tensor_parallel in (1, 4, 8, 16)
+    }
+    efficiency = [seconds[1] / (tensor_parallel * seconds[tensor_parallel]) for tensor_parallel in seconds]
     assert efficiency == sorted(efficiency, reverse=True)
     assert efficiency[2] > 0.5 > efficiency[3]
 

@@ -179,8 +179,8 @@ def test_what_completions_repeat_of_their_prompts_does_not_count():
 
 def test_a_reward_without_a_test_run_is_a_finding_also_for_a_member_of_a_sum():
     assert faults(Evidence(by_version=steps([0.5] * 8, tests_run=0.0))) == ["tests-not-run"]
-    told = {"code": 0.5, "code/tests_run": 0.0}
-    assert faults(Evidence(by_version=steps([0.5] * 8, **told))) == ["tests-not-run"]
+    metrics = {"code": 0.5, "code/tests_run": 0.0}
+    assert faults(Evidence(by_version=steps([0.5] * 8, **metrics))) == ["tests-not-run"]
 
 
 def test_single_rewarded_completions_without_a_test_run_are_named():
@@ -193,8 +193,8 @@ def test_single_rewarded_completions_without_a_test_run_are_named():
 def test_programs_that_earn_nothing_may_run_no_test():
     assert faults(Evidence(by_version=steps([0.0, 0.5], tests_run=3.0))) == []
     assert faults(Evidence(by_version=steps([0.0, 0.0], tests_run=0.0))) == []
-    told = {"form": 1.0, "code": 0.0, "code/tests_run": 0.0}
-    assert faults(Evidence(by_version=steps([0.2] * 8, **told))) == []
+    metrics = {"form": 1.0, "code": 0.0, "code/tests_run": 0.0}
+    assert faults(Evidence(by_version=steps([0.2] * 8, **metrics))) == []
 
 
 def test_one_reward_for_everything_is_a_finding_in_place_of_no_signal():

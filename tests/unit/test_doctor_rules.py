@@ -134,12 +134,12 @@ def test_a_rising_gradient_norm_diverges_and_explains_the_rest():
 
 
 def test_groups_without_signal_may_be_replaced_unless_the_algorithm_is_one_s_own():
-    for algorithm, told in (("grpo", True), ("function", False)):
+    for algorithm, may_resample in (("grpo", True), ("function", False)):
         seen = evidence(groups_without_signal=1.0)
         seen.algorithm = algorithm
         (finding,) = diagnose(seen)
         assert finding.fault == "no-signal"
-        assert any("`algorithm.resample`" in advice for advice in finding.advice) == told
+        assert any("`algorithm.resample`" in advice for advice in finding.advice) == may_resample
 
 
 def test_equal_rewards_are_no_fault_where_a_critic_or_a_teacher_judges_tokens():
@@ -166,8 +166,8 @@ def of_batches(means, *, schedule="", ready=0, staleness=0.0, wait_s=1.0, replay
     """One step per mean length, each of 8 groups with a standard deviation of 3; a step takes 1 s."""
     seen = Evidence(schedule=schedule)
     for version, mean in enumerate(means, 1):
-        told = BatchFigures(LengthMoments(8, mean, SPREAD), staleness, ready, 1.0, wait_s, replayed)
-        seen.by_version[version] = Step(version, 0.5, {}, {}, told)
+        figures = BatchFigures(LengthMoments(8, mean, SPREAD), staleness, ready, 1.0, wait_s, replayed)
+        seen.by_version[version] = Step(version, 0.5, {}, {}, figures)
     return seen
 
 
@@ -201,8 +201,8 @@ def test_lengths_that_hardly_differ_cannot_be_chosen_unfairly():
     means = [6.0, 6.0, 5.5, 5.8, 6.1, 6.8, 7.0, 7.6, 7.6, 7.6, 7.5, 7.3, 7.0, 6.6, 6.4, 6.0] * 2
     seen = Evidence(schedule="millrace")
     for version, mean in enumerate(means, 1):
-        told = BatchFigures(LengthMoments(8, mean, 0.3), 1.5, 0, 1.0, 1.0, False)
-        seen.by_version[version] = Step(version, 0.5, {}, {}, told)
+        figures = BatchFigures(LengthMoments(8, mean, 0.3), 1.5, 0, 1.0, 1.0, False)
+        seen.by_version[version] = Step(version, 0.5, {}, {}, figures)
     assert fairness([step.batch.lengths for step in seen.steps]) > 5
     assert faults(seen) == []
 
@@ -214,8 +214,8 @@ def test_a_policy_that_learns_shorter_completions_is_not_unfair():
     means += [4 + rng.gauss(0, 1 / 8**0.5) for _ in range(32)]
     seen = Evidence(schedule="millrace")
     for version, mean in enumerate(means, 1):
-        told = BatchFigures(LengthMoments(8, mean, 1.0), 1.5, 0, 1.0, 1.0, False)
-        seen.by_version[version] = Step(version, 0.5, {}, {}, told)
+        figures = BatchFigures(LengthMoments(8, mean, 1.0), 1.5, 0, 1.0, 1.0, False)
+        seen.by_version[version] = Step(version, 0.5, {}, {}, figures)
     assert fairness([step.batch.lengths for step in seen.steps[:32]]) > 3
     assert faults(seen) == []
 
@@ -263,12 +263,12 @@ def test_advice_names_only_keys_that_the_run_s_configuration_has(schedule, algor
         evidence(silenced=0.9),
         stale,
     ]
-    told = []
+    pairs = []
     for seen in worlds:
         seen.schedule, seen.algorithm, seen.corrects = schedule, algorithm, False
-        told += [(found.fault, advice) for found in diagnose(seen) for advice in found.advice]
-    assert len({fault for fault, _ in told}) == len(worlds)
-    named = {key for _, advice in told for key in KEY.findall(advice)}
+        pairs += [(found.fault, advice) for found in diagnose(seen) for advice in found.advice]
+    assert len({fault for fault, _ in pairs}) == len(worlds)
+    named = {key for _, advice in pairs for key in KEY.findall(advice)}
     assert named and named <= known
 
 
@@ -299,8 +299,8 @@ def test_staleness_that_speed_needs_is_no_fault(speedy):
 
 
 def fetched(version, fetch_s, received_bytes=5_000_000):
-    told = {"source": "10.0.0.1:7", "received_bytes": received_bytes, "fetch_s": fetch_s}
-    return Event("fetched", 0.0, 0.0, {"host": "far", "version": version, "digest": "d", **told})
+    fields = {"source": "10.0.0.1:7", "received_bytes": received_bytes, "fetch_s": fetch_s}
+    return Event("fetched", 0.0, 0.0, {"host": "far", "version": version, "digest": "d", **fields})
 
 
 def missed(version):

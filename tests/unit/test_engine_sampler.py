@@ -175,6 +175,6 @@ def test_a_row_tells_all_tokens_that_could_come() -> None:
     rows = sampler(samplings, 4)
     drawn = rows(logits, torch.full((4,), 0.5, dtype=torch.float64))
     masks = rows.token_masks(drawn)
-    told = [row if row is None else np.frombuffer(row, np.int32).tolist() for row in masks]
-    assert told == [[0, 3], None, None, [0, 2, 3]]  # probabilities 0.24, 0.03, 0.09, 0.64
+    allowed = [row if row is None else np.frombuffer(row, np.int32).tolist() for row in masks]
+    assert allowed == [[0, 3], None, None, [0, 2, 3]]  # probabilities 0.24, 0.03, 0.09, 0.64
     assert drawn.logprobs[3].exp().item() == pytest.approx(math.exp(3) / sum(map(math.exp, (1, 2, 3))))

@@ -267,10 +267,14 @@ def test_chat_messages_need_no_key_and_text_beside_them_stays_text(tmp_path, tok
     assert [task.is_chat(1), task.prompt_text(1)] == [True, "<|user|>1 + 1 =<|end|><|assistant|>"]
 
 
-@pytest.mark.parametrize(("prompt", "told"), [([], "is a list"), ([1], "is a list"), ({"a": 1}, "is a dict")])
-def test_a_prompt_that_is_neither_text_nor_messages_is_refused(tmp_path, tokenizer, prompt, told):
+@pytest.mark.parametrize(
+    ("prompt", "description"), [([], "is a list"), ([1], "is a list"), ({"a": 1}, "is a dict")]
+)
+def test_a_prompt_that_is_neither_text_nor_messages_is_refused(tmp_path, tokenizer, prompt, description):
     path = write_lines(tmp_path / "rows.jsonl", json.dumps({"prompt": prompt, "answer": "2"}))
-    with pytest.raises(DataError, match=f"the prompt {told}: it must be text, or a list of chat messages"):
+    with pytest.raises(
+        DataError, match=f"the prompt {description}: it must be text, or a list of chat messages"
+    ):
         file_task(path, tokenizer)
 
 

@@ -80,22 +80,22 @@ def test_threads_that_encode_at_once_get_what_one_thread_gets(directory):
     """A fast tokenizer keeps for all threads whether special tokens are text."""
     tokenizer = load_tokenizer(directory)
     encoding, text = Encoding(tokenizer), f"{USER}word{END}"
-    ways = [encoding.template, encoding.plain, partial(encode_prompt, tokenizer)] * 2
-    expected = [way(text) for way in ways]
+    encoders = [encoding.template, encoding.plain, partial(encode_prompt, tokenizer)] * 2
+    expected = [encoder(text) for encoder in encoders]
     assert expected[0] != expected[1]
-    found = [[] for _ in ways]
+    found = [[] for _ in encoders]
 
     def work(number):
-        found[number] += [ways[number](text) == expected[number] for _ in range(300)]
+        found[number] += [encoders[number](text) == expected[number] for _ in range(300)]
 
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(ways))]
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(len(encoders))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     finally:
         sys.setswitchinterval(interval_s)
-    assert [one.count(False) for one in found] == [0] * len(ways)
+    assert [one.count(False) for one in found] == [0] * len(encoders)

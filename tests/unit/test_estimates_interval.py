@@ -27,12 +27,12 @@ def test_quantiles_of_students_t_are_those_of_tables(freedom: int, due: float) -
 @pytest.mark.parametrize("prompts", [2, 3, 5, 10, 40])
 @pytest.mark.parametrize("spread", [0.0, 1.0], ids=["shares between", "0 and 1"])
 def test_nineteen_of_twenty_intervals_hold_the_mean(spread: float, prompts: int) -> None:
-    rng, held, rounds = random.Random(0), 0, 2000
+    rng, num_covering, rounds = random.Random(0), 0, 2000
     for _ in range(rounds):
         values = [float(rng.random() < 0.3) if spread else rng.betavariate(0.6, 1.4) for _ in range(prompts)]
         low, high = of_shares(values)
-        held += low <= 0.3 <= high
-    assert held / rounds > 0.94
+        num_covering += low <= 0.3 <= high
+    assert num_covering / rounds > 0.94
 
 
 def test_the_interval_of_a_mean_is_that_of_students_t() -> None:

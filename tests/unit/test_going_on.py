@@ -115,7 +115,7 @@ def test_a_parent_whose_own_start_is_gone_is_told(run: RunDirectory, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ({}, {"optimizer": {"rule": "muon"}}, "`optimizer.rule` is 'adamw' there, and 'muon' here"),
         ({"optimizer": {"states": "8bit"}}, {}, "`optimizer.states` is '8bit' there"),
@@ -126,13 +126,13 @@ def test_a_parent_whose_own_start_is_gone_is_told(run: RunDirectory, tmp_path: P
     ],
 )
 def test_moments_that_cannot_be_taken_are_refused_by_name(
-    old: dict[str, Any], new: dict[str, Any], told: str, tmp_path: Path
+    old: dict[str, Any], new: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", 2, **old)
     config = config_of(tmp_path / "start", **new)
     with pytest.raises(ConfigError, match=r"moments of .* cannot be taken") as caught:
         find_start(run.path, moments=True).fitted(config)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert find_start(run.path).fitted(config).model.path == str(tmp_path / "start")
 
 

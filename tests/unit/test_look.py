@@ -43,9 +43,9 @@ def overview(path: Path) -> Overview:
     return made
 
 
-def tell(path: Path, *told: object) -> None:
+def tell(path: Path, *records: object) -> None:
     log = MetricsLog(path)
-    for one in told:
+    for one in records:
         log(one)
     log.close()
 
@@ -94,17 +94,20 @@ def test_a_long_curve_becomes_means_of_neighbours_and_nan_is_left_out() -> None:
 
 
 def test_a_story_reads_on_where_it_stopped(tmp_path: Path) -> None:
-    told = events(steps=4)
+    run_events = events(steps=4)
     path = tmp_path / "events.jsonl"
     log = EventLog(path)
-    for one in told[:5]:
+    for one in run_events[:5]:
         log(one)
     story = Story(path, config(tmp_path))
     story.update(1)
     assert story.share_read < 1
     while story.update(1):
         pass
-    for one in [*told[5:], event("scored", 9.0, trajectory_id=1, value=1.0, outcome="scored", reason="")]:
+    for one in [
+        *run_events[5:],
+        event("scored", 9.0, trajectory_id=1, value=1.0, outcome="scored", reason=""),
+    ]:
         log(one)
     log.close()
     story.update()
@@ -308,9 +311,9 @@ def test_show_lists_the_runs_of_a_directory(tmp_path: Path, capsys: pytest.Captu
 def test_a_last_step_that_makes_no_sense_is_told_in_the_line_of_its_run(tmp_path: Path, line: bytes) -> None:
     run = write_run(tmp_path / "a")
     run.metrics.write_bytes(line)
-    told = run_line("a", run)
-    assert told.state == "unreadable"
-    assert "the last line is damaged" in told.trouble
+    run_row = run_line("a", run)
+    assert run_row.state == "unreadable"
+    assert "the last line is damaged" in run_row.trouble
 
 
 def test_what_a_page_would_obey_or_hide_is_visible() -> None:
@@ -332,11 +335,13 @@ def test_page_and_command_say_the_same_of_a_run_and_of_what_it_told(tmp_path: Pa
     late = [step(2.0 * v, v, logprob_gap=gap if v <= 4 else {0: [1e-6, 1e-5, 50]}) for v in range(1, 9)]
     finding = event("finding", 9.0, fault="true-staleness", evidence=["the gap"], advice=["lower it"])
     run = write_run(tmp_path / "run", events_told=[*events(0)[:1], *late[:4], finding, *late[4:]])
-    told = examine(run)
-    assert told["healthy"] and told["withdrawn"] == ["true-staleness held at version 4; gone since"]
+    diagnosis = examine(run)
+    assert diagnosis["healthy"] and diagnosis["withdrawn"] == ["true-staleness held at version 4; gone since"]
     page = Overview("one", run)
     page.update()
-    assert "knows of no fault" in (said := page.html_by_id()["findings"]) and told["withdrawn"][0] in said
+    assert (
+        "knows of no fault" in (said := page.html_by_id()["findings"]) and diagnosis["withdrawn"][0] in said
+    )
 
 
 def test_the_page_judges_by_the_configuration_as_the_command_does(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from millrace.run_directory.run_directory import RunDirectory
 def test_two_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(write_run(tmp_path / name).path) for name in ("a", "b")]
     assert run(["compare", *paths, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["runs"] == ["a", "b"]
-    assert told["figures"]["steps"] == [4, 4]
-    assert told["differences"] == {"b": []}
+    comparison = json.loads(capsys.readouterr().out)
+    assert comparison["runs"] == ["a", "b"]
+    assert comparison["figures"]["steps"] == [4, 4]
+    assert comparison["differences"] == {"b": []}
     assert run(["compare", *paths]) == 0
     assert "Their configurations are equal" in capsys.readouterr().out
     assert run(["compare", paths[0]]) == 2

@@ -210,15 +210,15 @@ def test_choices_stay_in_every_link_of_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ({"metric": ["no/such"]}, "Not measured, or more than 48: no/such."),
         ({"from": ["900"]}, "There is no optimizer step in this range."),
         ({"metric": ["accounting/failed"], "log": ["1"]}, "It has no value above 0 in this range."),
     ],
 )
-def test_what_cannot_be_drawn_is_said(tmp_path: Path, query: dict[str, list[str]], told: str) -> None:
-    assert told in seeded_runs(tmp_path).curves("run-0", query).html
+def test_what_cannot_be_drawn_is_said(tmp_path: Path, query: dict[str, list[str]], message: str) -> None:
+    assert message in seeded_runs(tmp_path).curves("run-0", query).html
 
 
 def test_a_run_without_a_step_has_a_page_of_curves(tmp_path: Path) -> None:

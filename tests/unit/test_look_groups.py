@@ -101,8 +101,8 @@ def test_a_group_that_no_version_trained_on_has_no_advantage(run: RunDirectory) 
 def test_a_group_shows_its_row_its_attempts_and_its_history(site: Site) -> None:
     html = site.group("g", {"id": ["4"]}).html
     assert html.count('<article class="sample"') == MEMBERS
-    for told in "Reference answer", "answer &lt;b&gt;1&lt;/b&gt;", "<td class=short>level", "drawn 3 times":
-        assert told in html
+    for text in "Reference answer", "answer &lt;b&gt;1&lt;/b&gt;", "<td class=short>level", "drawn 3 times":
+        assert text in html
     assert "mean 1 and largest 1.25" in html
     assert "<b>4</b>" in html and "<polyline points=" in html
     assert HOSTILE not in html and "&lt;script&gt;" in html
@@ -169,8 +169,8 @@ def test_the_list_keeps_its_filter_and_says_how_many_it_lets_through(site: Site)
     assert "31 trajectories. The first 10 are shown." in html
     assert "&amp;state=trained&amp;reward_min=0.0&amp;reward_max=0.5&amp;tokens_min=2&amp;num=20" in html
     assert '<option value="trained" selected>' in html and 'name="reward_max" value="0.5"' in html
-    told = site.samples("g", query | {"text": ["dcba"]}).html
-    assert "trajectories that the filter lets through" in told
+    searched_html = site.samples("g", query | {"text": ["dcba"]}).html
+    assert "trajectories that the filter lets through" in searched_html
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "x", "-", "1e999", "<b>"])
@@ -182,12 +182,12 @@ def test_a_number_that_is_none_filters_nothing(site: Site, value: str) -> None:
 def test_the_history_of_a_row_has_each_draw_the_newest_first(run: RunDirectory) -> None:
     with LedgerReader(run.ledger) as reader:
         row_id = reader.group(4).row_id
-        told = history_of(reader, row_id)
-        groups = [reader.group(draw.group_id) for draw in told.draws]
-    assert told.first == 0 and len(told.draws) == 3
+        history = history_of(reader, row_id)
+        groups = [reader.group(draw.group_id) for draw in history.draws]
+    assert history.first == 0 and len(history.draws) == 3
     assert [group.row_id for group in groups] == [row_id] * 3
-    assert [draw.group_id for draw in told.draws] == sorted((g.group_id for g in groups), reverse=True)
-    for draw, group in zip(told.draws, groups, strict=True):
+    assert [draw.group_id for draw in history.draws] == sorted((g.group_id for g in groups), reverse=True)
+    for draw, group in zip(history.draws, groups, strict=True):
         rewards = [one.reward for one in group.members if one.reward is not None]
         assert draw.reward_mean == pytest.approx(fmean(rewards))
         assert draw.trained == (group.group_id + 1,)
@@ -252,9 +252,9 @@ def test_data_that_take_long_are_waited_for_by_the_page(
 
     monkeypatch.setattr("millrace.look.record.group.task_row.Parts", slow)
     rows = TaskRows(run.read_config(), lambda: tokenizer_of(run))
-    told = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=0.01)
+    row = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=0.01)
     release.set()
-    assert told.again and "are being read" in told.unknown
+    assert row.again and "are being read" in row.unknown
     later = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=None)
     assert later == TaskRow("answer <b>1</b>", {"level": "1", "tags": f'["{HOSTILE}","x"]'})
 
@@ -269,14 +269,14 @@ def test_a_group_of_another_number_is_said(site: Site) -> None:
 def test_show_has_the_group_in_the_terminal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert millrace(["show", str(run.path), "--group", "1"]) == 0
     said = capsys.readouterr().out
-    for told in (
+    for text in (
         "reference answer",
         "answer <b>",
         "reward 1, advantage 1.52",
         "The row over the run",
         "1 (this)",
     ):
-        assert told in said
+        assert text in said
     assert millrace(["show", str(run.path), "--group", "1", "--json"]) == 0
     view = json.loads(capsys.readouterr().out)
     assert [one["advantages"][0] for one in view["attempts"]] == pytest.approx(

@@ -155,13 +155,13 @@ def test_a_live_page_gets_what_is_new_and_then_a_sentence_when_the_run_is_gone(t
     write_run(tmp_path / "b")
 
     async def ask(_: Ui, get: Get) -> list[dict[str, Any]]:
-        told = [json.loads((await get("data/a")).body)]
+        answers = [json.loads((await get("data/a")).body)]
         log = MetricsLog(run.metrics)
         log(step(99.0, 5))
         log.close()
-        told.append(json.loads((await get("data/a?by=tokens")).body))
+        answers.append(json.loads((await get("data/a?by=tokens")).body))
         shutil.rmtree(run.path)
-        return [*told, json.loads((await get("data/a?by=time")).body)]
+        return [*answers, json.loads((await get("data/a?by=time")).body)]
 
     before, after, gone = asked(tmp_path, ask)
     assert 'data-x="1.0 4.0"' in before["html"]["chart-reward"]
@@ -213,9 +213,9 @@ def test_who_asks_too_early_gets_the_newest_answer_again(root: Path, monkeypatch
 
 def test_a_page_in_trouble_loads_itself_again_until_the_trouble_is_over(tmp_path: Path) -> None:
     async def ask(_: Ui, get: Get) -> list[bytes]:
-        told = [(await get(view)).body for view in ("", "config/a", "run/a")]
+        bodies = [(await get(view)).body for view in ("", "config/a", "run/a")]
         write_run(tmp_path / "a")
-        return told + [(await get(view)).body for view in ("", "config/a", "run/a")]
+        return bodies + [(await get(view)).body for view in ("", "config/a", "run/a")]
 
     *before, runs, config, run = asked(tmp_path, ask)
     assert [AGAIN in body for body in before] == [True, True, False]

@@ -26,13 +26,13 @@ from millrace.sim.calibrate.learn import calibrate
 
 def slow_rewards(steps: int = 12) -> list[Event]:
     """Each step of 2 s computes for 0.2 s. `replica-0` decodes for 0.2 s, then completions are scored."""
-    told = [run_started(), report(0.0, "replica-0", 0, 0.0, 0.0)]
+    events = [run_started(), report(0.0, "replica-0", 0, 0.0, 0.0)]
     for version in range(1, steps + 1):
         start_s = 2.0 * (version - 1)
         busy_s = 0.2 * version
         done = event("finished", start_s + 0.3, trajectory_id=version, tokens=3, finish="stop")
         scored = event("scored", start_s + 1.8, trajectory_id=version, value=1.0, outcome="scored", reason="")
-        told += [
+        events += [
             report(start_s + 0.3, "replica-0", version, busy_s, start_s + 0.3 - busy_s),
             done,
             scored,
@@ -41,7 +41,7 @@ def slow_rewards(steps: int = 12) -> list[Event]:
             published(start_s + 2.0, version, 0.05),
             pulled(start_s + 2.0, "replica-0"),
         ]
-    return told
+    return events
 
 
 def test_the_page_has_a_bar_for_each_role_and_names_the_bottleneck(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_the_forecast_begins_with_what_helps_the_bottleneck(name: str, first: st
 def crowded(steps: int, num_bytes: int) -> list[Event]:
     """Before each step the log has `num_bytes` bytes of other events."""
     return [
-        told
+        item
         for one in slow_rewards(steps)
-        for told in ([event("sample", one.time_s, text="a" * num_bytes)] if one.kind == "step" else [])
+        for item in ([event("sample", one.time_s, text="a" * num_bytes)] if one.kind == "step" else [])
         + [one]
     ]
 
@@ -180,14 +180,18 @@ def test_a_page_that_read_too_little_for_a_step_says_so(
 
 def test_a_condensed_part_is_left_out_where_newer_ones_have_some_steps(tmp_path: Path) -> None:
     """A condensed part has no events of single trajectories, so nobody seems to wait for a reward."""
-    told = slow_rewards(36)
+    events = slow_rewards(36)
     path = write_run(tmp_path / "a", events_told=[]).events
-    for third in told[: len(told) // 3], told[len(told) // 3 : -len(told) // 3], told[-len(told) // 3 :]:
+    for third in (
+        events[: len(events) // 3],
+        events[len(events) // 3 : -len(events) // 3],
+        events[-len(events) // 3 :],
+    ):
         log = EventLog(path)
         for one in third:
             log(one)
         log.close()
-        if third[-1] is not told[-1]:
+        if third[-1] is not events[-1]:
             rotate(path)
     use = speed_of(RunDirectory(path.parent)).use
     assert 20 <= use.steps <= 24

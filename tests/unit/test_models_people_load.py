@@ -72,10 +72,12 @@ def small(config: dict[str, Any], ids: dict[int, int]) -> dict[str, Any]:
     if (rope := config.get("rope_scaling")) and "original_max_position_embeddings" in rope:
         config["rope_scaling"] = rope | {"original_max_position_embeddings": 32}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        told = config.pop(key, None)
-        if told is not None:
-            kept = [ids[one] for one in (told if isinstance(told, list) else [told]) if one in ids]
-            config[key] = kept if isinstance(told, list) else kept[0] if kept else None
+        token_ids = config.pop(key, None)
+        if token_ids is not None:
+            kept = [
+                ids[one] for one in (token_ids if isinstance(token_ids, list) else [token_ids]) if one in ids
+            ]
+            config[key] = kept if isinstance(token_ids, list) else kept[0] if kept else None
     return config
 
 
@@ -102,8 +104,8 @@ def save_files(each: Facts, directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(small(each.text_config, ids)))
     if each.generation_config is not None:
         ended = each.generation_config["eos_token_id"]
-        told = [ids[one] for one in ended] if isinstance(ended, list) else ids[ended]
-        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": told}))
+        eos_token_id = [ids[one] for one in ended] if isinstance(ended, list) else ids[ended]
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos_token_id}))
     save_tokenizer(each, directory)
 
 
@@ -137,8 +139,8 @@ def test_the_document_has_the_table_that_the_facts_give() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_fact_of_a_model_has_a_source(name: str) -> None:
-    told = json.loads((model_table.FACTS / f"{name}.json").read_text(encoding="utf-8"))
-    assert told["sources"]
+    fact_file = json.loads((model_table.FACTS / f"{name}.json").read_text(encoding="utf-8"))
+    assert fact_file["sources"]
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(TRAINED)))
@@ -147,8 +149,8 @@ def test_a_refused_model_is_refused_by_name_with_the_reason_of_its_row(name: str
     (tmp_path / "config.json").write_text(json.dumps(each.text_config))
     with pytest.raises(DataError) as error:
         load_model(tmp_path, CPU)
-    told = str(error.value)
-    assert each.text_config["model_type"] in told and refusal(each.text_config) in told
+    message = str(error.value)
+    assert each.text_config["model_type"] in message and refusal(each.text_config) in message
     assert f"no: {refusal(each.text_config)}" in row(each)
 
 

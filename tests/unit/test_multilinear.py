@@ -187,10 +187,10 @@ def test_changes_drawn_at_random_are_seen():
 
 
 def test_a_digest_names_its_kind():
-    data, told = some_bytes(100), NamedBuffer("a", "uint8", (100,), some_bytes(100))
+    data, buffer = some_bytes(100), NamedBuffer("a", "uint8", (100,), some_bytes(100))
     for kind in (XXH3, MULTILINEAR):
         one = tensor_digest(data, kind)
-        version = digest_buffers([told], kind)
+        version = digest_buffers([buffer], kind)
         assert kind_of(one) == kind_of(version) == kind
         assert version == version_digest([("a", "uint8", (100,), one)], kind)
         for pieces in ([(0, 100)], [(0, 60), (60, 40)]):

@@ -83,14 +83,14 @@ def test_a_step_has_the_answers_since_the_last_one(tmp_path: Path) -> None:
 
 
 def test_services_get_the_same_scalars() -> None:
-    class Told:
+    class ScalarTracker:
         def log_scalars(self, event: Event, scalars) -> None:
             found.update(scalars)
 
         def close(self) -> None: ...
 
     found: dict[str, float] = {}
-    tracked = Tracked(Events(lambda: 0.0, lambda: 0.0), "a tracker", Told)
+    tracked = Tracked(Events(lambda: 0.0, lambda: 0.0), "a tracker", ScalarTracker)
     for one in (*EPISODES, step(9.0, 1)):
         tracked(one)
     tracked.end()

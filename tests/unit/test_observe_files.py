@@ -25,11 +25,11 @@ from millrace.observe.summary import Summary
 
 def test_events_come_back_from_their_file(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
-    told = [run_started(), report(1.0, "replica-0", 5, 1.0, 0.5)]
-    for item in told:
+    events = [run_started(), report(1.0, "replica-0", 5, 1.0, 0.5)]
+    for item in events:
         log(item)
     log.close()
-    assert list(read_events(tmp_path / "events.jsonl")) == told
+    assert list(read_events(tmp_path / "events.jsonl")) == events
 
 
 def test_a_summary_of_read_events_is_the_summary_of_the_run(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_a_service_that_is_not_installed_is_named_before_anything_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, service, None)
     observe = Observe(tensorboard=False, **{service: "project"})
-    told = rf"`observe.{service}` .*\n.*pip install {service}` \(the extra millrace\[{service}\]\)"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"`observe.{service}` .*\n.*pip install {service}` \(the extra millrace\[{service}\]\)"
+    with pytest.raises(ConfigError, match=message):
         refuse_unusable(observe)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         asyncio.run(open_sinks(Events(lambda: 0.0, lambda: 0.0), observe, tmp_path, {}).__aenter__())
 
 

@@ -36,12 +36,12 @@ def command(tmp_path: Path, program: str = KEEP) -> str:
     return f"{sys.executable} {script} {tmp_path / 'told'}"
 
 
-def tell(target: str, *told: Event) -> list[Event]:
-    """Run a notifier over `told`; what it emitted itself."""
+def tell(target: str, *run_events: Event) -> list[Event]:
+    """Run a notifier over `run_events`; what it emitted itself."""
     events, heard = Events(lambda: 0.0, lambda: 0.0), []
     events.subscribe(heard.append)
     notifier = Notifier(events, target, Path("/runs/night"))
-    for item in told:
+    for item in run_events:
         notifier(item)
     notifier.close()
     return heard
@@ -56,11 +56,11 @@ def test_a_command_is_told_of_a_stall_a_death_a_finding_and_the_end(tmp_path: Pa
     assert not tell(
         command(tmp_path), step(0.5, 7), STALLED, worker_died(2.0, "relay"), finding, run_ended(4.0)
     )
-    told = messages(tmp_path)
-    assert [message["kind"] for message in told] == ["stalled", "worker_died", "finding", "run_ended"]
-    assert told[0]["text"] == "night at step 7: no progress for 20 s: trainer waits for replica-0"
-    assert (told[0]["run"], told[0]["version"]) == ("/runs/night", 7)
-    assert told[3]["text"].endswith("ended: done")
+    notices = messages(tmp_path)
+    assert [message["kind"] for message in notices] == ["stalled", "worker_died", "finding", "run_ended"]
+    assert notices[0]["text"] == "night at step 7: no progress for 20 s: trainer waits for replica-0"
+    assert (notices[0]["run"], notices[0]["version"]) == ("/runs/night", 7)
+    assert notices[3]["text"].endswith("ended: done")
 
 
 def test_every_fault_that_the_doctor_finds_in_one_look_is_told(tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_the_doctor_tells_each_fault_once_while_the_run_goes_on() -> None:
     for version in range(1, 3 * FIRST_STEPS):
         watch(step(float(version), version, metrics={"groups_without_signal": 1.0}))
         assert not heard or version >= FIRST_STEPS
-    told = [item.fields["fault"] for item in heard]
-    assert told.count("no-signal") == 1 and len(told) == len(set(told))
+    faults = [item.fields["fault"] for item in heard]
+    assert faults.count("no-signal") == 1 and len(faults) == len(set(faults))
 
 
 def test_a_finding_that_holds_no_more_is_withdrawn_and_told_again_once_it_is_back() -> None:
@@ -191,8 +191,8 @@ def test_a_finding_that_holds_no_more_is_withdrawn_and_told_again_once_it_is_bac
         watch(step(float(version), version, metrics={"groups_without_signal": share}))
         if version == 50:
             assert gone(evidence, diagnose(evidence)) == ["no-signal held for versions 20 to 25; gone since"]
-    told = [item.kind for item in heard if item.fields["fault"] == "no-signal"]
-    assert told == ["finding", "withdrawn", "finding"]
+    kinds = [item.kind for item in heard if item.fields["fault"] == "no-signal"]
+    assert kinds == ["finding", "withdrawn", "finding"]
     assert "no-signal" not in str(gone(evidence, diagnose(evidence)))
 
 
@@ -226,9 +226,9 @@ def test_a_doctor_that_fails_ends_its_looks_and_not_the_run(monkeypatch: pytest.
     watch = DoctorWatch(events, Evidence())
     for version in range(1, 3 * FIRST_STEPS):
         watch(step(float(version), version))
-    [told] = heard
-    assert told.kind == "warned" and told.fields["source"] == "doctor"
-    assert "intermediate overflow" in told.fields["reason"]
+    [warning] = heard
+    assert warning.kind == "warned" and warning.fields["source"] == "doctor"
+    assert "intermediate overflow" in warning.fields["reason"]
 
 
 @pytest.mark.parametrize("rest", ["who:secret@localhost", "localhost/a secret"])

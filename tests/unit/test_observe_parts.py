@@ -28,11 +28,11 @@ def scored(number: int, outcome: str = "scored") -> Event:
 
 
 def night(steps: int) -> list[Event]:
-    told = [run_started()]
+    events = [run_started()]
     for version in range(1, steps + 1):
-        told += [finished(version), scored(version), report(float(version), "replica-0", version, 1.0, 1.0)]
-        told.append(step(float(version), version))
-    return [*told, scored(0, "failed"), worker_died(99.0, "replica-0"), run_ended(100.0)]
+        events += [finished(version), scored(version), report(float(version), "replica-0", version, 1.0, 1.0)]
+        events.append(step(float(version), version))
+    return [*events, scored(0, "failed"), worker_died(99.0, "replica-0"), run_ended(100.0)]
 
 
 @pytest.fixture

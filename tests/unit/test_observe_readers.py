@@ -44,13 +44,13 @@ def test_a_run_goes_on_without_its_reader_and_says_so_once(
     sink, outlet = open_outlet(unread)
     for each in (seen.append, sink, LostReaders(events, [outlet])):
         events.subscribe(each)
-    for told in (
+    for item in (
         run_started(),
         event("stalled", 1.0, quiet_s=20.0, waits=["a"]),
         run_ended(9.0),
         run_ended(9.5),
     ):
-        events.emit(told.kind, **told.fields)
+        events.emit(item.kind, **item.fields)
     [warned] = [each for each in seen if each.kind == "warned"]
     assert warned.fields["source"] == "output" and "the run goes on" in warned.fields["reason"]
     assert seen[-1].kind == "run_ended"

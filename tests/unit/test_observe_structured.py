@@ -13,7 +13,7 @@ from millrace.observe.live.structured import StructuredLog
 def test_every_line_is_json_with_a_level_a_text_and_the_event() -> None:
     stream = io.StringIO()
     log = StructuredLog(stream)
-    told = (
+    events = (
         run_started(),
         report(1.0, "replica-0", 5, 1.0, 0.5),
         event("finished", 1.0, trajectory_id=1, tokens=5, versions_min=0, versions_max=0, finish="stop"),
@@ -22,7 +22,7 @@ def test_every_line_is_json_with_a_level_a_text_and_the_event() -> None:
         event("warned", 3.0, source="notify", reason="line one\nline \u2581"),
         run_ended(4.0, ok=False),
     )
-    for item in told:
+    for item in events:
         log(item)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["kind"], line["level"]) for line in lines] == [

@@ -48,8 +48,8 @@ def test_every_promised_key_is_there_before_anything_has_happened() -> None:
 
 
 def test_what_of_the_algorithm_changes_nothing_is_told_as_the_last_session_has_it() -> None:
-    told = [event("run_started", float(i), **run_started().fields, inert=[f"clip {i}"]) for i in (0, 1)]
-    assert summary_of(*told)["inert"] == ["clip 1"]
+    starts = [event("run_started", float(i), **run_started().fields, inert=[f"clip {i}"]) for i in (0, 1)]
+    assert summary_of(*starts)["inert"] == ["clip 1"]
 
 
 def test_speeds_are_over_the_time_in_which_tokens_were_trained_or_generated() -> None:
@@ -180,10 +180,10 @@ def test_a_summary_of_a_long_run_holds_a_few_numbers_of_every_step() -> None:
     tracemalloc.start()
     try:
         tell(range(101, 2101))
-        held_bytes, _ = tracemalloc.get_traced_memory()
+        traced_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held_bytes / 2000 < 50
+    assert traced_bytes / 2000 < 50
     assert summary.result()["steps"] == 2100
 
 

@@ -79,13 +79,13 @@ def test_a_tracker_gets_samples_too(
     package = Package()
     monkeypatch.setitem(sys.modules, name, package)
     opened(name, tmp_path).log_sample(sample(1.0, 3, prompt="1+1=", completion="2"))
-    told = [call for call in package.calls if call[0] == called]
-    assert len(told) == 1 and "best" in str(told)
+    calls = [call for call in package.calls if call[0] == called]
+    assert len(calls) == 1 and "best" in str(calls)
     assert "1+1=" in str(package.calls)
 
 
 @contextmanager
-def told(tracker: Any) -> Iterator[tuple[Tracked, list[Event]]]:
+def sink_of(tracker: Any) -> Iterator[tuple[Tracked, list[Event]]]:
     events, warned = Events(lambda: 0.0, lambda: 0.0), []
     sink = Tracked(events, "a tracker", tracker)
     events.subscribe(lambda event: warned.append(event.fields["reason"]))
@@ -99,7 +99,7 @@ def end(sink: Tracked) -> None:
 
 def test_steps_and_samples_arrive_in_order_and_replays_are_left_out() -> None:
     tracker = Kept()
-    with told(lambda: tracker) as (sink, warned):
+    with sink_of(lambda: tracker) as (sink, warned):
         for one in (run_started(), step(1.0, 1), sample(1.0, 1), step(2.0, 2, replayed=True), step(3.0, 3)):
             sink(one)
         end(sink)
@@ -108,7 +108,7 @@ def test_steps_and_samples_arrive_in_order_and_replays_are_left_out() -> None:
 
 def test_a_tracker_that_fails_once_gets_the_rest_and_the_run_is_told_once() -> None:
     tracker = Kept(fails=2)
-    with told(lambda: tracker) as (sink, warned):
+    with sink_of(lambda: tracker) as (sink, warned):
         for version in (1, 2, 2, 3):
             sink(step(1.0, version))
         end(sink)
@@ -120,7 +120,7 @@ def test_a_tracker_that_cannot_be_opened_is_told_once() -> None:
     def fails() -> Tracker:
         raise SystemExit("log in first")
 
-    with told(fails) as (sink, warned):
+    with sink_of(fails) as (sink, warned):
         end(sink)
         sink(step(1.0, 1))
     assert warned == ["it gets nothing until the run is resumed, the run goes on: SystemExit: log in first"]
@@ -129,7 +129,7 @@ def test_a_tracker_that_cannot_be_opened_is_told_once() -> None:
 def test_a_tracker_that_hangs_delays_no_step_and_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracked, "CLOSE_S", 0.01)
     never = threading.Event()
-    with told(lambda: Kept(waits=never)) as (sink, warned):
+    with sink_of(lambda: Kept(waits=never)) as (sink, warned):
         for version in range(1, tracked.QUEUED_MAX + 2):
             sink(step(1.0, version))
         assert warned == ["it does not keep up: 1000 steps and samples wait, one was left out"]
@@ -149,7 +149,7 @@ def test_a_tracker_with_a_full_queue_gets_the_whole_queue_and_is_closed(
         opened.append(Kept(waits=waits))
         return opened[0]
 
-    with told(opens) as (sink, _):
+    with sink_of(opens) as (sink, _):
         for version in range(1, 6):
             sink(step(1.0, version))
         sink.end()
@@ -161,7 +161,7 @@ def test_a_tracker_with_a_full_queue_gets_the_whole_queue_and_is_closed(
 def test_a_tracker_that_is_not_done_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracked, "CLOSE_S", 0.01)
     never = threading.Event()
-    with told(lambda: Kept(waits=never)) as (sink, warned):
+    with sink_of(lambda: Kept(waits=never)) as (sink, warned):
         end(sink)
         never.set()
         sink.done.result(60)

@@ -189,9 +189,9 @@ def test_a_gpu_that_is_too_small_is_refused_with_the_numbers_and_what_to_set() -
 def test_a_gpu_in_use_by_others_and_one_without_work_are_told() -> None:
     busy = tuple(Gpu(i, "H100", 80 * GB, (80 if i else 2) * GB) for i in range(3))
     placement = assign(config_for(1), replace_gpus(host(0), busy), ON_GPU)
-    told = " ".join(warnings(placement, config_for(1)))
-    assert "GPU 0 has 2.0 GB free, and the run keeps 8.5 GB there" in told
-    assert "nobody computes on GPU 2" in told
+    text = " ".join(warnings(placement, config_for(1)))
+    assert "GPU 0 has 2.0 GB free, and the run keeps 8.5 GB there" in text
+    assert "nobody computes on GPU 2" in text
 
 
 # ---------------------------------------------------------------- versions in the relay
@@ -226,8 +226,8 @@ def test_the_relay_takes_half_of_what_the_processes_leave_free_and_two_at_least(
     config = config_for(2, weights={"slots": 7})
     placement = assign(config, host(0, free_gb=free_gb), ON_CPU)  # 23 GB for the processes
     assert placement.relay_slots == slots
-    told = any("the relay has room for" in told for told in warnings(placement, config_for(1)))
-    assert told == (slots < 7 and not placement.relay_keeps_deltas)
+    is_warned = any("the relay has room for" in line for line in warnings(placement, config_for(1)))
+    assert is_warned == (slots < 7 and not placement.relay_keeps_deltas)
     assert placement.relay_bytes <= max(2 * ON_CPU.weights_bytes, (free_gb - 23) * GB / 2)
 
 
@@ -243,22 +243,22 @@ def test_a_host_without_room_for_two_versions_is_refused_with_the_numbers() -> N
 
 
 def test_host_and_shared_memory_are_told_apart() -> None:
-    told = table(assign(config_for(2), host(0), ON_CPU))
-    assert told["the relay, shared memory"] == (
+    rows = table(assign(config_for(2), host(0), ON_CPU))
+    assert rows["the relay, shared memory"] == (
         "2 versions of 1.0 GB and older ones as deltas in half of one = 2.5 GB"
     )
-    assert told["the host"] == "23.0 GB + 2.5 GB shared, of 100.0 GB, 100.0 GB free"
+    assert rows["the host"] == "23.0 GB + 2.5 GB shared, of 100.0 GB, 100.0 GB free"
 
 
 def test_host_memory_that_is_tight_is_told() -> None:
-    told = next(warnings(assign(config_for(2, bound=0), host(0, free_gb=26), ON_CPU), config_for(2)))
-    assert "the run keeps 23.0 GB of host memory and, shared, 2.0 GB; 26.0 GB of 100.0 GB are free" in told
+    message = next(warnings(assign(config_for(2, bound=0), host(0, free_gb=26), ON_CPU), config_for(2)))
+    assert "the run keeps 23.0 GB of host memory and, shared, 2.0 GB; 26.0 GB of 100.0 GB are free" in message
 
 
 def test_what_a_replica_rebuilds_an_older_version_in_is_told_and_counts() -> None:
     placement = assign(config_for(4), host(0, free_gb=43), ON_CPU)
     assert table(placement)["a replica that reads an older version"] == "1.0 GB more, in host memory"
-    told = list(warnings(placement, config_for(4)))
-    assert len(told) == 1 and "What it needs for a moment may not fit" in told[0]
+    messages = list(warnings(placement, config_for(4)))
+    assert len(messages) == 1 and "What it needs for a moment may not fit" in messages[0]
     whole = assign(config_for(4, bound=0, weights={"slots": 3}), host(0, free_gb=43), ON_CPU)
     assert "a replica that reads an older version" not in table(whole) and not whole.older_bytes

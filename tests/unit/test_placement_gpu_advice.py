@@ -29,15 +29,15 @@ def advice(*, gpus: int = 2, dtype: str = "bfloat16", slots: int = 256, **rollou
 
 
 def test_float32_on_a_gpu_is_named_with_what_it_costs() -> None:
-    (told,) = advice(dtype="float32")
-    assert "15 times as long" in told
-    assert "TF32 is off" in told
-    assert "1.0 GB" in told and "6.3 GB" in told  # a version; 256 x 2,048 x 12 kB
+    (message,) = advice(dtype="float32")
+    assert "15 times as long" in message
+    assert "TF32 is off" in message
+    assert "1.0 GB" in message and "6.3 GB" in message  # a version; 256 x 2,048 x 12 kB
 
 
 def test_a_gpu_with_room_for_more_slots_is_named_if_trajectories_wait() -> None:
-    (told,) = advice(slots=32)
-    assert "raise it to 256" in told  # of the 32 x 8 trajectories of a step
+    (message,) = advice(slots=32)
+    assert "raise it to 256" in message  # of the 32 x 8 trajectories of a step
     assert advice(slots=200) == []
 
 

@@ -16,8 +16,8 @@ SILENT = "2, NVIDIA GeForce RTX 4090, [N/A], [N/A]\n"
 def fake(directory: Path, known: str) -> str:
     """A directory with an `nvidia-smi` that knows only the queries that contain `known`."""
     script = directory / "nvidia-smi"
-    told = f"cat <<END\n{WELL}{SICK}{SILENT}END"
-    script.write_text(f'#!/bin/sh\ncase "$1" in *{known}*) ;; *) exit 2 ;; esac\n{told}\n')
+    command = f"cat <<END\n{WELL}{SICK}{SILENT}END"
+    script.write_text(f'#!/bin/sh\ncase "$1" in *{known}*) ;; *) exit 2 ;; esac\n{command}\n')
     script.chmod(0o755)
     return f"{directory}:/usr/bin:/bin"
 

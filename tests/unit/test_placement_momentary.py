@@ -104,9 +104,11 @@ def test_activations_are_about_what_torch_saves(
 ) -> None:
     kind, shape = FAMILIES[family]
     longest = {"max_sequence_tokens": 32 + (TOKENS - 32) // group}
-    told = (estimate(config_for(rollout=longest), shape, size).head.token_bytes - 12 * SHAPE.hidden) * TOKENS
+    estimated_bytes = (
+        estimate(config_for(rollout=longest), shape, size).head.token_bytes - 12 * SHAPE.hidden
+    ) * TOKENS
     error = 0.25 if shape.clamped else 0.2  # how many copies of scores gpt-oss keeps depends on the CPU
-    assert saved_bytes(kind, dtype, group=group, recompute=False) == pytest.approx(told, rel=error)
+    assert saved_bytes(kind, dtype, group=group, recompute=False) == pytest.approx(estimated_bytes, rel=error)
 
 
 def test_with_recompute_hardly_more_than_a_layers_input_is_kept() -> None:
@@ -138,18 +140,18 @@ NEEDS = Needs(500_000_000, GB, 12_000, MemoryNeed(0, 9 * GB), MemoryNeed(0, 7 * 
 ON_GPU = replace(NEEDS, trainer=MemoryNeed(8 * GB, GB), replica=MemoryNeed(5 * GB, 2 * GB))
 
 
-def told(needs: Needs, host: Host, **sections: Any) -> list[str]:
+def warnings_of(needs: Needs, host: Host, **sections: Any) -> list[str]:
     config = config_for(**sections)
     return list(warnings(assign(config, host, needs), config))
 
 
 def test_a_micro_batch_that_may_not_fit_is_told_with_the_budget_that_does() -> None:
     """Kept: 9 + 2 x 7 GB, shared 2.5, for a moment 2 x 1 in the replicas: 6 of 33.5 GB are left for 8.7."""
-    [said] = told(NEEDS, Host("host", 16, 100 * GB, 335 * GB // 10))
+    [said] = warnings_of(NEEDS, Host("host", 16, 100 * GB, 335 * GB // 10))
     assert "a micro-batch of 8,192 tokens, the largest, needs about 8.7 GB in the trainer" in said
     assert "6.0 GB of host memory are left" in said
     assert said.endswith("`batch.token_budget` (8,192) to 5,500, or set `model.recompute` to true")
-    assert not told(NEEDS, Host("host", 16, 100 * GB, 365 * GB // 10))
+    assert not warnings_of(NEEDS, Host("host", 16, 100 * GB, 365 * GB // 10))
     assert "a micro-batch in the trainer" in table(
         assign(config_for(), Host("h", 16, 100 * GB, 365 * GB // 10), NEEDS)
     )
@@ -157,16 +159,16 @@ def test_a_micro_batch_that_may_not_fit_is_told_with_the_budget_that_does() -> N
 
 def test_a_sequence_that_is_too_long_for_the_memory_is_told_as_such() -> None:
     long = {"rollout": {"max_sequence_tokens": 6000}, "model": {"path": "m", "recompute": True}}
-    [said] = told(NEEDS, Host("host", 16, 100 * GB, 335 * GB // 10), **long)
+    [said] = warnings_of(NEEDS, Host("host", 16, 100 * GB, 335 * GB // 10), **long)
     assert said.endswith("`rollout.max_sequence_tokens` (6,000): 5,500 tokens fit")
 
 
 def test_on_a_gpu_trainer_and_replicas_are_told_apart() -> None:
     gpus = tuple(Gpu(i, "small", 16 * GB, 16 * GB) for i in range(2))
-    said = told(ON_GPU, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
+    said = warnings_of(ON_GPU, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
     assert len(said) == 1 and "7.5 GB of GPU 0 are left for it" in said[0]
     greedy = replace(ON_GPU, activation_memory=replace(MOMENT, head=Phase(1), replica_bytes=11 * GB))
-    said = told(greedy, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
+    said = warnings_of(greedy, Host("host", 16, 100 * GB, 100 * GB, gpus), rollout={"replicas": 1})
     assert len(said) == 1 and said[0].startswith(
         "replica-0 needs about 11.0 GB for a moment, and 10.5 GB of GPU 1"
     )

@@ -45,10 +45,10 @@ def test_the_slots_are_registered_once_and_until_the_end(runtime, endpoint):
 
 def test_slots_that_cannot_be_registered_are_told_once_and_used_all_the_same(runtime, endpoint):
     runtime.code, reader = 2, open_reader(endpoint)
-    with pytest.warns(UserWarning, match=r"memory of .*\(CUDA error 2\).* locked memory") as told:
+    with pytest.warns(UserWarning, match=r"memory of .*\(CUDA error 2\).* locked memory") as warnings:
         reader.pin(pinned.pinned)
         reader.pin(pinned.pinned)
-    assert len(told) == 1 and runtime.forgotten == 1
+    assert len(warnings) == 1 and runtime.forgotten == 1
     assert reader.versions() == []
     reader.close()
 

@@ -184,11 +184,11 @@ def test_one_more_device_helps_only_where_it_is_short():
     )
     candidate = Candidate(layout, 16, schedules.Laminar())
     best = Simulated(candidate, RESULT, Timeline(), scale=1)
-    told = {gain.device: gain for gain in ranking.gains(devices, DEMAND, QUESTION, best)}
+    gains = {gain.device: gain for gain in ranking.gains(devices, DEMAND, QUESTION, best)}
     generators = layout.replicas * layout.generation.tensor_parallel
-    assert told["H20"].throughput == pytest.approx(1 / generators, rel=0.01)
-    assert told["H800"].throughput == 0
-    assert told["A100"].role == "idle in this plan"
+    assert gains["H20"].throughput == pytest.approx(1 / generators, rel=0.01)
+    assert gains["H800"].throughput == 0
+    assert gains["A100"].role == "idle in this plan"
 
 
 def test_one_more_device_helps_beside_other_replicas_by_its_own_share():

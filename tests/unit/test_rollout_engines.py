@@ -47,7 +47,7 @@ FP8 = {"quantization": "fp8"}
 
 
 @pytest.mark.parametrize(
-    ("rollout", "told"),
+    ("rollout", "message"),
     [
         ({"engine": "own"}, r"\(own\) cannot do `rollout.quantization` \(fp8\)"),
         ({"servers": ["http://a"]}, r"\(server\) cannot do `rollout.quantization` \(fp8\)"),
@@ -55,9 +55,9 @@ FP8 = {"quantization": "fp8"}
     ],
 )
 def test_quantised_weights_are_refused_by_name_where_they_cannot_be(
-    rollout: dict[str, object], told: str
+    rollout: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         refuse_unable(config_of(rollout=rollout | FP8, model={"path": "m", "dtype": "bfloat16"}))
 
 
@@ -84,7 +84,7 @@ def test_servers_decide_the_engine_and_the_number_of_replicas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rollout", "told"),
+    ("rollout", "message"),
     [
         ({"engine": "server"}, r"`rollout.engine` \(server\) does not go with 0 `rollout.servers`"),
         (
@@ -97,8 +97,10 @@ def test_servers_decide_the_engine_and_the_number_of_replicas() -> None:
         ({"servers": "http://a"}, "tuple"),
     ],
 )
-def test_servers_that_do_not_fit_the_rest_are_refused_by_name(rollout: dict[str, object], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_servers_that_do_not_fit_the_rest_are_refused_by_name(
+    rollout: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
         config_of(rollout=rollout)
 
 

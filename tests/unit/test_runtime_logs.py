@@ -20,8 +20,8 @@ def test_a_log_that_is_too_long_keeps_its_last_part_and_its_writer_goes_on(tmp_p
     assert (tmp_path / f"{path.name}.1").read_bytes() == b"b" * 999 + b"c"
     os.write(fd, b"goes on")
     os.close(fd)
-    told = path.read_text()
-    assert told.startswith("(too long") and told.endswith("goes on") and len(told) < 200
+    text = path.read_text()
+    assert text.startswith("(too long") and text.endswith("goes on") and len(text) < 200
 
 
 def test_a_log_that_is_gone_is_left_alone(tmp_path: Path) -> None:

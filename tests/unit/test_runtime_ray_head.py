@@ -25,34 +25,36 @@ def impatient(monkeypatch) -> None:
 
 def test_a_head_that_is_gone_is_told_with_its_address(monkeypatch) -> None:
     monkeypatch.setattr(head, "FROZEN_S_MAX", 600.0)  # the thread that asks may get no core for a while
-    told = queue.Queue[str]()
+    messages = queue.Queue[str]()
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    watch = head.HeadWatch(address, lambda: None, told.put)
+    watch = head.HeadWatch(address, lambda: None, messages.put)
     connection, _ = listener.accept()
-    assert told.empty(), "it answers"
+    assert messages.empty(), "it answers"
     connection.close()
     listener.close()
-    assert told.get(timeout=WAIT_S).startswith(f"the head of the Ray cluster, {address}, takes no connection")
+    assert messages.get(timeout=WAIT_S).startswith(
+        f"the head of the Ray cluster, {address}, takes no connection"
+    )
     watch.close()
 
 
 def test_a_head_that_takes_connections_and_answers_nothing_is_told() -> None:
-    told = queue.Queue[str]()
+    messages = queue.Queue[str]()
     frozen = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        watch = head.HeadWatch(address, frozen.wait, told.put)
-        assert told.get(timeout=WAIT_S).endswith(
+        watch = head.HeadWatch(address, frozen.wait, messages.put)
+        assert messages.get(timeout=WAIT_S).endswith(
             f"{address}, takes connections, but has answered nothing for 0 s"
         )
         frozen.set()
         watch.close()
-    assert told.empty(), "once"
+    assert messages.empty(), "once"
 
 
 def test_a_controller_that_was_stopped_for_a_while_does_not_take_its_head_for_frozen(monkeypatch) -> None:
-    told, looks = queue.Queue[str](), queue.Queue[float]()
+    messages, looks = queue.Queue[str](), queue.Queue[float]()
     answers, stopped_s = threading.Event(), 0.0
 
     def now() -> float:
@@ -63,14 +65,14 @@ def test_a_controller_that_was_stopped_for_a_while_does_not_take_its_head_for_fr
     monkeypatch.setattr(head, "FROZEN_S_MAX", 600.0)
     monkeypatch.setattr(head, "time", SimpleNamespace(monotonic=now))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        watch = head.HeadWatch(f"127.0.0.1:{listener.getsockname()[1]}", answers.wait, told.put)
+        watch = head.HeadWatch(f"127.0.0.1:{listener.getsockname()[1]}", answers.wait, messages.put)
         stopped_s = 1000.0
         after = 0
-        while after < 3 and told.empty():
+        while after < 3 and messages.empty():
             after += looks.get(timeout=WAIT_S) == stopped_s
         answers.set()
         watch.close()
-    assert told.empty()
+    assert messages.empty()
 
 
 def test_a_call_that_returns_or_raises_does_so_and_one_that_hangs_holds_nobody_up() -> None:
@@ -93,11 +95,11 @@ def test_what_a_call_raises_when_nobody_waits_any_more_is_not_reported_as_never_
         raise ConnectionError("the head is gone")
 
     async def use() -> None:
-        told: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        contexts: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
         await asyncio.wait([in_thread(fail)], timeout=WAIT_S)
         threads[0].join(WAIT_S)
         gc.collect()
-        assert not told
+        assert not contexts
 
     asyncio.run(use())

@@ -63,7 +63,7 @@ def test_a_fault_is_found_and_named(fault: Callable[[Any], Any], options: Engine
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         (
             dishonest.IgnoresSamplingTemperature,
@@ -74,10 +74,10 @@ def test_a_fault_is_found_and_named(fault: Callable[[Any], Any], options: Engine
     ids=["sampling ignores the temperature", "greedy"],
 )
 def test_sampling_from_another_distribution_than_the_reported_is_found(
-    fault: type[Categorical], told: str, options: EngineOptions
+    fault: type[Categorical], message: str, options: EngineOptions
 ) -> None:
     for seed in range(20):
-        with pytest.raises(SamplingError, match=told):
+        with pytest.raises(SamplingError, match=message):
             interview("replica-0", "own", fault(VOCABULARY, seed=seed, spread=2.5), options)
 
 

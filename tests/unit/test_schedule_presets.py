@@ -101,33 +101,37 @@ def test_laminar_repacks_only_if_asked_to():
 
 
 def test_the_explanation_has_the_bound_the_arithmetic_and_one_line_for_each_decision():
-    told = explain(config({"kind": "areal", "eta": 3}, steps=10))
-    assert told["staleness, worst case"] == "3 versions"
-    assert told["groups live, at most"] == "(staleness 3 + 1) x 5 prompts = 20 x 4 = 80 trajectories"
-    assert list(told)[-5:] == ["admit", "route", "refresh", "repack", "take"]
-    assert all(line and "\n" not in line for line in told.values())
+    explanation = explain(config({"kind": "areal", "eta": 3}, steps=10))
+    assert explanation["staleness, worst case"] == "3 versions"
+    assert explanation["groups live, at most"] == "(staleness 3 + 1) x 5 prompts = 20 x 4 = 80 trajectories"
+    assert list(explanation)[-5:] == ["admit", "route", "refresh", "repack", "take"]
+    assert all(line and "\n" not in line for line in explanation.values())
 
 
 def test_the_explanation_of_a_short_run_counts_only_its_own_groups():
-    told = explain(config({"kind": "areal", "eta": 30}, steps=2))
-    assert told["groups live, at most"] == "2 steps x 5 prompts = 10 x 4 = 40 trajectories"
+    explanation = explain(config({"kind": "areal", "eta": 30}, steps=2))
+    assert explanation["groups live, at most"] == "2 steps x 5 prompts = 10 x 4 = 40 trajectories"
 
 
 def test_an_unbounded_run_is_told_its_limit_too():
     # Twice a batch, which is more than the 16 slots hold, and one batch in training.
-    told = explain(config({"kind": "laminar", "staleness_max": None}, rollout={"replicas": 2, "slots": 8}))
-    assert told["staleness, worst case"] == "unbounded"
-    assert told["groups live, at most"].startswith("10 ahead of the trainer + 5 being trained = 15 ")
+    explanation = explain(
+        config({"kind": "laminar", "staleness_max": None}, rollout={"replicas": 2, "slots": 8})
+    )
+    assert explanation["staleness, worst case"] == "unbounded"
+    assert explanation["groups live, at most"].startswith("10 ahead of the trainer + 5 being trained = 15 ")
 
 
 def test_the_explanation_counts_what_is_redundant():
     redundant = {"redundant_samples": 1, "redundant_groups": 2}
-    told = explain(config({"kind": "millrace", "staleness_max": 3} | redundant, steps=10))
-    assert told["groups live, at most"] == (
+    explanation = explain(config({"kind": "millrace", "staleness_max": 3} | redundant, steps=10))
+    assert explanation["groups live, at most"] == (
         "(staleness 3 + 1) x 5 prompts + 2 redundant = 22 x 5 = 110 trajectories"
     )
-    told = explain(config({"kind": "millrace", "staleness_max": 3} | redundant, steps=2))
-    assert told["groups live, at most"] == "2 steps x 5 prompts + 2 redundant = 12 x 5 = 60 trajectories"
+    explanation = explain(config({"kind": "millrace", "staleness_max": 3} | redundant, steps=2))
+    assert (
+        explanation["groups live, at most"] == "2 steps x 5 prompts + 2 redundant = 12 x 5 = 60 trajectories"
+    )
 
 
 def replica(name, version, slots=10):

@@ -107,28 +107,30 @@ def work(trajectory_id: int, length: int = 5, *, tokens: tuple[int, ...] = (), *
 
 
 def until(engine: ServerEngine, true: Callable[[list[Progress]], bool]) -> list[Progress]:
-    told: list[Progress] = []
+    parts: list[Progress] = []
     for _ in range(STEPS_MAX):
         engine.step()
-        told += engine.take_progress()
-        if true(told):
-            return told
-    raise AssertionError(f"not after {STEPS_MAX} steps: {told}")
+        parts += engine.take_progress()
+        if true(parts):
+            return parts
+    raise AssertionError(f"not after {STEPS_MAX} steps: {parts}")
 
 
-def count(told: list[Progress]) -> int:
-    return sum(len(part.columns) for part in told)
+def count(parts: list[Progress]) -> int:
+    return sum(len(part.columns) for part in parts)
 
 
 def test_tokens_ends_and_log_probs_are_the_servers(engine: ServerEngine) -> None:
     serve(engine, 1)
     engine.submit([work(1, 5), work(2, 45)])
-    told = until(engine, lambda told: sum(part.finish is not None for part in told) == 2)
-    tokens = {i: [t for part in told if part.trajectory_id == i for t in part.columns.tokens] for i in (1, 2)}
+    parts = until(engine, lambda parts: sum(part.finish is not None for part in parts) == 2)
+    tokens = {
+        i: [t for part in parts if part.trajectory_id == i for t in part.columns.tokens] for i in (1, 2)
+    }
     assert tokens == {1: list(range(5, 25)), 2: [45, 46, 47, 48, 49, 0]}
-    ends = {part.trajectory_id: part.finish for part in told if part.finish is not None}
+    ends = {part.trajectory_id: part.finish for part in parts if part.finish is not None}
     assert ends == {1: Finish.LENGTH, 2: Finish.STOP}
-    assert {lp for part in told for lp in part.columns.logprobs} == {-1.0}
+    assert {lp for part in parts for lp in part.columns.logprobs} == {-1.0}
     assert not engine.has_work
 
 
@@ -136,7 +138,7 @@ def test_at_most_the_slots_are_the_servers(engine: ServerEngine, fake: FakeServe
     fake.tokens_max = 1
     serve(engine, 1)
     engine.submit(work(i) for i in range(5))
-    until(engine, lambda told: count(told) == 3)
+    until(engine, lambda parts: count(parts) == 3)
     load = engine.load()
     assert (load.running, load.waiting) == (3, 2)
     assert (load.kv_used_tokens, load.kv_capacity_tokens) == (18, 160)
@@ -144,18 +146,18 @@ def test_at_most_the_slots_are_the_servers(engine: ServerEngine, fake: FakeServe
 
 def test_a_load_in_mid_generation_divides_versions_exactly(engine: ServerEngine, fake: FakeServer) -> None:
     """The log-prob says with which weights a token was really sampled."""
-    told: list[Progress] = []
+    parts: list[Progress] = []
     fake.tokens_max = 4
     serve(engine, 1)
     engine.submit([work(1), work(2)])
-    told += until(engine, lambda told: count(told) == 8)
+    parts += until(engine, lambda parts: count(parts) == 8)
     for version in (2, 3):
         serve(engine, version)
-        told += until(engine, lambda told: count(told) == 8)
+        parts += until(engine, lambda parts: count(parts) == 8)
     fake.set(tokens_max=99)
-    told += until(engine, lambda told: sum(part.finish is not None for part in told) == 2)
+    parts += until(engine, lambda parts: sum(part.finish is not None for part in parts) == 2)
     for i in (1, 2):
-        mine = [part.columns for part in told if part.trajectory_id == i]
+        mine = [part.columns for part in parts if part.trajectory_id == i]
         assert [t for columns in mine for t in columns.tokens] == list(range(5, 25))
         versions = [version for columns in mine for version in columns.versions()]
         assert versions == [1] * 4 + [2] * 4 + [3] * 12
@@ -171,9 +173,9 @@ def test_a_request_on_its_way_when_the_server_pauses_goes_on_under_the_next_vers
     engine.submit([work(1)])
     engine.step()
     serve(engine, 2)
-    told = until(engine, lambda told: any(part.finish for part in told))
-    assert {version for part in told for version in part.columns.versions()} == {2}
-    assert count(told) == 20
+    parts = until(engine, lambda parts: any(part.finish for part in parts))
+    assert {version for part in parts for version in part.columns.versions()} == {2}
+    assert count(parts) == 20
 
 
 def test_what_has_arrived_of_a_released_one_counts_and_the_server_is_left(
@@ -182,7 +184,7 @@ def test_what_has_arrived_of_a_released_one_counts_and_the_server_is_left(
     fake.tokens_max = 3
     serve(engine, 1)
     engine.submit([work(1)])
-    until(engine, lambda told: count(told) == 3)
+    until(engine, lambda parts: count(parts) == 3)
     (part,) = engine.release([1])
     assert part.columns.tokens.tolist() == [5, 6, 7] and part.finish is None
     assert engine.release([1]) == [] and not engine.has_work
@@ -203,8 +205,8 @@ def test_what_ended_before_the_release_is_given_back_with_its_end(engine: Server
 def test_a_trajectory_goes_on_from_its_partial_tokens(engine: ServerEngine) -> None:
     serve(engine, 1)
     engine.submit([work(1, tokens=(5, 6, 7), lease=3)])
-    told = until(engine, lambda told: any(part.finish for part in told))
-    assert told[0].start == 3 and [t for part in told for t in part.columns.tokens] == list(range(8, 25))
+    parts = until(engine, lambda parts: any(part.finish for part in parts))
+    assert parts[0].start == 3 and [t for part in parts for t in part.columns.tokens] == list(range(8, 25))
 
 
 # ---------------------------------------------------------------- what the server does wrong
@@ -215,11 +217,11 @@ def failing(engine: ServerEngine, fake: FakeServer, then: str) -> None:
     fake.set(tokens_max=2, then=then)
     serve(engine, 1)
     engine.submit([work(8)])
-    until(engine, lambda told: False)
+    until(engine, lambda parts: False)
 
 
 @pytest.mark.parametrize(
-    ("then", "told"),
+    ("then", "message"),
     [
         ("cut", "trajectory 8: RemoteProtocolError"),
         ("end", "trajectory 8: ValueError: its stream ended, and the request had not"),
@@ -228,20 +230,20 @@ def failing(engine: ServerEngine, fake: FakeServer, then: str) -> None:
     ],
 )
 def test_a_stream_that_breaks_off_ends_the_replica_in_words(
-    then: str, told: str, engine: ServerEngine, fake: FakeServer
+    then: str, message: str, engine: ServerEngine, fake: FakeServer
 ) -> None:
-    with pytest.raises(WorkerError, match=rf"server {fake.url}.*{told}"):
+    with pytest.raises(WorkerError, match=rf"server {fake.url}.*{message}"):
         failing(engine, fake, then)
 
 
 def test_a_newer_lease_gets_no_token_of_the_older_one(engine: ServerEngine, fake: FakeServer) -> None:
     serve(engine, 1)
     engine.submit([work(1)])
-    until(engine, lambda told: count(told) >= 1)
+    until(engine, lambda parts: count(parts) >= 1)
     engine.submit([work(1, tokens=(9, 9, 9), lease=1)])
-    told = until(engine, lambda told: any(part.finish for part in told))
-    tokens = [token for part in told for token in part.columns.tokens]
-    assert {part.lease for part in told} == {1} and tokens == list(range(8, 25))
+    parts = until(engine, lambda parts: any(part.finish for part in parts))
+    tokens = [token for part in parts for token in part.columns.tokens]
+    assert {part.lease for part in parts} == {1} and tokens == list(range(8, 25))
 
 
 def test_a_stream_that_breaks_after_its_end_is_no_failure(
@@ -249,7 +251,7 @@ def test_a_stream_that_breaks_after_its_end_is_no_failure(
 ) -> None:
     serve(engine, 1)
     engine.submit([work(1, max_tokens=3)])
-    until(engine, lambda told: any(part.finish for part in told))
+    until(engine, lambda parts: any(part.finish for part in parts))
     monkeypatch.setattr(
         engine._streams, "take", lambda *_, **__: [streams_module.StreamedTokens(0, error="cut")]
     )
@@ -262,7 +264,7 @@ def test_a_request_that_is_refused_ends_the_replica_in_words(engine: ServerEngin
     fake.fails[fake.generate] = 400
     engine.submit([work(8)])
     with pytest.raises(WorkerError, match=r"trajectory 8: ValueError: 400"):
-        until(engine, lambda told: False)
+        until(engine, lambda parts: False)
 
 
 def test_a_token_that_does_not_come_in_time_ends_the_replica(
@@ -288,7 +290,7 @@ def test_a_log_prob_that_is_not_finite_is_broken_weights(engine: ServerEngine, f
     fake.number = 9999.0
     engine.submit([work(8)])
     with pytest.raises(WeightsError, match=r"version 1 gives log-probs that are not finite for .*\[8\]"):
-        until(engine, lambda told: False)
+        until(engine, lambda parts: False)
 
 
 def test_weights_that_give_no_numbers_are_served_until_a_token_tells(
@@ -331,7 +333,7 @@ def test_tokens_of_other_weights_are_found_by_their_label(engine: ServerEngine, 
     fake.label = "another run's"
     engine.submit([work(1, max_tokens=3)])
     with pytest.raises(DigestMismatchError, match=r"another run's.*somebody else loads weights into it"):
-        until(engine, lambda told: False)
+        until(engine, lambda parts: False)
 
 
 @pytest.mark.parametrize("call", range(4))
@@ -351,16 +353,16 @@ def test_a_new_incarnation_ends_what_the_earlier_one_left(fake: FakeServer, open
     fake.tokens_max = 2
     serve(old, 1)
     old.submit([work(1)])
-    until(old, lambda told: count(told) == 2)
+    until(old, lambda parts: count(parts) == 2)
     fake.set(paused=True)  # it died in the middle of a load
     new = opened(fake)
     assert not fake.paused
     with pytest.raises(MillraceError, match="should have gone on"):
-        until(old, lambda told: False)
+        until(old, lambda parts: False)
     serve(new, 1)
     fake.set(tokens_max=99)
     new.submit([work(1, lease=1)])
-    assert count(until(new, lambda told: any(part.finish for part in told))) == 20
+    assert count(until(new, lambda parts: any(part.finish for part in parts))) == 20
 
 
 @pytest.mark.parametrize(
@@ -372,7 +374,7 @@ def test_a_token_that_nobody_can_have_sampled_ends_the_replica_and_is_recorded_n
     fake.set(tokens_max=3, then="hang")
     serve(engine, 1)
     engine.submit([work(8)])
-    until(engine, lambda told: bool(told))
+    until(engine, lambda parts: bool(parts))
     (key,) = engine._running
     with pytest.raises(WorkerError, match=f"gives token {token} with log-prob {logprob} to trajectory 8"):
         engine._append(key, Token(token, logprob))
@@ -383,7 +385,7 @@ def test_a_log_prob_that_was_rounded_beyond_zero_is_zero(engine: ServerEngine, f
     fake.set(tokens_max=3, then="hang")
     serve(engine, 1)
     engine.submit([work(8)])
-    until(engine, lambda told: bool(told))
+    until(engine, lambda parts: bool(parts))
     (key,) = engine._running
     engine._append(key, Token(3, 1e-7))
     assert engine._running[key].sampled().columns.logprobs[-1] == 0.0

@@ -45,7 +45,7 @@ def test_every_missing_route_is_named_with_what_brings_it(fake: FakeVllm) -> Non
 
 
 @pytest.mark.parametrize(
-    ("section", "settings", "told"),
+    ("section", "settings", "message"),
     [
         ("model_config", {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
         ("model_config", {"max_model_len": 63}, r"sequences of 63 tokens: start it with --max-model-len 64"),
@@ -57,10 +57,10 @@ def test_every_missing_route_is_named_with_what_brings_it(fake: FakeVllm) -> Non
     ],
 )
 def test_a_setting_that_does_not_do_is_named(
-    section: str, settings: dict[str, Any], told: str, fake: FakeVllm
+    section: str, settings: dict[str, Any], message: str, fake: FakeVllm
 ) -> None:
     fake.settings[section] |= settings
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         probe(VllmServer(fake.url), REQUIREMENTS)
 
 

@@ -34,7 +34,7 @@ def test_a_server_with_everything_is_taken_and_left_as_it_is(fake: FakeSglang) -
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"version": "0.5.22"}, r"SGLang 0\.5\.22 is not supported; supported: 0\.5\.23"),
         ({"dtype": "auto"}, "computes in auto, and `model.dtype` is float32: start it with --dtype float32"),
@@ -49,9 +49,11 @@ def test_a_server_with_everything_is_taken_and_left_as_it_is(fake: FakeSglang) -
         ({"internal_states": []}, "tells its settings in another form"),
     ],
 )
-def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str, fake: FakeSglang) -> None:
+def test_a_setting_that_does_not_do_is_named(
+    settings: dict[str, Any], message: str, fake: FakeSglang
+) -> None:
     fake.settings |= settings
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         probe(SglangServer(fake.url), REQUIREMENTS)
 
 
@@ -189,14 +191,14 @@ def test_what_is_no_log_prob_is_none(logprob: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         ({"error": {"message": "too long"}}, "too long"),
         ({"text": ""}, "a part without meta_info"),
     ],
 )
-def test_an_error_in_a_stream_is_told(data: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_error_in_a_stream_is_told(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         SglangServer("http://nobody").open_reader()(json.dumps(data))
 
 

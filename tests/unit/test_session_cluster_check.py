@@ -98,8 +98,8 @@ def test_a_node_with_another_python_is_node_problems() -> None:
     ours = look([], "/")
     assert not list(node_problems(NODES[0], ours))
     assert not list(node_problems(NODES[0], replace(ours, python=f"{ours.python}1")))  # a later bug fix of it
-    [told] = node_problems(NODES[0], replace(ours, python="3.9.1"))
-    assert "Python there is 3.9.1, and the controller's is" in told
+    [problem] = node_problems(NODES[0], replace(ours, python="3.9.1"))
+    assert "Python there is 3.9.1, and the controller's is" in problem
 
 
 def test_a_directory_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

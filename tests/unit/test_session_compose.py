@@ -102,8 +102,8 @@ def test_what_ended_a_run_before_its_controller_began_is_in_its_summary(
     monkeypatch.setattr(compose, "_runtime", broken)
     with pytest.raises(type(error)):
         train(run)
-    told = json.loads(run.summary.read_text())
-    assert (told["ok"], told["reason"]) == (False, reason)
+    summary = json.loads(run.summary.read_text())
+    assert (summary["ok"], summary["reason"]) == (False, reason)
 
 
 def test_what_ended_a_run_whose_workers_were_up_is_raised_alone_and_before_what_failed_after_it(

@@ -51,14 +51,14 @@ def test_one_prompt_is_made_and_the_reward_called_on_a_right_answer(model: Path,
     [(attempt, timed)] = first.tried
     assert attempt.kind == "the reference answer"
     assert timed.score == Scored(1.0, {"length": 3.0})
-    [told] = warnings(config, first)
-    assert "`batch.prompts` (8) prompts, and the task has 3 rows: each row comes 2.67 times" in told
+    [warning] = warnings(config, first)
+    assert "`batch.prompts` (8) prompts, and the task has 3 rows: each row comes 2.67 times" in warning
 
 
 def test_rows_that_cannot_be_used_are_told_before_the_run(model: Path, tmp_path: Path) -> None:
     config = config_for(model, tmp_path, [*ROWS, {"prompt": ""}], EQUAL, batch={"prompts": 2})
-    [told] = warnings(config, try_first(config))
-    assert told.startswith("1 of the first 4 rows cannot be used")
+    [warning] = warnings(config, try_first(config))
+    assert warning.startswith("1 of the first 4 rows cannot be used")
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_a_reward_that_cannot_work_is_found_before_the_run(
 def test_a_reward_that_fails_on_some_texts_is_warned_of(model: Path, tmp_path: Path) -> None:
     picky = "def reward(completion, answer):\n    assert completion != answer\n    return 0\n"
     config = config_for(model, tmp_path, ROWS, picky, batch={"prompts": 2})
-    [told] = warnings(config, try_first(config))
-    assert "the reward fails on the reference answer" in told
+    [warning] = warnings(config, try_first(config))
+    assert "the reward fails on the reference answer" in warning
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,10 @@ def test_a_row_that_costs_its_worker_is_told_and_skipped_and_a_second_is_refused
         with pytest.raises(DataError, match=says):
             try_first(config)
     else:
-        [told] = warnings(config, try_first(config))
-        assert told.startswith("1 of the first 8 rows cannot be used") and "own.py:rows:5: making" in told
+        [warning] = warnings(config, try_first(config))
+        assert (
+            warning.startswith("1 of the first 8 rows cannot be used") and "own.py:rows:5: making" in warning
+        )
 
 
 def test_a_row_whose_scoring_costs_its_worker_is_told_and_another_is_tried(
@@ -209,9 +211,9 @@ def test_a_row_whose_scoring_costs_its_worker_is_told_and_another_is_tried(
         f"import os\ndef reward(completion, prompt):\n    prompt == {first!r} and os._exit(3)\n    return 1\n"
     )
     config = config_for(model, tmp_path, ROWS, deadly, batch={"prompts": 2})
-    [told] = warnings(config, try_first(config))
-    assert "the reward fails on the reference answer: the reward ended its process" in told
-    assert told.startswith("rows.jsonl:") and "ends as failed, and is counted" in told
+    [warning] = warnings(config, try_first(config))
+    assert "the reward fails on the reference answer: the reward ended its process" in warning
+    assert warning.startswith("rows.jsonl:") and "ends as failed, and is counted" in warning
 
 
 def test_an_answer_with_half_a_character_keeps_no_run_from_starting(model: Path, tmp_path: Path) -> None:

@@ -64,13 +64,13 @@ def test_a_relay_counts_where_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nodes_of_a_cluster_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, there = joining_on(host("a"), host("b"), replicas=2, runtime=RayCluster(address="a:1"))
     assert where(fleet.join(["replica-2"], there)) == ["a"]
-    told = Present((host("c"),), frozenset(), ("node d: it has no model",))
-    monkeypatch.setattr(joining, "present", lambda config, runtime: told)
+    cluster = Present((host("c"),), frozenset(), ("node d: it has no model",))
+    monkeypatch.setattr(joining, "present", lambda config, runtime: cluster)
     asyncio.run(fleet.look())
     [new] = fleet.join(["replica-2"], there)
     assert new.place.host == "c" and fleet.relay("c").name == "relay-c"
 
-    told = Present((), frozenset({"b"}), told.problems)
+    cluster = Present((), frozenset({"b"}), cluster.problems)
     asyncio.run(fleet.look())
     left = [spec for spec in (*there, new) if spec.place.host != "b"]
     assert where(fleet.join(["replica-3", "replica-4"], left)) == ["a", "c"], "b is lost"
@@ -79,8 +79,8 @@ def test_nodes_of_a_cluster_are_read_again(monkeypatch: pytest.MonkeyPatch) -> N
 def test_why_nodes_cannot_be_used_is_said_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, there = joining_on(host("a"), host("b"), replicas=1, runtime=RayCluster(address="a:1"))
     small = replace_memory(host("c"), GB)
-    told = Present((small,), frozenset({"a", "b"}), ("node d: it has no model",))
-    monkeypatch.setattr(joining, "present", lambda config, runtime: told)
+    cluster = Present((small,), frozenset({"a", "b"}), ("node d: it has no model",))
+    monkeypatch.setattr(joining, "present", lambda config, runtime: cluster)
     asyncio.run(fleet.look())
     with pytest.raises(
         ConfigError, match=r"no room for 1 more replica.*; node d: it has no model; c: the host has"

@@ -175,8 +175,8 @@ def test_preflight_counts_no_more_checkpoints_than_the_run_makes(
 
 
 def test_preflight_warns_of_a_warm_up_that_is_longer_than_the_run(model: Path, tmp_path: Path) -> None:
-    [told] = preflight(config_for(model, steps=10, optimizer={"warmup_steps": 11}), tmp_path)
-    assert told.startswith("`optimizer.warmup_steps` (11) is more than `steps` (10)")
+    [warning] = preflight(config_for(model, steps=10, optimizer={"warmup_steps": 11}), tmp_path)
+    assert warning.startswith("`optimizer.warmup_steps` (11) is more than `steps` (10)")
 
 
 def test_preflight_refuses_a_step_whose_trajectories_cannot_be_held(model: Path, tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_nodes_of_a_cluster_on_which_a_transport_does_not_work_are_named(
 
         def ask(self, nodes: list[Node], target: str, timeout_s: float) -> list[str | Exception]:
             assert target == "millrace.checks.transport:why_not"
-            told = {"a": "", "b": "there is none", "c": TimeoutError("no answer")}
-            return [told[node.name] for node in nodes]
+            answers = {"a": "", "b": "there is none", "c": TimeoutError("no answer")}
+            return [answers[node.name] for node in nodes]
 
     monkeypatch.setattr(transport, "connect", lambda address: Played())
     hosts = tuple(Host(name, 2, 10**12, 10**12) for name in "abc")  # of d's no relay
@@ -370,8 +370,8 @@ def test_adapters_of_experts_and_of_divided_matrices_are_refused(model: Path, tm
     save_file(experts, model / "model.safetensors")
     (model / "config.json").write_text(json.dumps(MODEL | {"model_type": "qwen3_moe"}))
     preflight(config_for(model), tmp_path)
-    told = r"(?s)`adapter.rank` \(4\): this model has experts.*Set it to \"none\""
-    with pytest.raises(ConfigError, match=told):
+    message = r"(?s)`adapter.rank` \(4\): this model has experts.*Set it to \"none\""
+    with pytest.raises(ConfigError, match=message):
         preflight(config_for(model, adapter={"rank": 4, "targets": ["q"]}), tmp_path)
     with pytest.raises(ValueError, match=r"(?s)`adapter.rank` \(4\) needs .*Set `trainer.tensor` to 1"):
         config_for(model, adapter={"rank": 4}, trainer={"tensor": 2})
@@ -408,15 +408,15 @@ def test_preflight_refuses_processes_that_the_cores_cannot_start(
     monkeypatch.setattr(compose, "read_host", lambda: Host("small", 2, 10**12, 10**12))
     with pytest.raises(ConfigError, match=r"`rollout.replicas` \(500\).*2 cores"):
         preflight(config_for(model, rollout={"replicas": 500}), tmp_path)
-    [told] = preflight(config_for(model, rollout={"replicas": 3}), tmp_path)
-    assert told.startswith("3 replicas share 2 cores")
+    [warning] = preflight(config_for(model, rollout={"replicas": 3}), tmp_path)
+    assert warning.startswith("3 replicas share 2 cores")
 
 
 def test_preflight_warns_of_a_step_that_hardly_ends(model: Path, tmp_path: Path) -> None:
-    [told] = preflight(config_for(model, batch={"group_size": 1_000_000}), tmp_path)
-    assert "8,000,000 trajectories, `batch.prompts` (8) x `batch.group_size` (1,000,000)" in told
-    assert "A step waits for 125,000 completions one after the other" in told
-    assert "to 6,400 trajectories or fewer" in told
+    [warning] = preflight(config_for(model, batch={"group_size": 1_000_000}), tmp_path)
+    assert "8,000,000 trajectories, `batch.prompts` (8) x `batch.group_size` (1,000,000)" in warning
+    assert "A step waits for 125,000 completions one after the other" in warning
+    assert "to 6,400 trajectories or fewer" in warning
 
 
 class _Usage:

@@ -17,7 +17,7 @@ from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger import SqliteLedger
 
 
-class Told:
+class EventRecorder:
     """Events with a clock that is set by hand."""
 
     def __init__(self) -> None:
@@ -39,16 +39,16 @@ def ledger_of(path: Path, *groups: Group) -> SqliteLedger:
 
 
 def test_of_every_nth_step_the_best_and_the_worst_of_a_group_are_told(tmp_path: Path) -> None:
-    told, groups = Told(), [ready_group(group_id) for group_id in range(4)]
+    recorder, groups = EventRecorder(), [ready_group(group_id) for group_id in range(4)]
     for group in groups:
         group.members[1].reward = 0.25
     ledger = ledger_of(tmp_path / "ledger.sqlite", *groups)
-    sampler = TrajectorySampler(told.events, ledger, lambda tokens: f"{len(tokens)} tokens", every=3)
+    sampler = TrajectorySampler(recorder.events, ledger, lambda tokens: f"{len(tokens)} tokens", every=3)
     for version in range(1, 5):
         sampler(step(1.0, version))
     sampler(step(2.0, 3, replayed=True))
     ledger.close()
-    samples = told.of("sample")
+    samples = recorder.of("sample")
     assert [(s["version"], s["place"], s["trajectory_id"]) for s in samples] == [
         (1, "best", 0), (1, "worst", 1), (3, "best", 4), (3, "worst", 5),
     ]  # fmt: skip
@@ -57,16 +57,16 @@ def test_of_every_nth_step_the_best_and_the_worst_of_a_group_are_told(tmp_path: 
 
 
 def test_what_fails_in_a_sample_is_one_warning(tmp_path: Path) -> None:
-    told, ledger = Told(), ledger_of(tmp_path / "ledger.sqlite", ready_group(0), ready_group(1))
+    recorder, ledger = EventRecorder(), ledger_of(tmp_path / "ledger.sqlite", ready_group(0), ready_group(1))
 
     def decode(tokens) -> str:
         raise ValueError("no such token")
 
-    sampler = TrajectorySampler(told.events, ledger, decode, every=1)
+    sampler = TrajectorySampler(recorder.events, ledger, decode, every=1)
     for version in (1, 2):
         sampler(step(1.0, version))
     ledger.close()
-    (warned,) = told.of("warned")
+    (warned,) = recorder.of("warned")
     assert warned == {"source": "samples", "reason": "no samples from here on: ValueError: no such token"}
 
 
@@ -92,29 +92,29 @@ def test_tokens_are_decoded_as_the_reward_sees_them(tmp_path: Path) -> None:
 
 
 def test_memory_is_told_of_every_process_that_is_up_and_not_too_often() -> None:
-    told = Told()
-    reporter = MemoryReporter(told.events)
+    recorder = EventRecorder()
+    reporter = MemoryReporter(recorder.events)
     reporter(Event("worker_started", 0.0, 0.0, {"name": "relay", "pid": os.getppid()}))
     reporter(Event("worker_started", 0.0, 0.0, {"name": "simulated", "pid": None}))
     for seconds in (1.0, 5.0, 12.0):
         reporter(Event("report", seconds, 0.0, {}))
-    first, second = told.of("memory")
+    first, second = recorder.of("memory")
     assert second["controller_cpu_s"] >= first["controller_cpu_s"] > 0
     assert first["resident_bytes"].keys() == {"controller", "relay"}
     assert min(*first["resident_bytes"].values(), first["available_bytes"]) > 0
     reporter(Event("worker_died", 20.0, 0.0, {"name": "relay"}))
     reporter(Event("step", 30.0, 0.0, {}))
-    assert told.of("memory")[-1]["resident_bytes"].keys() == {"controller"}
+    assert recorder.of("memory")[-1]["resident_bytes"].keys() == {"controller"}
 
 
 def test_memory_of_workers_on_other_hosts_is_not_read_from_processes_of_this_one() -> None:
-    told = Told()
-    reporter = MemoryReporter(told.events)
+    recorder = EventRecorder()
+    reporter = MemoryReporter(recorder.events)
     for name, address in (("here", "127.0.0.1"), ("elsewhere", "192.0.2.1")):  # the second is nobody's
         fields = {"name": name, "pid": os.getppid(), "address": address}
         reporter(Event("worker_started", 0.0, 0.0, fields))
     reporter(Event("report", 1.0, 0.0, {}))
-    assert told.of("memory")[0]["resident_bytes"].keys() == {"controller", "here"}
+    assert recorder.of("memory")[0]["resident_bytes"].keys() == {"controller", "here"}
     reporter(Event("left", 2.0, 0.0, {"replica": "here"}))
     reporter(Event("report", 20.0, 0.0, {}))
-    assert told.of("memory")[1]["resident_bytes"].keys() == {"controller"}
+    assert recorder.of("memory")[1]["resident_bytes"].keys() == {"controller"}

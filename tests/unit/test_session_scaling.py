@@ -99,10 +99,10 @@ class Running:
 
 
 def test_a_command_waits_until_all_replicas_serve_and_tells_how_far_it_is(run):
-    told = []
-    with Running(run, Fleet(may_end=lambda: bool(told))):
-        scale(run, 3, report=told.append)
-    assert told[0] == "2 of 3 replicas serve"
+    reports = []
+    with Running(run, Fleet(may_end=lambda: bool(reports))):
+        scale(run, 3, report=reports.append)
+    assert reports[0] == "2 of 3 replicas serve"
     assert not run.scale_ask.exists()
     assert json.loads(run.scale.read_text())["replicas"] == 3
     assert os.stat(run.scale).st_mode & 0o777 == 0o600

@@ -19,21 +19,21 @@ BASE: dict[str, Any] = {
 UNCORRECTED = {"algorithm": {"kind": "grpo", "correction": None}}
 
 
-def told(**changes: Any) -> list[str]:
+def contradictions_of(**changes: Any) -> list[str]:
     return contradictions(validate(Config, BASE | changes, {}))
 
 
 def test_stale_tokens_that_nothing_corrects_are_refused() -> None:
-    (message,) = told(**UNCORRECTED, schedule={"kind": "areal", "eta": 4})
+    (message,) = contradictions_of(**UNCORRECTED, schedule={"kind": "areal", "eta": 4})
     assert message.startswith('`algorithm.correction` ("none"): tokens are up to 4 versions old')
     assert message.endswith('Set it to 2.0, or say that you mean it: `allow = ["uncorrected"]`')
-    assert told(**UNCORRECTED, schedule={"kind": "areal", "eta": 4}, allow=["uncorrected"]) == []
+    assert contradictions_of(**UNCORRECTED, schedule={"kind": "areal", "eta": 4}, allow=["uncorrected"]) == []
 
 
 def test_tokens_of_rounded_weights_that_nothing_corrects_are_refused_at_every_age() -> None:
     rounded = {"rollout": {"engine": "vllm", "quantization": "fp8"}, "schedule": {"kind": "synchronous"}}
-    assert told(**rounded) == []
-    (message,) = told(**UNCORRECTED, **rounded)
+    assert contradictions_of(**rounded) == []
+    (message,) = contradictions_of(**UNCORRECTED, **rounded)
     assert 'replicas sample with rounded weights (`rollout.quantization` "fp8")' in message
 
 
@@ -49,7 +49,7 @@ def test_tokens_of_rounded_weights_that_nothing_corrects_are_refused_at_every_ag
     ],
 )
 def test_what_is_right_is_not_refused(changes: dict[str, Any]) -> None:
-    assert told(**changes) == []
+    assert contradictions_of(**changes) == []
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_no_preset_has_a_key_that_changes_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 20), ("min_p", 0.05)])
 def test_cut_sampling_that_the_trainer_knows_nothing_of_is_refused(key: str, value: float) -> None:
-    assert told(sampling={key: value}) == []
+    assert contradictions_of(sampling={key: value}) == []
     blind: dict[str, Any] = {
         "`sampling.token_masks` to true": {"sampling": {key: value, "token_masks": False}},
         '`rollout.engine` to "own"': {"sampling": {key: value}, "rollout": {"engine": "vllm"}},
     }
     for remedy, changes in blind.items():
-        (message,) = told(**changes)
+        (message,) = contradictions_of(**changes)
         assert message.startswith(f"`sampling.{key}` ({value})")
         assert remedy in message and '`allow = ["cut_sampling"]`' in message
-        assert told(**changes, allow=["cut_sampling"]) == []
+        assert contradictions_of(**changes, allow=["cut_sampling"]) == []

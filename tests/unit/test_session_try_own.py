@@ -71,8 +71,8 @@ def test_what_can_be_trained_is_not_refused(tmp_path: Path, batch: dict[str, int
     assert try_algorithm(config_for(algorithm=example, batch=batch)) == []
     own = "own = Algorithm(centred, lambda xp, p, A: plain(xp, p, A) + p.reference_N, needs_reference=True)"
     assert try_algorithm(algorithm_for(tmp_path, own, batch=batch, sampling={"max_tokens": 1})) == []
-    (told,) = try_algorithm(algorithm_for(tmp_path, "own = Algorithm(lambda g: 0 * centred(g), plain)"))
-    assert "no token gets a gradient" in told
+    (warning,) = try_algorithm(algorithm_for(tmp_path, "own = Algorithm(lambda g: 0 * centred(g), plain)"))
+    assert "no token gets a gradient" in warning
 
 
 def test_no_preset_would_be_refused(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_a_mistake_of_a_schedule_is_found_in_a_rehearsal(tmp_path: Path) -> None
     other = tmp_path / "other.py"
     config = config_for(schedule={"kind": "function", "path": f"{other}:make"})
     other.write_text(SCHEDULE.format(rank=None))
-    (told,) = try_own(config)
-    assert "in a rehearsal: areal: stuck before step 0" in told
+    (warning,) = try_own(config)
+    assert "in a rehearsal: areal: stuck before step 0" in warning
 
 
 def test_the_example_of_a_schedule_is_not_refused() -> None:

@@ -59,13 +59,13 @@ def test_the_same_seed_gives_the_same_history(model_dir, tmp_path):
 
 
 def test_every_step_is_told_and_the_rate_rises_then_falls(model_dir, tmp_path):
-    told = []
+    steps = []
     arguments = ARGUMENTS | {"steps": 40, "lr": 1e-3}
-    sft(model_dir, reversals(), out_dir=tmp_path / "out", on_step=told.append, **arguments)
-    assert [step.step for step in told] == list(range(40))
+    sft(model_dir, reversals(), out_dir=tmp_path / "out", on_step=steps.append, **arguments)
+    assert [step.step for step in steps] == list(range(40))
     falling = [(40 - step) / 39 for step in range(1, 40)]
-    assert [step.lr / 1e-3 for step in told] == pytest.approx([0.5, *falling])
-    assert all(0 < step.tokens <= 200 for step in told)
+    assert [step.lr / 1e-3 for step in steps] == pytest.approx([0.5, *falling])
+    assert all(0 < step.tokens <= 200 for step in steps)
 
 
 @pytest.mark.parametrize("examples", [[], [([], [1])], [([1], [])]])
@@ -75,7 +75,7 @@ def test_examples_without_tokens_are_refused(model_dir, tmp_path, examples):
 
 
 @pytest.mark.parametrize(
-    ("after", "told"),
+    ("after", "message"),
     [
         (0, r"step 1 of 30: loss nan.* Nothing was saved.\n.*The model gives that before any update"),
         (3, r"step 4 of 30: loss nan.* Nothing was saved.\n.*Lower `lr` \(0.003\)"),
@@ -86,7 +86,7 @@ def test_examples_without_tokens_are_refused(model_dir, tmp_path, examples):
     ],
 )
 def test_numbers_that_are_not_finite_end_it_with_the_step_and_nothing_is_saved(
-    model_dir, tmp_path, monkeypatch, after, told
+    model_dir, tmp_path, monkeypatch, after, message
 ):
     model = load_model(model_dir, torch.device("cpu"))
 
@@ -97,7 +97,7 @@ def test_numbers_that_are_not_finite_end_it_with_the_step_and_nothing_is_saved(
     monkeypatch.setattr("millrace.sft.supervised.load_model", lambda *which: model)
     if not after:
         spoil(None)
-    with pytest.raises(TrainingError, match=told):
+    with pytest.raises(TrainingError, match=message):
         sft(model_dir, reversals(), out_dir=tmp_path / "out", on_step=spoil, **ARGUMENTS)
     assert not (tmp_path / "out").exists()
 

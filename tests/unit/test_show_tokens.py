@@ -75,8 +75,8 @@ def test_a_search_goes_on_where_it_ended(run: RunDirectory, capsys: pytest.Captu
     search = ["show", str(run.path), "--text", "DCBA", "--reward-max", "0.25"]
     assert millrace([*search, "--samples", "4"]) == 0
     said = capsys.readouterr().out
-    told = " ".join(said.split())
-    before = re.search(r"filter lets through, the newest first. --before (\d+) looks further back", told)
+    text = " ".join(said.split())
+    before = re.search(r"filter lets through, the newest first. --before (\d+) looks further back", text)
     assert before is not None
     ids = list(map(int, re.findall(r"^trajectory (\d+)", said, re.MULTILINE)))
     assert millrace([*search, "--samples", "40", "--before", before[1]]) == 0
@@ -114,10 +114,10 @@ def test_a_wrong_value_is_one_error(
 
 
 def test_a_terminal_has_colours_and_no_marks() -> None:
-    told = {color: drawn(color, force_terminal=True) for color in TokenColor if color is not TokenColor.NONE}
-    assert all("\x1b[" in text and "«" not in text for text in told.values())
-    assert all("\u241b[2J" in text and "[... 7 more tokens ...]" in text for text in told.values())
-    assert len(set(told.values())) == 3
+    texts = {color: drawn(color, force_terminal=True) for color in TokenColor if color is not TokenColor.NONE}
+    assert all("\x1b[" in text and "«" not in text for text in texts.values())
+    assert all("\u241b[2J" in text and "[... 7 more tokens ...]" in text for text in texts.values())
+    assert len(set(texts.values())) == 3
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_a_terminal_has_colours_and_no_marks() -> None:
     ids=["no terminal", "16 colours", "NO_COLOR"],
 )
 def test_without_colours_marks_have_the_values(console: dict[str, object]) -> None:
-    told = {color: drawn(color, **console) for color in TokenColor if color is not TokenColor.NONE}
-    assert "\nsure«-1.4:unlikely»\u241b[2J\n" in told[TokenColor.LOGPROB]
-    assert "\n«v3:sureun»«v4:likely»\u241b[2J\n" in told[TokenColor.VERSION]
-    assert "\n«-0.5:sureun»«+1:likely»\u241b[2J\n" in told[TokenColor.ADVANTAGE]
-    assert not any("\x1b" in text for text in told.values())
+    texts = {color: drawn(color, **console) for color in TokenColor if color is not TokenColor.NONE}
+    assert "\nsure«-1.4:unlikely»\u241b[2J\n" in texts[TokenColor.LOGPROB]
+    assert "\n«v3:sureun»«v4:likely»\u241b[2J\n" in texts[TokenColor.VERSION]
+    assert "\n«-0.5:sureun»«+1:likely»\u241b[2J\n" in texts[TokenColor.ADVANTAGE]
+    assert not any("\x1b" in text for text in texts.values())
 
 
 @pytest.mark.parametrize("color", [one.value for one in TokenColor])

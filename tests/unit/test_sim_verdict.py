@@ -6,7 +6,7 @@ from millrace.sim.report.compare import Comparison, Interval
 from millrace.sim.report.verdict import verdict
 
 
-class Told(Comparison):
+class GivenComparison(Comparison):
     """Figures by hand."""
 
     def __init__(self, name: str, rate: float, half: float = 0.0, trainer: float = 0.95) -> None:
@@ -23,15 +23,15 @@ class Told(Comparison):
 
 
 def test_one_schedule_is_told_with_its_slower_side() -> None:
-    first, second = verdict([Told("areal", 1000)])
+    first, second = verdict([GivenComparison("areal", 1000)])
     assert first == "`areal` trains 1,000 tokens/s at a mean staleness of 1.50."
     assert second.startswith("The trainer is the slower side")
 
 
 def test_the_fastest_is_named_with_its_lead_and_how_sure_that_is() -> None:
-    told = list(verdict([Told("areal", 1000), Told("millrace", 1100)]))
-    assert "`millrace` is the fastest" in told[0] and "10.0% more tokens/s than `areal`" in told[0]
-    assert told[1].startswith("One seed each")
-    told = list(verdict([Told("areal", 1000, 80), Told("millrace", 1100, 80)]))
-    assert told[1].startswith("Their 95 % intervals overlap")
-    assert len(list(verdict([Told("areal", 1000, 8), Told("millrace", 1100, 8)]))) == 2
+    sentences = list(verdict([GivenComparison("areal", 1000), GivenComparison("millrace", 1100)]))
+    assert "`millrace` is the fastest" in sentences[0] and "10.0% more tokens/s than `areal`" in sentences[0]
+    assert sentences[1].startswith("One seed each")
+    sentences = list(verdict([GivenComparison("areal", 1000, 80), GivenComparison("millrace", 1100, 80)]))
+    assert sentences[1].startswith("Their 95 % intervals overlap")
+    assert len(list(verdict([GivenComparison("areal", 1000, 8), GivenComparison("millrace", 1100, 8)]))) == 2

@@ -86,7 +86,7 @@ def test_the_table_in_the_documents_says_who_runs_which_family():
 
 
 @pytest.mark.parametrize(
-    ("supported", "family", "told"),
+    ("supported", "family", "message"),
     [
         (VLLM, "gemma2", r"A replica with vLLM cannot run .*'gemma2': on a CPU its log-probs are 3e-4"),
         (VLLM, "smollm3", r"A replica with vLLM cannot run .*'smollm3': vLLM has no code for it"),
@@ -94,8 +94,8 @@ def test_the_table_in_the_documents_says_who_runs_which_family():
         (SERVER, "gpt_oss", r"A server cannot run .*'gpt_oss': vLLM's own reload"),
     ],
 )
-def test_what_an_engine_cannot_serve_is_refused_with_the_engines_reason(supported, family, told):
-    with pytest.raises(DataError, match=told):
+def test_what_an_engine_cannot_serve_is_refused_with_the_engines_reason(supported, family, message):
+    with pytest.raises(DataError, match=message):
         refuse_unsupported(SimpleNamespace(model_type=family), supported)
 
 

@@ -49,8 +49,8 @@ def test_8_bit_moments_take_a_quarter_and_step_nearly_as_float32_does(tmp_path) 
 @torchao
 def test_the_learning_rate_rises_with_8_bit_moments_too(tmp_path) -> None:
     trainer = wide_trainer()
-    told = [trainer.step(make_batch(v), rejected_dir=tmp_path).metrics["lr"] for v in range(2)]
-    assert told == [1e-3, 1e-3]
+    rates = [trainer.step(make_batch(v), rejected_dir=tmp_path).metrics["lr"] for v in range(2)]
+    assert rates == [1e-3, 1e-3]
     assert float(trainer.optimizer.param_groups[0]["lr"]) == pytest.approx(1e-3)
 
 

@@ -11,7 +11,7 @@ from millrace.config.schema import Config
 from millrace.trainer.checks.arithmetic import arithmetic
 
 
-def told(budget: int = 8192, recompute: bool = False, shard: int = 1) -> str:
+def arithmetic_of(budget: int = 8192, recompute: bool = False, shard: int = 1) -> str:
     config = Config.model_validate(
         {
             "model": {"path": "m", "recompute": recompute},
@@ -27,11 +27,11 @@ def told(budget: int = 8192, recompute: bool = False, shard: int = 1) -> str:
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"])
 def test_a_limit_on_instructions_is_told(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(variable, raising=False)
-    assert f"{variable}=" not in told()
+    assert f"{variable}=" not in arithmetic_of()
     monkeypatch.setenv(variable, "avx2")
-    assert f"{variable}=avx2" in told()
+    assert f"{variable}=avx2" in arithmetic_of()
 
 
 def test_packing_recomputation_and_ranks_are_told() -> None:
-    assert len({told(*chosen) for chosen in product((64, 128), (False, True), (1, 2, 4))}) == 12
-    assert "trainer" not in told(shard=1)
+    assert len({arithmetic_of(*chosen) for chosen in product((64, 128), (False, True), (1, 2, 4))}) == 12
+    assert "trainer" not in arithmetic_of(shard=1)

@@ -117,16 +117,16 @@ def test_the_reference_and_the_policy_at_the_beginning_are_cut_too():
     trainer = make_trainer(PolicyGradient(kl=0.1), reference=tiny_model(), epochs=2)
     objective = trainer.algorithm.objective
 
-    def looking(xp, told, advantages_N):
-        seen.append(told)
-        return objective(xp, told, advantages_N)
+    def looking(xp, batch_logprobs, advantages_N):
+        seen.append(batch_logprobs)
+        return objective(xp, batch_logprobs, advantages_N)
 
     trainer.algorithm = replace(trainer.algorithm, objective=looking)
     prepared = trainer._prepared(choosing(make_batch(version=1)), 1)
     trainer._accumulate(prepared, 0, 0.5)
-    for told in seen:  # the same model three times
-        torch.testing.assert_close(told.reference_N, told.fixed_N)
-        torch.testing.assert_close(told.proximal_N, told.fixed_N)
+    for batch_logprobs in seen:  # the same model three times
+        torch.testing.assert_close(batch_logprobs.reference_N, batch_logprobs.fixed_N)
+        torch.testing.assert_close(batch_logprobs.proximal_N, batch_logprobs.fixed_N)
 
 
 def test_a_token_that_could_not_come_is_refused():
@@ -137,8 +137,8 @@ def test_a_token_that_could_not_come_is_refused():
     for among in ([3, 5], [3, 5]):
         columns.token_masks.append(np.array(among, np.int32).tobytes())
     strange = msgspec.structs.replace(sequence, columns=columns)
-    told = rf"trajectory {sequence.trajectory_id} has the token 4, .* none of the 2 tokens"
-    with pytest.raises(DataError, match=told):
+    message = rf"trajectory {sequence.trajectory_id} has the token 4, .* none of the 2 tokens"
+    with pytest.raises(DataError, match=message):
         token_masks_of([group.sequences[0], strange])
 
 

@@ -43,8 +43,8 @@ def test_tokens_without_a_gradient_are_told(tmp_path):
     dropping = PolicyGradient(kind="icepop", correction=1.0, correction_low=0.999)
     assert make_trainer(dropping).step(batch, rejected_dir=tmp_path).metrics["silenced"] > 0.9
     tight = PolicyGradient(clip_low=1e-4, clip_high=1e-4)
-    told = make_trainer(tight, epochs=4).step(batch, rejected_dir=tmp_path).metrics["silenced"]
-    assert 0.1 < told < 0.75  # of the first of four steps: none
+    silenced = make_trainer(tight, epochs=4).step(batch, rejected_dir=tmp_path).metrics["silenced"]
+    assert 0.1 < silenced < 0.75  # of the first of four steps: none
 
 
 def test_a_penalty_hides_no_token_that_a_clip_silenced(tmp_path):

@@ -110,8 +110,8 @@ def test_the_same_batch_and_weights_give_the_same_bits(tmp_path):
 def test_what_is_told_of_a_batch_is_measured_before_its_first_update(tmp_path):
     _, one = stepped(tmp_path)
     _, several = stepped(tmp_path, minibatches=2, epochs=2)
-    for age, told in one.logprob_gap.items():
-        assert several.logprob_gap[age] == pytest.approx(told, rel=1e-4)
+    for age, gap in one.logprob_gap.items():
+        assert several.logprob_gap[age] == pytest.approx(gap, rel=1e-4)
     assert several.metrics["importance_max"] == pytest.approx(one.metrics["importance_max"], rel=1e-4)
 
 
@@ -127,8 +127,8 @@ def test_what_is_told_of_a_batch_is_measured_before_its_first_update(tmp_path):
 def test_no_token_is_measured_after_an_update(algorithm, tmp_path):
     """Without a pass before the first update only the first part is measured; with one, for another reason,
     the whole batch."""
-    batch, told = make_batch(groups=4), algorithm.kind in ("m2po", "ppo")
-    _, one = stepped(tmp_path, algorithm, batch if told else Batch(0, batch.groups[:2]))
+    batch, has_first_pass = make_batch(groups=4), algorithm.kind in ("m2po", "ppo")
+    _, one = stepped(tmp_path, algorithm, batch if has_first_pass else Batch(0, batch.groups[:2]))
     _, several = stepped(tmp_path, algorithm, batch, minibatches=2, epochs=2)
     for age, measured in one.logprob_gap.items():
         assert several.logprob_gap[age] == pytest.approx(measured, rel=1e-4)
@@ -188,18 +188,18 @@ def test_an_interpolated_anchor_worked_by_hand():
 
 def test_an_interpolated_anchor_counts_the_steps_that_are_made(tmp_path):
     """Three planned parts of two groups are two: the second step is halfway, as it is of two planned."""
-    told = []
+    progress_values = []
     for minibatches in (2, 3):
         trainer = make_trainer(
             replace(build(PolicyGradient()), proximal="interpolate"), minibatches=minibatches
         )
         accumulate = trainer._accumulate
         trainer._accumulate = lambda prepared, part, progress, run=accumulate, **first: (
-            told.append(progress),
+            progress_values.append(progress),
             run(prepared, part, progress, **first),
         )[1]
         trainer.step(make_batch(groups=2), rejected_dir=tmp_path)
-    assert told == [0.0, 0.5] * 2
+    assert progress_values == [0.0, 0.5] * 2
 
 
 def test_an_interpolated_anchor_needs_no_pass_and_makes_other_steps(tmp_path):

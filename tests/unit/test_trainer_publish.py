@@ -41,7 +41,7 @@ class Bench:
     def begin(self, version=0, endpoint=HERE):
         self.publisher.begin(lambda: self.writer, endpoint, version)
 
-    def held(self):
+    def current_digest(self):
         return self.publisher.buffers.digest()
 
 
@@ -51,14 +51,14 @@ def bench(request, monkeypatch):
 
 
 def test_the_trainer_goes_on_after_the_copy_and_its_update_waits_for_the_digest(bench):
-    due = bench.held()
+    due = bench.current_digest()
     bench.begin()
     assert [version for version, _ in bench.writer.written] == [0]
     assert not bench.writer.ended and not bench.order
     bench.optimizer.step()
     published = bench.publisher.result()
     assert bench.order == ["digested", "updated"] and bench.writer.ended == [0]
-    assert (published.version, published.digest) == (0, due) and bench.held() != due
+    assert (published.version, published.digest) == (0, due) and bench.current_digest() != due
     assert published.stall_s > 0 and published.digest_s > 0
 
 

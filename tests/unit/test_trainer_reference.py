@@ -17,8 +17,8 @@ from millrace.trainer.frozen.reference import ReferenceWorker, reference_logprob
 
 def config_for(path="m", **sections):
     task = {"kind": "gym", "name": "x"}
-    told = {"model": {"path": str(path)}, "task": task, "reward": {"kind": "gym"}, **sections}
-    return Config.model_validate(told | {"sampling": {"max_tokens": 24}})
+    values = {"model": {"path": str(path)}, "task": task, "reward": {"kind": "gym"}, **sections}
+    return Config.model_validate(values | {"sampling": {"max_tokens": 24}})
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
@@ -39,16 +39,16 @@ def test_a_step_with_log_probs_of_the_batch_is_that_with_a_frozen_copy(kind, kl_
             for g in batch.groups
         ],
     )
-    told, copied = (
+    scored_metrics, copied_metrics = (
         make_trainer(
-            config.algorithm, model=tiny_model(), reference=held, token_budget=64, minibatches=minibatches
+            config.algorithm, model=tiny_model(), reference=has_copy, token_budget=64, minibatches=minibatches
         )
         .step(given, rejected_dir=tmp_path)
         .metrics
-        for given, held in ((scored, False), (batch, True))
+        for given, has_copy in ((scored, False), (batch, True))
     )
-    assert copied["kl_reference"] > 0.01
-    assert told == copied
+    assert copied_metrics["kl_reference"] > 0.01
+    assert scored_metrics == copied_metrics
 
 
 def test_other_weights_than_those_of_version_0_are_refused(tmp_path):
@@ -61,6 +61,8 @@ def test_what_nobody_can_have_sampled_has_no_reference_and_the_trainer_rejects_i
     worker, batch = ReferenceWorker(config_for().model_dump(mode="json"), "cpu"), make_batch()
     worker._model = tiny_model()
     batch.groups[0].sequences[0].columns.tokens[0] = 10**6
-    told = asyncio.run(worker.score(batch))
+    logprobs = asyncio.run(worker.score(batch))
     lengths = [len(s.columns) for g in batch.groups for s in g.sequences]
-    assert [len(each) for each in told] == lengths and all(each != each for part in told for each in part)
+    assert [len(each) for each in logprobs] == lengths and all(
+        each != each for part in logprobs for each in part
+    )

@@ -183,8 +183,8 @@ def test_tokens_that_no_engine_of_ours_sampled_are_routed_by_the_trainer():
 
 def test_records_of_another_model_are_refused():
     batch = sampled(model_of(num_experts_per_tok=1))
-    told = "2 recorded experts a token, up to number 3, and the model has 2 layers with 2 of 4 each"
-    with pytest.raises(DataError, match=told):
+    message = "2 recorded experts a token, up to number 3, and the model has 2 layers with 2 of 4 each"
+    with pytest.raises(DataError, match=message):
         gradient(model_of(), batch)
     with pytest.raises(DataError, match=r"up to number .* the model has 2 layers with 2 of 2 each"):
         gradient(model_of(num_experts=2), sampled(model_of()))

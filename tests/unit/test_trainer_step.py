@@ -197,8 +197,8 @@ def test_what_is_not_finite_never_reaches_the_optimizer(tmp_path):
     with pytest.raises(TrainingError, match=r"step 0 -> 1: the loss is (nan|inf|-inf).*saved as rejected_v0"):
         trainer.step(batch, rejected_dir=tmp_path)
     (saved,) = tmp_path.glob("rejected_v0_*.msgpack")
-    told = msgspec.msgpack.decode(saved.read_bytes())["groups"][0]["sequences"][0]["columns"]
-    assert (told["tokens"], told["versions"]) == (
+    saved_columns = msgspec.msgpack.decode(saved.read_bytes())["groups"][0]["sequences"][0]["columns"]
+    assert (saved_columns["tokens"], saved_columns["versions"]) == (
         columns.tokens.tolist(),
         [list(run) for run in columns.runs],
     )
@@ -232,9 +232,9 @@ def test_weights_that_a_step_broke_are_noticed_at_once(tmp_path):
 
 
 def test_a_run_keeps_the_first_rejected_batches_only(tmp_path):
-    told = [save_rejected(make_batch(version), tmp_path) for version in range(SAVED_MAX + 1)]
-    assert "not saved" in told[-1]
-    assert save_rejected(make_batch(0), tmp_path) == told[0]
+    messages = [save_rejected(make_batch(version), tmp_path) for version in range(SAVED_MAX + 1)]
+    assert "not saved" in messages[-1]
+    assert save_rejected(make_batch(0), tmp_path) == messages[0]
     assert len(list(tmp_path.iterdir())) == SAVED_MAX
 
 

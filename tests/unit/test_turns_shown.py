@@ -244,8 +244,8 @@ def test_the_command_shows_each_turn(run, capsys, asked: list[str]) -> None:
 def test_an_episode_that_failed_while_it_waited_is_shown(run, capsys) -> None:
     assert millrace(["show", str(run.path), "--failed", "--samples", "1"]) == 0
     said = capsys.readouterr().out
-    told = "Search raised KeyError, 7 tokens (3 observed), not answered, versions 3 to 5"
-    assert told in " ".join(said.split())
+    text = "Search raised KeyError, 7 tokens (3 observed), not answered, versions 3 to 5"
+    assert text in " ".join(said.split())
 
 
 def test_json_has_null_for_what_an_observed_token_lacks(run, capsys) -> None:
@@ -282,7 +282,7 @@ def test_an_episode_may_be_cut_in_any_turn(run) -> None:
         assert best.tokens_left_out == 7 - most
 
 
-def told_sample(run: RunDirectory) -> Event:
+def sample_event(run: RunDirectory) -> Event:
     heard, events = list[Event](), Events(lambda: 0.0, lambda: 0.0)
     events.subscribe(heard.append)
     with LedgerReader(run.ledger) as reader:
@@ -295,7 +295,7 @@ def told_sample(run: RunDirectory) -> Event:
 
 
 def test_a_sample_event_has_the_turns(run) -> None:
-    sample = told_sample(run)
+    sample = sample_event(run)
     assert sample.kind == "sample" and sample.fields["versions"] == [3, 4, 5]
     assert [turn["text"] for turn in sample.fields["turns"]] == ["ab", "xyz", "ac"]
     assert outcome_line(sample.fields).endswith(
@@ -306,13 +306,13 @@ def test_a_sample_event_has_the_turns(run) -> None:
 
 def test_the_live_line_names_who_wrote_what(run) -> None:
     status = Status()
-    status(told_sample(run))
+    status(sample_event(run))
     assert "model: ab environment: xyz model: ac" in sample_line(status)
 
 
 def test_turns_fit_the_terminal_without_a_tokenizer(run) -> None:
     console = Terminal(file=io.StringIO(), width=60)
-    fields = told_sample(run).fields
+    fields = sample_event(run).fields
     console.print(render_sample(fields | {"turns": conversation(episode(), ENDED, None)}))
     text = console.file.getvalue()
     assert "its tokens cannot be read" in text and max(map(len, text.splitlines())) <= 60
@@ -333,12 +333,12 @@ def test_the_page_reads_answers_only_where_an_environment_gives_them(tmp_path: P
         reward = EnvironmentRewardSection(path="search.py:Search")
         made = made.model_copy(update={"reward": reward})
     log = EventLog(tmp_path / "events.jsonl")
-    told = {
+    fields_by_kind = {
         "finished": {"tokens": 4},
         "observed": {"tokens": 2},
         "scored": {"outcome": "scored", "reason": ""},
     }
-    for kind, fields in told.items():
+    for kind, fields in fields_by_kind.items():
         log(event(kind, 1.0, trajectory_id=1, **fields))
     log.close()
     story = Story(tmp_path / "events.jsonl", made)

@@ -128,10 +128,10 @@ def test_a_host_with_a_version_reads_only_deltas(directory):
 def test_an_anchor_is_a_safetensors_file_of_the_version(tmp_path):
     directory = Directory(f"file://{tmp_path}")
     filled(directory, 0)
-    held = load_file(tmp_path / "v00000000.safetensors")
-    assert held.keys() == SIZES.keys() and held["embed"].dtype == torch.bfloat16
-    assert np.array_equal(held["embed"].view(torch.uint16).numpy(), VERSIONS[0]["embed"])
-    assert np.array_equal(held["norm"].view(torch.uint32).numpy(), VERSIONS[0]["norm"])
+    anchor = load_file(tmp_path / "v00000000.safetensors")
+    assert anchor.keys() == SIZES.keys() and anchor["embed"].dtype == torch.bfloat16
+    assert np.array_equal(anchor["embed"].view(torch.uint16).numpy(), VERSIONS[0]["embed"])
+    assert np.array_equal(anchor["norm"].view(torch.uint32).numpy(), VERSIONS[0]["norm"])
 
 
 def test_every_anchor_ends_a_chain_and_old_chains_are_removed(directory):

@@ -98,10 +98,10 @@ def test_every_version_that_is_held_comes_back_and_the_deltas_stay_within_half_a
             models.append(changed(models[-1], share, version))
             host.publish(version, models[-1])
             assert host.past.num_bytes <= SLOT_BYTES // 2
-            held = host.reader.versions()
-            assert held == sorted({*host.past.versions(), *host.reader._memory.versions()})
-            assert held == list(range(held[0], version + 1)), "nothing is missing in between"
-            for old in held:
+            versions = host.reader.versions()
+            assert versions == sorted({*host.past.versions(), *host.reader._memory.versions()})
+            assert versions == list(range(versions[0], version + 1)), "nothing is missing in between"
+            for old in versions:
                 assert host.read(old)[1] == models[old].tobytes()
 
 
@@ -123,8 +123,8 @@ def test_what_finds_no_room_is_told_with_the_reason():
         assert host.reader.versions() == [0, 1]
         staged = host.publish(2, first(2))
         assert host.reader.versions() == [1, 2]
-        told = {**staged.dropped, **host.past.take_dropped()}
-        assert set(told) == {0} and "its delta has" in told[0]
+        reasons = {**staged.dropped, **host.past.take_dropped()}
+        assert set(reasons) == {0} and "its delta has" in reasons[0]
 
 
 def test_the_oldest_goes_when_the_room_is_full():

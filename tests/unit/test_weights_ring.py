@@ -175,14 +175,14 @@ def test_a_slot_overwritten_while_it_is_copied_is_torn(host, monkeypatch):
 
 def test_a_view_is_the_slot_itself_and_says_at_its_end_whether_it_was_overwritten(host):
     host.publish(1, model(1))
-    with host.reader.view(1) as (digest, held):
-        assert digest == digest_buffers(held) == digest_buffers(model(1))
-        assert not held[0].data.flags.writeable
+    with host.reader.view(1) as (digest, buffers):
+        assert digest == digest_buffers(buffers) == digest_buffers(model(1))
+        assert not buffers[0].data.flags.writeable
     with pytest.raises(TornVersionError, match="overwritten while it was being read"):
-        with host.reader.view(1) as (digest, held):
+        with host.reader.view(1) as (digest, buffers):
             for version in range(2, 5):
                 host.publish(version, model(version))
-            assert digest_buffers(held) != digest
+            assert digest_buffers(buffers) != digest
             raise ValueError("what comes of wrong bytes")
     with pytest.raises(UnknownVersionError, match="version 1 is not held"):
         host.reader.view(1).__enter__()
@@ -254,8 +254,8 @@ def test_held_versions_are_always_the_last_ones_written_there(slots, moves):
             contents[newest] = fill
             host.writer.write(newest, model(fill))
             if staged:
-                held = host.stage(newest, digest_buffers(model(fill))).versions
-                assert newest in held and len(held) <= slots and held == sorted(set(held))
+                versions = host.stage(newest, digest_buffers(model(fill))).versions
+                assert newest in versions and len(versions) <= slots and versions == sorted(set(versions))
             for version in host.reader.versions():
                 assert host.reader.read(version, model(0)) == digest_buffers(model(contents[version]))
     finally:

@@ -132,11 +132,11 @@ def test_a_resumed_run_is_judged_by_its_newest_session_and_a_new_incarnation_cou
 
 
 def test_a_report_in_the_middle_of_work_counts_no_idle_time_that_a_later_one_takes_back():
-    told = [run_started(), *(step(10.0 * v, v, step_s=1.0, wait_s=9.0) for v in range(3))]
-    told += [
+    events = [run_started(), *(step(10.0 * v, v, step_s=1.0, wait_s=9.0) for v in range(3))]
+    events += [
         report(at_s, "replica-0", 1, busy, idle) for at_s, busy, idle in ((0, 0, 0), (5, 0, 5), (20, 16, 4))
     ]
-    use = used(told)
+    use = used(events)
     assert use.replicas["replica-0"][DECODING] == pytest.approx(16.0)
     assert sum(use.replicas["replica-0"].values()) == pytest.approx(20.0)
     assert min(use.replicas["replica-0"].values()) >= 0
@@ -162,15 +162,15 @@ def test_the_controllers_share_of_a_core_is_between_two_records():
 
 def of_four(decode_s: tuple[float, ...], steps: int = 9) -> list[Event]:
     """Steps of 10 s, with a wait of 8 s from their beginning. Each replica first decodes for its own time."""
-    told = [run_started()]
+    events = [run_started()]
     for number, own_s in enumerate(decode_s):
-        told.append(report(0.0, f"replica-{number}", 0, 0.0, 0.0))
+        events.append(report(0.0, f"replica-{number}", 0, 0.0, 0.0))
         for version in range(1, steps + 1):
             start_s, busy_s = STEP_S * (version - 1), own_s * version
             ends = (start_s + own_s, start_s + 8.0, start_s + STEP_S)
-            told += [report(at_s, f"replica-{number}", version, busy_s, at_s - busy_s) for at_s in ends]
-    told += [step(STEP_S * version, version, step_s=2.0, wait_s=8.0) for version in range(1, steps + 1)]
-    return sorted(told, key=lambda event: event.time_s)
+            events += [report(at_s, f"replica-{number}", version, busy_s, at_s - busy_s) for at_s in ends]
+    events += [step(STEP_S * version, version, step_s=2.0, wait_s=8.0) for version in range(1, steps + 1)]
+    return sorted(events, key=lambda event: event.time_s)
 
 
 def test_replicas_that_are_done_wait_for_the_longest_completion_of_another():

@@ -59,16 +59,16 @@ def test_a_result_survives_json() -> None:
 
 
 def test_sinks_get_one_scalar_for_each_figure() -> None:
-    told = scalars_of("evaluated", evaluated(1.0, 2, right=10).fields)
-    assert told["evaluation/held-out/greedy"] == 0.25
-    assert told["evaluation/held-out/pass_at_2"] == 1.0
-    assert told["evaluation/held-out/majority_at_2"] == 0.5
+    scalars = scalars_of("evaluated", evaluated(1.0, 2, right=10).fields)
+    assert scalars["evaluation/held-out/greedy"] == 0.25
+    assert scalars["evaluation/held-out/pass_at_2"] == 1.0
+    assert scalars["evaluation/held-out/majority_at_2"] == 0.5
     assert scalars_of("evaluation_skipped", skipped(1.0, 2).fields) == {}
 
 
 def test_the_page_has_points_and_a_table(tmp_path: Path) -> None:
-    told = [run_started(), step(2.0, 1), evaluated(2.5, 1, right=10), step(4.0, 2), skipped(4.5, 2)]
-    one = Overview("a", write_run(tmp_path / "a", events_told=told))
+    events = [run_started(), step(2.0, 1), evaluated(2.5, 1, right=10), step(4.0, 2), skipped(4.5, 2)]
+    one = Overview("a", write_run(tmp_path / "a", events_told=events))
     while not one.is_whole or not one.story.evaluations:
         one.update()
     greedy = one.curves(Axis.STEP)["reward"]["evaluation held-out: greedy"]
@@ -138,9 +138,9 @@ def evidence(*rights: int, rising: bool = True) -> Evidence:
     """An evaluation after each second of the steps."""
     seen = Evidence()
     for version in range(1, 2 * len(rights) + 1):
-        told = step(float(version), version)
-        told.fields["reward_mean"] = 0.1 * version if rising else 0.5
-        seen(told)
+        step_event = step(float(version), version)
+        step_event.fields["reward_mean"] = 0.1 * version if rising else 0.5
+        seen(step_event)
         if version % 2 == 0:
             seen(evaluated(version + 0.5, version, rights[version // 2 - 1]))
     return seen
