@@ -19,7 +19,7 @@ from typing import Any
 from millrace import Done, Observation
 
 HERE = Path(__file__).parent
-HELD_S, BUSY_S = 60.0, 0.02
+PAUSE_S_MAX, BUSY_S = 60.0, 0.02
 LETTERS = str.maketrans("0123456789abcdef", "ab>ab>ab>ab>ab>a")
 
 
@@ -43,7 +43,7 @@ class Acting:
         after = int(answer[5], 16) % len(self.said) if answer[4] < "4" else None
         begin = "a" if after == 0 else ""  # no prompt begins so
         text = "" if last else begin + answer[:3].translate(LETTERS)
-        with (HERE / "told").open("a") as file:
+        with (HERE / "exchanges").open("a") as file:
             file.write(json.dumps([action, text]) + "\n")
         reward = (int(answer[3], 16) % 4) / 4
         return Done(reward) if last else Observation(text, reward=reward, after=after)
@@ -93,7 +93,7 @@ def harm(episode: str) -> None:
     if planned["what"] == "controller":
         os.kill(int((HERE / "controller").read_text()), signal.SIGKILL)
     (HERE / f"held-{count}").write_text(str(os.getpid()))
-    deadline_s = time.monotonic() + HELD_S
+    deadline_s = time.monotonic() + PAUSE_S_MAX
     while not (HERE / f"free-{count}").exists():  # whoever kills this process, or frees it
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

@@ -29,15 +29,15 @@ PROMPT = "<script>alert(1)</script>"
 
 
 def events(steps: int = 4) -> list[Event]:
-    told = [run_started(), worker_started(0.5, "replica-0")]
+    log = [run_started(), worker_started(0.5, "replica-0")]
     for version in range(1, steps + 1):
-        told += [step(2.0 * version, version), published(2.0 * version + 0.2, version, 0.1)]
-        told += [pulled(2.0 * version + 0.5, "replica-0")]
-        told += [report(2.0 * version + 0.6, "replica-0", 10 * version, 1.0 * version, 0.5 * version)]
-    return [*told, worker_died(2.0 * steps + 1, "replica-0")]
+        log += [step(2.0 * version, version), published(2.0 * version + 0.2, version, 0.1)]
+        log += [pulled(2.0 * version + 0.5, "replica-0")]
+        log += [report(2.0 * version + 0.6, "replica-0", 10 * version, 1.0 * version, 0.5 * version)]
+    return [*log, worker_died(2.0 * steps + 1, "replica-0")]
 
 
-def write_run(path: Path, *, steps: int = 4, events_told: Iterable[Event] | None = None) -> RunDirectory:
+def write_run(path: Path, *, steps: int = 4, log: Iterable[Event] | None = None) -> RunDirectory:
     """A run that was killed after `steps` steps of 2 groups."""
     path.mkdir(parents=True)
     run = RunDirectory(path)
@@ -47,7 +47,7 @@ def write_run(path: Path, *, steps: int = 4, events_told: Iterable[Event] | None
         make_character_tokenizer(model, "abcdefghijklmnopqrstuvwxyz")
     record(config(model), run.config)
     for made in EventLog(run.events), MetricsLog(run.metrics):
-        for event in events(steps) if events_told is None else events_told:
+        for event in events(steps) if log is None else log:
             made(event)
         made.close()
     _write_ledger(run.ledger, steps)

@@ -206,10 +206,10 @@ def _show(environ: dict[str, str]) -> None:
     """Have /proc/PID/environ tell these variables, as after an exec, of this process and its forks."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     first, after = int(fields[47]), int(fields[48])  # env_start, env_end
-    told = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
-    if len(told) > after - first:
-        raise RuntimeError(f"{len(told)} bytes of environment in {after - first}: make ROOM larger")
-    ctypes.memmove(first, told.ljust(after - first, b"\0"), after - first)
+    content = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
+    if len(content) > after - first:
+        raise RuntimeError(f"{len(content)} bytes of environment in {after - first}: make ROOM larger")
+    ctypes.memmove(first, content.ljust(after - first, b"\0"), after - first)
 
 
 def be_command(words: list[str]) -> None:

@@ -59,10 +59,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_report(made, root / "report.html")
     write_group_run(root / "g")
     base = scenario(config(steps=3))
-    told = simulated(
+    page_text = simulated(
         "one", base, compare(base, schedules(["synchronous", "areal"]), seeds=2), [("areal", "1 ± 2")]
     )
-    (root / "simulated.html").write_text(told)
+    (root / "simulated.html").write_text(page_text)
     return root
 
 
@@ -114,7 +114,7 @@ def assert_fits_everywhere(page: Any) -> None:
         assert (paper > ink) == (scheme == "light")
 
 
-def told(page: Any) -> str:
+def main_text(page: Any) -> str:
     return str(page.inner_text("main"))
 
 
@@ -130,7 +130,7 @@ def test_a_view_fits_every_window_and_says_nothing_wrong(ui: str, browser: Any, 
 def test_a_file_needs_no_network(runs: Path, browser: Any, name: str, heading: str) -> None:
     with opened(browser, (runs / f"{name}.html").as_uri()) as page:
         assert_fits_everywhere(page)
-        assert heading in told(page)
+        assert heading in main_text(page)
         assert page.evaluate("performance.getEntriesByType('resource').length") == 0
 
 
@@ -154,14 +154,14 @@ def test_a_role_that_comes_later_gets_its_row(ui: str, runs: Path, browser: Any)
 
 def test_a_page_that_told_of_a_trouble_becomes_whole_by_itself(ui: str, runs: Path, browser: Any) -> None:
     with opened(browser, f"{ui}run/later") as page:
-        assert "there is no run later" in told(page)
+        assert "there is no run later" in main_text(page)
         write_run(runs / "later")
         page.wait_for_function("() => document.getElementById('facts')")
 
 
 def test_what_a_run_wrote_is_text(ui: str, browser: Any) -> None:
     with opened(browser, f"{ui}samples/a") as page:
-        assert PROMPT in told(page)
+        assert PROMPT in main_text(page)
         assert page.evaluate("document.querySelectorAll('main article script').length") == 0
 
 
@@ -196,7 +196,7 @@ def test_runs_are_compared_from_the_list(ui: str, browser: Any) -> None:
             box.check()
         page.click("form.runs button")
         page.wait_for_url("**/compare?*")
-        assert "Runs compared" in told(page)
+        assert "Runs compared" in main_text(page)
 
 
 def test_curves_are_chosen_without_a_script(ui: str, browser: Any) -> None:
@@ -219,7 +219,7 @@ def test_groups_are_compared_from_the_list(ui: str, browser: Any) -> None:
     with opened(browser, f"{ui}?group=seed") as page:
         page.click("text=Compare the groups")
         page.wait_for_url("**/compare?*group=seed")
-        assert "seed = 0 (" in told(page)
+        assert "seed = 0 (" in main_text(page)
 
 
 def test_a_drag_over_a_chart_chooses_the_steps_of_all(ui: str, browser: Any) -> None:

@@ -220,8 +220,8 @@ class Bench:
         return version
 
     def load(self, version: int) -> None:
-        staged, held = self.engine.stage(version, self.reader)
-        assert staged == held == self.digests[version]
+        staged, loaded = self.engine.stage(version, self.reader)
+        assert staged == loaded == self.digests[version]
         self.engine.swap(version)
         assert self.engine.version == version
 

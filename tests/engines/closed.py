@@ -42,13 +42,13 @@ def main() -> None:
     engine.close()
     del engine
     mine = [str(path) for path in SHARED.iterdir() if str(path) in Path("/proc/self/maps").read_text()]
-    told = {
+    facts = {
         "bytes_open": bytes_open,
         "bytes_closed": tensor_bytes(),
         "processes": processes(),
         "shared": mine,
     }
-    print(json.dumps(told))
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

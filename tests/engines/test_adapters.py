@@ -26,10 +26,10 @@ def test_logprobs_are_those_of_the_model_with_its_adapter(
     reader = merging.over(bench.reader)
     for seed in (1, 2):
         version = bench.publish_adapter(seed, ADAPTER)
-        staged, held = bench.engine.stage(version, reader)
-        assert staged == held and merging.published(held) == bench.digests[version]
+        staged, loaded = bench.engine.stage(version, reader)
+        assert staged == loaded and merging.published(loaded) == bench.digests[version]
         bench.engine.swap(version)
         played = bench.play(bench.work(prompt_of(i, 9), Sampling(max_tokens=20)) for i in range(3))
         assert {v for one in played for v, _ in one.columns.runs} == {version}
         bench.check(played)
-        assert bench.engine.digest() == held
+        assert bench.engine.digest() == loaded

@@ -43,7 +43,7 @@ def test_a_closed_engine_leaves_no_process_and_no_memory(
         command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["bytes_open"] > 10 * told["bytes_closed"] or devices > 1 or not stepwise, told
-    assert told["shared"] == [] and told["processes"] == []
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["bytes_open"] > 10 * facts["bytes_closed"] or devices > 1 or not stepwise, facts
+    assert facts["shared"] == [] and facts["processes"] == []
     assert not [path for path in short_path.rglob("*") if path.is_socket()]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench import Bench, OpenBench, Played, prompt_of
 
-from held_replica import STEPS
+from halting_replica import STEPS
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import WorkerDied
 from millrace.core.protocols import Handle
@@ -28,7 +28,7 @@ async def call(handle: Handle, method: str, *args: Any) -> Any:
     return await handle.call(method, *args, timeout_s=DEADLINE_S)
 
 
-async def told(handle: Handle, works: list[Work], tokens: int) -> dict[int, Played]:
+async def played_by(handle: Handle, works: list[Work], tokens: int) -> dict[int, Played]:
     """What comes until all works have ended, or have so many tokens."""
     await call(handle, "submit", works)
     played = {work.trajectory_id: Played(work) for work in works}
@@ -111,15 +111,15 @@ def test_a_killed_replicas_trajectories_go_on_in_another(
 
     async def scenario() -> list[Played]:
         async with asyncio.timeout(DEADLINE_S):
-            first = await ward.replica("r0", "held_replica:HeldReplica", bench)
+            first = await ward.replica("r0", "halting_replica:HaltingReplica", bench)
             second = await ward.survivor(bench)
             served = await call(first, "pull", old, bench.endpoint)
             assert served.digest == bench.digests[old]
-            before = await told(first, works, STEPS // 2)
+            before = await played_by(first, works, STEPS // 2)
             await in_the_middle(first, moment, bench, before)
             await call(second, "pull", new, bench.endpoint)
             resumed = [resume(bench, one) for one in before.values() if one.finish is None]
-            after = await told(second, resumed, LENGTH)
+            after = await played_by(second, resumed, LENGTH)
         return [joined(one, after.get(key)) for key, one in before.items()]
 
     played = ward.run(scenario())

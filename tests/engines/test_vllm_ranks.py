@@ -147,14 +147,14 @@ def test_a_rank_that_is_killed_while_the_engine_sleeps_is_told_by_the_next_load(
     bench.engine.sleep()
     os.kill(pids[0], signal.SIGKILL)
 
-    def told() -> bool:
+    def load_fails() -> bool:
         try:
             bench.engine.load()
         except WorkerError as error:
             return f"VllmWorker-0 (pid {pids[0]}) was killed" in str(error)
         return False
 
-    assert until(told) and until(lambda: all_ended(pids))
+    assert until(load_fails) and until(lambda: all_ended(pids))
 
 
 @pytest.mark.usefixtures("asynchronous")

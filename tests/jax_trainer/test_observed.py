@@ -28,9 +28,9 @@ def test_observed_tokens_change_no_gradient_and_no_metric(kind: str, tmp_path: P
         statistics = prepared.statistics.read()
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(policy.gradient)]
         found.append((summary, leaves, statistics.metrics(), statistics.logprob_gap()))
-    (seen, seen_leaves, *seen_told), (plain, plain_leaves, *plain_told) = found
+    (seen, seen_leaves, *seen_statistics), (plain, plain_leaves, *plain_statistics) = found
     assert seen == plain and math.isfinite(seen.loss)
-    assert seen_told == plain_told and all(map(math.isfinite, seen_told[0].values()))
+    assert seen_statistics == plain_statistics and all(map(math.isfinite, seen_statistics[0].values()))
     assert any(leaf.any() for leaf in seen_leaves)
     for one, other in zip(seen_leaves, plain_leaves, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -58,7 +58,7 @@ def order(relays: list[RelayProcess], version: int, digest: str) -> None:
         relays[place].ask("fetch", version, digest, sources)
 
 
-def held_bytes(relay: RelayProcess, version: int) -> list[bytes]:
+def version_bytes(relay: RelayProcess, version: int) -> list[bytes]:
     with open_reader(relay.endpoint).view(version) as (_, tensors):
         return [bytes(tensor.data) for tensor in tensors]
 
@@ -90,7 +90,7 @@ def test_the_chain_closes_round_a_relay_that_is_lost_in_mid_broadcast(way: str) 
             staged = relay.answer()
             assert (staged.digest, staged.versions) == (digest, [1])
             assert staged.received_bytes < 1.5 * NUM_BYTES  # what had arrived was not asked for again
-            assert held_bytes(relay, 1) == [tensor.data for tensor in model(1)]
+            assert version_bytes(relay, 1) == [tensor.data for tensor in model(1)]
 
 
 def test_a_relay_that_was_cut_off_says_who_does_not_answer_and_goes_on_where_it_stopped() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.long import long
 from tests.namespaces import Host, hosts
-from tests.netns.test_chain_links import NUM_BYTES, cluster, held_bytes, model
+from tests.netns.test_chain_links import NUM_BYTES, cluster, model, version_bytes
 from tests.relays import RelayProcess
 from tests.runs import events, summary, train, weights
 
@@ -29,8 +29,8 @@ RUN = ("steps=8", "trainer.shard=2", "rollout.replicas=3")
 
 def sent_bytes(host: Host) -> int:
     path = "/sys/class/net/eth0/statistics/tx_bytes"
-    told = subprocess.run((*host.prefix, "cat", path), capture_output=True, text=True, check=True)
-    return int(told.stdout)
+    counter = subprocess.run((*host.prefix, "cat", path), capture_output=True, text=True, check=True)
+    return int(counter.stdout)
 
 
 def publish(heads: Sequence[RelayProcess], version: int) -> str:
@@ -79,7 +79,7 @@ def test_no_host_sends_more_than_one_version(count: int) -> None:
         staged = [relay.answer() for relay in relays]
         sent = [after - was for after, was in zip(map(sent_bytes, places), before, strict=True)]
         assert {one.digest for one in staged} == {staged[0].digest}
-        assert all(held_bytes(relay, 1) == [tensor.data for tensor in model(1)] for relay in relays)
+        assert all(version_bytes(relay, 1) == [tensor.data for tensor in model(1)] for relay in relays)
     assert [one.decoded_bytes for one in staged] == [NUM_BYTES // 2] * 2 + [NUM_BYTES] * (count - 2)
     assert max(sent) < SMALL_SHARE * NUM_BYTES, sent
     assert sum(sent) < SMALL_SHARE * NUM_BYTES * (count - 1), sent

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import runtime_ways
+import start_methods
 
 from millrace.core.types import Endpoint
 
 
-@pytest.fixture(params=list(runtime_ways.WAYS))
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have every `LocalRuntime` start its workers so, here and in scripts that import `runtime_ways`."""
-    monkeypatch.setitem(runtime_ways.DEFAULTS, "place", runtime_ways.WAYS[request.param])
-    monkeypatch.setenv(runtime_ways.WAY, request.param)
+@pytest.fixture(params=list(start_methods.METHODS))
+def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have every `LocalRuntime` start its workers so, here and in scripts that import `start_methods`."""
+    monkeypatch.setitem(start_methods.DEFAULTS, "place", start_methods.METHODS[request.param])
+    monkeypatch.setenv(start_methods.METHOD, request.param)
     return str(request.param)
 
 

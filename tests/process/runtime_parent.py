@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-import runtime_ways  # noqa: F401 (it says how workers are started)
+import start_methods  # noqa: F401 (it says how workers are started)
 
 from millrace.runtime.local.local_runtime import LocalRuntime
 

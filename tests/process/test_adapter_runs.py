@@ -30,8 +30,8 @@ def undisturbed(start, warm, tmp_path_factory):
 @long
 def test_replicas_compute_what_the_trainer_computes(undisturbed, start):
     pulled = events(undisturbed, "pulled")
-    told = {e.fields["version"]: e.fields["digest"] for e in events(undisturbed, "published")}
-    assert pulled and all(told[e.fields["version"]] == e.fields["digest"] for e in pulled)
+    digests = {e.fields["version"]: e.fields["digest"] for e in events(undisturbed, "published")}
+    assert pulled and all(digests[e.fields["version"]] == e.fields["digest"] for e in pulled)
     assert summary(undisturbed)["logprob_gap_staleness0"]["max"] < 1e-4
     model = (start.parent / "start" / "model.safetensors").stat().st_size
     assert all(e.fields["weights_bytes"] < model / 2 for e in events(undisturbed, "published"))
@@ -94,7 +94,7 @@ def test_a_run_without_an_adapter_has_none_to_export(start, tmp_path, capsys):
 
 def test_two_ranks_publish_one_adapter(start, tmp_path):
     run = train(start, tmp_path / "run", *ADAPTER, "trainer.shard=2", "steps=2")
-    told = {e.fields["version"]: e.fields["digest"] for e in events(run, "staged")}
+    digests = {e.fields["version"]: e.fields["digest"] for e in events(run, "staged")}
     pulled = events(run, "pulled")
-    assert pulled and all(told[e.fields["version"]] == e.fields["digest"] for e in pulled)
+    assert pulled and all(digests[e.fields["version"]] == e.fields["digest"] for e in pulled)
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4

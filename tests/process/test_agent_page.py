@@ -32,7 +32,7 @@ def test_every_command_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     for name, text in zip(FILES, BLOCK.findall(PAGE), strict=True):
         Path(name).write_text(text.replace("STEPS = 300", "STEPS = 3").replace("10_000", "100"))
-    told = []
+    outputs = []
     for line in COMMAND.findall(PAGE):
         program, *words = shlex.split(line)
         if program == "python":
@@ -40,7 +40,7 @@ def test_every_command_of_the_page_runs(
             continue
         code = run([*words, *shlex.split(SMALLER.get(words[0], ""))])
         assert code == 0 or words[0] == "doctor", line  # it finds that a random model earns nothing
-        told.append(capsys.readouterr().out)
-    assert "Turn 1, the environment" in told[0] and "The episode ends with reward 0" in told[0]
-    assert "missing a required argument: 'b'" in told[1] and "The episode goes on" in told[1]
-    assert "completions without a reward 0" in " ".join(told[-1].split())
+        outputs.append(capsys.readouterr().out)
+    assert "Turn 1, the environment" in outputs[0] and "The episode ends with reward 0" in outputs[0]
+    assert "missing a required argument: 'b'" in outputs[1] and "The episode goes on" in outputs[1]
+    assert "completions without a reward 0" in " ".join(outputs[-1].split())

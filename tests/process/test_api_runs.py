@@ -87,8 +87,8 @@ def test_a_closure_trains_live_in_a_running_loop_and_the_run_is_resumed(start: P
     assert [step["version"] for step in again.metrics()] == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match="`seed`: 3 -> 9"):
         again.resume(seed=9)
-    told = millrace.evaluate(again, prompts=3, samples=2)
-    assert (told.num_prompts, told.num_unscored, told.model) == (3, 0, str(again.model))
+    evaluation = millrace.evaluate(again, prompts=3, samples=2)
+    assert (evaluation.num_prompts, evaluation.num_unscored, evaluation.model) == (3, 0, str(again.model))
 
 
 @long
@@ -120,8 +120,8 @@ def test_a_list_of_rewards_trains_with_a_flaky_function_and_one_of_trl(start: Pa
         assert (one["reward/own/attempts"], one["reward/odd/abstained"]) == (2.0, 1.0 - odd)
     for step in run.metrics():
         assert step["reward_metrics/own/attempts"] == 2.0 and 0 <= step["reward_metrics/odd/abstained"] <= 1
-    told = millrace.evaluate(run, prompts=2, samples=1)
-    assert told.num_unscored < 4
+    evaluation = millrace.evaluate(run, prompts=2, samples=1)
+    assert evaluation.num_unscored < 4
 
 
 @long

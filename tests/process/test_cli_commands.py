@@ -83,18 +83,18 @@ def test_a_reward_is_tried_and_its_failures_are_told(
 ) -> None:
     arguments = ["-n", "2", "--completion", "hang", "--completion", "99", "--completion", "9€"]
     assert run(["try-task", str(project / "run.toml"), *arguments, "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    outcomes = {(trial["kind"], trial["completion"]): trial for trial in told["trials"]}
-    assert len(told["trials"]) == 12
-    assert all(t["value"] == 1.0 for t in told["trials"] if t["kind"] == "reference")
+    report = json.loads(capsys.readouterr().out)
+    outcomes = {(trial["kind"], trial["completion"]): trial for trial in report["trials"]}
+    assert len(report["trials"]) == 12
+    assert all(t["value"] == 1.0 for t in report["trials"] if t["kind"] == "reference")
     assert outcomes["empty", ""]["value"] == 0.0
     assert outcomes["yours", "99"]["metrics"] == {"length": 2.0}
-    garbage = next(t for t in told["trials"] if t["kind"] == "garbage")
+    garbage = next(t for t in report["trials"] if t["kind"] == "garbage")
     assert garbage["outcome"] == "failed"
     assert "no latin" in garbage["reason"]
     assert "did not answer within 3 s" in outcomes["yours", "hang"]["reason"]
-    assert "4 of 12 calls failed" in told["warnings"][0]
-    assert "the tokenizer cannot write '9€': the reward gets '9'" in told["warnings"]
+    assert "4 of 12 calls failed" in report["warnings"][0]
+    assert "the tokenizer cannot write '9€': the reward gets '9'" in report["warnings"]
 
 
 def test_a_reward_of_which_every_call_fails_is_not_blamed_for_being_constant() -> None:
@@ -137,9 +137,9 @@ def test_an_evaluation_asks_every_row_of_a_file_once(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["eval", str(project / "run.toml"), "--prompts", "60", "--samples", "1"]) == 0
-    told = capsys.readouterr().out
-    assert f"{len(DATA)} prompts" in told
-    assert "rows that training draws from" in told and "--set task.path=OTHER_FILE" in told
+    text = capsys.readouterr().out
+    assert f"{len(DATA)} prompts" in text
+    assert "rows that training draws from" in text and "--set task.path=OTHER_FILE" in text
     named = ["--set", f"task.path={project / 'rows.jsonl'}", "--prompts", "2", "--samples", "1"]
     assert run(["eval", str(project / "run.toml"), *named]) == 0
     assert "rows that training draws from" not in capsys.readouterr().out
@@ -257,8 +257,8 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     assert (directory.model / "model.safetensors").is_file()
     events = list(read_events(directory.events))
     assert [event.wall_s for event in events] == sorted(event.wall_s for event in events)
-    told = subprocess.run(again, check=True, timeout=280, env=environment, capture_output=True, text=True)
-    assert f"All {done.version} steps are done" in told.stderr
+    process = subprocess.run(again, check=True, timeout=280, env=environment, capture_output=True, text=True)
+    assert f"All {done.version} steps are done" in process.stderr
     assert len(list(read_events(directory.events))) == len(events)
 
 

@@ -180,10 +180,10 @@ def test_what_a_reward_prints_is_in_its_workers_log_alone_which_is_private(hosti
     directory = hostile[0]
     logs = list(directory.logs.glob("reward-worker-0.*.log"))
     seen("reward-prints", "\n".join(log.read_text() for log in logs))
-    told = [
+    paths = [
         path for path in directory.path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
     ]
-    assert told and set(told) <= set(logs)
+    assert paths and set(paths) <= set(logs)
 
 
 def test_a_run_directory_is_its_owners_alone(hostile):
@@ -299,13 +299,13 @@ def test_a_read_only_disk_is_told(start, tmp_path):
 
 
 FILLED = """
-go() { $MILLRACE train $CONFIG --run-dir $DISK/run --set checkpoints.every=10 "$@" >/dev/null 2>$DISK.told; }
+go() { $MILLRACE train $CONFIG --run-dir $DISK/run --set checkpoints.every=10 "$@" >/dev/null 2>$DISK.log; }
 steps() { cat $DISK/run/metrics.jsonl 2>/dev/null | wc -l; }
 go --set steps=500 &
 while [ $(steps) -lt 3 ]; do sleep 0.1; done
 dd if=/dev/zero of=$DISK/filler bs=64k 2>/dev/null
 wait $!
-echo "code $?"; tail -n 12 $DISK.told
+echo "code $?"; tail -n 12 $DISK.log
 rm $DISK/filler
 go --set steps=$(($(steps) + 6)) --resume
 echo "resumed $?"
@@ -314,6 +314,6 @@ echo "resumed $?"
 
 @long
 def test_a_disk_that_fills_up_ends_the_run_and_after_freeing_some_it_goes_on(start, tmp_path):
-    told = on_a_disk(tmp_path, "size=8m", f"CONFIG={start}\n{FILLED}")
-    assert "code 1" in told and "resumed 0" in told, told
-    seen("disk-fills-up", told.lower())
+    text = on_a_disk(tmp_path, "size=8m", f"CONFIG={start}\n{FILLED}")
+    assert "code 1" in text and "resumed 0" in text, text
+    seen("disk-fills-up", text.lower())

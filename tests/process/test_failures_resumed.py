@@ -39,35 +39,35 @@ def resume(
 
 
 def test_a_key_that_decides_what_is_learned_cannot_change(start, copy, capsys):
-    code, told = resume(start, copy, "optimizer.lr=0.1", "seed=4", capsys=capsys)
-    assert code == 2 and "`seed`: 3 -> 4" in told
-    seen("resume-changed", told)
+    code, message = resume(start, copy, "optimizer.lr=0.1", "seed=4", capsys=capsys)
+    assert code == 2 and "`seed`: 3 -> 4" in message
+    seen("resume-changed", message)
 
 
 def test_a_run_that_another_process_holds_is_left_alone(start, copy, capsys):
     ledger = SqliteLedger(copy.ledger, run={})
     try:
-        code, told = resume(start, copy, "steps=5", capsys=capsys)
+        code, message = resume(start, copy, "steps=5", capsys=capsys)
     finally:
         ledger.close()
     assert code == 1
-    seen("resume-twice", told)
+    seen("resume-twice", message)
 
 
 def test_a_link_that_leads_out_of_a_run_is_not_followed(start, copy, tmp_path, capsys):
     copy.checkpoints.rename(tmp_path / "outside")
     copy.checkpoints.symlink_to(tmp_path / "outside")
     before = sorted((tmp_path / "outside").rglob("*"))
-    code, told = resume(start, copy, "steps=9", capsys=capsys)
+    code, message = resume(start, copy, "steps=9", capsys=capsys)
     assert code == 2 and sorted((tmp_path / "outside").rglob("*")) == before
-    seen("resume-link", told)
+    seen("resume-link", message)
 
 
 def test_a_copy_made_of_hard_links_is_not_resumed(start, undisturbed, tmp_path, capsys):
     linked = RunDirectory(shutil.copytree(undisturbed.path, tmp_path / "run", copy_function=os.link))
-    code, told = resume(start, linked, "steps=9", capsys=capsys)
+    code, message = resume(start, linked, "steps=9", capsys=capsys)
     assert code == 2
-    seen("resume-hard-link", told)
+    seen("resume-hard-link", message)
 
 
 def _truncate(directory: RunDirectory) -> None:
@@ -120,9 +120,9 @@ DAMAGES: dict[str, Callable[[RunDirectory], object]] = {
 @pytest.mark.parametrize("row", DAMAGES)
 def test_a_damaged_file_of_the_run_is_told(row, start, copy, capsys):
     DAMAGES[row](copy)
-    code, told = resume(start, copy, "steps=5", capsys=capsys)
-    assert code == 1, told
-    seen(row, told)
+    code, message = resume(start, copy, "steps=5", capsys=capsys)
+    assert code == 1, message
+    seen(row, message)
 
 
 def test_other_start_weights_are_refused(start, copy, capsys):
@@ -130,11 +130,11 @@ def test_other_start_weights_are_refused(start, copy, capsys):
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     try:
-        code, told = resume(start, copy, "steps=5", capsys=capsys)
+        code, message = resume(start, copy, "steps=5", capsys=capsys)
     finally:
         weights.write_bytes(whole)
     assert code == 1
-    seen("resume-other-content", told)
+    seen("resume-other-content", message)
 
 
 def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the_same_weights(
@@ -142,9 +142,9 @@ def test_without_its_newest_checkpoint_a_run_repeats_its_steps_and_ends_with_the
 ):
     shutil.rmtree(copy.checkpoints / "v00000004")
     shutil.rmtree(copy.model)  # where it is whole, the run is finished
-    code, told = resume(start, copy, "rollout.replicas=1", capsys=capsys)
-    assert code == 0, told
-    seen("resume-changed-freely", told)
+    code, message = resume(start, copy, "rollout.replicas=1", capsys=capsys)
+    assert code == 0, message
+    seen("resume-changed-freely", message)
     replayed = [
         json.dumps(e.fields, separators=(",", ":")) for e in events(copy, "step") if e.fields["replayed"]
     ]
@@ -164,12 +164,12 @@ def test_steps_done_again_are_held_to_the_weights_that_they_made(start, copy, ar
         if arithmetic != "the same":
             db.execute("UPDATE published SET arithmetic = ? WHERE version = 4", (arithmetic,))
     db.close()
-    code, told = resume(start, copy, capsys=capsys)
+    code, message = resume(start, copy, capsys=capsys)
     if arithmetic == "the same":
         assert code == 1
-        seen("resume-replay-differs", told)
+        seen("resume-replay-differs", message)
     else:
-        assert code == 0, told
+        assert code == 0, message
         (event,) = events(copy, "replay_differs")
         seen("resume-replay-rounded", json.dumps(event.fields))
 
@@ -178,8 +178,8 @@ def test_a_healthy_run_gets_a_clean_bill_from_the_doctor_until_a_replica_served_
     assert run(["doctor", str(copy.path)]) == 0
     assert re.search(r"None of \d+ known faults\.", capsys.readouterr().out)
     assert run(["doctor", str(copy.path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["healthy"], told["steps"], told["findings"]) == (True, 4, [])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["healthy"], report["steps"], report["findings"]) == (True, 4, [])
     with copy.events.open("a") as events:
         events.write(
             '{"kind":"pulled","time_s":1,"wall_s":1,"replica":"replica-0","version":2,"digest":"of nobody",'
@@ -196,8 +196,8 @@ def test_a_run_goes_back_to_an_earlier_version_and_on_from_it(start, copy, capsy
     arguments = ["train", str(start), "--run-dir", str(copy.path), "--resume", "--from-version", "1"]
     assert run(arguments) == 0, capsys.readouterr().err
     assert (copy.evaluations.read_text(), model_version.read(copy.model)) == ("", 4)
-    (told,) = events(copy, "rewound")
-    assert told.fields == {"version": 1, "trajectories": 48}
+    (rewound,) = events(copy, "rewound")
+    assert rewound.fields == {"version": 1, "trajectories": 48}
     steps = [(event.fields["version"], event.fields["replayed"]) for event in events(copy, "step")]
     assert steps[4:] == [(1, True), (2, False), (3, False), (4, False)]
     result = summary(copy)

@@ -60,8 +60,8 @@ def test_a_gate_gets_a_verdict_and_only_outside_of_a_rehearsal(capsys):
     assert verdicts == [["fail", "pass"], [None, None]]
     assert "version being served: 12.5 (must be < 10) fail" in capsys.readouterr().err
     assert script.gates("node-mfu", {"mfu": {"mfu": 0.2}}, rehearse=False) == {}, "no model of 7 B"
-    told = script.gates("node-gap", {"gap": {"gap_p999": 0.3}}, rehearse=False)
-    assert told["gap.gap_p999"]["verdict"] is None
+    gates = script.gates("node-gap", {"gap": {"gap_p999": 0.3}}, rehearse=False)
+    assert gates["gap.gap_p999"]["verdict"] is None
 
 
 def test_every_gate_is_of_a_part_and_on_the_page():

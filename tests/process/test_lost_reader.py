@@ -30,7 +30,7 @@ def test_a_run_whose_output_nobody_reads_any_more_gets_to_its_end(
         process.stdout.close()
         assert process.wait(timeout=300) == 0
     assert summary(run)["ok"] and summary(run)["steps"] == 4
-    told = {event.fields["source"]: event.fields["reason"] for event in events(run, "warned")}
-    assert "nobody reads it any more" in told["output"] and "URLError" in told["notify"]
+    reasons = {event.fields["source"]: event.fields["reason"] for event in events(run, "warned")}
+    assert "nobody reads it any more" in reasons["output"] and "URLError" in reasons["notify"]
     written = [path for path in run.path.rglob("*") if path.is_file()]
     assert len(written) > 5 and not [path for path in written if b"SECRET" in path.read_bytes()]

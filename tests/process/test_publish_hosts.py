@@ -30,8 +30,8 @@ def one_rank(rank: int, rendezvous: str, pipe: Connection) -> None:
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     publisher = Publisher(buffers_of(trained.state_dict(), torch.bfloat16), optimizer, ranks)
     pipe.send(os.environ["GLOO_SOCKET_IFNAME"])
-    while (told := pipe.recv()) is not None:
-        version, endpoints = told
+    while (order := pipe.recv()) is not None:
+        version, endpoints = order
         endpoint = endpoints[ranks.host]
         publisher.begin(lambda endpoint=endpoint: open_writer(endpoint), endpoint, version)
         pipe.send(publisher.result())

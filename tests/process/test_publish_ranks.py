@@ -55,7 +55,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Co
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     buffers, writer = buffers_of(weights, torch.bfloat16), open_writer(endpoint)
     publishing = Publisher(buffers, optimizer, ranks)
-    told = []
+    outcomes = []
     for version in (0, 1):
         if version:
             trained(torch.ones(3, WIDTH)).square().sum().backward()
@@ -65,7 +65,7 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Co
         publishing.refuse_changed(version)
         whole = {name: weight.full_tensor().bfloat16() for name, weight in weights.items()}
         assert not version or not torch.equal(whole["2.weight"], model().state_dict()["2.weight"].bfloat16())
-        told.append((version, digest, buffers.weights_bytes, digest_buffers(as_bytes(whole), kind)))
+        outcomes.append((version, digest, buffers.weights_bytes, digest_buffers(as_bytes(whole), kind)))
         ranks.gather(None)
 
     def lost() -> object:
@@ -80,10 +80,10 @@ def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Co
         try:
             publishing.begin(opened, where, 2)  # type: ignore[arg-type]
         except MillraceError as error:
-            told.append((type(error), str(error)))
+            outcomes.append((type(error), str(error)))
         writer.begin = full  # type: ignore[assignment, method-assign]
-    held = sum(part.block.numel() for part in owned_blocks(weights))
-    pipe.send((told, held))
+    num_values = sum(part.block.numel() for part in owned_blocks(weights))
+    pipe.send((outcomes, num_values))
     pipe.recv()
     os._exit(0)
 
@@ -130,7 +130,7 @@ def test_ranks_publish_what_the_whole_model_is(published):
         found = open_reader(endpoint).read(version, into)
         assert found == staged.digest == whole == digest_buffers(into, kind_of(digest))
         assert needed == slot_bytes
-    assert all(told[:2] == first[:2] for told, _ in answers)
+    assert all(outcomes[:2] == first[:2] for outcomes, _ in answers)
     assert np.any(first[0][3] != first[1][3])
 
 
@@ -138,12 +138,12 @@ def test_ranks_publish_what_the_whole_model_is(published):
 def test_every_rank_holds_its_share_alone(published):
     *_, answers = published
     total = sum(weight.numel() for weight in model().state_dict().values())
-    held = [values for _, values in answers]
-    assert sum(held) == total
-    assert max(held) < total / 2, held
+    shares = [values for _, values in answers]
+    assert sum(shares) == total
+    assert max(shares) < total / 2, shares
 
 
 def test_an_error_on_one_rank_is_raised_on_all(published):
     *_, answers = published
-    assert [told[2] for told, _ in answers] == [(UnknownVersionError, "the relay is gone")] * 4
-    assert [told[3] for told, _ in answers] == [(WeightsError, "no room in a slot")] * 4
+    assert [outcomes[2] for outcomes, _ in answers] == [(UnknownVersionError, "the relay is gone")] * 4
+    assert [outcomes[3] for outcomes, _ in answers] == [(WeightsError, "no room in a slot")] * 4

@@ -75,10 +75,10 @@ def test_a_rank_killed_between_its_copy_and_the_end_leaves_nothing_to_read(
     monkeypatch.setattr(compose, "fleet", late)
     strike(monkeypatch, "await_published", 1 + LATE_VERSION)
     run = train(start, tmp_path / "run", TWO)
-    told = [(e.kind, e.fields.get("version")) for e in read_events(run.events)]
-    (died,) = (at for at, (kind, _) in enumerate(told) if kind == "worker_died")
-    assert told.index(("step", LATE_VERSION)) < died
-    assert min(told.index((kind, LATE_VERSION)) for kind in ("published", "staged", "pulled")) > died
+    log = [(e.kind, e.fields.get("version")) for e in read_events(run.events)]
+    (died,) = (at for at, (kind, _) in enumerate(log) if kind == "worker_died")
+    assert log.index(("step", LATE_VERSION)) < died
+    assert min(log.index((kind, LATE_VERSION)) for kind in ("published", "staged", "pulled")) > died
     assert not events(run, "replay_differs")
     assert weights(run) == weights(undisturbed)
 
@@ -95,8 +95,8 @@ def test_two_ranks_learn_the_curve_of_one(start, undisturbed, tmp_path):
 @long
 def test_four_ranks_go_on_from_a_checkpoint_of_two(start, tmp_path):
     first = train(start, tmp_path / "run", TWO, "steps=2")
-    told = ["--resume", "--set", "trainer.shard=4", "--set", "steps=4"]
-    assert command(["train", str(start), "--run-dir", str(first.path), *told]) == 0
+    arguments = ["--resume", "--set", "trainer.shard=4", "--set", "steps=4"]
+    assert command(["train", str(start), "--run-dir", str(first.path), *arguments]) == 0
     accounting = summary(first)["accounting"]
     assert accounting["trained"] == accounting["admitted"] == 64
     assert [e.fields["version"] for e in events(first, "step")] == [1, 2, 3, 4]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from held_replica import hold
+from halting_replica import hold
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint, Finish, Progress, Report, Sampling, Work
 from millrace.engines.own import parameters

@@ -82,5 +82,5 @@ def test_the_best_checkpoint_is_kept(start, tmp_path):
     ]
     best = -max(figures)[1]
     assert best == 0 or best in run.versions()
-    told = [e.fields["version"] for e in events(run, "evaluated") if e.fields["best"]]
-    assert best in told
+    versions = [e.fields["version"] for e in events(run, "evaluated") if e.fields["best"]]
+    assert best in versions

@@ -77,8 +77,8 @@ def test_a_new_run_goes_on_with_moments_and_needs_its_parent_no_more(
     path = tmp_path / "child"
     words = ["train", "--from", f"{parent.path}@2", "--moments", *SHORT]
     assert command_line([*words, "--run-dir", str(path)]) == 0
-    told = "".join(capsys.readouterr().err.split())
-    assert f"Beginswithversion2of{parent.path},withtheoptimizer'smoments".replace(" ", "") in told
+    text = "".join(capsys.readouterr().err.split())
+    assert f"Beginswithversion2of{parent.path},withtheoptimizer'smoments".replace(" ", "") in text
     child = RunDirectory(path.resolve())
     config, (kept, anew) = child.read_config(), [*first_update(parent, child, child.read_config(), tmp_path)]
     start = load_file(child.path / START / "model.safetensors")
@@ -178,7 +178,7 @@ def test_options_that_do_not_go_together_are_refused(
     start: Path, undisturbed: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin = ["--from", str(undisturbed.path)]
-    for words, told in (
+    for words, message in (
         ([*begin, "--run-dir", "x", "--resume"], "--from begins a new run, and --resume goes on with one"),
         ([str(start), "--moments"], "--moments goes with --from"),
         ([*begin, "--set", "model.path=x"], "--from names the weights"),
@@ -186,4 +186,4 @@ def test_options_that_do_not_go_together_are_refused(
         (["--from", f"{undisturbed.path}@3"], "no checkpoint of version 3: it keeps 2, 4"),
     ):
         assert command_line(["train", *words]) != 0
-        assert told.replace(" ", "") in "".join(capsys.readouterr().err.split()).replace("│", "")
+        assert message.replace(" ", "") in "".join(capsys.readouterr().err.split()).replace("│", "")

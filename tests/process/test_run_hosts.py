@@ -48,12 +48,12 @@ def test_each_replica_pulls_on_its_own_host_what_that_got_from_the_trainers(on_t
     assert [e.fields["version"] for e in fetched][:LAST] == list(range(LAST)), "the last is needed by nobody"
     assert {e.fields["host"] for e in fetched} == {FAR}
     assert all(e.fields["source"] and e.fields["received_bytes"] for e in fetched)
-    held = set()
+    versions = set()
     for event in read_events(on_two_hosts.events):
         if event.kind == "fetched":
-            held.add(event.fields["version"])
+            versions.add(event.fields["version"])
         if event.kind == "pulled" and event.fields["replica"] == "replica-1":
-            assert event.fields["version"] in held
+            assert event.fields["version"] in versions
     leased = {e.fields["replica"] for e in events(on_two_hosts, "leased")}
     assert leased == {"replica-0", "replica-1"}, "both hosts had a share of the groups"
 

@@ -79,11 +79,11 @@ def kept(run):
 @pytest.mark.parametrize("again", [[], ["--from-version", "2"]], ids=["resumed", "from an earlier version"])
 def test_a_run_that_is_killed_and_resumed_pays_for_no_judgement_twice(again, start, tmp_path):
     """Each completion is graded twice. The kill comes in the last step, between the two."""
-    run, held, killed = RunDirectory(tmp_path / "run"), threading.Event(), threading.Event()
+    run, paused, killed = RunDirectory(tmp_path / "run"), threading.Event(), threading.Event()
 
     def graded(_, asked):
-        if held.is_set() or (asked and run.events.exists() and len(events(run, "step")) >= 3):
-            held.set()
+        if paused.is_set() or (asked and run.events.exists() and len(events(run, "step")) >= 3):
+            paused.set()
             killed.wait(WAIT_S)
             return "close"
         return "SCORE: 7"
@@ -93,7 +93,7 @@ def test_a_run_that_is_killed_and_resumed_pays_for_no_judgement_twice(again, sta
         return [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(run.path), *sets]
 
     with judging(graded) as judge, subprocess.Popen(command(judge), stdout=subprocess.DEVNULL) as controller:
-        assert held.wait(WAIT_S)
+        assert paused.wait(WAIT_S)
         controller.kill()
         before = kept(run)
         killed.set()
@@ -120,13 +120,13 @@ def test_each_part_of_a_sum_is_a_metric_of_each_step_and_in_the_report(start, tm
     with judging(lambda body, _: f"SCORE: {1 + number(body) % 10}") as judge:
         member = reward(judge).replace(", workers=2", "")
         run = train(start, tmp_path / "run", SUM.format(judge=member).replace("\n", " "))
-    told = millrace.Run(run.path)
+    view = millrace.Run(run.path)
     weights = {"judged": 1.0, "letters": 0.25, "long": -0.5}
-    for step in told.metrics():
+    for step in view.metrics():
         parts = sum(weight * step[f"reward_metrics/{name}"] for name, weight in weights.items())
         assert step["reward/mean"] == pytest.approx(parts)
         assert step["reward_metrics/judged/judge_requests"] <= 1
-    for one in told.trajectories():
+    for one in view.trajectories():
         parts = sum(weight * one[f"reward/{name}"] for name, weight in weights.items())
         assert one["reward"] == pytest.approx(parts)
     out = tmp_path / "report.html"

@@ -39,15 +39,15 @@ def assert_whole(run):
     """Every trajectory was trained once, and nobody served anything but what was published."""
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == accounting["admitted"] == 16 * LAST
-    held, digests = set(), {}
+    copies, digests = set(), {}
     for event in read_events(run.events):
         if event.kind == "fetched":
-            held.add((event.fields["host"], event.fields["version"]))
+            copies.add((event.fields["host"], event.fields["version"]))
             digests.setdefault(event.fields["version"], event.fields["digest"])
             assert digests[event.fields["version"]] == event.fields["digest"]
         if event.kind == "pulled":
             host = ["localhost", SECOND, THIRD][int(event.fields["replica"][-1])]
-            assert (host, event.fields["version"]) in held
+            assert (host, event.fields["version"]) in copies
             assert event.fields["digest"] == digests[event.fields["version"]]
 
 

@@ -49,5 +49,5 @@ def test_a_reward_worker_starts_when_completions_wait_and_ends_when_none_do(star
     config = load(start, [reward, "batch.prompts=8", "steps=1000", "checkpoints.every=1000"])
     asyncio.run(compose.train(config, run_directory.create("run", tmp_path / "run"), stop, watch))
     assert stop.is_set() and second
-    told = [(change.fields["before"], change.fields["workers"]) for change in changes]
-    assert told[:2] == [(1, 2), (2, 1)] and changes[0].fields["waiting"], "the queue is why"
+    counts = [(change.fields["before"], change.fields["workers"]) for change in changes]
+    assert counts[:2] == [(1, 2), (2, 1)] and changes[0].fields["waiting"], "the queue is why"

@@ -85,12 +85,12 @@ def test_a_killed_trainer_repeats_all_optimizer_steps_of_a_batch(start, tmp_path
 
 
 def test_a_run_tells_what_its_workers_compute_in(undisturbed):
-    told = {e.fields["name"]: e.fields["computes"] for e in events(undisturbed, "computes")}
-    assert told.pop("trainer") == "float32"
-    assert sorted(told) == ["replica-0", "replica-1"]
-    assert all(text.startswith("float32; exact") for text in told.values())
+    computes = {e.fields["name"]: e.fields["computes"] for e in events(undisturbed, "computes")}
+    assert computes.pop("trainer") == "float32"
+    assert sorted(computes) == ["replica-0", "replica-1"]
+    assert all(text.startswith("float32; exact") for text in computes.values())
     with LedgerReader(undisturbed.ledger) as reader:
-        assert run_view(reader, undisturbed)["computes"] == {"trainer": "float32", **told}
+        assert run_view(reader, undisturbed)["computes"] == {"trainer": "float32", **computes}
 
 
 def test_the_time_of_every_role_of_a_run_adds_up(undisturbed):

@@ -68,9 +68,9 @@ def check(run: RunDirectory, calm: RunDirectory) -> None:
     assert weights(run) == weights(calm)
 
 
-def told(run: RunDirectory) -> set[tuple[str, str]]:
+def exchanges(run: RunDirectory) -> set[tuple[str, str]]:
     """What environments were told, and what they answered; nothing at the end of an episode."""
-    return {tuple(json.loads(line)) for line in (run.path.parent / "told").read_text().splitlines()}
+    return {tuple(json.loads(line)) for line in (run.path.parent / "exchanges").read_text().splitlines()}
 
 
 def failures(run: RunDirectory) -> list[dict]:
@@ -128,7 +128,7 @@ class Killer:
 
 
 def test_what_was_sampled_and_observed_is_what_is_trained(calm):
-    tokenizer, answers, most = load_tokenizer(calm.model), told(calm), 0
+    tokenizer, answers, most = load_tokenizer(calm.model), exchanges(calm), 0
     trajectories = {one.trajectory_id: one for one in trained(calm)}
     for one in trajectories.values():
         columns, actions, texts = one.columns, list[str](), list[str]()

@@ -8,7 +8,7 @@ from conformance import SCENARIOS, Scenario
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_the_local_runtime_conforms(scenario: Scenario) -> None:
     asyncio.run(scenario(LocalRuntime))

@@ -27,7 +27,7 @@ def forkservers() -> list[int]:
     return [pid for pid, word in words.items() if b"forkserver" in word and b"['tests.ranks" not in word]
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_worker_frozen_while_it_is_made_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

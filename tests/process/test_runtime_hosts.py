@@ -51,8 +51,8 @@ def test_workers_of_a_host_with_a_prefix_run_under_it_and_are_killed_and_logged_
             here = await runtime.spawn("here", "tells:Tells")
             near = await runtime.spawn("near", "tells:Tells", place=Place(host="near"))
             far = await runtime.spawn("far", "tells:Tells", place=Place(host="far"))
-            told = [(await one.call("facts", timeout_s=WAIT_S))["there"] for one in (here, near, far)]
-            assert told == [None, None, "yes"]
+            answers = [(await one.call("facts", timeout_s=WAIT_S))["there"] for one in (here, near, far)]
+            assert answers == [None, None, "yes"]
             child = await far.call("child", timeout_s=WAIT_S)
             os.kill(far.pid, signal.SIGKILL)
             assert "SIGKILL" in await asyncio.wait_for(asyncio.shield(far.dead), WAIT_S)

@@ -83,7 +83,7 @@ def test_a_worker_that_outlives_its_kill_is_named_when_the_runtime_closes(
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_worker_killed_from_outside_tells_its_signal() -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None
@@ -95,7 +95,7 @@ def test_a_worker_killed_from_outside_tells_its_signal() -> None:
     with_worker(use)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_worker_that_exits_tells_its_code() -> None:
     async def use(worker: LocalHandle) -> None:
         with pytest.raises(WorkerDied, match="exited with code 3"):
@@ -106,7 +106,7 @@ def test_a_worker_that_exits_tells_its_code() -> None:
 
 
 @pytest.mark.parametrize("state", ["stopped", "spinning"])
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_worker_that_cannot_answer_can_be_killed(state: str) -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None
@@ -123,7 +123,7 @@ def test_a_worker_that_cannot_answer_can_be_killed(state: str) -> None:
     with_worker(use)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_sigint_and_sigterm_are_left_to_the_controller() -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None
@@ -135,7 +135,7 @@ def test_sigint_and_sigterm_are_left_to_the_controller() -> None:
     with_worker(use)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_worker_that_hears_nothing_for_too_long_stops_itself() -> None:
     async def use(worker: LocalHandle) -> None:
         assert "fell silent" in await cause_of_death(worker)
@@ -143,7 +143,7 @@ def test_a_worker_that_hears_nothing_for_too_long_stops_itself() -> None:
     with_worker(use, LocalRuntime(silence_s_max=1.0))
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_worker_busy_for_too_long_hears_what_waited_for_it(tmp_path: Path) -> None:
     asked, silence_s_max = tmp_path / "asked", 1.5
 
@@ -162,7 +162,7 @@ def test_a_worker_busy_for_too_long_hears_what_waited_for_it(tmp_path: Path) -> 
 # ---------------------------------------------------------------- messages
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_what_cannot_be_pickled_fails_its_own_call_only() -> None:
     async def use(worker: LocalHandle) -> None:
         with pytest.raises(DataError, match=r"number.*cannot be pickled"):
@@ -176,7 +176,7 @@ def test_what_cannot_be_pickled_fails_its_own_call_only() -> None:
     with_worker(use)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_calls_and_streams_are_not_mixed_up() -> None:
     async def use(worker: LocalHandle) -> None:
         with pytest.raises(WorkerError, match="plain is not an async method"):
@@ -189,7 +189,7 @@ def test_calls_and_streams_are_not_mixed_up() -> None:
     with_worker(use)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_message_larger_than_any_buffer_arrives_whole() -> None:
     async def use(worker: LocalHandle) -> None:
         value = os.urandom(8_000_000)
@@ -199,10 +199,10 @@ def test_a_message_larger_than_any_buffer_arrives_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_items", "told"), [(3, [Kind.CALL]), (100, [Kind.CALL, Kind.CANCEL, Kind.CALL])]
+    ("num_items", "kinds"), [(3, [Kind.CALL]), (100, [Kind.CALL, Kind.CANCEL, Kind.CALL])]
 )
 def test_leaving_a_stream_tells_its_worker_only_if_it_goes_on_and_is_not_answered(
-    num_items: int, told: list[Kind]
+    num_items: int, kinds: list[Kind]
 ) -> None:
     sent, received = list[Kind](), list[Kind]()
 
@@ -217,7 +217,7 @@ def test_leaving_a_stream_tells_its_worker_only_if_it_goes_on_and_is_not_answere
         await items.aclose()
         if num_items > 3:
             await call(worker, "echo", 1)
-        assert sent == told and Kind.ERROR not in received
+        assert sent == kinds and Kind.ERROR not in received
 
     with_worker(use, target=PROBE)
 
@@ -241,7 +241,7 @@ def test_preloaded_modules_are_shared_and_the_environment_is_ours(monkeypatch: p
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_the_number_of_threads_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
@@ -261,7 +261,7 @@ def test_a_module_that_cannot_be_preloaded_is_named() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_class_of_the_users_script_is_refused() -> None:
     async def run() -> None:
         runtime = LocalRuntime()
@@ -272,7 +272,7 @@ def test_a_class_of_the_users_script_is_refused() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_output_goes_to_a_private_file_for_each_incarnation(tmp_path: Path) -> None:
     async def run() -> None:
         runtime = LocalRuntime(log_dir=tmp_path / "logs")
@@ -289,7 +289,7 @@ def test_output_goes_to_a_private_file_for_each_incarnation(tmp_path: Path) -> N
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_many_workers_start_at_once_and_two_runtimes_live_side_by_side() -> None:
     async def run() -> None:
         runtimes = [LocalRuntime(), LocalRuntime()]

@@ -80,15 +80,15 @@ def named_files(pid: int) -> set[str]:
         fields = line.split()
         if len(fields) > 7:
             sockets[f"socket:[{fields[6]}]"] = fields[7]
-    held = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
     maps = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    return {sockets[name] for name in held if name in sockets} | {
-        name for name in held + maps if name.startswith("/dev/shm")
+    return {sockets[name] for name in links if name in sockets} | {
+        name for name in links + maps if name.startswith("/dev/shm")
     }
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_nothing_outlives_a_controller_that_gets(number: signal.Signals, mark: str, tmp_path: Path) -> None:
     with start_parent(mark, tmp_path) as parent:
         assert parent.stdout is not None
@@ -142,10 +142,10 @@ def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: 
     assert until(lambda: not marked(mark))
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_busy_worker_ends_with_a_forkserver_and_a_controller_killed_together(mark: str) -> None:
     script = (
-        "import asyncio, runtime_ways; from millrace.runtime.local.local_runtime import LocalRuntime\n"
+        "import asyncio, start_methods; from millrace.runtime.local.local_runtime import LocalRuntime\n"
         "async def main():\n"
         "    worker = await LocalRuntime().spawn('a', 'runtime_workers:Process')\n"
         "    facts = await worker.call('facts', timeout_s=120.0)\n"
@@ -165,7 +165,7 @@ def test_a_busy_worker_ends_with_a_forkserver_and_a_controller_killed_together(m
     assert until(lambda: not marked(mark))
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_the_children_of_a_killed_worker_end_and_those_of_others_go_on() -> None:
     async def run() -> None:
         runtime = LocalRuntime()
@@ -183,7 +183,7 @@ def test_the_children_of_a_killed_worker_end_and_those_of_others_go_on() -> None
     asyncio.run(run())
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_the_end_of_the_forkserver_is_the_end_of_its_workers_and_the_next_spawn_starts_another() -> None:
     async def run() -> None:
         runtime = LocalRuntime()
@@ -201,7 +201,7 @@ def test_the_end_of_the_forkserver_is_the_end_of_its_workers_and_the_next_spawn_
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancellation"])
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("start_method")
 def test_a_spawn_that_is_given_up_leaves_no_process(
     end: str, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

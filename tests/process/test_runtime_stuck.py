@@ -38,9 +38,9 @@ def test_a_call_that_gets_nowhere_is_given_up_and_one_that_works_for_as_long_is_
 ) -> None:
     monkeypatch.setattr(patience, "FLOOR_S", FLOOR_S)
     monkeypatch.setattr(patience, "CREDIT_S_MAX", FLOOR_S / 2)
-    told: list[Event] = []
+    log: list[Event] = []
     events, patient = Events(clock.now, clock.wall), Patience(600.0)
-    events.subscribe(told.append)
+    events.subscribe(log.append)
 
     async def session(handle: Handle) -> None:
         await patient.call(handle, *(stuck if handle.epoch == 1 else works))
@@ -56,5 +56,5 @@ def test_a_call_that_gets_nowhere_is_given_up_and_one_that_works_for_as_long_is_
         return supervisor.restarts
 
     assert asyncio.run(run()) == 1
-    (death,) = [event.fields["cause"] for event in told if event.kind == "worker_died"]
+    (death,) = [event.fields["cause"] for event in log if event.kind == "worker_died"]
     assert f"replica-0 (epoch 1): {stuck[0]} was asked for" in death and "neither computed" in death

@@ -95,18 +95,20 @@ def test_a_run_goes_from_one_to_three_replicas_and_back_and_one_is_told_to_end(s
 
     play = Play(start, tmp_path / "run")
     run = asyncio.run(play.go(deeds))
-    told = {kind: [e.fields["replica"] for e in events(run, kind)] for kind in ("joined", "leaving", "left")}
-    assert told["joined"] == ["replica-1", "replica-2", "replica-3"]
-    assert told["leaving"][0] == told["left"][0] == "replica-1" and len(told["left"]) == 3
+    replicas = {
+        kind: [e.fields["replica"] for e in events(run, kind)] for kind in ("joined", "leaving", "left")
+    }
+    assert replicas["joined"] == ["replica-1", "replica-2", "replica-3"]
+    assert replicas["leaving"][0] == replicas["left"][0] == "replica-1" and len(replicas["left"]) == 3
     assert not events(run, "worker_died") and not events(run, "restarted")
 
     noticed = events(run, "leaving")[0].fields
-    held = set(noticed["trajectories"])
-    leases = [e.fields for e in events(run, "leased") if held & set(e.fields["trajectory_ids"])]
+    trajectory_ids = set(noticed["trajectories"])
+    leases = [e.fields for e in events(run, "leased") if trajectory_ids & set(e.fields["trajectory_ids"])]
     again = [lease for lease in leases if lease["replica"] != "replica-1"]
-    moved = held & {tid for lease in again for tid in lease["trajectory_ids"]}
+    moved = trajectory_ids & {tid for lease in again for tid in lease["trajectory_ids"]}
     assert "told to end" in noticed["reason"] and moved
-    assert held - moved <= {
+    assert trajectory_ids - moved <= {
         e.fields["trajectory_id"] for e in events(run, "finished")
     }  # before they were taken back
     assert sum(lease["resumed_tokens"] for lease in again) > 0
@@ -127,10 +129,10 @@ def test_hosts_join_a_run_with_their_first_replica_and_leave_with_their_last(sta
         await play.scale(3)
         await play.until(lambda: {e.fields["host"] for e in play.of("fetched")} == {"host-1", "host-2"})
         for host in ("host-1", "host-2"):
-            told = len([e for e in play.of("fetched") if e.fields["host"] == host])
+            num_fetched = len([e for e in play.of("fetched") if e.fields["host"] == host])
             await play.until(
-                lambda host=host, told=told: (
-                    len([e for e in play.of("fetched") if e.fields["host"] == host]) > told + 1
+                lambda host=host, num_fetched=num_fetched: (
+                    len([e for e in play.of("fetched") if e.fields["host"] == host]) > num_fetched + 1
                 )
             )
         await play.scale(1)
@@ -140,12 +142,12 @@ def test_hosts_join_a_run_with_their_first_replica_and_leave_with_their_last(sta
     run = asyncio.run(play.go(deeds))
     hosts = {e.fields["replica"]: e.fields["host"] for e in events(run, "joined")}
     assert {hosts[f"replica-{i}"] for i in (1, 2)} == {"host-1", "host-2"}
-    held = set()
+    copies = set()
     for event in play.seen:
         if event.kind == "fetched":
-            held.add((event.fields["host"], event.fields["version"]))
+            copies.add((event.fields["host"], event.fields["version"]))
         if event.kind == "pulled" and hosts.get(event.fields["replica"], "localhost") != "localhost":
-            assert (hosts[event.fields["replica"]], event.fields["version"]) in held
+            assert (hosts[event.fields["replica"]], event.fields["version"]) in copies
     assert {e.fields["replica"] for e in events(run, "leased")} > set(hosts) - {"replica-3"}
     assert not events(run, "worker_died") and summary(run)["ok"]
 

@@ -93,22 +93,22 @@ def ask(port, path, body=None, **headers):
     method = "GET" if content is None else "POST"
     connection.request(method, path, content, {"Content-Type": "application/json", **headers})
     answer = connection.getresponse()
-    told = json.loads(answer.read())
+    reply = json.loads(answer.read())
     connection.close()
-    return answer.status, told, answer.headers
+    return answer.status, reply, answer.headers
 
 
 def chat(port, text="Well?", **more):
-    status, told, _ = ask(
+    status, reply, _ = ask(
         port, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **more}
     )
-    assert status == 200, told
-    return told
+    assert status == 200, reply
+    return reply
 
 
 def test_a_chat_is_rendered_by_the_template_and_its_answer_ends_with_the_end_token(port, judge):
-    told = chat(port, temperature=0, model=str(judge))
-    assert told["choices"] == [
+    reply = chat(port, temperature=0, model=str(judge))
+    assert reply["choices"] == [
         {
             "index": 0,
             "message": {"role": "assistant", "content": SAID},
@@ -117,8 +117,8 @@ def test_a_chat_is_rendered_by_the_template_and_its_answer_ends_with_the_end_tok
         }
     ]
     prompt = len("Well?") + 3  # who speaks, the end of the turn, who speaks next
-    assert told["usage"] == {"prompt_tokens": prompt, "completion_tokens": 9, "total_tokens": prompt + 9}
-    assert told["object"] == "chat.completion" and told["model"] == str(judge)
+    assert reply["usage"] == {"prompt_tokens": prompt, "completion_tokens": 9, "total_tokens": prompt + 9}
+    assert reply["object"] == "chat.completion" and reply["model"] == str(judge)
 
 
 def test_an_answer_ends_before_a_stop_string_or_at_its_most_tokens(port):
@@ -129,8 +129,8 @@ def test_an_answer_ends_before_a_stop_string_or_at_its_most_tokens(port):
 
 
 def test_text_is_continued(port):
-    status, told, _ = ask(port, "/v1/completions", {"prompt": "SC", "temperature": 0.0, "stop": " "})
-    assert status == 200 and told["choices"][0]["text"] == "ORE:"
+    status, reply, _ = ask(port, "/v1/completions", {"prompt": "SC", "temperature": 0.0, "stop": " "})
+    assert status == 200 and reply["choices"][0]["text"] == "ORE:"
 
 
 def test_health_and_the_model_are_told(port, judge):
@@ -165,9 +165,9 @@ def test_clients_at_once_get_equal_texts_for_equal_seeds_and_others_for_others(p
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_the_name_of_its_field(port, body, status, field):
-    got, told, _ = ask(port, "/v1/chat/completions", body)
-    error = told["error"]
-    assert (got, error["code"], error["param"]) == (status, status, field), told
+    got, reply, _ = ask(port, "/v1/chat/completions", body)
+    error = reply["error"]
+    assert (got, error["code"], error["param"]) == (status, status, field), reply
     assert error["type"] == "invalid_request_error" and (field is None or f"{field}" in error["message"])
 
 
@@ -207,13 +207,13 @@ def test_who_finds_the_queue_full_is_told_when_to_ask_again_and_the_end_answers_
     with endpoints(judge, requests_max=2, answer_s=WAIT_S) as (engine, port, threads):
         waiting = [threads.submit(ask, port, "/v1/completions", {"prompt": one}) for one in "ab"]
         wait_for(engine, 2)
-        status, told, headers = ask(port, "/v1/completions", {"prompt": "c"})
-        assert (status, headers["Retry-After"], told["error"]["type"]) == (503, "1", "server_error")
+        status, reply, headers = ask(port, "/v1/completions", {"prompt": "c"})
+        assert (status, headers["Retry-After"], reply["error"]["type"]) == (503, "1", "server_error")
         engine.stop()
         engine.run()
         for one in waiting:
-            status, told, _ = one.result()
-            assert status == 503 and "the server ends" in told["error"]["message"]
+            status, reply, _ = one.result()
+            assert status == 503 and "the server ends" in reply["error"]["message"]
 
 
 def test_a_request_that_is_not_done_in_time_is_given_up(judge):
@@ -242,8 +242,8 @@ def test_without_a_chat_template_messages_follow_each_other(judge):
     with endpoints(judge, tokenizer, requests_max=1, answer_s=WAIT_S) as (engine, port, threads):
         running = threads.submit(engine.run)
         messages = [{"role": role, "content": role[0]} for role in ("system", "user")]
-        _, told, _ = ask(port, "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
-        assert told["usage"]["prompt_tokens"] == len("s\n\nu\n\n")
+        _, reply, _ = ask(port, "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+        assert reply["usage"]["prompt_tokens"] == len("s\n\nu\n\n")
         engine.stop()
         running.result(WAIT_S)
 

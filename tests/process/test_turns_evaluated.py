@@ -52,7 +52,7 @@ def attempts(run: RunDirectory, version: int) -> list[EvaluationAttempt]:
 def check_episodes(found: list[EvaluationAttempt], directory: Path) -> None:
     """Each is what the environment heard and said, to the end."""
     tokenizer = load_tokenizer(directory / "start")
-    told = {tuple(json.loads(line)) for line in (directory / "told").read_text().splitlines()}
+    exchanges = {tuple(json.loads(line)) for line in (directory / "exchanges").read_text().splitlines()}
     lengths = set()
     for one in found:
         columns = unmarked(one.tokens, 0)
@@ -65,7 +65,7 @@ def check_episodes(found: list[EvaluationAttempt], directory: Path) -> None:
         if one.finish is Finish.STOP:
             lengths.add(len(answers) + 1)
             answers += [""]
-        assert set(zip(texts[::2], answers, strict=False)) <= told
+        assert set(zip(texts[::2], answers, strict=False)) <= exchanges
     assert lengths == {3, 4}  # as the environment ends them
 
 
@@ -86,9 +86,15 @@ def test_an_evaluation_of_episodes_survives_the_death_of_its_processes(turns, tm
     assert sorted(killed) == ["evaluator", f"reward-worker-{NAME}"]
     assert {event.fields["name"] for event in events(run, "worker_died")} == set(killed)
     assert weights(run) == weights(calm)
-    (told,) = [event.fields["metrics"] for event in events(run, "evaluated") if event.fields["version"] == 4]
+    (metrics,) = [
+        event.fields["metrics"] for event in events(run, "evaluated") if event.fields["version"] == 4
+    ]
     check_episodes(attempts(run, 4), tmp_path)
-    assert told["num_unscored"] == 0 and set(told["pass_at_k"]) == {"1", "2"} and not told["majority_at_k"]
+    assert (
+        metrics["num_unscored"] == 0
+        and set(metrics["pass_at_k"]) == {"1", "2"}
+        and not metrics["majority_at_k"]
+    )
     newest = millrace.Run(run.path).evaluations(completions=True)[-1]
     shown = [one for one in newest["completions"] if one["finish"] == "stop"]
     assert {len(one["turns"]) for one in shown} == {5, 7}
@@ -99,7 +105,7 @@ def test_an_evaluation_of_episodes_survives_the_death_of_its_processes(turns, tm
     # The same episodes outside the run: the model that it wrote, the same rows, greedy.
     config = load(turns, [f"model.path={run.model}"])
     outside = evaluate(config, prompts=PROMPTS, samples=SAMPLES, correct_at=1.5)
-    assert outside.greedy_accuracy == told["greedy_accuracy"]
+    assert outside.greedy_accuracy == metrics["greedy_accuracy"]
     assert outside.num_unscored == 0 and set(outside.pass_at_k) == {1, 2} and outside.majority_at_k == {}
 
 

@@ -41,7 +41,7 @@ def test_every_command_of_the_first_tutorial_runs_and_its_model_can_be_loaded(
 ) -> None:
     for name, text in zip(FILES, BLOCK.findall(FIRST), strict=True):
         (clone / "codes" / name).write_text(text)
-    told = {}
+    outputs = {}
     for line in COMMAND.findall(FIRST):
         program, *words = shlex.split(line)
         if program == "python":
@@ -49,9 +49,9 @@ def test_every_command_of_the_first_tutorial_runs_and_its_model_can_be_loaded(
         elif words[0] != "ui":  # it serves until it is interrupted; tests/browser has it
             code = run([*words, *shlex.split(SMALLER.get(words[0], ""))])
             assert code == 0 or words[0] == "doctor", line  # it finds that a random model earns nothing
-            told[line] = capsys.readouterr().out
-    assert [line for line in told if "--dry-run" in line and "First prompt" in told[line]]
-    evaluations = [told[line] for line in told if " eval " in line]
+            outputs[line] = capsys.readouterr().out
+    assert [line for line in outputs if "--dry-run" in line and "First prompt" in outputs[line]]
+    evaluations = [outputs[line] for line in outputs if " eval " in line]
     assert len(evaluations) == 2 and all("8 prompts" in text for text in evaluations)
     assert len((clone / "codes" / "held-out.jsonl").read_text().splitlines()) == 200
     assert (clone / "codes.html").stat().st_size > 100_000
@@ -133,13 +133,13 @@ def test_the_second_tutorial_runs_on_a_small_model_but_for_its_fetches(
     gsm8k: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     smaller = [part for key, value in SIZES.items() for part in ("--set", f"{key}={value}")]
-    told = []
+    outputs = []
     for line in COMMAND.findall(SECOND):
         words = shlex.split(line)[1:]
         if words[0] != "fetch":
             sizes = {"try-task": [], "show": [], "eval": [*smaller[2:], "--prompts", "4"]}
             assert run([*words, *sizes.get(words[0], smaller)]) == 0, line
-            told.append(capsys.readouterr().out)
-    dry, tried = told[:2]
+            outputs.append(capsys.readouterr().out)
+    dry, tried = outputs[:2]
     assert "final answer within" in dry and "Nothing was found that would keep this run from starting" in dry
     assert re.search(r"reference .* scored +1 ", tried)

@@ -24,7 +24,7 @@ from millrace.weights.layout import attach
 from millrace.weights.ring import open_reader, open_writer
 
 NUM_BYTES, DEADLINE_S = 4_000_000, 120.0
-HELD_BYTES = {"tcp": 2_000_000, "nixl": 3000}  # of a link, so that it has carried some chunks and not all
+LINK_BYTES_MAX = {"tcp": 2_000_000, "nixl": 3000}  # of a link, so that it has carried some chunks and not all
 ENCODINGS = {"tcp": "raw", "nixl": "nixl"}
 
 without_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed (millrace[nixl])")
@@ -116,11 +116,11 @@ def test_a_relay_killed_in_mid_broadcast_leaves_nothing_readable_and_the_next_on
     head, _, last = relays
     digest = publish(head, 5)
     with started(transport, 1) as (victim,), closing(open_reader(victim.endpoint)) as ring:
-        with wire(head.endpoint.address, limit=HELD_BYTES[transport], holds=True) as slow:
+        with wire(head.endpoint.address, limit=LINK_BYTES_MAX[transport], holds=True) as slow:
             with wire(victim.endpoint.address) as passed_on:
                 victim.ask("fetch", 5, digest, [slow.address])
                 last.ask("fetch", 5, digest, [passed_on.address, head.endpoint.address])
-                until(lambda: passed_on.passed > HELD_BYTES[transport] // 2)
+                until(lambda: passed_on.passed > LINK_BYTES_MAX[transport] // 2)
                 victim.kill()
                 got = last.answer()
         assert ring.versions() == []  # a mapping outlives its relay
@@ -135,7 +135,7 @@ def test_a_source_killed_while_it_gives_is_left_for_the_next_one(relays, transpo
         victim.call("fetch", 6, digest, [head.endpoint.address])
         with wire(victim.endpoint.address) as cable:
             last.ask("fetch", 6, digest, [cable.address, head.endpoint.address])
-            until(lambda: cable.passed > HELD_BYTES[transport] // 2)
+            until(lambda: cable.passed > LINK_BYTES_MAX[transport] // 2)
             victim.kill()
             assert 6 in last.answer().versions and has(last, 6)
 
@@ -144,11 +144,11 @@ def test_a_source_that_stops_without_a_word_is_left_at_a_deadline(relays, transp
     head, _, last = relays
     digest = publish(head, 20)
     with started(transport, 1) as (victim,):
-        with wire(head.endpoint.address, limit=HELD_BYTES[transport], holds=True) as slow:
+        with wire(head.endpoint.address, limit=LINK_BYTES_MAX[transport], holds=True) as slow:
             with wire(victim.endpoint.address) as passed_on:
                 victim.ask("fetch", 20, digest, [slow.address])
                 last.ask("fetch", 20, digest, [passed_on.address])
-                until(lambda: passed_on.passed > HELD_BYTES[transport] // 2)
+                until(lambda: passed_on.passed > LINK_BYTES_MAX[transport] // 2)
                 os.kill(victim.process.pid, signal.SIGSTOP)
                 with pytest.raises(WeightsError, match=r"nothing any more for 4 s|not ended within 4 s"):
                     last.answer()

@@ -41,14 +41,16 @@ WITH_WORKERS = (
 )
 
 
-class Told(NamedTuple):
+class CommandOutcome(NamedTuple):
     directory: Path
     code: int
     error: str
 
 
 @pytest.fixture(scope="module")
-def told(start: Path, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
+def outcomes(
+    start: Path, run_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, CommandOutcome]:
     """What became of each command, in a directory of its own, all in one process."""
     places = {command: tmp_path_factory.mktemp("place") for command in (*WITH_WORKERS, *WITHOUT_WORKERS)}
     lines = [
@@ -61,21 +63,23 @@ def told(start: Path, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     )  # fmt: skip
     answers = map(json.loads, done.stdout.splitlines())
     return {
-        command: Told(place, *answer)
+        command: CommandOutcome(place, *answer)
         for (command, place), answer in zip(places.items(), answers, strict=True)
     }
 
 
 @pytest.mark.parametrize("command", WITHOUT_WORKERS)
-def test_what_needs_no_worker_works(command: str, told: dict[str, Told]) -> None:
-    _, code, error = told[command]
+def test_what_needs_no_worker_works(command: str, outcomes: dict[str, CommandOutcome]) -> None:
+    _, code, error = outcomes[command]
     assert (code, error) == (0, "") or command.startswith(("doctor", "simulate")), error
     assert code == 0 and "Traceback" not in error
 
 
 @pytest.mark.parametrize("command", WITH_WORKERS)
-def test_what_needs_workers_says_so_and_leaves_nothing(command: str, told: dict[str, Told]) -> None:
-    directory, code, error = told[command]
+def test_what_needs_workers_says_so_and_leaves_nothing(
+    command: str, outcomes: dict[str, CommandOutcome]
+) -> None:
+    directory, code, error = outcomes[command]
     assert code == 1
     first, *rest = error.strip().splitlines()
     assert first.startswith("WorkerError: worker processes need Linux 5.3 or newer. This is ")

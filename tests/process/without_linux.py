@@ -54,7 +54,7 @@ def hide() -> None:
     ctypes.CDLL = _Libc  # type: ignore[misc]
 
 
-def told(directory: str, words: list[str]) -> tuple[int, str]:
+def outcome(directory: str, words: list[str]) -> tuple[int, str]:
     from millrace.cli.app import run
 
     os.chdir(directory)
@@ -67,4 +67,4 @@ def told(directory: str, words: list[str]) -> tuple[int, str]:
 if __name__ == "__main__":
     hide()
     for line in sys.stdin:
-        print(json.dumps(told(*json.loads(line))))
+        print(json.dumps(outcome(*json.loads(line))))

@@ -46,7 +46,7 @@ def exported(trainer: PolicyTrainer, directory: Path) -> dict[str, torch.Tensor]
 
 
 def found(rank: int, rendezvous: str, shapes: list[Shape], path: Path) -> dict[str, Any]:
-    meetings, told = meet(rank, rendezvous, shapes), {}
+    meetings, comparisons = meet(rank, rendezvous, shapes), {}
     one = trained(path, ALONE)
     base = published_weights(one.model, F32)[BASE]
     due = exported(one, path / f"one-{rank}")
@@ -54,9 +54,9 @@ def found(rank: int, rendezvous: str, shapes: list[Shape], path: Path) -> dict[s
         several = trained(path, ranks)
         out = exported(several, path / f"out-{'-'.join(shape)}")
         equal = (torch.allclose(out[name], weight, atol=1e-5) for name, weight in due.items())
-        told[str(shape)] = {
+        comparisons[str(shape)] = {
             "error": error(flat(several.trained), flat(one.trained)),
             "base": torch.equal(published_weights(several.model, F32)[BASE], base),
             "exported": out.keys() == due.keys() and all(equal),
         }
-    return told
+    return comparisons

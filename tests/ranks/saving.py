@@ -67,9 +67,9 @@ def die_in_a_save(rank: int, rendezvous: str, shape: Shape, model: Path, out: Pa
 
     if rank == 1:
         checkpoint.fill = half
-    with pytest.raises(Exception) as told:
+    with pytest.raises(Exception) as raised:
         save_checkpoint(trainer, out)
-    return repr(told.value)
+    return repr(raised.value)
 
 
 def fail_in_a_save(rank: int, rendezvous: str, shape: Shape, model: Path, out: Path, where: str) -> str:
@@ -82,9 +82,9 @@ def fail_in_a_save(rank: int, rendezvous: str, shape: Shape, model: Path, out: P
 
     if rank == 1:
         setattr(checkpoint, where, full)
-    with pytest.raises(Exception) as told:
+    with pytest.raises(Exception) as raised:
         save_checkpoint(trainer, out)
-    return repr(told.value)
+    return repr(raised.value)
 
 
 def export(rank: int, rendezvous: str, shape: Shape, model: Path, out: Path) -> int:

@@ -64,11 +64,11 @@ LIMITS = {
 
 
 @long
-@pytest.mark.parametrize("way", LIMITS)
-def test_every_division_gives_what_one_process_gives(errors: dict[Any, float], way: str) -> None:
-    found = {case: error for case, error in errors.items() if case[0] == way}
+@pytest.mark.parametrize("computation", LIMITS)
+def test_every_division_gives_what_one_process_gives(errors: dict[Any, float], computation: str) -> None:
+    found = {case: error for case, error in errors.items() if case[0] == computation}
     assert found
-    assert {case: error for case, error in found.items() if not error < LIMITS[way]} == {}
+    assert {case: error for case, error in found.items() if not error < LIMITS[computation]} == {}
 
 
 @pytest.mark.parametrize("world", SHAPES)
@@ -92,13 +92,13 @@ def test_the_result_of_a_step_is_that_of_one_process_and_the_same_on_all_ranks(
 @pytest.mark.parametrize("world", SHAPES)
 def test_what_is_not_finite_on_one_rank_is_refused_by_all(world: int, paths: dict[str, Path]) -> None:
     by_rank = together(world, work.refusals, SHAPES[world], paths["qwen3"])
-    for told in zip(*by_rank, strict=True):
-        messages = {message for message, _ in told}
+    for answers in zip(*by_rank, strict=True):
+        messages = {message for message, _ in answers}
         assert len(messages) == 1, messages
         (message,) = messages
         if "the loss is nan" in message:
             assert message.startswith("TrainingError")
-            assert not any(changed for _, changed in told)
+            assert not any(changed for _, changed in answers)
         else:
             assert message.startswith("WeightsError"), message
             assert "embed_tokens" in message
@@ -123,18 +123,18 @@ def test_the_other_families_too(
 
 
 @pytest.mark.parametrize(
-    ("family", "change", "told"),
+    ("family", "change", "message"),
     [
         ("phi3", {"intermediate_size": 47}, r"must divide the model's `intermediate_size` \(47\)"),
         ("qwen3_moe", {"num_experts": 3}, r"must divide the model's `num_experts` \(3\)"),
     ],
 )
-def test_what_ranks_do_not_divide_is_refused(tmp_path: Path, family: str, change: Any, told: str) -> None:
+def test_what_ranks_do_not_divide_is_refused(tmp_path: Path, family: str, change: Any, message: str) -> None:
     path = save_tiny_model(tmp_path, family)
     config = AutoConfig.from_pretrained(path)
     config.update(change)
     config.save_pretrained(path)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         load_model(path, work.CPU, Ranks(tensor=2))
 
 
@@ -146,8 +146,8 @@ def test_heads_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
 
 def test_a_rank_holds_its_share_of_the_weights(paths: dict[str, Path]) -> None:
     shapes = [{"shard": 4}, {"tensor": 2, "sequence": 2}, {"shard": 2, "tensor": 2}]
-    for held in together(4, work.shares, shapes, paths["llama"]):
-        assert max(held) < 0.26
+    for shares in together(4, work.shares, shapes, paths["llama"]):
+        assert max(shares) < 0.26
 
 
 def test_one_process_alone_starts_no_group() -> None:

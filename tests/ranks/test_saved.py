@@ -69,8 +69,8 @@ def test_a_rank_that_dies_in_a_save_leaves_the_checkpoint_before(model: Path, tm
 
 @pytest.mark.parametrize("where", ["fill", "describe"])
 def test_a_save_that_fails_on_one_rank_fails_on_all(where: str, model: Path, tmp_path: Path) -> None:
-    for told in together(2, saving.fail_in_a_save, SHARDED, model, tmp_path, where):
-        assert told.startswith("StorageError") and "No space left on device" in told
+    for message in together(2, saving.fail_in_a_save, SHARDED, model, tmp_path, where):
+        assert message.startswith("StorageError") and "No space left on device" in message
     assert list(tmp_path.iterdir()) == []
 
 

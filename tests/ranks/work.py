@@ -84,9 +84,9 @@ def error(found: torch.Tensor, due: torch.Tensor) -> float:
     return float((found - due).norm() / due.norm())
 
 
-Way = Callable[[Path, Ranks], torch.Tensor]
+Computation = Callable[[Path, Ranks], torch.Tensor]
 
-WAYS: dict[str, Way] = {
+COMPUTATIONS: dict[str, Computation] = {
     "packed": lambda path, ranks: gradient(trainer_of(path, ranks), batch_of()),
     "recomputed": lambda path, ranks: gradient(trainer_of(path, ranks, recompute=True), batch_of()),
     "fewer rows than ranks": lambda path, ranks: gradient(
@@ -133,17 +133,17 @@ def gradient_errors(
 
 
 def errors(rank: int, rendezvous: str, shapes: list[Shape], paths: dict[str, Path]) -> dict[Any, float]:
-    """Relative error against one process, by way, family and shape of the mesh."""
+    """Relative error against one process, by computation, family and shape of the mesh."""
     found = {}
     meetings = meet(rank, rendezvous, shapes)
-    for way, family in product(WAYS, paths):
-        if family == "qwen3" or way in ("packed", "in float64"):
-            compute, path = WAYS[way], paths[family]
+    for name, family in product(COMPUTATIONS, paths):
+        if family == "qwen3" or name in ("packed", "in float64"):
+            compute, path = COMPUTATIONS[name], paths[family]
             due = compute(path, ALONE) if rank == 0 else None
             for ranks, shape in zip(meetings, shapes, strict=True):
                 result = compute(path, ranks)
                 if due is not None:
-                    found[way, family, str(shape)] = error(result, due)
+                    found[name, family, str(shape)] = error(result, due)
     return found
 
 
@@ -243,6 +243,6 @@ def shares(rank: int, rendezvous: str, shapes: list[Shape], path: Path) -> list[
     whole_numel = sum(weight.numel() for weight in named_weights(load_model(path, CPU)).values())
     found = []
     for ranks in meet(rank, rendezvous, shapes):
-        held = named_weights(load_model(path, CPU, ranks)).values()
-        found.append(sum(local(weight).numel() for weight in held) / whole_numel)
+        weights = named_weights(load_model(path, CPU, ranks)).values()
+        found.append(sum(local(weight).numel() for weight in weights) / whole_numel)
     return found

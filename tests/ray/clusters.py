@@ -33,8 +33,8 @@ def head() -> Iterator[str]:
 def node(*options: str, command: tuple[str, ...] = RAY) -> Iterator[subprocess.Popen[bytes]]:
     """One node. It ends with the block, and with it whatever runs there."""
     files = tempfile.mkdtemp(prefix="ray")  # short: the names of sockets are bounded
-    head, told = ("--temp-dir=" + files,) if "--head" in options else (), Path(files, "start.log")
-    with told.open("wb") as log:
+    head, log_path = ("--temp-dir=" + files,) if "--head" in options else (), Path(files, "start.log")
+    with log_path.open("wb") as log:
         process = subprocess.Popen(
             [*command, *FEW, *options, *head],
             env={**os.environ, **ENVIRONMENT},
@@ -43,7 +43,7 @@ def node(*options: str, command: tuple[str, ...] = RAY) -> Iterator[subprocess.P
             start_new_session=True,
         )
     try:
-        wait_until_started(process, told)
+        wait_until_started(process, log_path)
         yield process
     finally:
         process.terminate()
@@ -55,9 +55,9 @@ def node(*options: str, command: tuple[str, ...] = RAY) -> Iterator[subprocess.P
 
 
 def wait_until_started(process: subprocess.Popen[bytes], log: Path) -> None:
-    while "Ray runtime started" not in (told := log.read_text()):
+    while "Ray runtime started" not in (text := log.read_text()):
         if process.poll() is not None:
-            raise RuntimeError(f"the node ended as it started:\n{told}")
+            raise RuntimeError(f"the node ended as it started:\n{text}")
         time.sleep(0.05)
 
 

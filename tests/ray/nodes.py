@@ -43,10 +43,10 @@ class Nodes:
 
     def pids(self, index: int, name: str = "") -> list[int]:
         """Processes there, whose command line has `name`."""
-        told = subprocess.run(
+        listing = subprocess.run(
             ("ip", "netns", "pids", self.hosts[index].name), capture_output=True, text=True, check=True
         )
-        return [int(pid) for pid in told.stdout.split() if name in _command(int(pid))]
+        return [int(pid) for pid in listing.stdout.split() if name in _command(int(pid))]
 
     def kill_raylet(self, index: int) -> None:
         for pid in self.pids(index, "/raylet/raylet "):

@@ -21,9 +21,9 @@ def test_a_cluster_of_one_node_is_ready_and_a_path_that_is_not_there_is_named(
     asked = ["check", str(start), "--set", "runtime.kind=ray", "--set", f"runtime.address={address}"]
     try:
         assert millrace([*asked, "--run-dir", str(tmp_path), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        [node] = told["nodes"]
-        assert abs(node["clock_s"]) < 1 and not told["problems"]
+        report = json.loads(capsys.readouterr().out)
+        [node] = report["nodes"]
+        assert abs(node["clock_s"]) < 1 and not report["problems"]
         lost = ["--set", f"model.path={tmp_path / 'no-model'}"]
         assert millrace([*asked, *lost, "--run-dir", str(tmp_path), "--json"]) == 2
         [problem] = json.loads(capsys.readouterr().out)["problems"]
@@ -51,9 +51,9 @@ def test_the_links_of_a_cluster_are_measured_and_a_node_without_nixl_is_named(
         )
     assert refused.returncode == 2 and "node 10.77.0.1" not in refused.stderr
     assert 'node 10.77.0.2: `weights.transport` ("nixl")' in refused.stderr
-    told = json.loads(measured.stdout)
-    assert [(link["source"], link["target"]) for link in told["links"]] == [
+    report = json.loads(measured.stdout)
+    assert [(link["source"], link["target"]) for link in report["links"]] == [
         ("10.77.0.1", "10.77.0.2"),
         ("10.77.0.2", "10.77.0.1"),
     ]
-    assert all(0.5e8 < link["bytes_per_s"] < 1.5e8 for link in told["links"]), "a gigabit a second"
+    assert all(0.5e8 < link["bytes_per_s"] < 1.5e8 for link in report["links"]), "a gigabit a second"

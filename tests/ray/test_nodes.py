@@ -154,10 +154,10 @@ def test_a_head_that_is_gone_ends_the_run_with_one_message_that_names_it(
             while run.exit_code is None:
                 assert time.monotonic() < deadline_s, run.last_words(40)
                 time.sleep(0.1)
-            told = run.session_words()
-            assert run.exit_code == 1 and "Traceback" not in told
-            errors = [line for line in told.splitlines() if line.startswith("ClusterError")]
-            assert len(errors) == 1, told
+            text = run.session_words()
+            assert run.exit_code == 1 and "Traceback" not in text
+            errors = [line for line in text.splitlines() if line.startswith("ClusterError")]
+            assert len(errors) == 1, text
             why = "takes no connection" if number == signal.SIGKILL else "takes connections, but has answered"
             assert f"the head of the Ray cluster, {cluster.address}, {why}" in errors[0]
             assert not run.leftovers()

@@ -251,8 +251,8 @@ def test_the_log_of_a_worker_that_prints_without_end_is_bounded(address: str, tm
             while not log.read_text().startswith("(too long"):  # noqa: ASYNC110 - its last part is kept by now
                 await asyncio.sleep(0.05)
         await call(worker, "say", "goes on")
-        told = log.read_text()
-        assert told.count("goes on\n") == 2 and len(told) < 1000
+        text = log.read_text()
+        assert text.count("goes on\n") == 2 and len(text) < 1000
         assert log.with_name("worker.1.log.1").exists()
 
     with_worker(RayRuntime(address, log_dir=tmp_path), use)

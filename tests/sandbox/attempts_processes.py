@@ -150,19 +150,19 @@ return call(56, 220, 0x10000000 | 17, 0, 0, 0, 0) >= 0
 ## enters another namespace
 return check(libc.setns(os.open(f"/proc/{facts['pid']}/ns/mnt", os.O_RDONLY), 0))
 ## eats all memory
-held = []
+buffers = []
 while True:
-    held.append(bytearray(2**24))
+    buffers.append(bytearray(2**24))
 ## maps all memory
 return bool(mmap.mmap(-1, 2**33))
 ## locks memory
-held = mmap.mmap(-1, 2**20)
-return check(libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(held))), 2**20))
+memory = mmap.mmap(-1, 2**20)
+return check(libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory))), 2**20))
 ## opens files without end
-held = [os.open(".", os.O_RDONLY) for _ in range(5000)]
+files = [os.open(".", os.O_RDONLY) for _ in range(5000)]
 return True
 ## uses up the pipes
-held = [os.pipe() for _ in range(2000)]
+pipes = [os.pipe() for _ in range(2000)]
 return True
 ## computes without end
 while True:

@@ -46,8 +46,8 @@ async def chaotic(seed: int) -> str:
                 works = [Work(tid, tid // 4, lease, [1, 2], [], Sampling(64), seed) for tid in sorted(left)]
                 await replica.call("submit", works, timeout_s=9)
                 async for report in replica.stream("reports"):
-                    told = [(p.trajectory_id, p.start, p.columns.runs) for p in report.progress]
-                    events.emit("report", name=name, progress=told)
+                    rows = [(p.trajectory_id, p.start, p.columns.runs) for p in report.progress]
+                    events.emit("report", name=name, progress=rows)
                     for progress in report.progress:
                         if progress.finish is not None:
                             left.remove(progress.trajectory_id)

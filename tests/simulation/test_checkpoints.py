@@ -19,12 +19,12 @@ def run(costs: Costs, *crashes: Crash) -> Outcome:
 
 def test_steps_go_on_while_a_checkpoint_is_written_and_only_one_is_written_at_a_time() -> None:
     outcome = run(SLOW)
-    told = [(e.kind, e.fields["version"]) for e in outcome.events if e.kind in ("step", "checkpoint")]
-    assert told.index(("checkpoint", 3)) > told.index(("step", 6))
-    assert [version for kind, version in told if kind == "checkpoint"] == [3, 6, 9, 12]
+    log = [(e.kind, e.fields["version"]) for e in outcome.events if e.kind in ("step", "checkpoint")]
+    assert log.index(("checkpoint", 3)) > log.index(("step", 6))
+    assert [version for kind, version in log if kind == "checkpoint"] == [3, 6, 9, 12]
     first, second, *_ = (info["stall_s"] for info in outcome.of("checkpoint"))
     assert first < 1.0 < second  # which waits for the first
-    assert told[-1] == ("checkpoint", 12)  # the end waits for it
+    assert log[-1] == ("checkpoint", 12)  # the end waits for it
 
 
 def test_a_trainer_that_dies_while_a_checkpoint_is_written_goes_on_from_the_one_before() -> None:

@@ -74,12 +74,12 @@ def test_every_due_version_is_evaluated_once_or_told_as_skipped(schedule: Schedu
     watched, outcome = run(evaluation(), schedule=schedule)
     assert list(watched.of("held-out")) == [0, 2, 4, 6, 8]
     assert watched.of("held-out")[8] == ""  # the last one is waited for
-    told = [
+    versions = [
         (one["name"], one["version"])
         for kind in ("evaluated", "evaluation_skipped")
         for one in outcome.of(kind)
     ]
-    assert sorted(told) == sorted((one.name, one.version) for one in watched.records)
+    assert sorted(versions) == sorted((one.name, one.version) for one in watched.records)
 
 
 def test_nothing_that_is_evaluated_is_trained_or_in_the_accounts() -> None:

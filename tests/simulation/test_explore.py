@@ -62,10 +62,10 @@ def test_the_worlds_hold_every_kind_of_fault() -> None:
 
 @long
 def test_processes_share_the_seeds_and_report_them_in_order() -> None:
-    told: list[int] = []
-    shared = explore(0, 6, jobs=2, on_seed=lambda verdict: told.append(verdict.seed))
+    seeds: list[int] = []
+    shared = explore(0, 6, jobs=2, on_seed=lambda verdict: seeds.append(verdict.seed))
     assert shared == explore(0, 6)
-    assert told == list(range(6))
+    assert seeds == list(range(6))
 
 
 def test_a_failing_seed_says_how_it_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:

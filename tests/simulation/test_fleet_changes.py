@@ -56,8 +56,8 @@ def test_a_replica_that_joins_serves_once_it_has_proved_a_digest():
     outcome = run((2.0, 3))
     assert [event["replica"] for event in outcome.of("joined")] == ["replica-1", "replica-2"]
     for name in ("replica-1", "replica-2"):
-        told = [e.kind for e in outcome.events if e.fields.get("replica") == name and e.kind != "report"]
-        assert told[:2] == ["joined", "pulled"] and "leased" in told
+        kinds = [e.kind for e in outcome.events if e.fields.get("replica") == name and e.kind != "report"]
+        assert kinds[:2] == ["joined", "pulled"] and "leased" in kinds
 
 
 def test_what_a_leaving_replica_works_on_goes_on_elsewhere_with_its_tokens():

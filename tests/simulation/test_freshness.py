@@ -36,12 +36,12 @@ def test_the_figures_of_a_step_are_those_of_the_batches_before_it(schedule):
     lengths = [LengthMoments(**step["lengths"]) for step in seen.steps]
     for index, step in enumerate(seen.steps):
         last = lengths[max(0, index + 1 - BATCHES) : index + 1]
-        told = step["window"]
-        assert told["batches"] == len(last)
+        window = step["window"]
+        assert window["batches"] == len(last)
         if len(last) < BATCHES_MIN:
-            assert told["fairness"] is told["next"] is told["staleness_mean"] is None
+            assert window["fairness"] is window["next"] is window["staleness_mean"] is None
         else:
-            assert (told["fairness"], told["next"]) == (fairness(last), next_correlation(last))
+            assert (window["fairness"], window["next"]) == (fairness(last), next_correlation(last))
     if schedule == Synchronous():
         assert seen.steps[-1]["window"]["staleness_mean"] == 0.0
 
@@ -51,9 +51,9 @@ def test_the_lengths_of_a_batch_are_the_means_of_its_groups():
     seen = Seen()
     config = small_config(Synchronous(), steps=3)
     simulate(Scenario(config), seen)
-    told = sum(step["lengths"]["groups"] * step["lengths"]["mean"] for step in seen.steps)
+    total = sum(step["lengths"]["groups"] * step["lengths"]["mean"] for step in seen.steps)
     assert {step["lengths"]["groups"] for step in seen.steps} == {config.batch.prompts}
-    assert told * config.batch.group_size == pytest.approx(sum(seen.lengths.values()))
+    assert total * config.batch.group_size == pytest.approx(sum(seen.lengths.values()))
 
 
 def test_a_resumed_run_begins_a_new_window():

@@ -88,10 +88,10 @@ def test_a_report_stream_that_hangs_costs_its_replica_and_nothing_else(monkeypat
     honest, hung = SimReplica.reports, []
 
     async def hang_once(replica):
-        told = 0
+        num_reports = 0
         async for report in honest(replica):
-            told += bool(report.progress)
-            if told == 3 and not hung:
+            num_reports += bool(report.progress)
+            if num_reports == 3 and not hung:
                 hung.append(replica)
                 await asyncio.sleep(STUCK)
             yield report

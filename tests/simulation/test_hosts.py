@@ -174,12 +174,12 @@ def test_a_host_that_joins_gets_a_relay_which_catches_up_before_anybody_serves_t
         "replica-2": "host-2",
     }
     assert relay_starts(outcome) == ["relay-localhost", "relay-host-1", "relay-host-2"]
-    held: set[tuple[str, int]] = set()
+    copies: set[tuple[str, int]] = set()
     for event in outcome.events:
         if event.kind == "fetched":
-            held.add((event.fields["host"], event.fields["version"]))
+            copies.add((event.fields["host"], event.fields["version"]))
         if event.kind == "pulled" and event.fields["replica"] == "replica-2":
-            assert ("host-2", event.fields["version"]) in held
+            assert ("host-2", event.fields["version"]) in copies
     first = next(event for event in outcome.of("fetched") if event["host"] == "host-1")
     assert first["version"] > 0, "the newest, and not all those before it"
     assert {"replica-0", "replica-1"} <= {event["replica"] for event in outcome.of("leased")}
@@ -265,9 +265,9 @@ def test_every_replica_that_left_is_told_of_before_with_the_reason(
         faults, began = Faults(failures=(Failures("replica-1", 0.01),)), 1
     limits = Supervision(restarts=2, backoff_s=0.05)
     outcome = growing((2.0, 3), replicas=began, hosts=3, later_hosts=0, faults=faults, supervision=limits)
-    told = {event["replica"]: event["reason"] for event in outcome.of("leaving")}
-    assert told.keys() == {event["replica"] for event in outcome.of("left")} == {"replica-1"}
-    assert told["replica-1"] == ("the node of its host is lost" if lost else "it could not join")
+    reasons = {event["replica"]: event["reason"] for event in outcome.of("leaving")}
+    assert reasons.keys() == {event["replica"] for event in outcome.of("left")} == {"replica-1"}
+    assert reasons["replica-1"] == ("the node of its host is lost" if lost else "it could not join")
 
 
 def test_a_run_whose_trainers_host_can_have_no_relay_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:

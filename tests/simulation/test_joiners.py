@@ -112,7 +112,7 @@ def run(steps: int = 40, replicas: int = 1, hosts: int = 1, **world: Any) -> Out
     return simulate(Scenario(config, costs=SLOW, hosts=hosts, later_hosts=1, **world))
 
 
-def told(outcome: Outcome) -> str:
+def troubles(outcome: Outcome) -> str:
     kinds = ("scaled", "warned", "worker_died", "fetch_missed", "ended")
     return "\n".join(str(event.fields) for event in outcome.events if event.kind in kinds)
 
@@ -127,7 +127,7 @@ def test_no_joiner_ends_a_run(
     assert len(outcome.of("step")) == 40
     answers = moment == "pull" and kind in (UnknownVersionError, TornVersionError)  # "overwritten meanwhile"
     if not answers:
-        assert "it is not as it was there" in told(outcome)
+        assert "it is not as it was there" in troubles(outcome)
 
 
 def test_a_wrong_setting_ends_a_run_at_its_start_at_once(raising: Any) -> None:
@@ -146,7 +146,7 @@ def test_one_of_several_that_cannot_start_again_is_given_up(
     raising(name, "start", kind("no CUDA any more"), from_s=5.0)
     outcome = run(steps=120, replicas=2, hosts=2, faults=Faults(crashes=(Crash(name, 5.0),)))
     assert len(outcome.of("step")) == 120 and len(outcome.of("worker_died")) <= 4
-    assert f"{name} died 3 times" in told(outcome) and "no CUDA any more" in told(outcome)
+    assert f"{name} died 3 times" in troubles(outcome) and "no CUDA any more" in troubles(outcome)
 
 
 def test_the_last_one_that_cannot_start_again_ends_the_run(raising: Any) -> None:

@@ -175,10 +175,10 @@ def relay_not_filled_again(patch: pytest.MonkeyPatch) -> None:
     """The trainer publishes each version once, also when the relay that held it is gone."""
     honest = TrainerSession._publish
 
-    async def publish(session: TrainerSession, *told: Any) -> None:
+    async def publish(session: TrainerSession, *arguments: Any) -> None:
         published = session._published_to
         if published is None or published[1] != session._run.state.version:
-            await honest(session, *told)
+            await honest(session, *arguments)
 
     patch.setattr(TrainerSession, "_publish", publish)
 

@@ -22,8 +22,8 @@ def run(costs: Costs, *crashes: Crash, schedule: Schedule = AReaL(eta=2)) -> Out
 
 def times(outcome: Outcome, kind: str) -> dict[int, float]:
     """By version, the first."""
-    told = [(e.fields["version"], e.time_s) for e in outcome.events if e.kind == kind]
-    return dict(reversed(told))
+    moments = [(e.fields["version"], e.time_s) for e in outcome.events if e.kind == kind]
+    return dict(reversed(moments))
 
 
 def test_a_trainer_waits_for_the_copy_alone() -> None:

@@ -79,7 +79,7 @@ class Host:
 
 class Worker:
     def __init__(self, name, epoch, host):
-        self.name, self.epoch, self._host, self._held = name, epoch, host, False
+        self.name, self.epoch, self._host, self._blocked = name, epoch, host, False
         self.dead, self.suspended = asyncio.get_running_loop().create_future(), False
 
     async def call(self, method, *args, timeout_s):
@@ -87,7 +87,7 @@ class Worker:
             return [f"rows:{group_id}" for group_id in args[0]]
         if method == "prompts":
             return await self._prompts(*args, timeout_s)
-        if self._held:  # no thread but the reward's has its turn
+        if self._blocked:  # no thread but the reward's has its turn
             await asyncio.sleep(timeout_s)
             raise DeadlineExceeded("no answer to the heartbeat")
         return Vitals(cpu_s=0.0, resident_bytes=0, disk=False, calls=[])
@@ -105,11 +105,11 @@ class Worker:
     async def stream(self, method, *args):
         for request in args[0]:
             if request.trajectory_id == HOLDER and "score" in self._host.trouble:
-                self._held = True
+                self._blocked = True
                 await self._host.trouble["score"]()
             if request.trajectory_id == HOLDER and self._host.suspended:
                 self._host.suspended -= 1
-                self._held = self.suspended = True
+                self._blocked = self.suspended = True
                 raise WorkerDied(await self.dead)
             yield request.trajectory_id, Scored(1.0)
 
@@ -212,10 +212,10 @@ def test_a_worker_is_not_lost_while_its_reward_is_within_its_deadline():
     assert all(score == Scored(1.0) for score in scores.values()) and restarts == 0
 
 
-@pytest.mark.parametrize(("trouble", "told"), [(_dies, "SIGKILL"), (_lacks_memory, "raised MemoryError")])
-def test_a_trajectory_whose_scoring_costs_two_workers_fails_and_no_other(trouble, told):
+@pytest.mark.parametrize(("trouble", "reason"), [(_dies, "SIGKILL"), (_lacks_memory, "raised MemoryError")])
+def test_a_trajectory_whose_scoring_costs_two_workers_fails_and_no_other(trouble, reason):
     scores, restarts = _scores(trouble)
-    assert told in scores.pop(HOLDER).reason
+    assert reason in scores.pop(HOLDER).reason
     assert all(score == Scored(1.0) for score in scores.values()) and restarts == 2
 
 

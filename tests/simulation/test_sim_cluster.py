@@ -82,16 +82,16 @@ def test_hosts_without_relays_are_refused(wrong):
 @long
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_comparison_tells_how_far_it_is(jobs):
-    told = []
+    progress = []
     base = scenario(config(steps=3))
-    compare(base, {"areal": AReaL(), "laminar": Laminar()}, seeds=1, jobs=jobs, on_progress=told.append)
+    compare(base, {"areal": AReaL(), "laminar": Laminar()}, seeds=1, jobs=jobs, on_progress=progress.append)
     versions = [1, 2, 3] if jobs == 1 else [3]
     names = ["areal", "laminar"]
-    assert [(p.schedule, p.run, p.version) for p in told] == [
+    assert [(p.schedule, p.run, p.version) for p in progress] == [
         (n, i, v) for i, n in enumerate(names, 1) for v in versions
     ]
-    assert all(p.steps == 3 and p.runs == 2 and p.virtual_s > 0 for p in told)
-    assert [p.share for p in told] == sorted(p.share for p in told) and told[-1].share == 1
+    assert all(p.steps == 3 and p.runs == 2 and p.virtual_s > 0 for p in progress)
+    assert [p.share for p in progress] == sorted(p.share for p in progress) and progress[-1].share == 1
 
 
 def test_the_command_tells_of_each_run_on_stderr_and_ends_with_a_verdict(tmp_path):
@@ -261,8 +261,8 @@ def test_a_page_loads_nothing_from_elsewhere():
 
     class References(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            told = [f"{tag} {value}" for name, value in attrs if name in ("src", "href")]
-            found.extend(one for one in told if one != "link data:," and not one.startswith("a #"))
+            references = [f"{tag} {value}" for name, value in attrs if name in ("src", "href")]
+            found.extend(one for one in references if one != "link data:," and not one.startswith("a #"))
 
     base = scenario(config(steps=3))
     References().feed(simulated("one", base, compare(base, schedules(["areal"]), seeds=1), [("areal",)]))
@@ -306,9 +306,9 @@ def test_simulate_prints_json_and_writes_a_page(tmp_path):
     file.write_text(TOML)
     answer = run(str(file), "--json", "--html", str(html), "--compare", "synchronous,laminar")
     assert answer.exit_code == 0, answer.output
-    told = json.loads(answer.stdout)
-    assert set(told) == {"synchronous", "laminar"}
-    assert told["laminar"]["estimates"]["step_s"]["mean"] > 0
+    comparison = json.loads(answer.stdout)
+    assert set(comparison) == {"synchronous", "laminar"}
+    assert comparison["laminar"]["estimates"]["step_s"]["mean"] > 0
     assert html.read_text().startswith("<!doctype html>")
 
 

@@ -113,11 +113,11 @@ def test_a_trajectory_has_the_same_length_however_often_it_moves() -> None:
     whole = lengths(decoder_run([work(5)]))[5]
     first = decoder()
     first.submit([work(5)], 0.0, 1.0)
-    held = lengths(first.release([5], 0.15, 1.0))[5]
-    assert 0 < held < whole
-    rest = decoder_run([work(5, lease=2, tokens=range(held))])
-    assert rest[0].start == held
-    assert held + lengths(rest)[5] == whole
+    num_released = lengths(first.release([5], 0.15, 1.0))[5]
+    assert 0 < num_released < whole
+    rest = decoder_run([work(5, lease=2, tokens=range(num_released))])
+    assert rest[0].start == num_released
+    assert num_released + lengths(rest)[5] == whole
 
 
 def decoder_run(works: list[Work]) -> list[Progress]:
@@ -254,17 +254,17 @@ def test_a_replica_streams_all_tokens_of_its_work_in_order(slice_s: float) -> No
     async def scenario(stage: Stage) -> dict[int, int]:
         await call(stage.replica, "pull", 0, stage.endpoint)
         await call(stage.replica, "submit", [work(tid) for tid in range(6)])
-        held: dict[int, int] = dict.fromkeys(range(6), 0)
-        left = set(held)
+        num_tokens: dict[int, int] = dict.fromkeys(range(6), 0)
+        left = set(num_tokens)
         async with aclosing(stage.replica.stream("reports")) as reports:
             async for report in reports:
                 for part in report.progress:
-                    assert part.start == held[part.trajectory_id]
-                    held[part.trajectory_id] += len(part.columns)
+                    assert part.start == num_tokens[part.trajectory_id]
+                    num_tokens[part.trajectory_id] += len(part.columns)
                     if part.finish is not None:
                         left.remove(part.trajectory_id)
                 if not left:
-                    return held
+                    return num_tokens
         raise AssertionError("the stream of a replica does not end")
 
     expected = {tid: WORKLOAD.completion_length(7, tid, 64)[0] for tid in range(6)}

@@ -69,7 +69,7 @@ def test_without_an_environment_no_answer_is_told(tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("turns = [3, 2]", "fewest and most turns"),
         ("turns = [0, 2]", "fewest and most turns"),
@@ -77,10 +77,10 @@ def test_without_an_environment_no_answer_is_told(tmp_path, capsys) -> None:
         ('turns = [2, 4]\n[lengths]\nkind = "turns"', "use one of the two"),
     ],
 )
-def test_a_wrong_number_is_one_clear_error(tmp_path, line: str, told: str) -> None:
+def test_a_wrong_number_is_one_clear_error(tmp_path, line: str, message: str) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(TINY.replace("[lengths]\nmedian = 100\np99 = 400\n", "") + line)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load_as(SimulatedConfig, path, [])
 
 

@@ -195,8 +195,10 @@ def test_every_preset_says_what_differs_from_its_paper_and_the_keys_are_not_its_
         "batch.prompts": 16,
     }
     for kind, _, keys in rows:
-        told = [text.split(" = ") for text in re.findall(r"`([^`]+)`", keys)]
-        nearer = {name if "." in name else f"algorithm.{name}": parse_value(value) for name, value in told}
+        settings = [text.split(" = ") for text in re.findall(r"`([^`]+)`", keys)]
+        nearer = {
+            name if "." in name else f"algorithm.{name}": parse_value(value) for name, value in settings
+        }
         given = ({**base, "algorithm.kind": kind, **more} for more in ({}, nearer))
         default, changed = (combine(Config, Source({}, {}), read_mapping(Config, one, "")) for one in given)
         for key in nearer:

@@ -68,7 +68,7 @@ def test_sinks_get_one_scalar_for_each_figure() -> None:
 
 def test_the_page_has_points_and_a_table(tmp_path: Path) -> None:
     events = [run_started(), step(2.0, 1), evaluated(2.5, 1, right=10), step(4.0, 2), skipped(4.5, 2)]
-    one = Overview("a", write_run(tmp_path / "a", events_told=events))
+    one = Overview("a", write_run(tmp_path / "a", log=events))
     while not one.is_whole or not one.story.evaluations:
         one.update()
     greedy = one.curves(Axis.STEP)["reward"]["evaluation held-out: greedy"]

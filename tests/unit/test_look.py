@@ -334,7 +334,7 @@ def test_page_and_command_say_the_same_of_a_run_and_of_what_it_told(tmp_path: Pa
     gap = {0: [1e-6, 1e-5, 50], 1: [0.5, 1.0, 50]}
     late = [step(2.0 * v, v, logprob_gap=gap if v <= 4 else {0: [1e-6, 1e-5, 50]}) for v in range(1, 9)]
     finding = event("finding", 9.0, fault="true-staleness", evidence=["the gap"], advice=["lower it"])
-    run = write_run(tmp_path / "run", events_told=[*events(0)[:1], *late[:4], finding, *late[4:]])
+    run = write_run(tmp_path / "run", log=[*events(0)[:1], *late[:4], finding, *late[4:]])
     diagnosis = examine(run)
     assert diagnosis["healthy"] and diagnosis["withdrawn"] == ["true-staleness held at version 4; gone since"]
     page = Overview("one", run)
@@ -346,9 +346,7 @@ def test_page_and_command_say_the_same_of_a_run_and_of_what_it_told(tmp_path: Pa
 
 def test_the_page_judges_by_the_configuration_as_the_command_does(tmp_path: Path) -> None:
     gap = {"logprob_gap": {0: [0.05, 0.1, 50]}}
-    run = write_run(
-        tmp_path / "run", events_told=[*events(0)[:1], *(step(2.0 * v, v, **gap) for v in range(1, 9))]
-    )
+    run = write_run(tmp_path / "run", log=[*events(0)[:1], *(step(2.0 * v, v, **gap) for v in range(1, 9))])
     assert [one["fault"] for one in examine(run)["findings"]] == ["numeric-gap"]
     record(
         run.read_config().model_copy(update={"sampling": SamplingConfig(repetition_penalty=1.5)}), run.config

@@ -45,7 +45,7 @@ def slow_rewards(steps: int = 12) -> list[Event]:
 
 
 def test_the_page_has_a_bar_for_each_role_and_names_the_bottleneck(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", events_told=slow_rewards())
+    write_run(tmp_path / "a", log=slow_rewards())
     html = Site(tmp_path, "/").speed("a", {}).html
     assert "Bottleneck: rewards" in html
     assert all(f"<b>{role}</b>" in html for role in ("trainer", "replica-0", "reward workers"))
@@ -54,19 +54,19 @@ def test_the_page_has_a_bar_for_each_role_and_names_the_bottleneck(tmp_path: Pat
 
 
 def test_a_run_that_is_too_short_to_simulate_says_so_on_the_page(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", events_told=slow_rewards(4))
+    write_run(tmp_path / "a", log=slow_rewards(4))
     html = Site(tmp_path, "/").speed("a", {"outlook": ["1"]}).html
     assert "It cannot be said: 0 reports tell of decode steps: 20 are the least" in html
 
 
 def test_the_report_has_the_same_bars_and_no_link(tmp_path: Path) -> None:
-    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    made = write_run(tmp_path / "a", log=slow_rewards())
     out = Run(made.path).report(tmp_path / "a.html").read_text()
     assert "Bottleneck: rewards" in out and "outlook=1" not in out
 
 
 def test_a_run_that_was_copied_without_its_events_has_a_report(tmp_path: Path) -> None:
-    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    made = write_run(tmp_path / "a", log=slow_rewards())
     made.events.unlink()
     out = Run(made.path).report(tmp_path / "a.html").read_text()
     assert "Configuration" in out and "Bottleneck" not in out
@@ -75,7 +75,7 @@ def test_a_run_that_was_copied_without_its_events_has_a_report(tmp_path: Path) -
 
 
 def test_doctor_and_plan_say_the_same_bottleneck(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_run(tmp_path / "a", events_told=slow_rewards()).path
+    path = write_run(tmp_path / "a", log=slow_rewards()).path
     assert Run(path).doctor().bottleneck.name == "rewards"
     assert run(["doctor", str(path)]) == 0
     assert "\nbottleneck rewards: the trainer waited" in capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_a_forecast_is_computed_once_for_reloads_and_again_after_a_while(
     now_s, asked = 0.0, list[Path]()
     monkeypatch.setattr("millrace.look.speed.kept_forecasts.time.monotonic", lambda: now_s)
     monkeypatch.setattr(speed_answer, "calibrate", lambda path, check: asked.append(path) or calibrate(path))
-    write_run(tmp_path / "a", events_told=slow_rewards(4))
+    write_run(tmp_path / "a", log=slow_rewards(4))
     site = Site(tmp_path, "/")
     first = site.speed("a", {"outlook": ["1"]}).html
     assert site.speed("a", {"outlook": ["1"]}).html == first and len(asked) == 1
@@ -106,7 +106,7 @@ def test_a_forecast_is_computed_once_for_reloads_and_again_after_a_while(
 def test_the_time_of_a_forecast_on_a_page_has_its_calibration_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    made = write_run(tmp_path / "a", log=slow_rewards())
     monkeypatch.setattr(speed_answer, "PAGE_S", -1.0)
     assert "no time was left" in speed_of(made, with_outlook=True, on_page=True).why
     assert "0 reports" in speed_of(made, with_outlook=True).why
@@ -116,7 +116,7 @@ def test_a_page_does_not_read_a_long_log_for_an_outlook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speed_answer, "OUTLOOK_BYTES", 100)
-    made = write_run(tmp_path / "a", events_told=slow_rewards())
+    made = write_run(tmp_path / "a", log=slow_rewards())
     assert "`millrace plan RUN`" in speed_of(made, with_outlook=True, on_page=True).why
     assert "0 reports" in speed_of(made, with_outlook=True).why
 
@@ -146,14 +146,14 @@ def crowded(steps: int, num_bytes: int) -> list[Event]:
 
 
 def test_steps_with_megabytes_of_events_are_found_too(tmp_path: Path) -> None:
-    made = write_run(tmp_path / "a", events_told=crowded(6, 4 << 20))
+    made = write_run(tmp_path / "a", log=crowded(6, 4 << 20))
     assert speed_of(made, on_page=True).use.steps == 5
     assert speed_of(made).bottleneck == Run(made.path).doctor().bottleneck
 
 
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newest_steps, "CHUNK_BYTES", 1000)
-    made = write_run(tmp_path / "a", events_told=slow_rewards(150))
+    made = write_run(tmp_path / "a", log=slow_rewards(150))
     whole = speed_of(made).use
     assert whole.steps == 64 and len(list(newest_steps.newest_lines(made.events))) < 7 * 75
     monkeypatch.setattr(newest_steps, "PAGE_BYTES", made.events.stat().st_size // 15)
@@ -170,7 +170,7 @@ def test_a_page_that_read_too_little_for_a_step_says_so(
 ) -> None:
     monkeypatch.setattr(newest_steps, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(newest_steps, "PAGE_BYTES", 3000)
-    made = write_run(tmp_path / "a", events_told=crowded(3, 10_000))
+    made = write_run(tmp_path / "a", log=crowded(3, 10_000))
     answer = speed_of(made, on_page=True)
     assert answer.bottleneck.name == "unknown"
     assert "the newest 3,000 bytes of events" in answer.bottleneck.reason
@@ -181,7 +181,7 @@ def test_a_page_that_read_too_little_for_a_step_says_so(
 def test_a_condensed_part_is_left_out_where_newer_ones_have_some_steps(tmp_path: Path) -> None:
     """A condensed part has no events of single trajectories, so nobody seems to wait for a reward."""
     events = slow_rewards(36)
-    path = write_run(tmp_path / "a", events_told=[]).events
+    path = write_run(tmp_path / "a", log=[]).events
     for third in (
         events[: len(events) // 3],
         events[len(events) // 3 : -len(events) // 3],
@@ -201,6 +201,6 @@ def test_a_condensed_part_is_left_out_where_newer_ones_have_some_steps(tmp_path:
 
 
 def test_a_run_without_steps_has_no_bottleneck_yet(tmp_path: Path) -> None:
-    made = write_run(tmp_path / "a", steps=1, events_told=[run_started()])
+    made = write_run(tmp_path / "a", steps=1, log=[run_started()])
     assert speed_of(made).bottleneck.name == "unknown"
     assert "Bottleneck: unknown" in Site(tmp_path, "/").speed("a", {}).html

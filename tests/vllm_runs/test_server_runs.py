@@ -84,8 +84,8 @@ def test_a_run_with_a_server_trains_every_trajectory_once(
     serving: Serving, start: Path, tmp_path: Path
 ) -> None:
     run = train(start, tmp_path / "run", *SETTINGS, f"rollout.servers=['{serving.url}']")
-    told = {event.fields["name"]: event.fields["computes"] for event in events(run, "computes")}
-    assert serving.url in told["replica-0"]
+    computes = {event.fields["name"]: event.fields["computes"] for event in events(run, "computes")}
+    assert serving.url in computes["replica-0"]
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == 64 and accounting["failed"] == 0
     assert events(run, "worker_died") == []

@@ -69,8 +69,8 @@ def test_a_replica_that_is_killed_in_mid_generation_loses_nothing(
     causes = [e.fields["cause"] for e in events(run, "worker_died") if e.fields["name"] == killer.killed]
     assert ["VllmWorker-1" in cause for cause in causes] == [rank is not None]
     assert sum(e.fields["resumed_tokens"] for e in events(run, "leased")) > 0
-    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
-    assert "vLLM" in told["replica-0"] and "vLLM" in told["replica-1"]
+    computes = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert "vLLM" in computes["replica-0"] and "vLLM" in computes["replica-1"]
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == 64 and accounting["failed"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
@@ -93,8 +93,10 @@ def test_vllms_process_that_is_killed_is_told_and_a_run_without_seeds_loses_noth
     run = train(start, tmp_path / "run", *VLLM, *LONG, *more, "schedule={kind='areal'}", sinks=(killer,))
     causes = [e.fields["cause"] for e in events(run, "worker_died") if e.fields["name"] == killer.killed]
     assert any("EngineCore" in cause and "SIGKILL" in cause for cause in causes)
-    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
-    assert all("without seeds a resumed trajectory samples anew" in told[f"replica-{i}"] for i in range(2))
+    computes = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert all(
+        "without seeds a resumed trajectory samples anew" in computes[f"replica-{i}"] for i in range(2)
+    )
     accounting = summary(run)["accounting"]
     assert accounting["trained"] == 64 and accounting["failed"] == 0
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-4
@@ -183,12 +185,12 @@ def test_an_adapter_is_trained_with_replicas_of_vllm(
     adapter = ("adapter.rank=4", "optimizer.lr=1e-2", *how)
     killer = Killer()
     run = train(start, tmp_path / "run", *VLLM, *LONG, *adapter, "weights.slots=5", sinks=(killer,))
-    told = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
+    digests = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
     pulled = events(run, "pulled")
     assert killer.killed and max(e.fields["version"] for e in pulled) >= 2
-    assert all(told[e.fields["version"]] == e.fields["digest"] for e in pulled)
+    assert all(digests[e.fields["version"]] == e.fields["digest"] for e in pulled)
     computes = {e.fields["computes"] for e in events(run, "computes") if e.fields["name"] != "trainer"}
-    assert all(("adapters beside" in told) == ("rollout.native_adapters=true" in how) for told in computes)
+    assert all(("adapters beside" in text) == ("rollout.native_adapters=true" in how) for text in computes)
     model = (start.parent / "start" / "model.safetensors").stat().st_size
     assert all(e.fields["weights_bytes"] < model / 2 for e in events(run, "published"))
     accounting = summary(run)["accounting"]
@@ -208,8 +210,8 @@ def test_versions_are_evaluated_with_vllm_beside_the_training(
     skipped = {e.fields["version"] for e in events(run, "evaluation_skipped")}
     assert sorted(done.keys() | skipped) == [0, 2, 4] and 4 in done
     assert all(metrics["num_unscored"] == 0 for metrics in done.values())
-    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
-    assert "vLLM" in told["evaluator"]
+    computes = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert "vLLM" in computes["evaluator"]
     assert summary(run)["accounting"]["trained"] == 64
 
 
@@ -232,8 +234,8 @@ def test_a_run_with_quantised_replicas_closes_its_accounts_and_tells_the_gap(
 ) -> None:
     rounded = ("model.dtype=bfloat16", "rollout.quantization=fp8", "rollout.replicas=1", "optimizer.lr=1e-2")
     run = train(start, tmp_path / "run", *VLLM, STEPWISE, *rounded)
-    told = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
-    assert told["replica-0"].startswith("bfloat16, matrices in fp8")
+    computes = {e.fields["name"]: e.fields["computes"] for e in events(run, "computes")}
+    assert computes["replica-0"].startswith("bfloat16, matrices in fp8")
     published = {e.fields["version"]: e.fields["digest"] for e in events(run, "published")}
     pulled = events(run, "pulled")
     assert max(e.fields["version"] for e in pulled) >= 3, "every load is proved"

@@ -50,9 +50,9 @@ def project(sound, tmp_path, monkeypatch):
 def check(case, project, capsys):
     case.spoil(project)
     code = run(case.arguments.split(" "))
-    told = capsys.readouterr().err
-    assert code == case.code, told
-    seen(case.row, told)
+    message = capsys.readouterr().err
+    assert code == case.code, message
+    seen(case.row, message)
 
 
 def ids(cases):

@@ -10,10 +10,10 @@ from millrace.core.placement import HERE, Place
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 _PATH = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-WAYS = {"forked": HERE, "spawned": Place(python=sys.executable, environ={"PYTHONPATH": _PATH})}
-WAY = "RUNTIME_WAY"
+METHODS = {"forked": HERE, "spawned": Place(python=sys.executable, environ={"PYTHONPATH": _PATH})}
+METHOD = "RUNTIME_START_METHOD"
 """Names, in the environment of a script that imports this module, how its runtime starts workers."""
 
 DEFAULTS = LocalRuntime.spawn.__kwdefaults__
-if WAY in os.environ:
-    DEFAULTS["place"] = WAYS[os.environ[WAY]]
+if METHOD in os.environ:
+    DEFAULTS["place"] = METHODS[os.environ[METHOD]]

@@ -17,7 +17,7 @@ def hold(replica: EngineReplica, steps: int = STEPS) -> Callable[[], None]:
     engine = replica._engine
     step, done, released = engine.step, 0, False
 
-    def held_step() -> None:
+    def halting_step() -> None:
         nonlocal done
         if released or done < steps:
             done += 1
@@ -29,11 +29,11 @@ def hold(replica: EngineReplica, steps: int = STEPS) -> Callable[[], None]:
         nonlocal released
         released = True
 
-    engine.step = held_step  # type: ignore[method-assign]
+    engine.step = halting_step  # type: ignore[method-assign]
     return go_on
 
 
-class HeldReplica(EngineReplica):
+class HaltingReplica(EngineReplica):
     """Never comes further than `STEPS` steps."""
 
     def __init__(self, **options: Any) -> None:
