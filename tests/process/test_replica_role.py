@@ -388,6 +388,7 @@ def test_within_the_interval_a_report_has_only_what_finished(model_path: str, en
         replica = make_replica(model_path, report_interval_s=DEADLINE_S)
         reports = replica.reports()
         await replica.pull(0, endpoint)
+        await replica.submit([work(3, 1)])  # without work the first report is a heartbeat, an interval later
         await anext(reports)
         await replica.submit([work(0, 5), work(1, 300), work(2, 20)])
         return await until_finished(reports, {0, 2})
