@@ -63,7 +63,7 @@ SIZES = sized(
 )
 
 
-RUN_S = {"0.8m": 40.0, "4m": 120.0, "30m": 500.0}
+RUN_S = {"0.8m": 15.0, "4m": 25.0, "30m": 90.0}
 """About the seconds of a run, as long as none of its size is finished."""
 
 

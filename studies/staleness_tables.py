@@ -138,8 +138,9 @@ def figures(results: StalenessResults) -> dict[str, float | None]:
 
 
 def plots(results: StalenessResults, directory: Path) -> list[str]:
-    """Of each size: rewards by step, and the steps that staleness costs. Returns the images in Markdown."""
-    shown = []
+    """Of each size: rewards by step, and the steps that staleness costs. Returns the images in Markdown, a size
+    a paragraph."""
+    shown: list[str] = []
     for size in SIZES:
         kept = outcomes(results, size)
         found = costs(kept, size)
@@ -150,6 +151,8 @@ def plots(results: StalenessResults, directory: Path) -> list[str]:
         ]
         more = [line for name in CORRECTIONS if (line := _percent(name, found))]
         steps, most = float(SIZES[size].steps), float(STALENESS[-1])
+        if shown and lines:
+            shown.append("")
         for name, title, drawn, end, x_label in (
             ("rewards", "no correction: mean held-out reward", lines, steps, "optimizer steps"),
             ("costs", "% more steps to the same reward", more, most, "staleness"),
