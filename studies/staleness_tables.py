@@ -138,8 +138,8 @@ def figures(results: StalenessResults) -> dict[str, float | None]:
 
 
 def plots(results: StalenessResults, directory: Path) -> list[str]:
-    """Of each size: rewards by step, and the steps that staleness costs. Returns the images in Markdown, a size
-    a paragraph."""
+    """Of each size: rewards by step, and the steps that staleness costs. Returns the images in Markdown: a
+    paragraph for each size."""
     shown: list[str] = []
     for size in SIZES:
         kept = outcomes(results, size)
