@@ -18,7 +18,8 @@ def test_a_synchronous_run_in_turns_ends_with_the_weights_of_a_run_apart(
     run = train(start, tmp_path / "run", "rollout.colocated=true")
     assert weights(run) == weights(undisturbed)
     turns = [event.fields["name"] for event in (*events(run, "slept"), *events(run, "woke"))]
-    assert turns.count("trainer") >= 2 * 4 and turns.count("replica-0") >= 2 * 4
+    replicas = [name for name in turns if name.startswith("replica-")]  # one alone may do a step's work
+    assert turns.count("trainer") >= 2 * 4 and len(replicas) >= 2 * 4
     assert not [path for path in run.path.iterdir() if path.name.startswith("tmp")]
 
 
