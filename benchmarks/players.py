@@ -253,9 +253,8 @@ class PlayedReplica:
             self._works[work.trajectory_id] = _Completion(work, max(length, len(work.tokens) + 1), start)
 
     async def release(self, trajectory_ids: list[int]) -> list[Progress]:
-        completions = [self._works.pop(tid) for tid in trajectory_ids if tid in self._works]
-        works = [(c.work, c.num_tokens) for c in completions]
-        return [Progress(work.trajectory_id, work.lease, count, TokenColumns()) for work, count in works]
+        known = [self._works.pop(one) for one in trajectory_ids if one in self._works]
+        return [Progress(c.work.trajectory_id, c.work.lease, c.num_tokens, TokenColumns()) for c in known]
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         await asyncio.sleep(0.5)
