@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 from placement_needs import GB, ON_CPU, ON_GPU
-from rich.console import Console
 
 from millrace.api.configure import Components
 from millrace.api.helper_process import WorkProcess
@@ -22,12 +21,12 @@ from millrace.observe.terminal import Terminal
 from millrace.placement.hosts import Layout, lay_out
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sweeps import trial_record as record
-from millrace.sweeps.board import Board, ranking
+from millrace.sweeps.board import Board
 from millrace.sweeps.checking import refuse_changed_base
 from millrace.sweeps.decisions.capacity import at_once, slots
 from millrace.sweeps.decisions.naming import trial_name
 from millrace.sweeps.decisions.space import Domain, Range, choices, domains, drawn, grid, holds, with_seeds
-from millrace.sweeps.decisions.standings import ended_value, standings
+from millrace.sweeps.decisions.standings import standings
 from millrace.sweeps.decisions.stopping import halving_reason, median_reason
 from millrace.sweeps.decisions.values import value_at, value_of
 from millrace.sweeps.driver import ORPHAN_S, Driver, _Live
@@ -36,7 +35,7 @@ from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
 from millrace.sweeps.run_sweep import checked
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
-from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
+from millrace.sweeps.trial_record import Trials, TrialState
 
 LR = {"optimizer.lr": {"low": 1e-5, "high": 1e-3, "log": True}}
 BASE = '[model]\npath = "start"\n[task]\nkind = "gym"\nname = "x"\n[reward]\nkind = "gym"\n'
@@ -300,73 +299,6 @@ def test_a_trial_that_waits_goes_with_its_values_in_the_lists() -> None:
 def test_a_value_is_in_its_domain_or_outside(domain: Domain, inside: list[Any], outside: list[Any]) -> None:
     assert all(holds(domain, value) for value in inside)
     assert not any(holds(domain, value) for value in outside)
-
-
-def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:
-    return SweepTrial(overrides, state, value)
-
-
-def test_the_ranking_has_means_over_seeds_and_puts_what_was_stopped_behind_what_finished() -> None:
-    done, stopped, failed = TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED
-    every = {
-        "a": of(done, 1.0, lr=1, seed=1),
-        "b": of(done, 3.0, lr=1, seed=2),
-        "c": of(done, 2.5, lr=2, seed=1),
-        "d": of(stopped, 9.0, lr=2, seed=2),
-        "e": of(stopped, 8.0, lr=3, seed=1),
-        "f": of(failed, None, lr=4, seed=1),
-    }
-    ranked = standings(Trials("reward/mean", "max", True, every))
-    assert [(one.overrides["lr"], one.value) for one in ranked] == [(2, 5.75), (1, 2.0), (3, 8.0), (4, None)]
-    assert ranked[1].error == 1.0 and math.isnan(ranked[2].error)  # sqrt(2 / 1 / 2)
-    assert (ranked[0].num_finished, ranked[0].num_stopped, ranked[3].num_failed) == (1, 1, 1)
-    lowest = standings(Trials("reward/mean", "min", True, every))
-    assert [one.overrides["lr"] for one in lowest] == [1, 2, 3, 4]
-
-
-FINISHED, STOPPED, FAILED = TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED
-STEADY = ((FINISHED, 0.8), (FINISHED, 0.8), (FINISHED, 0.82))
-
-
-def seeds_of(*ends: tuple[TrialState, float | None], lr: float) -> dict[str, SweepTrial]:
-    return {f"{lr}-{i}": of(state, value, lr=lr, seed=i) for i, (state, value) in enumerate(ends)}
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize(
-    ("lucky", "mean"),
-    [
-        (((FINISHED, 0.9), (STOPPED, 0.1), (STOPPED, 0.1)), 1.1 / 3),
-        (((FINISHED, 0.9), (FAILED, 0.1), (FAILED, 0.2)), 0.4),
-        (((FINISHED, 0.9), (FAILED, None), (FAILED, None)), None),
-        (((FINISHED, 0.9), (STOPPED, None), (FINISHED, 0.9)), None),
-        (((FINISHED, 0.9), (FINISHED, None), (FINISHED, 0.9)), None),
-        (((STOPPED, 0.9), (FAILED, 0.9), (FAILED, 0.9)), 0.9),
-    ],
-)
-def test_one_lucky_seed_is_not_better_than_three_good_ones(
-    lucky: tuple[tuple[TrialState, float | None], ...], mean: float | None, sign: int
-) -> None:
-    signed = [(state, None if value is None else sign * value) for state, value in lucky]
-    steady = [(state, sign * value) for state, value in STEADY]
-    every = seeds_of(*signed, lr=1) | seeds_of(*steady, lr=2)
-    ranked = standings(Trials("reward/mean", "max" if sign > 0 else "min", True, every))
-    assert [one.overrides["lr"] for one in ranked] == [2, 1]
-    due = None if mean is None else pytest.approx(sign * mean)
-    assert ended_value([every[f"1-{i}"] for i in range(3)]) == due
-
-
-def test_a_combination_with_a_seed_that_goes_on_has_no_value_for_optuna() -> None:
-    running = seeds_of((FINISHED, 0.9), (TrialState.RUNNING, 0.1), lr=1)
-    assert ended_value(running.values()) is None
-
-
-def test_the_ranking_tells_how_many_seeds_a_mean_is_of_and_which_ended_early() -> None:
-    every = seeds_of((FINISHED, 0.9), (STOPPED, 0.1), (FAILED, None), lr=1)
-    terminal = Console(width=100)
-    with terminal.capture() as captured:
-        terminal.print(ranking(Trials("reward/mean", "max", True, every)))
-    assert "0.5" in captured.get() and "2 of 3  1 stopped early, 1 failed" in captured.get()
 
 
 def test_what_ran_when_the_sweep_was_killed_comes_first_and_failed_trials_only_when_asked(
