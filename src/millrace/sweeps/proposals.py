@@ -62,9 +62,9 @@ class AllKnown:
 class Optuna:
     """Optuna's samplers. The study is made anew from the trials each time: nothing else is kept.
 
-    Its value of a combination is the mean over the seeds, each with what it had at its end. A combination with
-    a seed that ended without a value is a failed trial of the study, and one that runs is a running trial. A
-    combination is run once: if it is proposed again, Optuna is asked for another.
+    Its value of a combination is the mean over the seeds, each with what it had at its end. A combination
+    with a seed that ended without a value is a failed trial of the study, and one that runs is a running
+    trial. A combination is run once: if it is proposed again, Optuna is asked for another.
     """
 
     def __init__(self, config: SweepConfig, search: OptunaSearch) -> None:

@@ -59,8 +59,8 @@ class Sweep:
         )
 
     def ranking(self) -> Records:
-        """One record per combination of keys, the best first. `value` is the mean over seeds, each with what it
-        had at its end, and `standard_error` is None for one value alone. `trials` has names. `finished`,
+        """One record per combination of keys, the best first. `value` is the mean over seeds, each with what
+        it had at its end, and `standard_error` is None for one value alone. `trials` has names. `finished`,
         `stopped` and `failed` count them, and `unvalued` those that ended without a value."""
         return Records(
             {

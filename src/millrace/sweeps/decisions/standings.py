@@ -14,9 +14,9 @@ from millrace.sweeps.trial_record import ENDED, SweepTrial, Trials
 
 @dataclass(frozen=True)
 class Standing:
-    """One combination of keys. `value` and `error` are of all seeds that ended, each with the value that it had
-    at its end, whether it finished, was stopped early or failed. So a seed that went badly is not left out.
-    `num_unvalued` of them ended without a value. `error` is nan for one value alone."""
+    """One combination of keys. `value` and `error` are of all seeds that ended, each with the value that it
+    had at its end, whether it finished, was stopped early or failed. So a seed that went badly is not left
+    out. `num_unvalued` of them ended without a value. `error` is nan for one value alone."""
 
     overrides: Mapping[str, Any]
     names: tuple[str, ...]
