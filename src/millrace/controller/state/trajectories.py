@@ -312,8 +312,7 @@ class Trajectories:
         its advantages are 0. The group teaches nothing, so it ends, and admission starts another one in its
         place.
         """
-        limit = self.numbers.resampled_max
-        if not limit or not all_equal(member.reward or 0.0 for member in scored):
+        if not (limit := self.numbers.resampled_max) or not all_equal(m.reward or 0.0 for m in scored):
             return False
         replaces = self.resampled < limit
         self.resampled, self.unreplaced = self.resampled + replaces, self.unreplaced + (not replaces)
