@@ -15,6 +15,7 @@ from millrace.environments.gateway.server import LOOPBACK
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.placement.needs import read_model_config
 from millrace.run_directory.models import model_directory
+from millrace.runtime.process import heeded
 from millrace.serve.completions import Completions
 from millrace.serve.endpoints import Endpoints
 from millrace.serve.shared_engine import SharedEngine
@@ -70,8 +71,8 @@ def _serve(engine: SharedEngine, completions: Completions, address: tuple[str, i
         endpoints = Endpoints(*address, completions, on_fault=partial(typer.echo, err=True))
     except OSError as error:
         raise ConfigError(f"{address[0]}:{address[1]} cannot be used: {error.strerror}") from error
-    for name in signal.SIGINT, signal.SIGTERM:
-        signal.signal(name, lambda *_: engine.stop())
+    for number in heeded():
+        signal.signal(number, lambda *_: engine.stop())
     typer.echo(f"{endpoints.url}/v1\nCtrl-C ends it.")
     try:
         engine.run()
