@@ -27,7 +27,7 @@ WAIT_S = 200
 
 def begun(start: Path, run: RunDirectory, **how: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(run.path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}  # a terminal that nobody reads fills up
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TERM": "dumb"}  # an unread terminal is soon full
     more = ["--set", "steps=100000", "--set", "checkpoints.every=100000"]
     process = subprocess.Popen([*command, *more], text=True, env=environment, **how)
     wait_for_steps(run, process)

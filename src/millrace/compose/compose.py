@@ -160,12 +160,9 @@ async def train(
                 on_stall=partial(_dump_stacks, run, runtime),
                 pace=pace(config),
             )
+            scale = obey(run, controller, events, scaling_state)
             with dumping(partial(_dump_stacks, run, runtime)):
-                await _attended(
-                    controller,
-                    stop=_stop_when(stop, controller),
-                    scale=obey(run, controller, events, scaling_state),
-                )
+                await _attended(controller, stop=_stop_when(stop, controller), scale=scale)
 
 
 async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, None]) -> None:
