@@ -61,9 +61,7 @@ class RunContext:
         recovered = ledger.recover()
         self.resumed_version = recovered.version
         self.evaluations = Evaluations(config, ledger.evaluations(), recovered.version)
-        last = ledger.steps_after(recovered.version - 1)
-        reached = max((group_id for step in last for group_id in step.group_ids), default=-1)
-        self.state.resume(recovered.version, reached, recovered.quarantined)
+        self.state.resume(recovered.version, recovered.reached, recovered.quarantined)
         self.selection = RowSelection(config.selection, config.seed)
         self.selection.learn(ledger, ledger.steps_after(0) if config.selection else ())
         self.earlier = EarlierOfRows(config.rollout.drafts, ledger)
