@@ -41,6 +41,8 @@ from millrace.cli import (
 from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
+from millrace.runtime.process import interrupt_on_signals
+from millrace.runtime.stacks import survive_dumps
 from millrace.serve import command as serve
 from millrace.sweeps import command as sweep
 
@@ -96,6 +98,8 @@ def _root(
 
 
 def main() -> None:
+    survive_dumps()
+    interrupt_on_signals()
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without UTF-8 gets a ?
     try:
