@@ -9,8 +9,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from millrace.config.tables import task as table
-from millrace.environments.code import program_of
 from millrace.environments.rewards import Extract
+from millrace.sandbox.program_text import program_of
 
 LONGEST = 80
 """The most characters. Of a longer answer, the beginning and a digest are kept."""
@@ -27,7 +27,7 @@ def make_answer(config: table.Reward) -> Callable[[str], str]:
         case table.GymRewardSection() | table.ExactRewardSection() | table.JsonRewardSection():
             extract = Extract(config.extract)
         case table.CodeRewardSection():
-            return lambda completion: shortened(program_of(completion).strip())
+            return lambda completion: shortened(program_of(completion, config.function).strip())
         case table.PatternRewardSection() | table.JudgeRewardSection() | table.FunctionRewardSection():
             extract = Extract(None)
     return lambda completion: shortened(extract(completion) or "")
