@@ -358,3 +358,19 @@ except ClusterError as error:
             _, error = running.communicate(timeout=WAIT_S)
     assert f"ended: the head of the Ray cluster, {address}, takes no connection" in error.decode()
     assert "The program will terminate" not in error.decode(), "Ray ends a process after a minute"
+
+
+def test_sets_have_one_order_in_all_workers_on_ray(address: str) -> None:
+    orders = []
+
+    async def use(worker: RayHandle) -> None:
+        orders.append(await call(worker, "order_of_a_set"))
+
+    for _ in range(2):
+        with_worker(RayRuntime(address), use)
+    without_seed = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    command = [sys.executable, "-c", "print(*set('abcdefghij'))"]
+    seeded = subprocess.run(
+        command, env=without_seed | process.ONE_HASH_SEED, capture_output=True, text=True, check=True
+    )
+    assert orders == [seeded.stdout.split()] * 2
