@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -38,6 +39,7 @@ from millrace.cli import (
     try_task,
     ui,
 )
+from millrace.cli.options import answers_alone
 from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
@@ -102,6 +104,8 @@ def main() -> None:
     interrupt_on_signals()
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without UTF-8 gets a ?
+    if {"--json", "--log=json"} & set(sys.argv) or ("--log", "json") in pairwise(sys.argv):
+        answers_alone()
     try:
         code = run(sys.argv[1:])
     except Exception as bug:

@@ -116,8 +116,10 @@ class RunContext:
         )
 
     def restart(self, trajectory: Trajectory, reason: str) -> None:
-        """A queued trajectory begins again from its prompt."""
+        """A queued trajectory begins again: its present turn, or from its prompt."""
         discarded = self.state.restart(trajectory)
+        if not trajectory.columns:
+            self.pool.restart(trajectory.trajectory_id)
         self.events.emit(
             "restarted", trajectory_id=trajectory.trajectory_id, discarded_tokens=discarded, reason=reason
         )
@@ -133,8 +135,10 @@ class RunContext:
         unreplaced, num_queued = self.state.unreplaced, len(self.state.queued)
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
-            self.pool.forget([trajectory_id])  # its episode went on after its end
-            self.state.parked.answered(trajectory_id)
+            if self.state.parked.answered(trajectory_id):
+                self.pool.restart(trajectory_id)
+            else:
+                self.pool.forget([trajectory_id])  # its episode went on after its end
             return
         if self.state.cut:
             stop_work(self)

@@ -71,6 +71,11 @@ class RewardPool:
         for worker in self._requests.forget(ids):
             self._wake(worker or next(iter(self._idle), ANY))  # one is enough for episodes of no worker
 
+    def restart(self, trajectory_id: int) -> None:
+        """A trajectory that waits for no answer begins again, without the episode so far."""
+        if worker := self._requests.restart(trajectory_id):
+            self._wake(worker)
+
     def _wake(self, worker: str = ANY) -> None:
         """The session of `worker`, or of all workers (ANY), looks for work."""
         for name in [*self._idle] if worker == ANY else (worker,):
@@ -115,6 +120,7 @@ class RewardPool:
                         await self._fetch(handle)
                     elif ended := self._requests.ended(handle.name):
                         await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
+                        self._requests.told(handle.name)
                     elif self._lanes == 1 and (requests := self._requests.take(handle)):
                         await self._score(handle, requests)
                     elif self._lanes == 1 or not begin():

@@ -42,6 +42,10 @@ of schedulers (SIGTERM, SIGUSR2, SIGXCPU), of timers and others."""
 SPAWN = multiprocessing.get_context("spawn")
 """For pools: a fork of a process with threads may hang."""
 
+ONE_HASH_SEED = {"PYTHONHASHSEED": "0"}
+"""A variable of every worker, whatever the environment says. So rows whose order is that of a set are the
+same in each worker, on each host, and when a run is resumed."""
+
 CUT_OFF = 70
 """Exit status of a worker that stopped itself because its controller had fallen silent."""
 CONTROLLER_LOST = 71

@@ -278,10 +278,15 @@ class EvaluatorSession:
     # ------------------------------------------------------------ results
 
     def _scored(self, section: EvaluationSection, score_id: int, score: Score | Observed) -> None:
+        """An episode that nobody waits for any more is ended, also one that goes on."""
         under = self._state.underway
-        if under is not None and under.section is section:
-            under.answer(score_id, score)
+        if under is None or under.section is not section or not under.answer(score_id, score):
+            self._scoring[section.name].pool.forget([score_id])
         self._note_progress()
+
+    def _forget(self, under: Underway) -> None:
+        """Nobody waits for its scores any more: the next evaluation has its reward worker for itself."""
+        self._scoring[under.section.name].pool.forget(under.score_ids)
 
     def _note_progress(self) -> None:
         """After the end of training only evaluations are the run's progress."""
@@ -305,6 +310,9 @@ class EvaluatorSession:
 
     def _skip(self, record: EvaluationRecord) -> None:
         """The same version is not tried again."""
+        under = self._state.underway
+        if under is not None and (under.section.name, under.version) == (record.name, record.version):
+            self._forget(under)
         self._run.ledger.evaluated(record, [])
         self._state.ended(record)
         self._run.events.emit(

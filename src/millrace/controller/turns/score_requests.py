@@ -45,7 +45,10 @@ class ScoreRequests:
         self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
         self._suspects, self._deaths = set[int](), Counter[int]()
         self._alone = set[str]()  # workers that serve a suspect
-        self._ended: dict[str, list[int]] = {}  # by worker: trajectories whose episodes it is to end
+        # By worker: trajectories whose episodes it is to end, and those that it is being told of.
+        self._ended: dict[str, list[int]] = {}
+        self._telling: dict[str, list[int]] = {}
+        self._restarted: dict[str, list[int]] = {}  # as `_ended`; the trajectories go on
         self._failures = 0  # in a row
         self._forgotten = set[int]()  # trajectories whose answer is on its way, and nobody waits for it
 
@@ -88,9 +91,24 @@ class ScoreRequests:
                 self._ended.setdefault(home, []).append(trajectory_id)
         return workers
 
+    def restart(self, trajectory_id: int) -> str:
+        """A trajectory that waits for no answer begins again. The worker that has its episode closes the
+        episode before it serves the next request. Returns the worker; ANY: there is no episode."""
+        home = self._homes.get(trajectory_id, ANY)
+        if home != ANY:
+            self._restarted.setdefault(home, []).append(trajectory_id)
+        return home
+
     def ended(self, worker: str) -> list[int]:
-        """The trajectories whose episodes this worker is to end."""
-        return self._ended.pop(worker, []) + self._ended.pop(ANY, [])
+        """The trajectories whose episodes this worker is to end. `told` follows, unless the worker is
+        lost."""
+        ended = self._ended.pop(worker, []) + self._ended.pop(ANY, [])
+        self._telling.setdefault(worker, []).extend(ended)
+        return ended + self._restarted.pop(worker, [])
+
+    def told(self, worker: str) -> None:
+        """The worker has ended what `ended` gave."""
+        self._telling.pop(worker, None)
 
     def take(self, handle: Handle) -> list[ScoreRequest]:
         """What this worker is to serve in one call, the oldest first; empty: nothing now. `give_back` ends
@@ -166,6 +184,8 @@ class ScoreRequests:
         self._wait_again(self._taken.pop(worker, {}).values())
         self._calls.pop(worker, None)
         self._alone.discard(worker)
-        self._ended.setdefault(ANY, []).extend(self._ended.pop(worker, []))
+        ended = self._telling.pop(worker, []) + self._ended.pop(worker, [])
+        self._ended.setdefault(ANY, []).extend(ended)  # they may have left snapshots
+        self._restarted.pop(worker, None)
         self._homes = {tid: name for tid, name in self._homes.items() if name != worker}
         self._waiting[ANY] = deque(sorted([*self._waiting.pop(worker, ()), *self._waiting[ANY]]))
