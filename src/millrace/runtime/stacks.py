@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-DUMP_STACKS = signal.SIGUSR1
+from millrace.core.ending_signals import STACKS
+
+DUMP_STACKS = STACKS
 """The forkserver ignores this signal. A worker ignores it until the worker can answer."""
 
 
