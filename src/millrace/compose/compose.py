@@ -62,7 +62,7 @@ from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.ray.ray_runtime import RayRuntime
-from millrace.runtime.stacks import dump_stacks
+from millrace.runtime.stacks import dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
 
@@ -157,14 +157,12 @@ async def train(
                 events=events,
                 checkpoints=str(run.checkpoints),
                 export=str(run.model),
-                on_stall=lambda: _dump_stacks(run, runtime),
+                on_stall=partial(_dump_stacks, run, runtime),
                 pace=pace(config),
             )
-            await _attended(
-                controller,
-                stop=_stop_when(stop, controller),
-                scale=obey(run, controller, events, scaling_state),
-            )
+            scale = obey(run, controller, events, scaling_state)
+            with dumping(partial(_dump_stacks, run, runtime)):
+                await _attended(controller, stop=_stop_when(stop, controller), scale=scale)
 
 
 async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, None]) -> None:

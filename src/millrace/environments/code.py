@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from millrace.config.tables.task import CodeRewardSection
@@ -12,11 +11,11 @@ from millrace.sandbox.code_asserts import read_asserts
 from millrace.sandbox.code_tests import judge, read_tests
 from millrace.sandbox.execution import ProgramOutcome
 from millrace.sandbox.inside.limits import Limits, MiB
+from millrace.sandbox.program_text import program_of
 from millrace.sandbox.sandbox import Sandbox
 
 SHARE_OF_DEADLINE = 0.8
 """The sandbox ends a program before the deadline of its score."""
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _UNCOUNTED = (ProgramOutcome.PASSED, ProgramOutcome.FAILED)
 
 
@@ -50,7 +49,7 @@ class CodeReward:
             raise DataError(f"the row has no tests: `reward.tests` names the column {self._config.tests!r}")
         function = self._config.function
         tests = read_asserts(column, columns, function) or read_tests(column, function)
-        verdict = judge(self._sandbox, program_of(completion), tests, self._limits)
+        verdict = judge(self._sandbox, program_of(completion, tests.function), tests, self._limits)
         share = verdict.num_passed / verdict.num_tests
         passed = verdict.outcome is ProgramOutcome.PASSED
         reward = share if self._config.score == "share" else float(passed)
@@ -62,9 +61,3 @@ class CodeReward:
     def close(self) -> None:
         """End the sandbox. It also ends with this process."""
         self._sandbox.close()
-
-
-def program_of(completion: str) -> str:
-    """The last fenced block of a completion, or all of it where there is none."""
-    blocks = _FENCE.findall(completion)
-    return blocks[-1] if blocks else completion

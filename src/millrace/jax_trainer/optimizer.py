@@ -78,7 +78,7 @@ def updated(
     steps, moments = _adam(config).update(gradient, state.moments, state.weights)
 
     def moved(name: str, weight: Array, step: Array, layered: bool) -> Array:
-        decay = config.weight_decay if weight.ndim - layered > 1 else 0.0
+        decay = config.weight_decay_of(name, weight.ndim - layered)
         return weight - lr * (step + decay * weight)
 
     weights = {

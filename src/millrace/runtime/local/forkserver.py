@@ -238,6 +238,7 @@ def _preload(modules: list[str]) -> None:
 
 
 def main() -> None:
+    os.dup2(2, 1)  # what a worker prints without a log must not stand between the answers of the command
     control = socket.socket(fileno=int(sys.argv[1]))
     setup = msgspec.msgpack.decode(control.recv(MAX_PACKET), type=ForkserverSetup)
     process.die_with_parent(setup.controller_pid)
