@@ -337,6 +337,31 @@ def test_what_fails_or_ends_its_thread_is_closed(tokenizer: Any, fails: str) -> 
     assert len(some.open) == 0
 
 
+def test_a_begin_that_takes_too_long_fails_alone_and_is_closed(tokenizer: Any) -> None:
+    free, closed = threading.Event(), threading.Event()
+
+    class Slow(Counter):
+        def reset(self, row: dict[str, Any]) -> None:
+            self.slow = bool(row)
+            if self.slow:
+                free.wait(600)
+
+        def close(self) -> None:
+            if self.slow:
+                closed.set()
+
+    some = episodes(tokenizer, Slow, timeout_s=0.1)
+    some.answer(request(tokenizer, "go"), {})
+    failed = asyncio.run(some.begun({"slow": True}))
+    assert isinstance(failed, Failed) and "took longer than `reward.timeout_s` (0.1 s)" in failed.reason
+    free.set()
+    assert closed.wait(600)
+    some._threads.shutdown()
+    assert len(some.open) == 1 and some.open.closed == {Cause.PROMPT: 1}
+    answer = some.answer(request(tokenizer, "go", "<1>", "stop"), {})
+    assert isinstance(answer, Scored) and answer.metrics["asked"] == 2
+
+
 def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text("class Half:\n    def reset(self, row): ...\n\ndef f(): ...\n")
     with pytest.raises(RewardError, match="has the public methods reset: an environment is a class with"):

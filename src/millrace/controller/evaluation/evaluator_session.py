@@ -80,14 +80,15 @@ class EvaluatorSession:
 
     def _pool(self, section: EvaluationSection) -> RewardPool:
         reward = self._state.configs[section.name].reward
+        episodes = reward.kind == "environment"
         return RewardPool(
             self._news,
             Waits(),
             partial(self._scored, section),
             next_group_id=0,
-            prefetch=1,
+            prefetch=section.prompts if episodes else 1,
             timeout_s=reward.timeout_s,
-            lanes=LANES if reward.kind == "environment" else 1,
+            lanes=LANES if episodes else 1,
         )
 
     async def run(self, handle: Handle) -> None:
@@ -159,6 +160,7 @@ class EvaluatorSession:
                 prompts.append(prompt)
         if not prompts:
             raise DataError(f"evaluation {name}: none of its {len(rows)} rows can be a prompt")
+        scoring.pool.end_prompts()
         scoring.prompts = prompts
         return prompts
 

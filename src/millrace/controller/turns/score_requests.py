@@ -76,6 +76,18 @@ class ScoreRequests:
         """Whether a worker serves a suspect, so that nothing else may end the worker."""
         return worker in self._alone
 
+    def may_begin(self, handle: Handle) -> bool:
+        """Whether this worker may begin an episode now, to know its prompt. Suspects go first."""
+        suspects = self._waiting[SUSPECTS] or self.is_alone(handle.name)
+        return not (suspects or handle.dead.done()) and self._calls[handle.name] < self._lanes
+
+    def begin(self, worker: str) -> None:
+        """The worker begins an episode for its prompt. `end` follows, unless the worker is lost."""
+        self._calls[worker] += 1
+
+    def end(self, worker: str) -> None:
+        self._calls[worker] -= 1
+
     def forget(self, ids: Collection[int]) -> set[str]:
         """These trajectories need no answer any more. Returns the workers that are to end an episode."""
         workers, gone = set[str](), frozenset(ids)
