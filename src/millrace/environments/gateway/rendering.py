@@ -15,6 +15,7 @@ from millrace.environments.gateway.calls import ChatTurn, RefusedCall
 from millrace.environments.scores import encodable
 from millrace.environments.tokenizer import encode_prompt
 from millrace.environments.turns.bridge import Bridge
+from millrace.environments.turns.call_forms.learn import NO_STYLE, style_of
 from millrace.environments.turns.encoding import Encoding
 from millrace.environments.turns.harmony import make_chat_bridge
 
@@ -39,7 +40,8 @@ class Rendering:
         self._tokenizer, self._arguments, self._ends = tokenizer, dict(arguments), ends
         self._encoding = Encoding(tokenizer)
         self._bridges: dict[bytes, Bridge] = {}
-        self.shows_tools = "tools" in str(tokenizer.chat_template)
+        self.style = style_of(tokenizer, self._arguments)
+        self.shows_tools = self.style.shows_tools
 
     def prompt(self, text: str) -> list[int]:
         """The ids of a text that is no conversation."""
@@ -119,7 +121,7 @@ class Rendering:
 class PlainRendering:
     """Without a chat template: each message is its text and a line break. Nothing shows the tools."""
 
-    shows_tools = False
+    shows_tools, style = False, NO_STYLE
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._encoding = tokenizer, Encoding(tokenizer)
