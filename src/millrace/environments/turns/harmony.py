@@ -108,7 +108,9 @@ class HarmonyBridge(TemplateBridge):
         self._closed = self._ends | self._turns.ends
         self.after([], "")
 
-    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+    def after(
+        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
+    ) -> list[int]:
         """Raises: ConfigError: harmony has no message of this role here."""
         template, plain = self._encoding.template, self._encoding.plain
         ids = [] if self._closed.intersection(turn[-1:]) else template(END)

@@ -333,17 +333,25 @@ def _reads(form: CallForm, probe: _Probe) -> bool:
     return calls in (wanted, as_texts[: probe.num_calls])
 
 
-def style_of(tokenizer: Any, arguments: Mapping[str, Any]) -> CallStyle:
-    """The style of a tokenizer's chat template with these arguments. Raises: as `learn_style`."""
+def style_of(tokenizer: Any, arguments: Mapping[str, Any], *, refuses: bool = True) -> CallStyle:
+    """The style of a tokenizer's chat template with these arguments. Without `refuses`, a form that cannot be
+    read is none. Raises: ConfigError: as `learn_style`."""
     if not getattr(tokenizer, "chat_template", None):
         return NO_STYLE
     if is_harmony(tokenizer):  # whose turns are read from their ids
         return CallStyle(None, True)
-    return _learnt(tokenizer, str(tokenizer.chat_template), tuple(sorted(arguments.items())))
+    style = _learnt(tokenizer, str(tokenizer.chat_template), tuple(sorted(arguments.items())))
+    if isinstance(style, CallStyle):
+        return style
+    if refuses:
+        raise ConfigError(style)
+    return CallStyle(None, True)
 
 
 @lru_cache(maxsize=8)
-def _learnt(tokenizer: Any, template: str, arguments: tuple[tuple[str, Any], ...]) -> CallStyle:
+def _learnt(tokenizer: Any, template: str, arguments: tuple[tuple[str, Any], ...]) -> CallStyle | str:
+    """The style, or why there is none."""
+
     def render(messages: Any, *, prompt: bool, tools: Any = None) -> str:
         options = {**dict(arguments), **({"tools": tools} if tools else {})}
         rendered = tokenizer.apply_chat_template(
@@ -351,4 +359,7 @@ def _learnt(tokenizer: Any, template: str, arguments: tuple[tuple[str, Any], ...
         )
         return str(rendered)
 
-    return learn_style(render)
+    try:
+        return learn_style(render)
+    except ConfigError as error:
+        return str(error)
