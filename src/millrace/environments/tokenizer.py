@@ -123,7 +123,8 @@ def encode(tokenizer: Any, text: str, *, add_special_tokens: bool = False, **opt
 def _refuse_odd(directory: Path) -> None:
     """Raises: DataError: a file of the directory is no plain file. A run of another person may name such a
     file."""
-    for path in (directory / name for name in READ if (directory / name).exists()):
+    named = directory.glob("additional_chat_templates/*")
+    for path in (*(directory / name for name in READ if (directory / name).exists()), *named):
         if not path.is_file() or path.stat().st_size > FILE_BYTES_MAX:
             raise DataError(f"{path} is no file of a tokenizer: it is no regular file, or has too many bytes")
 

@@ -85,7 +85,7 @@ def make_agent_episodes(
     parts = AgentParts(
         LocalAgents(agent, rendering, None if run_dir is None else WorkersDirectory(run_dir / DIRECTORY)),
         rendering,
-        Replies(tokenizer, plain=not rendering.shows_tools, end_ids=ends, stop=sampling.stop),
+        Replies(tokenizer, rendering.style, end_ids=ends, stop=sampling.stop),
         reward,
         timeout_s=config.timeout_s * (1 - MARGIN) - agent.end_s,
         end_s=agent.end_s,

@@ -36,6 +36,8 @@ from millrace.environments.tasks import More, first_usable
 from millrace.environments.tasks import Task as Rows
 from millrace.environments.turns.bridge import Bridge, PlainBridge
 from millrace.environments.turns.budgets import CONTEXT, Budgets
+from millrace.environments.turns.call_forms.call_reader import CallReader
+from millrace.environments.turns.call_forms.learn import NO_STYLE, style_of
 from millrace.environments.turns.environment import (
     Answer,
     Done,
@@ -365,8 +367,10 @@ def make_episodes(
         turns can be appended to. DataError: the model's files are damaged."""
     kind, file = load_environment(config.path)
     chat = task.chat or is_messages(find_column(first_usable(rows), rows.prompt))
-    shown = chat and "tools" in str(getattr(tokenizer, "chat_template", None))
-    form = Form(kind, config.path, config, prompt=rows.prompt, shown=shown)
+    style = style_of(tokenizer, dict(task.chat_arguments)) if chat else NO_STYLE
+    shown = style.shows_tools
+    reader = CallReader(style.form, plain=not shown, is_opened=style.opens_thinking)
+    form = Form(kind, config.path, config, prompt=rows.prompt, reader=reader, shown=shown)
     bridge: Bridge = PlainBridge(tokenizer)
     if chat:
         ends = end_ids(model_path, tokenizer)
