@@ -17,12 +17,12 @@ from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.trainer.model import row_logprobs
 from millrace.trainer.optimizer.learning_rate import learning_rate
 from millrace.trainer.optimizer.optimizer import is_matrix, make_optimizer
+from millrace.trainer.optimizer.weight_decay import decays
 from millrace.trainer.ranks import offload
 from millrace.trainer.ranks.mesh import Ranks
 from millrace.trainer.ranks.offload import UPDATE_THREADS_MAX, computing_device, update_threads
 
 MUON = Optimizer(rule="muon", lr=1e-3)
-DECAYED = Optimizer(weight_decay=0.1)
 
 
 def rates(config, count):
@@ -87,8 +87,8 @@ def test_only_weights_of_linear_layers_embeddings_and_experts_decay(name):
         owner, _, own = parameter_name.rpartition(".")
         kind = type(modules[owner]).__name__
         plain = kind in ("Linear", "Embedding") or kind.endswith(("Embedding", "Router", "Experts", "Gate"))
-        decays = plain and parameter.ndim > 1 and not own.endswith("bias")
-        assert (DECAYED.weight_decay_of(parameter_name, parameter.ndim) > 0) == decays, (parameter_name, kind)
+        due = plain and parameter.ndim > 1 and not own.endswith("bias")
+        assert decays(parameter_name, parameter.ndim) == due, (parameter_name, kind)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_only_weights_of_linear_layers_embeddings_and_experts_decay(name):
     ],
 )
 def test_a_bias_or_scale_that_is_a_matrix_has_no_decay_and_is_not_of_muon(name):
-    assert DECAYED.weight_decay_of(name, 2) == 0.0
+    assert not decays(name, 2)
     assert not is_matrix(name, torch.nn.Parameter(torch.zeros(2, 2)))
 
 
@@ -121,8 +121,7 @@ def test_a_bias_or_scale_that_is_a_matrix_has_no_decay_and_is_not_of_muon(name):
      "model.layers.0.mlp.gate_up_proj.weight"],
 )  # fmt: skip
 def test_a_matrix_decays(name):
-    assert DECAYED.weight_decay_of(name, 2) == 0.1
-    assert DECAYED.weight_decay_of(name, 1) == 0.0
+    assert decays(name, 2) and not decays(name, 1)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from millrace.config.objects import find_object
 from millrace.config.schema import Config
 from millrace.core.errors import (
     DataError,
@@ -21,7 +22,6 @@ from millrace.core.errors import (
     boundary,
     needing_memory,
 )
-from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import (
     Batch,

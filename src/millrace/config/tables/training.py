@@ -137,21 +137,6 @@ class BatchShape(Section):
         return self
 
 
-_BIASES_AND_SCALES = {
-    "bias",
-    "biases",
-    "ln",
-    "sink",
-    "sinks",
-    "scale",
-    "scales",
-    "gamma",
-    "beta",
-    "magnitude",
-}
-_STATE_SPACE = {"A_log", "D"}  # decay rates and skips, as transformers names them in Mamba and its relatives
-
-
 class Optimizer(Section):
     rule: Literal["adamw", "muon"] = "adamw"
     """`"muon"`: for the matrices of the layers, with AdamW for the rest. One rank only."""
@@ -179,10 +164,6 @@ class Optimizer(Section):
     """AdamW's moments: 8 bytes a parameter, or 2 with `"8bit"` (extra `millrace[torchao]`, one rank). Master
     weights and gradients stay float32."""
 
-    def weight_decay_of(self, name: str, ndim: int) -> float:
-        """The weight decay of the parameter `name` of one layer, which has `ndim` dimensions there."""
-        return 0.0 if ndim <= 1 or is_bias_or_scale(name) else self.weight_decay
-
     @model_validator(mode="after")
     def _falls(self) -> Optimizer:
         if (self.decay == "constant") != (self.decay_steps is None):
@@ -201,11 +182,3 @@ class Optimizer(Section):
                 f'`optimizer.states` ("{self.states}") is for `optimizer.rule` "adamw", and it is "muon"'
             )
         return self
-
-
-def is_bias_or_scale(name: str) -> bool:
-    """By the names of a parameter and of the module that it is in. Dimensions do not tell: the biases of all
-    experts, or the norms of all heads, may be one matrix."""
-    *_, owner, own = ("", *name.split("."))
-    words = [word.rstrip("0123456789") for word in f"{owner}_{own}".lower().split("_")]
-    return own in _STATE_SPACE or any(word in _BIASES_AND_SCALES or word.endswith("norm") for word in words)

@@ -9,43 +9,34 @@ import torch
 
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError, boundary
+from millrace.trainer.optimizer.weight_decay import decays
 
 INNER = ("codes", "scale")  # of an 8-bit moment: its numbers, and the scale of each block of 256
 
 
-Named = tuple[str, torch.nn.Parameter]
-
-
-def make_adamw(
-    parameters: Iterable[Named] | Iterable[torch.nn.Parameter], config: Optimizer
-) -> torch.optim.Optimizer:
-    """AdamW for `parameters`. Those with a weight decay need names, as of `named_parameters()`: without names
-    their dimensions decide.
+def make_adamw(parameters: Iterable[Any], config: Optimizer) -> torch.optim.Optimizer:
+    """AdamW for `parameters`: (name, parameter) as of `named_parameters()`, or parameters alone, of which the
+    dimensions decide whether they have weight decay.
 
     Raises: ConfigError: `optimizer.states` needs torchao, which cannot be imported.
 
     Source:
         8-bit moments: arXiv:2110.02861. Tensors of less than 4096 numbers keep float32.
     """
-    named: list[Named] = [each if isinstance(each, tuple) else ("", each) for each in parameters]
-    groups = _groups(named, config)
-    options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    groups: dict[float, list[Any]] = {}
+    for name, parameter in (each if isinstance(each, tuple) else ("", each) for each in parameters):
+        decay = config.weight_decay if decays(name, parameter.ndim) else 0.0
+        groups.setdefault(decay, []).append(parameter)
+    tables = [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
+    options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps"})
     if config.states == "float32":
-        return torch.optim.AdamW(groups, **options, fused=True)
+        return torch.optim.AdamW(tables, **options, fused=True)
     with boundary("trainer", '`optimizer.states` ("8bit"): import torchao', ConfigError):
         from torchao.optim import AdamW8bit
-    optimizer: torch.optim.Optimizer = AdamW8bit(groups, **options)
-    if not named[0][1].is_cuda:  # compiling the step for a CPU takes minutes
+    optimizer: torch.optim.Optimizer = AdamW8bit(tables, **options)
+    if not tables[0]["params"][0].is_cuda:  # compiling the step for a CPU takes minutes
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)  # type: ignore[method-assign]
     return optimizer
-
-
-def _groups(named: Iterable[Named], config: Optimizer) -> list[dict[str, Any]]:
-    """A group for each weight decay. Weight decay would pull the scales of norms to 0, so they have none."""
-    groups: dict[float, list[torch.nn.Parameter]] = {}
-    for name, parameter in named:
-        groups.setdefault(config.weight_decay_of(name, parameter.ndim), []).append(parameter)
-    return [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
 
 
 def plain_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from millrace.config.tables.training import Optimizer, is_bias_or_scale
+from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
 from millrace.trainer.optimizer.adamw import make_adamw
+from millrace.trainer.optimizer.weight_decay import decays
 
 
 def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Optimizer:
@@ -39,7 +40,7 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
 
 def is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
     """Whether Muon updates it: a matrix of a layer, and not biases or scales that are one matrix."""
-    return ".layers." in name and parameter.ndim == 2 and not is_bias_or_scale(name)
+    return ".layers." in name and parameter.ndim == 2 and decays(name, 2)
 
 
 class Together(torch.optim.Optimizer):
