@@ -6,8 +6,9 @@ from typing import Any
 
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError
+from millrace.environments.chat import is_messages
 from millrace.environments.rows import Row, find_column
-from millrace.sandbox.code_asserts import read_asserts
+from millrace.sandbox.code_asserts import code_given, is_continuation, read_asserts
 from millrace.sandbox.code_tests import judge, read_tests
 from millrace.sandbox.execution import ProgramOutcome
 from millrace.sandbox.inside.limits import Limits, MiB
@@ -33,8 +34,8 @@ class CodeReward:
     is_async, needs_thread = False, True
     file: str | None = None
 
-    def __init__(self, config: CodeRewardSection) -> None:
-        self._config = config
+    def __init__(self, config: CodeRewardSection, prompt: str = "prompt") -> None:
+        self._config, self._prompt = config, prompt
         self._sandbox = Sandbox(config.isolation)
         self._limits = Limits(
             cpu_s=config.program_cpu_s,
@@ -48,8 +49,14 @@ class CodeReward:
         if column is None:
             raise DataError(f"the row has no tests: `reward.tests` names the column {self._config.tests!r}")
         function = self._config.function
-        tests = read_asserts(column, columns, function) or read_tests(column, function)
-        verdict = judge(self._sandbox, program_of(completion, tests.function), tests, self._limits)
+        prompt = _text_of(find_column(columns, self._prompt))
+        tests = read_asserts(column, columns, function, prompt) or read_tests(column, function)
+        code, given = program_of(completion, tests.function), ""
+        if tests.function is not None:
+            given = code_given(prompt, tests.function)
+            if is_continuation(code, tests.function, prompt):
+                code = f"{prompt.rstrip()}\n{code}"
+        verdict = judge(self._sandbox, code, tests, self._limits, given=given)
         share = verdict.num_passed / verdict.num_tests
         passed = verdict.outcome is ProgramOutcome.PASSED
         reward = share if self._config.score == "share" else float(passed)
@@ -61,3 +68,11 @@ class CodeReward:
     def close(self) -> None:
         """End the sandbox. It also ends with this process."""
         self._sandbox.close()
+
+
+def _text_of(prompt: Any) -> str:
+    """A prompt as text; of messages, the last one of a user."""
+    if is_messages(prompt):
+        contents = [one.get("content") for one in prompt if one.get("role") == "user"]
+        prompt = contents[-1] if contents else ""
+    return prompt if isinstance(prompt, str) else ""

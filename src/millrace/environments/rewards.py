@@ -52,7 +52,7 @@ def make_reward(
         case table.ExactRewardSection():
             return ExactReward(config.extract, config.extract_answer, config.answer_is)
         case table.CodeRewardSection():
-            return CodeReward(config)
+            return CodeReward(config, task.prompt)
         case table.JsonRewardSection():
             from millrace.environments.verifiers.json_form import JsonReward  # loads a library of its own
 

@@ -121,23 +121,25 @@ def _text(given: Any) -> str:
     )
 
 
-def judge(sandbox: Sandbox, code: str, tests: CodeTests | CodeAsserts, limits: Limits) -> CodeVerdict:
+def judge(
+    sandbox: Sandbox, code: str, tests: CodeTests | CodeAsserts, limits: Limits, *, given: str = ""
+) -> CodeVerdict:
     """Run a program on the inputs, then compare what it left with the outputs; or let asserts call it.
 
     Raises:
         SandboxError: the sandbox failed; nothing is known of the program.
-        DataError: the asserts cannot be run.
+        DataError: the asserts cannot be run, or the code that is given to the program.
     """
     if isinstance(tests, CodeAsserts):
-        execution = sandbox.examine(code, tests, limits)
+        execution = sandbox.examine(code, tests, limits, given=given)
         errors = [answer.error for answer in execution.answers]
         return _verdict(execution, [error is None for error in errors], len(tests.tests), errors)
     if tests.function is None:
         return _judge_printed(sandbox, code, tests, limits)
-    execution = sandbox.call(code, tests.function, tests.inputs, limits)
+    execution = sandbox.call(code, tests.function, tests.inputs, limits, given=given)
     passed = max((_passed(execution.answers, outputs) for outputs in _readings(tests.outputs)), key=sum)
-    given = [_given(answer) for answer in execution.answers]
-    return _verdict(execution, passed, len(tests.inputs), given)
+    shown = [_given(answer) for answer in execution.answers]
+    return _verdict(execution, passed, len(tests.inputs), shown)
 
 
 def _readings(outputs: list[Any]) -> list[list[Any]]:

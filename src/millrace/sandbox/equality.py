@@ -84,7 +84,7 @@ def _is_same_word(printed: str, expected: str) -> bool:
         return False
     try:
         one, other = decimal.Decimal(printed), decimal.Decimal(expected)
-        size = 1 if _INTEGER.fullmatch(expected) else max(1, abs(other))
+        size = decimal.Decimal(1) if _INTEGER.fullmatch(expected) else max(decimal.Decimal(1), abs(other))
         return abs(one - other) <= decimal.Decimal(TOLERANCE) * size
     except decimal.DecimalException:  # beyond all exponents
         return False

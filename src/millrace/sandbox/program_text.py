@@ -1,9 +1,9 @@
 """The program in a completion: which part of the text is to be run.
 
 Fences (of backticks or tildes) and the tags <answer> and [PYTHON] cut a completion into parts. The program is
-the last part that defines the function which the tests call. Without such a part, or without a function, the
-program is the last part that looks like Python. A part between tags comes before others, and a part in a fence
-before plain text. What the model wrote is searched here, and never parsed: this process judges it.
+the last part that defines the function that the tests call. Without such a part, or without a function, it is
+the last part that looks like Python. A part between tags comes before others, and a part in a fence before
+plain text. What the model wrote is searched here, and never parsed: this process judges it.
 """
 
 from __future__ import annotations
