@@ -156,6 +156,14 @@ class TrainerWorker(ABC, Generic[Policy]):
             return StepRejected(batch.version, ids, str(error), weights_lost=True)
         return self._last
 
+    def _refuse_changed(self, version: int) -> None:
+        """Refuse to save weights that differ, in the published dtype, from the published `version`."""
+        try:
+            self._publisher.refuse_changed(version)
+        except DigestMismatchError:
+            self._trainer = None  # these weights may not be trained, published or saved
+            raise
+
     def _writer_to(self, endpoint: Endpoint) -> WeightsWriter:
         """The open writer, or a new writer if the relay has moved."""
         if endpoint not in self._writers:

@@ -81,7 +81,7 @@ class Trajectories:
         first = prompt.group_id * self.numbers.group_size
         ids = range(first, first + self.numbers.group_size)
         members = [Trajectory(tid, prompt.group_id, metrics=dict(prompt.metrics)) for tid in ids]
-        group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
+        group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members, prompt.row_digest)
         record, samples = self.replicas[replica], self.numbers.screen_samples
         owner = self.groups[group.group_id] = GroupRecord(group, record.version, samples, now_s)
         record.groups_since_swap += 1
@@ -203,8 +203,9 @@ class Trajectories:
     # ------------------------------------------------------------ scores and ends
 
     def score_request(self, trajectory: Trajectory) -> ScoreRequest:
-        prompt = self.groups[trajectory.group_id].group.prompt
-        return episode.request(trajectory, prompt, max_sequence_tokens=self.numbers.max_sequence_tokens)
+        group = self.groups[trajectory.group_id].group
+        most = self.numbers.max_sequence_tokens
+        return episode.request(trajectory, group.prompt, group.row_digest, max_sequence_tokens=most)
 
     def score(self, trajectory_id: int, score: Score | Observed) -> Trajectory | None:
         """Record a score or an observation. Returns its trajectory; None: the trajectory waits for neither
