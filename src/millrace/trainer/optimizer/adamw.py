@@ -27,7 +27,9 @@ def make_adamw(parameters: Iterable[Any], config: Optimizer) -> torch.optim.Opti
     for name, parameter in (each if isinstance(each, tuple) else ("", each) for each in parameters):
         decay = config.weight_decay if decays(name, parameter.ndim) else 0.0
         groups.setdefault(decay, []).append(parameter)
-    tables = [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
+    tables: list[dict[str, Any]] = [
+        {"params": members, "weight_decay": decay} for decay, members in groups.items()
+    ]
     options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps"})
     if config.states == "float32":
         return torch.optim.AdamW(tables, **options, fused=True)
