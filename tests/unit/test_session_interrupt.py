@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millrace.compose.interrupt import INTERRUPTED, run_stoppable
-from millrace.core.ending_signals import ENDING
+from millrace.runtime.process import ENDING
 from millrace.runtime.stacks import DUMP_STACKS
 
 

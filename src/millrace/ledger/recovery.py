@@ -75,8 +75,8 @@ def last_version(db: sqlite3.Connection) -> int:
 
 def _reached(db: sqlite3.Connection) -> int:
     """The highest id of a group in any step; -1 if there is no step."""
-    batches = (msgspec.msgpack.decode(row[0]) for row in db.execute("SELECT group_ids FROM steps"))
-    return max((group_id for batch in batches for group_id in batch), default=-1)
+    batches = db.execute("SELECT group_ids FROM steps")
+    return max((one for (ids,) in batches for one in msgspec.msgpack.decode(ids)), default=-1)
 
 
 def newest_checkpoint(

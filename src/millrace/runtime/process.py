@@ -13,11 +13,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from millrace.core.ending_signals import ENDING
+from millrace.runtime.stacks import DUMP_STACKS
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+
+_OTHER = {
+    *(signal.SIGKILL, signal.SIGSTOP),  # nobody can handle these
+    *(signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGURG),
+    signal.SIGWINCH,  # as those before: no process ends by it
+    *(signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
+    *(signal.SIGSEGV, signal.SIGSYS),  # as those before: the process itself is broken
+    *(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores these: a write fails
+    DUMP_STACKS,
+}
+ENDING = tuple(sorted(signal.valid_signals() - _OTHER))
+"""Of a terminal (SIGINT, SIGHUP, SIGQUIT), schedulers (SIGTERM, SIGUSR2, SIGXCPU), timers and others."""
 
 SPAWN = multiprocessing.get_context("spawn")
 """For pools: a fork of a process with threads may hang."""

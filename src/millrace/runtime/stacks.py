@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,9 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-from millrace.core.ending_signals import STACKS
-
-DUMP_STACKS = STACKS
+DUMP_STACKS = signal.SIGUSR1
 """The forkserver ignores this signal. A worker ignores it until the worker can answer."""
 
 

@@ -37,7 +37,6 @@ from typing import NoReturn
 
 import msgspec
 
-from millrace.core.ending_signals import ENDING
 from millrace.core.errors import WorkerError
 from millrace.runtime import process, stacks
 from millrace.runtime.local import worker
@@ -217,7 +216,7 @@ def _become(python: str, command: MakeWorker, fd: int) -> NoReturn:
     """Exec `spawned` in another interpreter, under the command's prefix. The process keeps the group, the
     parent-death signal and the orphans that `_detach` set up."""
     os.set_inheritable(fd, True)
-    for number in ENDING:  # until the new program ignores the signal itself
+    for number in process.ENDING:  # until the new program ignores the signal itself
         signal.signal(number, signal.SIG_IGN)
     worker = [python, SPAWNED, str(fd), command.name, str(command.epoch), str(command.silence_s_max or 0)]
     arguments = [*command.prefix, *worker]

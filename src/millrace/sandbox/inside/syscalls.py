@@ -5,6 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
+
+MEANT = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT),
+    *(signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS),
+}
+"""Signals that a launcher of other processes cannot ignore, or must not: of its children and its faults."""
 
 AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """What a seccomp filter sees as the architecture of a call."""

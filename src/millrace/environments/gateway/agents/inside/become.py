@@ -9,12 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millrace.core.ending_signals import ENDING, STACKS
 from millrace.environments.limits import limit_process_memory
-from millrace.sandbox.inside.syscalls import prctl
+from millrace.sandbox.inside.syscalls import MEANT, prctl
 
 PR_SET_PDEATHSIG = 1
-RESTORED = (*ENDING, STACKS, signal.SIGPIPE, signal.SIGXFSZ)
+RESTORED = tuple(signal.valid_signals() - MEANT)
 
 
 def become_agent(request: dict[str, Any], warden: int, output: int) -> None:
