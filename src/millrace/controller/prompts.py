@@ -91,8 +91,8 @@ class PromptStream:
             ids = [heappop(self._lost)]
         else:
             first = self._next_group_id
-            ids = list(range(first, first + (1 if self._several else PROMPT_BATCH)))
-            self._next_group_id = ids[-1] + 1
+            self._next_group_id += 1 if self._several else PROMPT_BATCH
+            ids = list(range(first, self._next_group_id))
         self._under_way[worker].update(ids)
         return ids
 
@@ -109,9 +109,7 @@ class PromptStream:
         except (WorkerDied, DeadlineExceeded, OutOfMemory) as error:
             self._lose(handle.name, ids, str(error))
             raise PlannedRestart(f"{handle.name}: lost while making prompts: {error}") from error
-        except (
-            asyncio.CancelledError
-        ):  # the run ends, the worker has missed a heartbeat, or a call has failed
+        except asyncio.CancelledError:  # the run ends, a heartbeat was missed, or another call failed
             self._lose(handle.name, ids, "" if self._several else "its worker did not answer a heartbeat")
             raise
         self._under_way[handle.name].difference_update(ids)
@@ -125,7 +123,12 @@ class PromptStream:
             return fetched
         row_ids = await handle.call("row_ids", ids, timeout_s=PROMPTS_TIMEOUT_S)
         reason = f"making its prompt cost {DEATHS_MAX} reward workers: {deaths[-1]}"
-        self._count_killer(row_ids[0], reason)
+        self._killers += 1
+        if self._killers >= KILLERS_MAX:
+            raise DataError(
+                f"{self._killers} rows in a row cost their reward workers; the last, {row_ids[0]}: {reason}\n"
+                "  Look at the data set. The worker's own words are in the run's logs/reward-worker-*.log."
+            )
         return [BadPrompt(ids[0], row_ids[0], reason)]
 
     def _lose(self, worker: str, ids: Iterable[int], reason: str = "") -> None:
@@ -136,11 +139,3 @@ class PromptStream:
             self._suspects.add(group_id)
             heappush(self._lost, group_id)
         self._under_way[worker].difference_update(ids)
-
-    def _count_killer(self, row_id: str, reason: str) -> None:
-        self._killers += 1
-        if self._killers >= KILLERS_MAX:
-            raise DataError(
-                f"{self._killers} rows in a row cost their reward workers; the last, {row_id}: {reason}\n"
-                "  Look at the data set. The worker's own words are in the run's logs/reward-worker-*.log."
-            )

@@ -129,7 +129,7 @@ class RewardPool:
         calls = set[asyncio.Task[None]]()
         try:
             async with asyncio.TaskGroup() as group:
-                call = partial(self._call, handle.name, group, calls)
+                call = partial(self._call, handle, group, calls)
                 begin = partial(self._begin, handle, call)
                 while handle.name not in self.spare:
                     if self._lanes == 1 and self._prompts.wanted(handle.name):
@@ -169,11 +169,13 @@ class RewardPool:
             call(self._fetch(handle, self._prompts.take(handle.name)))
         return may
 
-    def _call(self, name: str, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]], work: _Work) -> None:
+    def _call(
+        self, handle: Handle, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]], work: _Work
+    ) -> None:
         def end(call: asyncio.Task[None]) -> None:
             calls.discard(call)
             if call.cancelled() or call.exception():  # the group ends, and takes no other call
-                self._idle.pop(name, None)
+                self._idle.pop(handle.name, None)
 
         calls.add(call := group.create_task(work))
         call.add_done_callback(end)
