@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
 from millrace.config.tables import task as table
@@ -118,10 +119,10 @@ def is_messages(value: Any) -> bool:
 
 def find_reference(columns: Row, name: str) -> Any:
     """The reference answer: the column, and of chat messages the text of the assistant's last. None: there is
-    none."""
+    none, or it is the NaN or NaT of a gap."""
     value = find_column(columns, name)
     if not is_messages(value) or not all(_role(one) for one in value):
-        return value
+        return None if isinstance(value, float | date) and value != value else value
     last = value[-1]
     return _content(_content_of(last), name) if _role(last) == "assistant" else None
 
