@@ -10,6 +10,7 @@ class Table(Protocol):
 
 class ModelKeys(TypedDict, total=False):
     path: str | PathLike[str]
+    date: str | Literal['none'] | None
     dtype: Literal['float32', 'bfloat16']
     device: str
     recompute: bool

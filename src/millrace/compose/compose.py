@@ -58,6 +58,7 @@ from millrace.rollout.kinds.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
 from millrace.run_directory.lineage import moments_of
+from millrace.run_directory.resume import with_date
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
@@ -125,7 +126,7 @@ async def train(
         ledger = SqliteLedger(run.ledger, run=about)
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
         refuse_other_content(ledger.run.get("content", {}), content)
-        config, scaling_state = with_scaling(config, run)
+        config, scaling_state = with_scaling(with_date(config, run), run)
         run.write_config(config)
         if parts(run.events):
             replay_events(run.events, (summary, evidence, view.status.speeds), summary.result)

@@ -21,7 +21,7 @@ from millrace.curation.gold import GoldScore, check_template, judge_gold
 from millrace.curation.measure import groups_by_row, sample_rates, try_golds
 from millrace.curation.task_rows import read_candidates
 from millrace.curation.written_row import check_writable
-from millrace.environments.tokenizer import load_tokenizer
+from millrace.environments.tokenizer import load_dated_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.run_directory.content_digests import content_digests
 
@@ -81,7 +81,7 @@ def curate(
         torch_device(config.model.device)  # refused before anything is read
     most = _most_tokens(config, options)
     check_template(options.gold_template)
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_dated_tokenizer(config.model.path, config.model.date)
     rows = read_candidates(config, tokenizer, lambda ended, total: on_stage("rows read", ended, total))
     with_gold = _with_gold(config, options)
     curation = Curation(rows)

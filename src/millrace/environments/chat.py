@@ -74,7 +74,8 @@ def render(
     knows = "tools" in str(tokenizer.chat_template)
     if gone := [name for name in names if not knows or name not in text]:
         raise DataError(
-            f"{row_id}: the row has `{column}`, and the model's chat template does not show {gone[0]!r}.\n"
+            f"{row_id}: the row has `{column}`, and the model's chat template knows no tools, or hides "
+            f"{gone[0]!r}.\n"
             '  Take a model for tools, or leave them out: task.tools = "none"'
         )
     return text

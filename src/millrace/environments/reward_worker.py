@@ -26,7 +26,7 @@ from millrace.environments.scores import shortened
 from millrace.environments.stream.asked_row import asked_columns, row_digest
 from millrace.environments.stream.parts import Part, Parts, made
 from millrace.environments.tasks import More
-from millrace.environments.tokenizer import encode, encode_prompt, load_tokenizer
+from millrace.environments.tokenizer import encode, encode_prompt, load_dated_tokenizer
 from millrace.environments.turns.environment import Ids
 from millrace.environments.turns.episodes import Episodes, make_episodes
 from millrace.environments.turns.snapshots import TRAINING
@@ -69,7 +69,7 @@ class TaskRewardWorker:
         stream: str = TRAINING,
     ) -> None:
         self._config = Config.model_validate(config)
-        self._tokenizer = load_tokenizer(self._config.model.path)
+        self._tokenizer = load_dated_tokenizer(self._config.model.path, self._config.model.date)
         directory = None if run_dir is None else Path(run_dir)
         self._parts = Parts(self._config, self._tokenizer)
         parts = {part.name: part for part in self._parts.all}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from datetime import datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ FILE_BYTES_MAX = 256 << 20
 # classes of transformers, which import torch. A reward worker saves 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _encoding = threading.Lock()
+_DIRECTIVES = (*"YymdBbhAaHIMSpjUWwuVGFTDRefcxXZz", "-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", "%")
+"""Of strftime."""
+_DRAWN = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 _PROBE = "a"
 
 
@@ -61,6 +66,34 @@ def make_character_tokenizer(directory: str | Path, alphabet: str) -> None:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(str(directory))
+
+
+def load_dated_tokenizer(directory: str | Path, date: str | None) -> Any:
+    """The tokenizer, whose chat template writes this date in place of the clock's, at midnight. None: today.
+
+    Raises: DataError: as `load_tokenizer`; or the template draws at random, so no prompt is made twice."""
+    tokenizer = load_tokenizer(directory)
+    if _DRAWN.search(str(getattr(tokenizer, "chat_template", None))):
+        raise DataError(
+            f"the chat template in {directory} draws at random: the same row would have other prompts each "
+            "time\n  Take `random` out of chat_template.jinja."
+        )
+    day = datetime.combine(datetime.now() if date is None else datetime.fromisoformat(date), time.min)
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        tokenizer.chat_template = {name: _dated(one, day) for name, one in template.items()}
+    elif template:
+        tokenizer.chat_template = _dated(template, day)
+    return tokenizer
+
+
+def _dated(template: str, day: datetime) -> str:
+    """The template with a `strftime_now` of its own. transformers gives it the clock's, and takes no function
+    among the arguments."""
+    if "strftime_now" not in template:
+        return template
+    words = "".join(f"|replace('%{one}', {json.dumps(day.strftime(f'%{one}'))})" for one in _DIRECTIVES)
+    return f"{{%- macro strftime_now(format) -%}}{{{{- format{words} -}}}}{{%- endmacro -%}}{template}"
 
 
 def load_tokenizer(directory: str | Path) -> Any:

@@ -44,9 +44,9 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
     """The trials of the first `rows` usable rows, in the order that training draws them."""
     from millrace.environments.chat import find_reference
     from millrace.environments.stream.parts import Parts
-    from millrace.environments.tokenizer import load_tokenizer
+    from millrace.environments.tokenizer import load_dated_tokenizer
 
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = load_dated_tokenizer(config.model.path, config.model.date)
     parts = Parts(config, tokenizer)
     for prompt in scores.prompts(config, rows):
         part, row = parts.locate(prompt.group_id)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from millrace.config.freeze import recorded
 from millrace.config.schema import Config
+from millrace.core import clock
 from millrace.core.errors import ConfigError
+from millrace.run_directory.run_directory import RunDirectory
 
 FREE_ON_RESUME: dict[str, str] = {
     "steps": "how far to go",
@@ -86,9 +89,21 @@ def diff(old: Config, new: Config) -> list[Change]:
     ]
 
 
+def with_date(config: Config, run: RunDirectory) -> Config:
+    """With the date that its chat template writes: the one that the run began with, or today."""
+    if config.model.date is not None:
+        return config
+    begun = run.read_config().model.date if run.config.exists() else None
+    today = datetime.fromtimestamp(clock.wall()).date().isoformat()
+    model = config.model.model_copy(update={"date": begun or today})
+    return config.model_copy(update={"model": model})
+
+
 def check_resume(old: Config, new: Config) -> list[Change]:
-    """The changes, all of them allowed. Raises: ConfigError naming each change that is not allowed."""
-    changes = diff(old, new)
+    """The changes, all of them allowed. A date that is not given stays.
+
+    Raises: ConfigError naming each change that is not allowed."""
+    changes = [one for one in diff(old, new) if (one.key, one.new) != ("model.date", None)]
     refused = [f"  `{c.key}`: {c.old!r} -> {c.new!r}" for c in changes if not c.allowed]
     if refused:
         raise ConfigError(

@@ -123,7 +123,10 @@ class RunDirectory:
 
     def write_config(self, config: Config) -> None:
         """Atomically. Writes the configuration only: credentials are in the environment, and are never
-        written."""
+        written. The date that the run began with stays, if `config` has none."""
+        if config.model.date is None and self.config.exists():
+            date = self.read_config().model.date
+            config = config.model_copy(update={"model": config.model.model_copy(update={"date": date})})
         record(config, self.config)
 
     def forget_evaluations(self, *, after: int) -> None:

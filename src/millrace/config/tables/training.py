@@ -15,6 +15,9 @@ class Model(Section):
     path: str
     """A Hugging Face model directory: config, safetensors weights, tokenizer. Or a run, or a checkpoint of
     one: see docs/going-on.md."""
+    date: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")
+    """The date that a chat template writes, as `2026-11-28`. `"none"`: the day on which the run began. It is
+    recorded with the run, so prompts stay equal after midnight and when the run is resumed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of published weights and of products. Without bfloat16 instructions a CPU computes
     products in float32. The trainer's master weights are always float32."""

@@ -208,13 +208,8 @@ def _mapped(messages: Sequence[Message], change: Callable[[str], str]) -> Iterat
 
 def _call(call: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        return {**call, "function": {**function, "name": change(function["name"])}}
-    return {
-        **call,
-        "function": {**function, "name": change(function["name"]), "arguments": _value(arguments, change)},
-    }
+    arguments = _value(function.get("arguments"), change)
+    return {**call, "function": {**function, "name": change(function["name"]), "arguments": arguments}}
 
 
 def _value(value: Any, change: Callable[[str], str]) -> Any:
