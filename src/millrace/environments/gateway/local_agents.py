@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,10 @@ class LocalAgent:
     process: AgentProcess
     agents: Agents
     task: TaskDirectory | None
+
+    @property
+    def time_s(self) -> float:
+        return math.inf if self.task is None else self.task.agent_timeout_s
 
     def wait(self, timeout_s: float) -> AgentEnd | None:
         self.process.wait(timeout_s)
