@@ -38,6 +38,9 @@ class Process:
     async def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 
+    async def order_of_a_set(self) -> list[str]:
+        return list(set("abcdefghij"))
+
     async def exit(self, code: int) -> None:
         raise SystemExit(code)
 

@@ -19,6 +19,22 @@ from millrace.core.placement import Place
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.process import UNSUITABLE_PYTHON, describe_exit
 
+ORDERS = """
+import asyncio, sys
+from millrace.core.placement import Place
+from millrace.runtime.local.local_runtime import LocalRuntime
+
+async def run():
+    runtime = LocalRuntime()
+    try:
+        for python in (None, sys.executable):
+            worker = await runtime.spawn("worker", "runtime_workers:Process", place=Place(python=python))
+            print(*await worker.call("order_of_a_set", timeout_s=WAIT_S))
+    finally:
+        await runtime.close()
+
+asyncio.run(run())
+"""
 TELLS = """
 import os, sys
 from importlib.util import find_spec
@@ -113,3 +129,15 @@ def test_a_forked_worker_sees_the_devices_of_its_place_only(tmp_path: Path) -> N
             await runtime.close()
 
     assert asyncio.run(run()) == ["1,2", "", os.environ.get("CUDA_VISIBLE_DEVICES")]
+
+
+def test_sets_have_one_order_in_all_workers_of_all_runs() -> None:
+    """Rows that a set orders are so the same in each worker, and after a resume."""
+    orders = set[str]()
+    for hash_seed in ("1", "2", "random"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", ORDERS.replace("WAIT_S", str(WAIT_S))]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        orders.update(lines := ended.stdout.splitlines())
+        assert len(lines) == 2
+    assert len(orders) == 1

@@ -92,6 +92,7 @@ async def until_gone(pid: int) -> None:
 # ---------------------------------------------------------------- death
 
 
+@pytest.mark.smoke
 def test_a_worker_killed_from_outside_is_dead_at_once_and_its_children_too(address: str) -> None:
     async def use(worker: RayHandle) -> None:
         child, *_ = await call(worker, "children")
@@ -217,6 +218,7 @@ def test_what_cannot_be_pickled_fails_its_own_call_only(address: str) -> None:
     with_worker(RayRuntime(address), use)
 
 
+@pytest.mark.smoke
 def test_a_large_message_arrives_whole(address: str) -> None:
     async def use(worker: RayHandle) -> None:
         value = bytearray(os.urandom(8_000_000))
@@ -258,6 +260,7 @@ def test_the_log_of_a_worker_that_prints_without_end_is_bounded(address: str, tm
     with_worker(RayRuntime(address, log_dir=tmp_path), use)
 
 
+@pytest.mark.smoke
 def test_the_ranks_of_a_gang_know_their_places_and_where_they_meet(address: str) -> None:
     async def use(worker: GangHandle[RayHandle]) -> None:
         variables = [await member.call("variables", timeout_s=WAIT_S) for member in worker.members]
@@ -355,3 +358,19 @@ except ClusterError as error:
             _, error = running.communicate(timeout=WAIT_S)
     assert f"ended: the head of the Ray cluster, {address}, takes no connection" in error.decode()
     assert "The program will terminate" not in error.decode(), "Ray ends a process after a minute"
+
+
+def test_sets_have_one_order_in_all_workers_on_ray(address: str) -> None:
+    orders = []
+
+    async def use(worker: RayHandle) -> None:
+        orders.append(await call(worker, "order_of_a_set"))
+
+    for _ in range(2):
+        with_worker(RayRuntime(address), use)
+    without_seed = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    command = [sys.executable, "-c", "print(*set('abcdefghij'))"]
+    seeded = subprocess.run(
+        command, env=without_seed | process.ONE_HASH_SEED, capture_output=True, text=True, check=True
+    )
+    assert orders == [seeded.stdout.split()] * 2

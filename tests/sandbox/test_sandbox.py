@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from millrace.core.errors import DataError, SandboxError
+from millrace.runtime import process
 from millrace.sandbox.code_tests import judge, read_tests
 from millrace.sandbox.equality import is_equal
 from millrace.sandbox.execution import CallAnswer, ProgramOutcome
@@ -238,3 +240,15 @@ def test_values_that_are_all_in_lists_of_one_are_read_either_way_and_never_both(
 def test_printed_values_in_lists_of_one_are_lines(bare: Sandbox) -> None:
     tests = read_tests({"inputs": [["3", "1 2"]], "outputs": [["0.50"]]})
     assert judge(bare, "input(); print(.5 * len(input().split()) / 2)", tests, LIMITS).num_passed == 1
+
+
+def test_a_signal_to_every_process_ends_no_sandbox_and_programs_have_signals_as_usual() -> None:
+    before = {*process.children(os.getpid())}
+    with closing(Sandbox("limits", strongest="limits")) as sandbox:
+        (warm,) = {*process.children(os.getpid())} - before
+        for number in zygote.SIGNALS:
+            os.kill(warm, number)
+        code = (
+            "import signal\ndef f(): return [signal.getsignal(n) == signal.SIG_DFL for n in (1, 10, 12, 15)]"
+        )
+        assert sandbox.call(code, "f", [[]], LIMITS).answers == [CallAnswer([True] * 4)]

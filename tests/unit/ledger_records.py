@@ -20,7 +20,7 @@ def make_group(group_id: int) -> Group:
     first = group_id * GROUP_SIZE
     members = [Trajectory(first + i, group_id) for i in range(GROUP_SIZE)]
     return Group(
-        group_id, f"row-{group_id}", token_array([1, 2, 3 + group_id]), f"prompt {group_id}", members
+        group_id, f"row-{group_id}", token_array([1, 2, 3 + group_id]), f"prompt {group_id}", members, "0f"
     )
 
 

@@ -91,14 +91,16 @@ def test_a_file_of_another_format_is_refused(path: Path, found: int, age: str) -
     refused(path, f"written in format {found} by an? {age} Millrace")
 
 
+NO_DIGESTS = "DROP TABLE row_digests;"
 LIVE_INDEX = "CREATE INDEX trajectories_live ON trajectories (state, group_id) WHERE state IN "
 
 
 @pytest.mark.parametrize(
     ("found", "changes"),
     [
-        (5, f"{LIVE_INDEX} ('buffered', 'queued'); DELETE FROM counts WHERE name = 'waiting';"),
-        (6, f"{LIVE_INDEX} ('buffered', 'queued', 'waiting');"),
+        (5, f"{LIVE_INDEX} ('buffered', 'queued'); DELETE FROM counts WHERE name = 'waiting'; {NO_DIGESTS}"),
+        (6, f"{LIVE_INDEX} ('buffered', 'queued', 'waiting'); {NO_DIGESTS}"),
+        (7, NO_DIGESTS),
     ],
 )
 def test_a_file_of_an_older_format_goes_on_in_the_present_format(
@@ -114,13 +116,16 @@ def test_a_file_of_an_older_format_goes_on_in_the_present_format(
     reader.close()
     ledger = SqliteLedger(path, run={})
     ledger.admit([group := ready_group(1, num_tokens=5)])
+    group.row_digest = "0123456789abcdef"
     member = group.members[0]
     member.state, member.finish, member.reward = State.WAITING, Finish.TURN, None
     ledger.update([member])
     assert ledger.flush().balanced
     ledger.close()
     ledger = SqliteLedger(path, run={})
-    assert [m.state for m in ledger.recover().groups[-1].members][:1] == [State.WAITING]
+    recovered = ledger.recover().groups
+    assert [m.state for m in recovered[-1].members][:1] == [State.WAITING]
+    assert [one.row_digest for one in recovered] == ["", "0123456789abcdef"]
     ledger.close()
 
 

@@ -89,13 +89,15 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt: a pure function of (data set, run seed, group id). `metrics`: a trajectory begins so."""
+    """One prompt: a pure function of (data set, run seed, group id). `metrics`: a trajectory begins so.
+    `row_digest`: of the columns of its row; empty: not known."""
 
     group_id: int
     row_id: str
     tokens: array[int]
     text: str
     metrics: dict[str, float] = {}
+    row_digest: str = ""
 
 
 RESTS = "rests: "
@@ -222,7 +224,8 @@ Score = Scored | Failed | Abstain
 
 class ScoreRequest(msgspec.Struct, frozen=True):
     """`turns`: (start, stop, sampled) of stretches of sampled and observed tokens; empty: one turn. `room`:
-    how many tokens may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`: empty: not known."""
+    how many tokens may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`: empty: not known.
+    `row_digest`: that of the prompt; a row with another digest is not scored."""
 
     trajectory_id: int
     group_id: int
@@ -234,6 +237,7 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     prompt: array[int] = msgspec.field(default_factory=token_array)
     forks: list[Fork] = []
     logprobs: array[float] = msgspec.field(default_factory=lambda: array("f"))
+    row_digest: str = ""
 
 
 # ---------------------------------------------------------------- training
@@ -419,13 +423,15 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """Trajectories of one prompt. `group_id` is the position in the data stream (the cursor)."""
+    """Trajectories of one prompt. `group_id` is the position in the data stream (the cursor). `row_digest`:
+    that of the prompt."""
 
     group_id: int
     row_id: str
     prompt: array[int]
     text: str
     members: list[Trajectory]
+    row_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

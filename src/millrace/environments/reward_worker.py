@@ -23,11 +23,13 @@ from millrace.environments.data.wrong_gold import WrongGold
 from millrace.environments.limits import limit_process_memory
 from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
+from millrace.environments.stream.asked_row import asked_columns, row_digest
 from millrace.environments.stream.parts import Part, Parts, made
-from millrace.environments.tasks import More, Task
+from millrace.environments.tasks import More
 from millrace.environments.tokenizer import encode, encode_prompt, load_tokenizer
 from millrace.environments.turns.environment import Ids
 from millrace.environments.turns.episodes import Episodes, make_episodes
+from millrace.environments.turns.snapshots import TRAINING
 from millrace.environments.verifiers.sum_calls import make_calls
 
 T = TypeVar("T")
@@ -51,6 +53,7 @@ class TaskRewardWorker:
         limit_memory: bound this process's memory by `reward.memory_mb`; False if others use the process too.
         answers: give with each score the answer of the completion.
         wrong_gold: score each row as another row (see `wrong_gold.WrongGold`).
+        stream: who asks, if an environment answers (see `turns.snapshots.Snapshots`).
         run_dir: the directory of the run, which keeps what a judge said; None: there is no run.
     Raises:
         ConfigError, DataError, RewardError: tokenizer, task or reward cannot be made as configured.
@@ -63,6 +66,7 @@ class TaskRewardWorker:
         answers: bool = False,
         run_dir: str | None = None,
         wrong_gold: bool = False,
+        stream: str = TRAINING,
     ) -> None:
         self._config = Config.model_validate(config)
         self._tokenizer = load_tokenizer(self._config.model.path)
@@ -74,7 +78,7 @@ class TaskRewardWorker:
             part = self._parts.all[0]
             shared = reward, part.config.one_task, part.task, self._tokenizer
             if reward.agent is None:
-                self._episodes = make_episodes(*shared, directory, self._config.model.path)
+                self._episodes = make_episodes(*shared, directory, self._config.model.path, stream)
             else:
                 from millrace.environments.gateway.agent_episodes import make_agent_episodes
 
@@ -106,9 +110,11 @@ class TaskRewardWorker:
         return [part.row_id(row) for part, row in located]
 
     async def forget(self, trajectory_ids: list[int]) -> None:
-        """These trajectories have ended, and their ends are recorded."""
-        if self._episodes is not None:
-            self._episodes.forget(trajectory_ids)
+        """These trajectories have ended, and their ends are recorded, or they begin again. Returns when
+        their snapshots are gone."""
+        removal = None if self._episodes is None else self._episodes.forget(trajectory_ids)
+        if removal is not None:
+            await asyncio.wrap_future(removal)
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.
@@ -123,8 +129,12 @@ class TaskRewardWorker:
         """
         if self._episodes is not None:
             for request in requests:
-                columns = await self._in_rows(partial(self._columns, request.group_id))
-                yield request.trajectory_id, await self._episodes.answered(request, columns)
+                columns = await self._in_rows(partial(self._columns, request))
+                if not isinstance(columns, Failed):
+                    yield request.trajectory_id, await self._episodes.answered(request, columns)
+                    continue
+                self._episodes.forget([request.trajectory_id])
+                yield request.trajectory_id, columns
             return
         inputs = await self._in_rows(lambda: [self._inputs(request) for request in requests])
         pairs = list(zip((request.trajectory_id for request in requests), inputs, strict=True))
@@ -179,15 +189,15 @@ class TaskRewardWorker:
 
     def _inputs(self, request: ScoreRequest) -> Scorable:
         part, row = self._parts.locate(request.group_id)
-        return part, self._text_and_columns(request, part.task, row)
+        return part, self._text_and_columns(request, part, row)
 
-    def _text_and_columns(self, request: ScoreRequest, task: Task, row: int) -> Inputs:
+    def _text_and_columns(self, request: ScoreRequest, part: Part, row: int) -> Inputs:
         try:
             with needing_memory("a reward worker", "a completion and its row", _ADVICE):
                 text = self._tokenizer.decode(
                     list(request.tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
-                return text, task.columns(row)
+                return text, asked_columns(part, row, request.row_digest)
         except DataError as error:
             return Failed(str(error))
         except OutOfMemory as error:
@@ -197,13 +207,13 @@ class TaskRewardWorker:
         """The prompt with what the environment adds."""
         part, row = self._parts.locate(group_id)
         try:
-            more = await episodes.begun(await self._in_rows(lambda: part.task.columns(row)))
+            more = await episodes.begun(await self._in_rows(lambda: asked_columns(part, row, "")))
         except DataError as error:
             return BadPrompt(group_id, part.row_id(row), str(error))
         if isinstance(more, Failed):
             return BadPrompt(group_id, part.row_id(row), f"{part.row_id(row)}: {more.reason}")
         if isinstance(more, Ids):
-            return self._of_ids(group_id, more)
+            return await self._in_rows(lambda: self._of_ids(group_id, more))
         return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
 
     def _of_ids(self, group_id: int, ids: Ids) -> Prompt | BadPrompt:
@@ -215,7 +225,8 @@ class TaskRewardWorker:
             self._check_length(row_id, text, len(ids))
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))
-        return Prompt(group_id, row_id, token_array(ids), text, ids.bounds.metrics(FIRST))
+        digest = row_digest(part.task.columns(row))
+        return Prompt(group_id, row_id, token_array(ids), text, ids.bounds.metrics(FIRST), digest)
 
     def _prompt(
         self, group_id: int, more: More = "", tools: Sequence[dict[str, Any]] = ()
@@ -231,13 +242,14 @@ class TaskRewardWorker:
             else:
                 tokens = encode_prompt(self._tokenizer, text)
             self._check_length(row_id, text, len(tokens))
+            digest = row_digest(part.task.columns(row))
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))
         except MemoryError:
             raise
         except Exception as error:  # a row, a template or a tokenizer may raise anything
             return BadPrompt(group_id, row_id, f"{row_id}: {type(error).__name__}: {shortened(error)}")
-        return Prompt(group_id, row_id, token_array(tokens), text)
+        return Prompt(group_id, row_id, token_array(tokens), text, row_digest=digest)
 
     @property
     def _room(self) -> int:
@@ -268,9 +280,12 @@ class TaskRewardWorker:
                 "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
             )
 
-    def _columns(self, group_id: int) -> Row:
-        part, row = self._parts.locate(group_id)
-        return part.task.columns(row)
+    def _columns(self, request: ScoreRequest) -> Row | Failed:
+        part, row = self._parts.locate(request.group_id)
+        try:
+            return asked_columns(part, row, request.row_digest)
+        except DataError as error:
+            return Failed(str(error))
 
     async def _in_rows(self, make: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._rows, make)

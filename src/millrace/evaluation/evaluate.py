@@ -113,11 +113,11 @@ def _attempts(
     config: Config, prompts: list[Prompt], completions: list[list[Completion]]
 ) -> list[list[Attempt]]:
     """Score every completion; a row per prompt."""
-    owners = [prompt.group_id for prompt, row in zip(prompts, completions, strict=True) for _ in row]
+    owners = [prompt for prompt, row in zip(prompts, completions, strict=True) for _ in row]
     flat = [completion for row in completions for completion in row]
     requests = [
-        ScoreRequest(index, group_id, token_array(one.tokens), one.finish)
-        for index, (group_id, one) in enumerate(zip(owners, flat, strict=True))
+        ScoreRequest(index, owner.group_id, token_array(one.tokens), one.finish, row_digest=owner.row_digest)
+        for index, (owner, one) in enumerate(zip(owners, flat, strict=True))
     ]
     attempts = iter(
         Attempt(timed.score, truncated=request.finish is Finish.LENGTH)

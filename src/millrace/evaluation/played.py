@@ -31,7 +31,8 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
             one.columns.extend(TokenColumns.of(sampled, [0.0] * len(sampled), 0))
             episode.end_turn(one, Finish.STOP, answered=True)
             most = config.rollout.max_sequence_tokens
-            timed = scorer.scores([episode.request(one, prompt.tokens, max_sequence_tokens=most)])[0]
+            asked = prompt.tokens, prompt.row_digest
+            timed = scorer.scores([episode.request(one, *asked, max_sequence_tokens=most)])[0]
             end = timed.score
             observed = list(end.tokens) if isinstance(end, Observed) else []
             if isinstance(end, Observed):

@@ -96,6 +96,8 @@ class Buffer:
     def write(self, db: sqlite3.Connection, *, everything: bool) -> None:
         """Write inside a transaction. The buffer changes only in `written`, after the commit."""
         db.executemany(records.INSERT_GROUP, [records.group_row(g) for g in self._groups.values()])
+        digests = [(g.group_id, g.row_digest) for g in self._groups.values() if g.row_digest]
+        db.executemany(records.INSERT_ROW_DIGEST, digests)
         db.executemany(records.INSERT_SKIPPED, [(p.group_id, p.row_id, p.reason) for p in self._skips])
         db.executemany(records.INSERT_PUBLISHED, [astuple(p) for p in self.published])
         self._planned = {

@@ -6,8 +6,17 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from millrace.core.types import CheckpointInfo, Group, State, StepRecord, Trajectory
-from millrace.ledger.records import SELECT_CHECKPOINTS, SELECT_STEPS, load_group, to_checkpoint, to_step
+from millrace.ledger.records import (
+    SELECT_CHECKPOINTS,
+    SELECT_STEPS,
+    load_group,
+    load_row_digest,
+    to_checkpoint,
+    to_step,
+)
 from millrace.ledger.schema import LIVE_STATES
 
 CheckpointOk = Callable[[CheckpointInfo], bool]
@@ -23,6 +32,7 @@ class Recovery:
     next_group_id: int
     groups: list[Group]
     version: int
+    reached: int
     unused_group_ids: list[int]
     quarantined: list[str]
     live: list[tuple[Trajectory, State]]  # and the state in the file
@@ -35,6 +45,8 @@ def read_recovery(db: sqlite3.Connection) -> Recovery:
     """
     next_group_id, unused = _positions(db)
     groups = [load_group(db, group_id) for group_id in live_group_ids(db)]
+    for group in groups:
+        group.row_digest = load_row_digest(db, group.group_id)
     live = [(member, member.state) for group in groups for member in group.members if member.live]
     for member, _ in live:
         _give_up_lease(member)
@@ -42,6 +54,7 @@ def read_recovery(db: sqlite3.Connection) -> Recovery:
         next_group_id=next_group_id,
         groups=groups,
         version=last_version(db),
+        reached=_reached(db),
         unused_group_ids=unused,
         quarantined=_quarantined(db),
         live=live,
@@ -58,6 +71,12 @@ def last_version(db: sqlite3.Connection) -> int:
     """The version of the last committed step; 0 if there is no step."""
     version: int = db.execute("SELECT ifnull(max(version), 0) FROM steps").fetchone()[0]
     return version
+
+
+def _reached(db: sqlite3.Connection) -> int:
+    """The highest id of a group in any step; -1 if there is no step."""
+    batches = (msgspec.msgpack.decode(row[0]) for row in db.execute("SELECT group_ids FROM steps"))
+    return max((group_id for batch in batches for group_id in batch), default=-1)
 
 
 def newest_checkpoint(

@@ -12,7 +12,7 @@ import re
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 7
+FORMAT = 8
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 
@@ -31,6 +31,11 @@ CREATE TABLE groups (
     row_id TEXT NOT NULL,
     prompt BLOB NOT NULL,           -- squeezed token ids (codec.py)
     text TEXT NOT NULL,
+    CHECKSUM
+) STRICT;
+CREATE TABLE row_digests (
+    group_id INTEGER PRIMARY KEY,
+    digest TEXT NOT NULL,           -- of the columns of the row, which no later row may differ from
     CHECKSUM
 ) STRICT;
 CREATE TABLE skipped (
@@ -164,3 +169,9 @@ def _with_checksum(create: re.Match[str]) -> str:
 
 
 TABLES = _WITH_CHECKSUM.sub(_with_checksum, _TEMPLATE)
+
+
+def create(table: str) -> str:
+    """SQL that creates one table, as `TABLES` does."""
+    start = TABLES.index(f"CREATE TABLE {table} (")
+    return TABLES[start : TABLES.index("STRICT;", start)] + "STRICT;"

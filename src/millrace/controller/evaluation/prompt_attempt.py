@@ -82,10 +82,11 @@ class PromptAttempt:
         return True
 
     def score_request(self, score_id: int, max_sequence_tokens: int) -> ScoreRequest:
+        prompt = self.prompt
         request = episode.request(
-            self.trajectory, self.prompt.tokens, max_sequence_tokens=max_sequence_tokens
+            self.trajectory, prompt.tokens, prompt.row_digest, max_sequence_tokens=max_sequence_tokens
         )
-        return replace(request, trajectory_id=score_id, group_id=self.prompt.group_id)
+        return replace(request, trajectory_id=score_id, group_id=prompt.group_id)
 
     def answer(self, answer: Score | Observed) -> None:
         """The attempt has its score, or another turn. One that waits for neither is not changed."""

@@ -14,6 +14,7 @@ from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
 from millrace.controller.turns import episode
+from millrace.core.rounding import all_equal
 from millrace.core.types import (
     LIVE,
     Abstain,
@@ -80,7 +81,7 @@ class Trajectories:
         first = prompt.group_id * self.numbers.group_size
         ids = range(first, first + self.numbers.group_size)
         members = [Trajectory(tid, prompt.group_id, metrics=dict(prompt.metrics)) for tid in ids]
-        group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members)
+        group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members, prompt.row_digest)
         record, samples = self.replicas[replica], self.numbers.screen_samples
         owner = self.groups[group.group_id] = GroupRecord(group, record.version, samples, now_s)
         record.groups_since_swap += 1
@@ -202,8 +203,9 @@ class Trajectories:
     # ------------------------------------------------------------ scores and ends
 
     def score_request(self, trajectory: Trajectory) -> ScoreRequest:
-        prompt = self.groups[trajectory.group_id].group.prompt
-        return episode.request(trajectory, prompt, max_sequence_tokens=self.numbers.max_sequence_tokens)
+        group = self.groups[trajectory.group_id].group
+        most = self.numbers.max_sequence_tokens
+        return episode.request(trajectory, group.prompt, group.row_digest, max_sequence_tokens=most)
 
     def score(self, trajectory_id: int, score: Score | Observed) -> Trajectory | None:
         """Record a score or an observation. Returns its trajectory; None: the trajectory waits for neither
@@ -311,8 +313,7 @@ class Trajectories:
         its advantages are 0. The group teaches nothing, so it ends, and admission starts another one in its
         place.
         """
-        limit = self.numbers.resampled_max
-        if not limit or len({member.reward for member in scored}) > 1:
+        if not (limit := self.numbers.resampled_max) or not all_equal(m.reward or 0.0 for m in scored):
             return False
         replaces = self.resampled < limit
         self.resampled, self.unreplaced = self.resampled + replaces, self.unreplaced + (not replaces)

@@ -130,15 +130,19 @@ def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:
     trajectory.finish = Finish.TURN if waits else finish
 
 
-def request(trajectory: Trajectory, prompt: array[int], *, max_sequence_tokens: int) -> ScoreRequest:
+def request(
+    trajectory: Trajectory, prompt: array[int], row_digest: str, *, max_sequence_tokens: int
+) -> ScoreRequest:
     """What an environment needs to answer the last turn."""
     columns, finish = trajectory.columns, trajectory.finish
     assert finish is not None, trajectory
     room = max_sequence_tokens - num_seen(columns.forks, len(columns), len(prompt))
     ids = trajectory.trajectory_id, trajectory.group_id
     spent_s = trajectory.metrics.get(ENVIRONMENT_S, 0.0)
-    turns, forks = columns.turns(), columns.forks
-    return ScoreRequest(*ids, columns.tokens, finish, turns, room, spent_s, prompt, forks, columns.logprobs)
+    turns, forks, logprobs = columns.turns(), columns.forks, columns.logprobs
+    return ScoreRequest(
+        *ids, columns.tokens, finish, turns, room, spent_s, prompt, forks, logprobs, row_digest
+    )
 
 
 def observe(trajectory: Trajectory, answer: Observed) -> None:

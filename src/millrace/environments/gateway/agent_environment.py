@@ -102,6 +102,7 @@ class AgentEnvironment:
         self._asked: tuple[PendingCall, CallPlace] | None = None
         self._texts = list[str]()
         self._spent_s, self._is_late = 0.0, False
+        self._refusal = ""
 
     def reset(self, row: Row) -> Ids:
         """The prompt of the first call.
@@ -116,6 +117,8 @@ class AgentEnvironment:
             if self._is_late:
                 raise AgentError(f"the agent made no call within its task's {self._agent.time_s:g} s")
             _not_killed(end)
+            if self._refusal:
+                raise AgentError(f"its request was refused: {self._refusal}\n  {_said(end)}")
             raise AgentError(f"the agent ended without a call: {_said(end)}")
         return Ids(self._asked[1].context, self._bounds(self._asked[0].call))
 
@@ -181,7 +184,8 @@ class AgentEnvironment:
                 self._check(pending.call)
                 return pending, self._conversation.place(pending.call)
             except RefusedCall as error:
-                pending.refuse(error.status, str(error))
+                self._refusal = str(error)
+                pending.refuse(error.status, self._refusal)
         return None
 
     def _check(self, call: Call) -> None:

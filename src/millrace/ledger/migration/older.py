@@ -1,7 +1,7 @@
 """From an older format of a ledger file to the present one. A look at an older file changes nothing.
 
 Format 5 has no trajectory that waits for an environment. Format 6 has an index of live trajectories. Every
-update of a row paid for that index, and only a resume used it.
+update of a row paid for that index, and only a resume used it. Format 7 has no digests of rows.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import sqlite3
 
 from millrace.core.types import State
-from millrace.ledger.schema import FORMAT
+from millrace.ledger.schema import FORMAT, create
 
 CHANGES = {
     5: f"INSERT INTO counts VALUES ('{State.WAITING}', 0);",
     6: "DROP INDEX trajectories_live;",
+    7: create("row_digests"),
 }
 """By format: what makes the next format of it."""
 
-DIFFERENT = {"trajectories_live"}
-"""Tables and indexes whose text differs in older formats."""
+DIFFERENT = {"trajectories_live", "row_digests"}
+"""Tables and indexes that older formats lack, or that only they have."""
 
 
 def number(db: sqlite3.Connection) -> int:

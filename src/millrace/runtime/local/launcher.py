@@ -207,7 +207,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", forkserver.__name__, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
-        env={**DEFAULTS, **os.environ, "PYTHONPATH": path},
+        env={**DEFAULTS, **os.environ, **process.ONE_HASH_SEED, "PYTHONPATH": path},
         pass_fds=[theirs.fileno()],
         process_group=0,
     )

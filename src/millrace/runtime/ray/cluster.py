@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from millrace.core.errors import WorkerError
+from millrace.runtime.process import ONE_HASH_SEED
 from millrace.runtime.ray.actor import Hosted
 from millrace.runtime.ray.places import Node, Places
 from millrace.runtime.seam import load_class
@@ -117,6 +118,7 @@ class ClusterConnection:
             max_task_retries=0,
             max_concurrency=1000,
             concurrency_groups={LEASE: 100},
+            runtime_env={"env_vars": ONE_HASH_SEED},  # which Python reads before it runs any line of ours
         )(_with_lease(ray))
 
     def nodes(self) -> list[Node]:

@@ -34,13 +34,14 @@ import typing  # noqa: F401
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from millrace.core.ending_signals import ENDING, STACKS
 from millrace.sandbox.inside import guest, landlock, namespaces
 from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.inside.syscalls import machine, prctl
 from millrace.sandbox.inside.warden import Warden, remove_tree
 
 MESSAGE_BYTES = 4096
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (*ENDING, STACKS)
 """Ignored here: the end of the socket is the only end."""
 DESCRIPTORS_MAX = 256
 PRIVATE_USERS = 1_879_000_000
