@@ -46,7 +46,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class ThreadAgent:
     """An agent that is a thread. Its program asks without HTTP."""
 
-    time_s = math.inf
+    time_s: float = math.inf
 
     def __init__(self, program: Program, row: Row) -> None:
         self.session = Session()

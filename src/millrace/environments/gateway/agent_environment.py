@@ -40,8 +40,10 @@ class RunningAgent(Protocol):
     """The process of one agent."""
 
     session: Session
-    time_s: float
-    """What its task permits it beside the time of the model."""
+
+    @property
+    def time_s(self) -> float:
+        """What its task permits it beside the time of the model."""
 
     def tests(self) -> float | None:
         """The reward of the tests of its task directory; None: it has none."""
