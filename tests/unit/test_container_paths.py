@@ -13,24 +13,24 @@ from millrace.environments.gateway.agents.tasks.container_paths import (
     with_places,
 )
 
-PLACES = {"/app": "/d/work", "/tests": "/d/tests", "/logs": "/d/logs"}
+PLACES = {"/app": "/d/here", "/tests": "/d/tests", "/logs": "/d/logs"}
 
 
 @pytest.mark.parametrize(
     ("text", "placed"),
     [
-        ("cd /app", "cd /d/work"),
-        ("cat /app/a.txt /tests/b", "cat /d/work/a.txt /d/tests/b"),
-        ("OUT=${OUT:-/app/a.txt}", "OUT=${OUT:-/d/work/a.txt}"),
-        ("open('/app/a')", "open('/d/work/a')"),
-        ('f"/app/{name}"', 'f"/d/work/{name}"'),
-        ("--dir=/app", "--dir=/d/work"),
-        ("gcc -I/app/include", "gcc -I/d/work/include"),
-        ("PATH=/app/bin:/tests:$PATH", "PATH=/d/work/bin:/d/tests:$PATH"),
-        ("file:///app/a", "file:///d/work/a"),
+        ("cd /app", "cd /d/here"),
+        ("cat /app/a.txt /tests/b", "cat /d/here/a.txt /d/tests/b"),
+        ("OUT=${OUT:-/app/a.txt}", "OUT=${OUT:-/d/here/a.txt}"),
+        ("open('/app/a')", "open('/d/here/a')"),
+        ('f"/app/{name}"', 'f"/d/here/{name}"'),
+        ("--dir=/app", "--dir=/d/here"),
+        ("gcc -I/app/include", "gcc -I/d/here/include"),
+        ("PATH=/app/bin:/tests:$PATH", "PATH=/d/here/bin:/d/tests:$PATH"),
+        ("file:///app/a", "file:///d/here/a"),
         (">/logs/verifier/reward.txt", ">/d/logs/verifier/reward.txt"),
-        ("It is in /app.", "It is in /d/work."),
-        ("/app", "/d/work"),
+        ("It is in /app.", "It is in /d/here."),
+        ("/app", "/d/here"),
     ],
 )
 def test_a_path_of_the_container_becomes_the_place_of_this_trajectory(text: str, placed: str) -> None:
@@ -89,7 +89,7 @@ def test_all_texts_of_a_directory_are_rewritten_and_other_files_stay(tmp_path: P
         (tmp_path / name).write_bytes(data)
     (tmp_path / "link").symlink_to("/app")
     rewrite(tmp_path, PLACES)
-    assert [path.read_bytes() for path in texts] == [b"/d/work/x\r\n"] * 3
+    assert [path.read_bytes() for path in texts] == [b"/d/here/x\r\n"] * 3
     assert texts[0].stat().st_mode & 0o111
     assert (tmp_path / "binary").read_bytes() == b"/app\0"
     assert (tmp_path / "latin").read_bytes() == b"/app \xe9"
@@ -98,8 +98,8 @@ def test_all_texts_of_a_directory_are_rewritten_and_other_files_stay(tmp_path: P
 
 def test_a_task_that_works_in_the_root_names_what_is_there() -> None:
     places = places_of(
-        "/", Path("/d/work"), Path("/d/tests"), Path("/d/logs"), ["answer.txt", "tmp", "tests"]
+        "/", Path("/d/here"), Path("/d/tests"), Path("/d/logs"), ["answer.txt", "tmp", "tests"]
     )
     assert (
-        with_places("cat /answer.txt /tmp/x /tests/y", places) == "cat /d/work/answer.txt /tmp/x /d/tests/y"
+        with_places("cat /answer.txt /tmp/x /tests/y", places) == "cat /d/here/answer.txt /tmp/x /d/tests/y"
     )
