@@ -327,6 +327,34 @@ def test_after_the_launcher_is_killed_agents_go_on_and_the_next_start_works(tmp_
         before.close()
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os; os.rename(os.getcwd(), os.getcwd() + '-other')",
+        "import os; os.rename(os.getcwd(), os.getcwd() + '-other'); os.mkdir(os.environ['HERE'])",
+        "import os, signal; os.rename(os.getcwd(), os.getcwd() + '-other'); os.kill(os.getppid(), 9)",
+    ],
+    ids=["renamed", "another in its place", "and its warden is killed"],
+)
+def test_a_directory_that_its_agent_renames_is_removed(tmp_path: Path, code: str) -> None:
+    with Agents(tmp_path / "agents") as agents:
+        shell = 'HERE=$PWD exec python -c "$0"'
+        process = started(agents, ["sh", "-c", shell, code], {})
+        assert process.wait(SOON_S) is not None
+        assert [path.name.endswith("-other") for path in (tmp_path / "agents").iterdir()].count(True) == 1
+        process.close()
+        assert not list((tmp_path / "agents").iterdir())
+
+
+def test_an_agent_that_kills_its_launcher_leaves_no_directory(tmp_path: Path) -> None:
+    with Agents(tmp_path / "agents") as agents:
+        assert agents._launcher is not None
+        process = started(agents, ["sh", "-c", f"kill -9 {agents._launcher.pid}; kill -9 $PPID"], {})
+        assert process.wait(SOON_S) is not None
+        process.close()
+    assert not list((tmp_path / "agents").iterdir())
+
+
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGALRM"])
 def test_a_signal_to_every_process_ends_no_launcher_and_agents_have_signals_as_usual(
     name: str, agents: Agents

@@ -81,6 +81,38 @@ def test_a_link_in_place_of_the_logs_is_not_followed(agents: Agents, tmp_path: P
     assert (tmp_path / "other" / "verifier" / "kept").exists()
 
 
+def test_paths_of_the_container_are_mapped_in_every_file_of_the_tests(agents: Agents, tmp_path: Path) -> None:
+    files = {
+        "environment/Dockerfile": "FROM python:3.13\nWORKDIR /srv/task/\n",
+        "instruction.md": "Write 391 into `/srv/task/answer.txt`.\n",
+        "tests/test.sh": 'OUT="${OUT:-/srv/task/answer.txt}"\n/tests/checks/run "$OUT"\n',
+        "tests/checks/run": "#!/bin/sh\ngrep -q 391 $1 /srv/task/answer.txt\n"
+        "cat $(cat /tests/checks/path) && echo 0.5 > /logs/verifier/reward.txt\n",
+        "tests/checks/path": "/srv/task/answer.txt",
+    }
+    path = task_at(tmp_path, files)
+    (path / "tests" / "checks" / "run").chmod(0o755)
+    task = read_task(path)
+    assert task.instruction == "Write 391 into `answer.txt`.\n"
+    assert reward(agents, task, "echo 391 > answer.txt") == 0.5
+
+
+def test_a_task_that_works_in_the_root_is_mapped_too(agents: Agents, tmp_path: Path) -> None:
+    files = {
+        "environment/Dockerfile": "FROM python:3.13\nWORKDIR /\n",
+        "instruction.md": "Write 391 into /answer.txt.\n",
+        "tests/test.sh": "grep -q 391 /answer.txt && echo 1 > /logs/verifier/reward.txt\n",
+    }
+    task = read_task(task_at(tmp_path, files))
+    assert task.instruction == "Write 391 into answer.txt.\n"
+    assert reward(agents, task, "echo 391 > answer.txt") == 1.0
+
+
+def test_the_json_of_a_reward_comes_before_the_text(agents: Agents, tmp_path: Path) -> None:
+    script = "echo 0 > /logs/verifier/reward.txt; echo '{\"reward\": 0.5}' > /logs/verifier/reward.json"
+    assert reward(agents, read_task(task_at(tmp_path, {"tests/test.sh": script}))) == 0.5
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("0.25", 0.25), ('{"reward": 1, "speed": 3}', 1.0), ('{"tests": 0.75}', 0.75)]
 )

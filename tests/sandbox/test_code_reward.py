@@ -13,7 +13,7 @@ import pytest
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError, SandboxError
 from millrace.environments.answers import make_answer
-from millrace.environments.code import CodeReward
+from millrace.environments.code import CodeReward, reference_program
 from millrace.sandbox.program_text import program_of
 from tests.sandbox.hostile import completions
 
@@ -108,3 +108,35 @@ def test_the_tests_that_ran_are_counted(reward: CodeReward) -> None:
     assert scored["tests_run"] == len(tests["inputs"])
     broken = reward("```python\ndef f(:\n```\n", row["answer"], row)
     assert (broken["tests_run"], broken["reward"]) == (0.0, 0.0)
+
+
+SQUARE = "def square(x):\n    return x * x\n"
+PROMPT = 'def square(x):\n    """Square a number."""\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "columns"),
+    [
+        (SQUARE, {}),
+        (f"```python\n{SQUARE}```", {}),
+        (None, {"canonical_solution": "    return x * x\n"}),
+        (None, {"code": SQUARE}),
+        (None, {"solutions": json.dumps([SQUARE, "def square(x): return 0"])}),
+        (None, {"solutions": [SQUARE]}),
+        (None, {"solutions": {"language": [2, 3], "solution": ["int x;", SQUARE]}}),
+    ],
+)
+def test_the_reference_program_of_a_row_is_a_completion_that_passes(
+    reward: CodeReward, answer: Any, columns: dict[str, Any]
+) -> None:
+    row = {"prompt": PROMPT, "tests": ["assert square(3) == 9"], **columns}
+    program = reference_program(answer, row)
+    assert program is not None
+    assert reward(program, answer, row)["reward"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "columns", [{}, {"solutions": "[]"}, {"solutions": []}, {"code": " "}, {"solution": 3}]
+)
+def test_a_row_without_a_right_program_has_no_reference(columns: dict[str, Any]) -> None:
+    assert reference_program(None, {"prompt": PROMPT, **columns}) is None

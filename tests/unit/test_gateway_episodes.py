@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 import threading
 from array import array
@@ -45,6 +46,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class ThreadAgent:
     """An agent that is a thread. Its program asks without HTTP."""
 
+    time_s: float = math.inf
+
     def __init__(self, program: Program, row: Row) -> None:
         self.session = Session()
         self._end: AgentEnd | None = None
@@ -62,7 +65,7 @@ class ThreadAgent:
     def _ask(self, *messages: ChatTurn, **fields: Any) -> Reply:
         call = Call(messages=list(messages), **fields)
         settled = threading.Event()
-        pending = self.session.submit(call, b"")
+        pending = self.pending = self.session.submit(call, b"")
         if not self.session.watch(pending, settled.set):
             assert settled.wait(60)
         assert pending.outcome is not None
@@ -336,6 +339,25 @@ def test_an_agent_that_never_asks_has_no_prompt(tokenizer: Any, program: Program
     worker = Worker(tokenizer, program, timeout_s=1.0)
     failed = worker.episodes._first(worker.row)
     assert isinstance(failed, Failed) and reason in failed.reason
+
+
+def test_an_agent_beyond_the_time_of_its_task_ends_and_what_it_left_is_scored(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(row: Row, ask: Ask) -> str:
+        ask(user(row["prompt"]))
+        threading.Event().wait()
+        return "yes"
+
+    def time_s(agent: ThreadAgent) -> float:
+        return math.inf if agent.pending is None or agent.pending.outcome is None else 0.0
+
+    monkeypatch.setattr(ThreadAgent, "pending", None, raising=False)
+    monkeypatch.setattr(ThreadAgent, "time_s", property(time_s))
+    worker = Worker(tokenizer, hangs)
+    end = worker.episodes.answer(worker.say(worker.begin(), "no"), worker.row)
+    assert isinstance(end, Scored), end
+    assert (end.value, end.metrics["agent_timed_out"], end.metrics["said"]) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(

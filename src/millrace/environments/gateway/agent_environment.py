@@ -41,6 +41,10 @@ class RunningAgent(Protocol):
 
     session: Session
 
+    @property
+    def time_s(self) -> float:
+        """What its task permits it beside the time of the model."""
+
     def tests(self) -> float | None:
         """The reward of the tests of its task directory; None: it has none."""
 
@@ -99,6 +103,7 @@ class AgentEnvironment:
         self._agent: RunningAgent | None = None
         self._asked: tuple[PendingCall, CallPlace] | None = None
         self._texts = list[str]()
+        self._spent_s, self._is_late = 0.0, False
         self._refusal = ""
 
     def reset(self, row: Row) -> Ids:
@@ -110,7 +115,10 @@ class AgentEnvironment:
         self._agent = self._parts.agents.start(row)
         self._asked = self._next(self._agent)
         if self._asked is None:
-            end = _not_killed(self._agent.wait(0))
+            end = self._agent.wait(0)
+            if self._is_late:
+                raise AgentError(f"the agent made no call within its task's {self._agent.time_s:g} s")
+            _not_killed(end)
             if self._refusal:
                 raise AgentError(f"its request was refused: {self._refusal}\n  {_said(end)}")
             raise AgentError(f"the agent ended without a call: {_said(end)}")
@@ -133,8 +141,8 @@ class AgentEnvironment:
             call, place = self._asked[0].call, self._asked[1]
             ids = Ids(place.ids, self._bounds(call))
             return Observation(ids, metrics=self._metrics(), after=place.after)
-        end = _not_killed(self._agent.wait(0))
-        if end is None or end.exit_code != 0:
+        end = self._agent.wait(0) if self._is_late else _not_killed(self._agent.wait(0))
+        if end is None or (end.exit_code != 0 and not self._is_late):
             raise AgentError(_said(end))
         return Done(self._score(end), self._metrics())
 
@@ -155,8 +163,24 @@ class AgentEnvironment:
             self._agent.close()
 
     def _next(self, agent: RunningAgent) -> tuple[PendingCall, CallPlace] | None:
-        """The next call that can be answered, and its place; None: the agent has ended."""
-        until_s = time.monotonic() + self._parts.timeout_s
+        """The next call that can be answered, and its place; None: the agent or its task's time has ended."""
+        began_s = time.monotonic()
+        left_s = agent.time_s - self._spent_s
+        asked = self._placed(agent, began_s + min(self._parts.timeout_s, left_s))
+        self._spent_s += time.monotonic() - began_s
+        if asked is None and agent.wait(0) is None:
+            if self._spent_s < agent.time_s:
+                raise AgentError(
+                    f"the agent made no call for {self._parts.timeout_s:g} s, and has not ended\n"
+                    "  Raise `reward.timeout_s`, or see why it waits."
+                )
+            agent.kill()
+            if agent.wait(self._parts.end_s) is None:
+                raise AgentError(f"the agent was killed after its task's {agent.time_s:g} s, and goes on")
+            self._is_late = True
+        return asked
+
+    def _placed(self, agent: RunningAgent, until_s: float) -> tuple[PendingCall, CallPlace] | None:
         while pending := agent.session.next_call(max(0.0, until_s - time.monotonic())):
             try:
                 self._check(pending.call)
@@ -164,11 +188,6 @@ class AgentEnvironment:
             except RefusedCall as error:
                 self._refusal = str(error)
                 pending.refuse(error.status, self._refusal)
-        if agent.wait(0) is None:
-            raise AgentError(
-                f"the agent made no call for {self._parts.timeout_s:g} s, and has not ended\n"
-                "  Raise `reward.timeout_s`, or see why it waits."
-            )
         return None
 
     def _check(self, call: Call) -> None:
@@ -199,12 +218,17 @@ class AgentEnvironment:
         assert self._agent is not None
         forks = {f"forks_{cause}": float(count) for cause, count in self._conversation.forks.items()}
         counts = self._agent.session.counts
-        return forks | {
-            "replies_unused": float(self._conversation.replies_unused),
-            "retries": float(counts.joined + counts.replayed),
-            "calls_refused": float(counts.refused),
-            "calls_auxiliary": float(counts.auxiliary),
-        }
+        late = {"agent_timed_out": 1.0} if self._is_late else {}
+        return (
+            forks
+            | late
+            | {
+                "replies_unused": float(self._conversation.replies_unused),
+                "retries": float(counts.joined + counts.replayed),
+                "calls_refused": float(counts.refused),
+                "calls_auxiliary": float(counts.auxiliary),
+            }
+        )
 
 
 def _not_killed(end: AgentEnd | None) -> AgentEnd | None:

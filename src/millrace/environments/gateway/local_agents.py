@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import tempfile
 from contextlib import suppress
@@ -80,6 +81,10 @@ class LocalAgent:
     process: AgentProcess
     agents: Agents
     task: TaskDirectory | None
+
+    @property
+    def time_s(self) -> float:
+        return math.inf if self.task is None else self.task.agent_timeout_s
 
     def wait(self, timeout_s: float) -> AgentEnd | None:
         self.process.wait(timeout_s)

@@ -192,6 +192,16 @@ def remove_tree(top: str) -> None:
             pending.remove(path)
 
 
+def path_of(opened: int) -> str:
+    """Where an open directory is now; empty: it is nowhere."""
+    path = os.readlink(f"/proc/self/fd/{opened}")
+    try:
+        is_there = os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(opened))
+    except OSError:
+        is_there = False
+    return path if is_there else ""
+
+
 def _read_all(descriptor: int) -> bytes:
     parts = []
     while part := os.read(descriptor, 4096):

@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.agents.inside.bounded_output import LAST_BYTES
-from millrace.sandbox.inside.warden import remove_tree
+from millrace.sandbox.inside.warden import path_of, remove_tree
 
 DIRECTORY = "agents"
 """Of a run: the working directories of agents that run."""
@@ -33,7 +33,8 @@ class AgentProcess:
 
     Args:
         link: the socket to the warden. `Agents` reads it.
-        directory: the working directory. `close` removes it where `is_own`.
+        directory: the working directory.
+        opened: the same directory, open. `close` removes the directory, and closes this. None: it is left.
         on_exit: called once, in the thread that watches all agents. So it must return at once.
     """
 
@@ -42,11 +43,11 @@ class AgentProcess:
         link: socket.socket,
         directory: Path,
         *,
-        is_own: bool = True,
+        opened: int | None = None,
         on_exit: Callable[[AgentEnd], None] | None = None,
     ) -> None:
         self.directory, self.pid = directory, 0
-        self._link, self._is_own, self._on_exit = link, is_own, on_exit
+        self._link, self._opened, self._on_exit = link, opened, on_exit
         self._began_s = time.monotonic()
         self._ended = threading.Event()
         self._end: AgentEnd | None = None
@@ -87,8 +88,11 @@ class AgentProcess:
             self.kill()
             if not self._ended.wait(END_S):
                 _log.warning("an agent (process %d) was killed, and is not gone after %g s", self.pid, END_S)
-        if self._is_own:
-            remove_directory(self.directory)
+        with self._lock:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            remove_directory(self.directory, opened)
+            os.close(opened)
 
     def receive(self) -> dict[str, Any] | None:
         """The next message of the warden, read with the link's timeout; empty: the warden is gone; None: the
@@ -136,8 +140,15 @@ class AgentProcess:
             return ""
 
 
-def remove_directory(directory: Path) -> None:
+def remove_directory(directory: Path, opened: int | None = None) -> None:
+    """Remove an agent's directory, also under the name that the agent gave it.
+
+    Args:
+        opened: the directory, open since before the agent could rename it.
+    """
     try:
+        if opened is not None and (renamed := path_of(opened)) not in ("", str(directory)):
+            remove_tree(renamed)
         remove_tree(str(directory))
     except OSError as error:
         _log.warning("the directory %s of an agent cannot be removed: %s", directory, error)

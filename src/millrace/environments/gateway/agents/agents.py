@@ -81,6 +81,7 @@ class Agents:
             command = filled(absolute(command, Path.cwd()), row)
         with writing(self._directory, _ADVICE):
             directory = Path(tempfile.mkdtemp(prefix="agent-", dir=self._directory))
+            opened = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if prepare is not None:
                 prepare(directory)
@@ -97,10 +98,11 @@ class Agents:
             arguments = {"row": path, "base_url": base_url.rstrip("/"), "key": key}
             return self._started(
                 _request(command, directory, directory / LOG, variables, limits, arguments),
-                lambda link: AgentProcess(link, directory, on_exit=on_exit),
+                lambda link: AgentProcess(link, directory, opened=opened, on_exit=on_exit),
             )
         except BaseException:
-            remove_directory(directory)
+            remove_directory(directory, opened)
+            os.close(opened)
             raise
 
     def run_beside(
@@ -121,7 +123,7 @@ class Agents:
         variables = plain_variables({**self._environment, **environment}, os.environ)
         process = self._started(
             _request(command, directory, log, variables, limits, {}),
-            lambda link: AgentProcess(link, directory, is_own=False),
+            lambda link: AgentProcess(link, directory),
         )
         try:
             process.wait(timeout_s)

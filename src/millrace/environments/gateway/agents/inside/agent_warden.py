@@ -21,7 +21,7 @@ from millrace.environments.gateway.agents.inside.agent_function import RETURNED_
 from millrace.environments.gateway.agents.inside.become import become_agent
 from millrace.environments.gateway.agents.inside.bounded_output import BoundedOutput
 from millrace.sandbox.inside.syscalls import prctl
-from millrace.sandbox.inside.warden import PR_SET_CHILD_SUBREAPER, end_descendants, remove_tree
+from millrace.sandbox.inside.warden import PR_SET_CHILD_SUBREAPER, end_descendants, path_of, remove_tree
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES_MAX = 2**20
@@ -49,6 +49,7 @@ class AgentWarden:
             return
         request = json.loads(line)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        opened = os.open(request["directory"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             output = BoundedOutput(request["log"])
             report = self._supervise(request, output)
@@ -57,6 +58,8 @@ class AgentWarden:
             report = {"failed": f"{type(error).__name__}: {error}"}
         if self._is_abandoned:
             with suppress(OSError):
+                if renamed := path_of(opened):
+                    remove_tree(renamed)
                 remove_tree(request["directory"])
         else:
             self._say(report)

@@ -12,6 +12,7 @@ import msgspec
 
 from millrace.core import files
 from millrace.core.errors import DataError
+from millrace.environments.gateway.agents.tasks.container_paths import WORKDIR
 
 BYTES_MAX = 2**20
 
@@ -30,6 +31,11 @@ class PlainImage(msgspec.Struct, frozen=True):
 
     workdir: str
     copies: tuple[CopiedFiles, ...]
+
+    @property
+    def path(self) -> str:
+        """The working directory that the task's texts mean."""
+        return posixpath.normpath(self.workdir or WORKDIR)
 
 
 WHOLE = PlainImage("", (CopiedFiles(".", ".", True),))

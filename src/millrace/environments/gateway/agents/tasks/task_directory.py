@@ -12,6 +12,7 @@ import msgspec
 
 from millrace.core import files
 from millrace.core.errors import DataError
+from millrace.environments.gateway.agents.tasks.container_paths import for_agent
 from millrace.environments.gateway.agents.tasks.dockerfile import (
     WHOLE,
     PlainImage,
@@ -28,6 +29,8 @@ COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 
 class TaskDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """A task that was read. `memory_mb` is None where the task names none.
+
+    In `instruction`, files of the working directory have relative paths, if no container is started.
 
     `image` says which files the working directory gets; None: a container has them.
     """
@@ -86,7 +89,7 @@ def read_task(path: Path | str, *, in_container: bool = False) -> TaskDirectory:
     plain = read_dockerfile(dockerfile) if not in_container and dockerfile.exists() else WHOLE
     return TaskDirectory(
         path=path,
-        instruction=instruction,
+        instruction=instruction if in_container else for_agent(instruction, plain.path),
         test_script=test_script,
         agent_timeout_s=_seconds(path, "agent", _section(path, table, "agent")),
         test_timeout_s=_seconds(path, "verifier", tests),

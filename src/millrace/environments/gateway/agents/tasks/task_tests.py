@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -12,10 +13,10 @@ from millrace.core import files
 from millrace.core.errors import DataError, RewardError
 from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
 from millrace.environments.gateway.agents.agents import Agents
+from millrace.environments.gateway.agents.tasks.container_paths import places_of, rewrite, with_places
 from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory
 
 REWARD_BYTES_MAX = 2**20
-REWRITTEN = (".sh", ".py")
 WORDS = 500
 
 
@@ -23,12 +24,12 @@ def run_tests(agents: Agents, task: TaskDirectory, directory: Path) -> float:
     """Run the tests of a task after its agent has ended, and read the reward.
 
     The tests see a copy of tests/, which the agent has not seen. In a container, tests use the paths /tests,
-    /logs and that of WORKDIR. In the shell and Python files of tests/, these paths become the directories of
-    this trajectory. What the agent left in logs/verifier is removed first.
+    /logs and that of WORKDIR. In all texts of tests/, these paths become the directories of this trajectory
+    (container_paths.py). What the agent left in logs/verifier is removed first.
 
     Args:
-        directory: where the agent worked. The reward is read from its logs/verifier/reward.txt, or else from
-            reward.json there: a number, or an object with `reward` or with one entry.
+        directory: where the agent worked. The reward is read from its logs/verifier/reward.json: a number,
+            or an object with `reward` or with one entry; or else from reward.txt there, as Harbor does it.
     Raises:
         RewardError: the tests wrote no reward, or did not end.
     """
@@ -43,18 +44,17 @@ def run_tests(agents: Agents, task: TaskDirectory, directory: Path) -> float:
     with tempfile.TemporaryDirectory(prefix="tests-", dir=directory.parent) as private:
         tests = Path(private) / "tests"
         shutil.copytree(task.path / "tests", tests, symlinks=True)
-        places = {"/tests": str(tests), "/logs": str(logs.parent)}
-        if task.image is not None and task.image.workdir not in ("", "/"):
-            places[task.image.workdir.rstrip("/")] = str(directory)
-        for path in tests.iterdir():
-            if path.suffix in REWRITTEN and path.is_file():
-                text = path.read_text(errors="surrogateescape")
-                path.write_text(_with_places(text, places), errors="surrogateescape")
+        environment = task.test_environment
+        if task.image is not None:
+            names = [path.name for path in directory.iterdir()]
+            places = places_of(task.image.path, directory, tests, logs.parent, names)
+            rewrite(tests, places)
+            environment = {name: with_places(value, places) for name, value in environment.items()}
         end = agents.run_beside(
             ["bash", str(tests / "test.sh")],
             directory,
             log=logs / "test-stdout.txt",
-            environment=task.test_environment,
+            environment=environment,
             limits=AgentLimits() if task.memory_mb is None else AgentLimits(memory_mb=task.memory_mb),
             timeout_s=task.test_timeout_s,
         )
@@ -66,21 +66,16 @@ def run_tests(agents: Agents, task: TaskDirectory, directory: Path) -> float:
     return _read_reward(task, logs, end)
 
 
-def _with_places(text: str, places: dict[str, str]) -> str:
-    names = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
-    return re.sub(rf"(?<![\w.~}}/-])({names})(?![\w.-])", lambda match: places[match[1]], text)
-
-
 def _read_reward(task: TaskDirectory, logs: Path, end: AgentEnd) -> float:
     try:
-        if (logs / "reward.txt").exists():
-            value = files.read(logs / "reward.txt", REWARD_BYTES_MAX).decode().strip()
-        else:
+        if os.path.lexists(logs / "reward.json"):
             value = files.read_json(logs / "reward.json", REWARD_BYTES_MAX)
             if isinstance(value, dict):
                 value = (
                     value["reward"] if "reward" in value or len(value) != 1 else next(iter(value.values()))
                 )
+        else:
+            value = files.read(logs / "reward.txt", REWARD_BYTES_MAX).decode().strip()
         if isinstance(value, bool | str | int | float) and math.isfinite(reward := float(value)):
             return reward
         raise ValueError(f"{value!r} is no finite number")
