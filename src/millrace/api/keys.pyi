@@ -70,6 +70,7 @@ class MixtureTaskKeys(TypedDict, total=False):
 class GymRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['gym']
@@ -79,15 +80,17 @@ class GymRewardKeys(TypedDict, total=False):
 class MathRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['math']
     extract_answer: str | Literal['none'] | None
-    answer_is: Literal['one', 'any']
+    answer_is: Literal['one', 'any', 'json']
 
 class ExactRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['exact']
@@ -98,6 +101,7 @@ class ExactRewardKeys(TypedDict, total=False):
 class CodeRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['code']
@@ -111,6 +115,7 @@ class CodeRewardKeys(TypedDict, total=False):
 class JsonRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['json']
@@ -122,6 +127,7 @@ class JsonRewardKeys(TypedDict, total=False):
 class PatternRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['pattern']
@@ -131,6 +137,7 @@ class PatternRewardKeys(TypedDict, total=False):
 class JudgeRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['judge']
@@ -155,6 +162,7 @@ class JudgeRewardKeys(TypedDict, total=False):
 class FunctionRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['function']
@@ -166,6 +174,7 @@ class FunctionRewardKeys(TypedDict, total=False):
 class EnvironmentRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['environment']
@@ -183,6 +192,7 @@ class EnvironmentRewardKeys(TypedDict, total=False):
 class SumRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['sum']
