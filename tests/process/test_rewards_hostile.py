@@ -15,7 +15,7 @@ from millrace.evaluation.scores import scores
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINES_S = {"math": 8.0, "pattern": 2.0}  # math-verify's parser is slow at its first expressions
-RIGHT = {"math": r"\boxed{7}", "pattern": "aaa"}
+RIGHT = {"math": r"\boxed{\sqrt{7}}", "pattern": "aaa"}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 
 def scored(model, directory, kind, *completions):
-    (directory / "rows.jsonl").write_text('{"prompt": "3x + 5 = 26", "answer": "7"}\n')
+    (directory / "rows.jsonl").write_text(r'{"prompt": "x^2 = 7", "answer": "\\sqrt{7}"}' + "\n")
     pattern = "pattern = '(a+)+'\n" if kind == "pattern" else ""
     (directory / "run.toml").write_text(
         f"[model]\npath = '{model}'\n[task]\nkind = 'file'\npath = 'rows.jsonl'\n"
@@ -58,7 +58,6 @@ def test_a_completion_without_an_end_fails_at_its_deadline_and_the_next_is_score
 def test_deep_braces_end_and_earn_nothing(model, tmp_path):
     deep = r"\boxed{" + "{" * 300 + "8" + "}" * 300 + "}"
     fractions = r"\boxed{" + r"\frac{1}{1+" * 40 + "2" + "}" * 40 + "}"
-    last = r"\boxed{7}"
-    *hostile, right = scored(model, tmp_path, "math", deep, fractions, last)
+    *hostile, right = scored(model, tmp_path, "math", deep, fractions, RIGHT["math"])
     assert right == Scored(1.0)
     assert all(isinstance(one, Failed) or one == Scored(0.0) for one in hostile)

@@ -31,6 +31,8 @@ def reward(completion, answer):
             return len([bytearray(1 << 20) for _ in range(1 << 14)])
         case "die":
             os._exit(3)
+        case "crash":
+            os.kill(os.getpid(), 9)
         case "backtrack":
             re.match("(a+)+$", "a" * 60 + "b")
         case "import":
@@ -98,15 +100,12 @@ def test_a_reward_that_allocates_without_end_asks_for_another_worker(config, tmp
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("reward", "holding"),
-    [({}, "backtrack"), ({"kind": "exact", "extract": "((?:a+)+|[45])$"}, "a" * 60 + "b")],
-    ids=["in its thread", "on the loop"],
-)
-def test_a_score_arrives_although_the_next_reward_holds_the_interpreter(config, tmp_path, reward, holding):
+def test_a_score_arrives_although_the_next_reward_holds_the_interpreter(config, tmp_path):
+    reward = {"kind": "exact", "extract": "((?:a+)+|[45])$"}
+
     async def run():
-        async with environment(config | {"reward": reward or config["reward"]}, tmp_path) as worker:
-            stream = worker.stream("score", requests(config, "4", "5", holding))
+        async with environment(config | {"reward": reward}, tmp_path) as worker:
+            stream = worker.stream("score", requests(config, "4", "5", "a" * 60 + "b"))
             async with asyncio.timeout(WAIT_S):
                 assert [await anext(stream), await anext(stream)] == [(0, Scored(1.0)), (1, Scored(0.0))]
             with pytest.raises(DeadlineExceeded):
@@ -119,10 +118,11 @@ def test_a_score_arrives_although_the_next_reward_holds_the_interpreter(config, 
     asyncio.run(run())
 
 
-def test_a_worker_whose_reward_hangs_still_answers_and_can_be_killed(config, tmp_path):
+@pytest.mark.parametrize("holding", ["hang", "backtrack"])
+def test_a_worker_whose_reward_hangs_still_answers_and_can_be_killed(config, tmp_path, holding):
     async def run():
         async with environment(config, tmp_path) as worker:
-            stream = worker.stream("score", requests(config, "4", "hang"))
+            stream = worker.stream("score", requests(config, "4", holding))
             assert await anext(stream) == (0, Scored(1.0))
             assert len(await worker.call("prompts", [0], timeout_s=WAIT_S)) == 1
             worker.kill()
@@ -156,11 +156,12 @@ def test_closing_the_stream_leaves_the_worker_usable(config, tmp_path):
     asyncio.run(run())
 
 
-def test_a_reward_that_ends_its_process_ends_the_stream(config, tmp_path):
+@pytest.mark.parametrize(("death", "says"), [("die", "code 3"), ("crash", "SIGKILL")])
+def test_a_reward_that_ends_its_process_ends_the_stream(config, tmp_path, death, says):
     async def run():
         async with environment(config, tmp_path) as worker:
-            with pytest.raises(WorkerDied, match="code 3"):
-                async for _ in worker.stream("score", requests(config, "die")):
+            with pytest.raises(WorkerDied, match=says):
+                async for _ in worker.stream("score", requests(config, death)):
                     pass
 
     asyncio.run(run())

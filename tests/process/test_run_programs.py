@@ -104,7 +104,8 @@ class Tree:
     """The processes of the sandbox below reward workers, by what they are."""
 
     def __init__(self, workers: list[int]) -> None:
-        self.warm = [p for worker in workers for p in process.children(worker) if b"zygote" in command(p)]
+        callers = [pid for worker in workers for pid in process.children(worker)]
+        self.warm = [p for caller in callers for p in process.children(caller) if b"zygote" in command(p)]
         self.wardens = [pid for warm in self.warm for pid in process.children(warm)]
         self.programs = [pid for warden in self.wardens for pid in process.children(warden)]
         self.all = {*self.warm, *self.wardens, *self.programs}
@@ -159,7 +160,11 @@ class Killer:
                 warm = above.get(warden, 0)
                 is_first = self._first.setdefault(warm, warden) == warden
                 if len(self.killed) < self._kills and (self._again or not is_first):
-                    above_it = {"warden": warden, "warm process": warm, "worker": above.get(warm, 0)}
+                    above_it = {
+                        "warden": warden,
+                        "warm process": warm,
+                        "worker": above.get(above.get(warm, 0), 0),
+                    }
                     self._kill(self._whats[len(self.killed) % len(self._whats)], above_it)
                     break
 

@@ -1,13 +1,170 @@
-"""One call of a reward, and its deadline."""
+"""One call of a reward: where it runs, and its deadline."""
+
+from __future__ import annotations
 
 import asyncio
-import threading
+import gc
+import json
+import os
+from pathlib import Path
 
 import pytest
 
-from millrace.core.errors import DeadlineExceeded
-from millrace.core.types import Failed, Scored
+from millrace.config.tables import task as table
+from millrace.core.errors import DeadlineExceeded, RewardError
+from millrace.core.types import Failed, Score, Scored
 from millrace.environments.calls import Calls
+from millrace.environments.tasks import make_task
+from millrace.environments.verifiers.sum_calls import PLAIN, make_calls
+
+MAIN_THREAD = """
+import asyncio, contextvars, os, signal, subprocess, threading
+from math_verify import parse, verify
+
+IMPORTED = os.getpid()
+
+def guarded(completion, answer):
+    try:
+        return float(verify(parse(answer), parse(completion)))
+    except Exception:
+        return 0.0
+
+def alarmed(completion, answer):
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 60)
+    try:
+        return float(answer in completion)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+def handled(completion, answer):
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.signal(signal.SIGUSR1, before)
+    return 1.0
+
+def looped(completion, answer):
+    async def compare():
+        await asyncio.sleep(0)
+        return float(answer in completion)
+    return asyncio.get_event_loop().run_until_complete(compare())
+
+def run(completion, answer):
+    async def compare():
+        return float(answer in completion)
+    return asyncio.run(compare())
+
+def main_thread(completion, answer):
+    return float(threading.current_thread() is threading.main_thread())
+
+def of_process(completion, answer):
+    return float(subprocess.run(["true"]).returncode == 0)
+
+def awaitable(completion, answer):
+    async def later():
+        await asyncio.sleep(0)
+        return 1.0
+    return later()
+
+def where(completion, answer):
+    return {"reward": os.getpid() == IMPORTED, "pid": os.getpid()}
+
+def waits(completion, answer):
+    threading.Event().wait()
+
+def leaves(completion, answer):
+    raise SystemExit(3)
+
+def keeps(completion, answer, row):
+    row["seen"] = row.get("seen", 0) + 1
+    return row["seen"]
+"""
+ROW = {"prompt": "1+1=", "answer": "2", "row": {"seen": 0}}
+
+
+@pytest.fixture
+def calls(tmp_path: Path):
+    """Makes the calls of a function of the file above."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    (tmp_path / "own.py").write_text(MAIN_THREAD)
+    task = make_task(table.FileTaskSection(path=str(tmp_path / "rows.jsonl")), None)
+
+    def made(name: str, timeout_s: float = 600.0):
+        path = f"{tmp_path / 'own.py'}:{name}"
+        return make_calls(table.FunctionRewardSection(path=path, timeout_s=timeout_s), task, None)
+
+    return made
+
+
+def scores(calls, *completions: str) -> list[Score]:
+    async def all_of_them() -> list[Score]:
+        return [await calls.score(completion, "2", ROW) for completion in completions]
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["guarded", "alarmed", "handled", "looped", "run", "main_thread", "of_process", "awaitable"],
+)
+def test_a_plain_function_may_do_what_only_a_main_thread_may(calls, name):
+    assert scores(calls(name), "2", r"\boxed{2}") == [Scored(1.0), Scored(1.0)]
+
+
+def test_one_function_may_leave_no_loop_behind_for_the_next(calls):
+    assert scores(calls("run"), "2") == scores(calls("looped"), "2") == [Scored(1.0)]
+
+
+def test_calls_of_a_function_are_of_one_process_and_not_of_this_one(calls):
+    first, second = scores(calls("where"), "a", "b")
+    assert isinstance(first, Scored) and first == second and first.value == 1.0
+    assert first.metrics["pid"] != os.getpid()
+
+
+def test_a_function_cannot_change_the_row_of_the_next_call(calls):
+    assert scores(calls("keeps"), "a", "b") == [Scored(1.0), Scored(1.0)]
+
+
+def test_a_function_that_leaves_has_failed_and_the_next_call_is_scored(calls):
+    one = calls("leaves")
+    assert [
+        isinstance(score, Failed) and "SystemExit" in score.reason for score in scores(one, "a", "b")
+    ] == [
+        True,
+        True,
+    ]
+
+
+def test_the_end_of_a_call_is_not_waited_for_beyond_its_deadline(calls):
+    with pytest.raises(DeadlineExceeded, match=r"waits took longer than `reward.timeout_s` \(0.05 s\)"):
+        scores(calls("waits", 0.05), "2")
+
+
+def test_an_object_that_cannot_be_sent_is_a_failure_that_says_so(calls):
+    async def run() -> Score:
+        return await calls("main_thread").score("2", "2", {**ROW, "row": lambda: 1})
+
+    failed = asyncio.run(run())
+    assert isinstance(failed, Failed) and "cannot be sent to the process of the reward" in failed.reason
+
+
+def test_an_error_of_making_it_is_told_as_it_is(calls):
+    with pytest.raises(RewardError, match="has no `nowhere`"):
+        calls("nowhere")
+
+
+def test_the_process_ends_with_what_calls_it(calls):
+    one = calls("where")
+    [score] = scores(one, "a")
+    assert isinstance(score, Scored)
+    pid = int(score.metrics["pid"])
+    os.kill(pid, 0)
+    del one
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+# ---------------------------------------------------------------- on the loop
 
 
 class Reward:
@@ -15,8 +172,8 @@ class Reward:
 
     name, file, is_async = "own", None, False
 
-    def __init__(self, takes_s: float, *, needs_thread: bool) -> None:
-        self.needs_thread, self.takes_s, self.passed_s = needs_thread, takes_s, 0.0
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s, self.passed_s = takes_s, 0.0
 
     def __call__(self, *_: object) -> float:
         self.passed_s += self.takes_s
@@ -33,27 +190,17 @@ def score(reward: Reward, timeout_s: float) -> object:
     return asyncio.run(run())
 
 
-def test_a_plain_function_that_takes_longer_than_its_deadline_has_no_score() -> None:
-    assert score(Reward(1990.0, needs_thread=True), 2000.0) == Scored(1.0)
-    with pytest.raises(DeadlineExceeded, match=r"own took longer than `reward.timeout_s` \(2000 s\)"):
-        score(Reward(2010.0, needs_thread=True), 2000.0)
-
-
 def test_a_call_on_the_loop_that_takes_longer_than_its_deadline_fails() -> None:
-    assert score(Reward(1990.0, needs_thread=False), 2000.0) == Scored(1.0)
-    failed = score(Reward(2010.0, needs_thread=False), 2000.0)
+    assert score(Reward(1990.0), 2000.0) == Scored(1.0)
+    failed = score(Reward(2010.0), 2000.0)
     assert failed == Failed("own took longer than `reward.timeout_s` (2000 s)")
 
 
-def test_the_end_of_a_call_is_not_waited_for_beyond_its_deadline() -> None:
-    ended = threading.Event()
-    reward = Reward(0.0, needs_thread=True)
-    reward.__class__ = type("Waiting", (Reward,), {"__call__": lambda *_: ended.wait()})
-
-    async def run() -> None:
-        with pytest.raises(DeadlineExceeded):
-            await asyncio.wait_for(Calls(reward, 0.05).score("", None, {}), timeout=60)
-        assert not ended.is_set()
-        ended.set()
-
-    asyncio.run(run())
+def test_only_what_is_short_and_what_waits_runs_on_the_loop() -> None:
+    kinds = set(table.OneReward.__args__) - set(PLAIN)
+    assert {kind.__name__ for kind in kinds} == {
+        "ExactRewardSection",
+        "PatternRewardSection",
+        "JudgeRewardSection",
+        "EnvironmentRewardSection",
+    }

@@ -71,6 +71,7 @@ class MixtureTaskKeys(TypedDict, total=False):
 class GymRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['gym']
@@ -80,15 +81,17 @@ class GymRewardKeys(TypedDict, total=False):
 class MathRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['math']
     extract_answer: str | Literal['none'] | None
-    answer_is: Literal['one', 'any']
+    answer_is: Literal['one', 'any', 'json']
 
 class ExactRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['exact']
@@ -99,6 +102,7 @@ class ExactRewardKeys(TypedDict, total=False):
 class CodeRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['code']
@@ -112,6 +116,7 @@ class CodeRewardKeys(TypedDict, total=False):
 class JsonRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['json']
@@ -123,6 +128,7 @@ class JsonRewardKeys(TypedDict, total=False):
 class PatternRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['pattern']
@@ -132,6 +138,7 @@ class PatternRewardKeys(TypedDict, total=False):
 class JudgeRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['judge']
@@ -156,6 +163,7 @@ class JudgeRewardKeys(TypedDict, total=False):
 class FunctionRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['function']
@@ -167,6 +175,7 @@ class FunctionRewardKeys(TypedDict, total=False):
 class EnvironmentRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['environment']
@@ -184,6 +193,7 @@ class EnvironmentRewardKeys(TypedDict, total=False):
 class SumRewardKeys(TypedDict, total=False):
     timeout_s: float
     memory_mb: int
+    prove_references: bool
     workers: int
     workers_max: int | Literal['none'] | None
     kind: Literal['sum']

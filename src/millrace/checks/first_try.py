@@ -14,17 +14,19 @@ from dataclasses import dataclass, field, replace
 
 from millrace.checks.try_own import try_own
 from millrace.config.schema import Config
+from millrace.core import clock
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import ConfigError, DataError, RewardError, WorkerDied
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
 from millrace.environments.first_look import TriedCompletion
 from millrace.evaluation.scores import Timed, drain, start_worker
+from millrace.evaluation.trials import unmet
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 TARGET = "millrace.environments.first_look:FirstLook"
 REASONS_SHOWN = 3
-TRIED_ROWS = 3
+TRIED_ROWS, PROVED_ROWS, PROVED_S = 3, 16, 10.0
 DEATHS_MAX = 2
 """After so many workers that a row or a call of the reward ended, the run is refused."""
 
@@ -102,7 +104,10 @@ async def _try_first(config: Config) -> FirstTry:
             "attempts", usable[:TRIED_ROWS], timeout_s=config.supervision.spawn_timeout_s
         )
         task = TaskFacts(usable[0], rows, len(prompts), len(unusable), unusable[0] if unusable else "")
-        return FirstTry(task, await _try_reward(runtime, worker, config, attempts))
+        worker, tried = await _try_reward(runtime, worker, config, attempts)
+        if config.reward.prove_references:
+            await _prove(worker, config, usable[:PROVED_ROWS])
+        return FirstTry(task, tried)
     finally:
         await runtime.close()
 
@@ -129,6 +134,30 @@ async def _first_prompts(runtime: Runtime, config: Config) -> tuple[Handle, list
             prompts.append(BadPrompt(group_id, row_id, reason))
 
 
+async def _prove(worker: Handle, config: Config, prompts: list[Prompt]) -> None:
+    """Raises: DataError: a reference answer has not full marks by the reward, or cannot be scored."""
+    until_s = clock.now() + PROVED_S
+    references = await worker.call("references", prompts, timeout_s=config.supervision.spawn_timeout_s)
+    tried: list[tuple[TriedCompletion, Timed]] = []
+    for reference in references:
+        if clock.now() >= until_s:
+            break
+        request = ScoreRequest(0, reference.group_id, token_array(reference.tokens), Finish.STOP)
+        scored: list[Timed] = []
+        lost = await drain(worker, config.reward.timeout_s, [request], scored)
+        tried.append((reference, scored[0]))
+        if lost:
+            break
+    unproven = list(filter(None, (unmet(one, timed.score) for one, timed in tried)))
+    if unproven:
+        raise DataError(
+            f"{len(unproven)} of {len(tried)} reference answers that were tried cannot have full marks:\n"
+            + "\n".join(f"  {one}" for one in unproven[:REASONS_SHOWN])
+            + "\n  Correct the rows, or what the reward reads of them: `millrace try-task` shows each. To "
+            "train all the same, set `reward.prove_references` to false"
+        )
+
+
 async def _start(runtime: Runtime, config: Config) -> Handle:
     """Raises: DataError: the worker ends while it opens the task; the errors of the worker."""
     try:
@@ -141,8 +170,9 @@ async def _start(runtime: Runtime, config: Config) -> Handle:
 
 async def _try_reward(
     runtime: Runtime, worker: Handle, config: Config, attempts: list[TriedCompletion]
-) -> list[tuple[TriedCompletion, Timed]]:
-    """A row whose scoring ends a worker is not tried again. Raises: RewardError: every call fails."""
+) -> tuple[Handle, list[tuple[TriedCompletion, Timed]]]:
+    """The worker that is left, and the calls. A row whose scoring ends a worker is not tried again. Raises:
+    RewardError: every call fails."""
     tried: list[tuple[TriedCompletion, Timed]] = []
     costly: set[int] = set()
     for attempt in attempts:
@@ -153,7 +183,7 @@ async def _try_reward(
         lost = await drain(worker, config.reward.timeout_s, [request], scored)
         tried.append((attempt, scored[0]))
         if not isinstance(scored[0].score, Failed):
-            return tried
+            return worker, tried
         if lost:
             worker.kill()
             costly.add(attempt.group_id)

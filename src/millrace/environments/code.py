@@ -38,7 +38,7 @@ class CodeReward:
         SandboxError: this machine has no sandbox as strong as `isolation`.
     """
 
-    is_async, needs_thread = False, True
+    is_async = False
     file: str | None = None
 
     def __init__(self, config: CodeRewardSection, prompt: str = "prompt") -> None:

@@ -13,18 +13,26 @@ from millrace.environments.reward_worker import TaskRewardWorker
 from millrace.environments.scores import encodable
 from millrace.environments.tasks import PROBED_ROWS
 from millrace.environments.tokenizer import encode
+from millrace.environments.verifiers.reference_completions import ReferenceCompletion, told_references
 
 LOOK_S = 10.0
 """After so long, probing ends at the first usable row, because a task may make its rows slowly."""
 
 
+REFERENCE = "the reference answer"
+
+
 class TriedCompletion(msgspec.Struct, frozen=True):
-    """A completion of a row to score. `kind` describes the completion in words."""
+    """A completion of a row to score. `kind` describes the completion in words. `full` and `member` are those
+    of a `ReferenceCompletion`. `seen`: what the reward gets, after the tokenizer."""
 
     group_id: int
     row_id: str
     kind: str
     tokens: list[int]
+    full: float | None = None
+    member: str = ""
+    seen: str = ""
 
 
 class FirstLook(TaskRewardWorker):
@@ -48,14 +56,39 @@ class FirstLook(TaskRewardWorker):
         """Texts that any reward should score: a right answer, an empty completion, and some text."""
         return await self._in_rows(lambda: [one for prompt in prompts for one in self._attempts(prompt)])
 
+    async def references(self, prompts: list[Prompt]) -> list[TriedCompletion]:
+        """Completions whose worth is known by the rows' reference answers, if the run has room for them. A
+        row with an answer that the reward cannot read has its text."""
+        return await self._in_rows(
+            lambda: [one for prompt in prompts for one in self._references(prompt) if one.full is not None]
+        )
+
     def _attempts(self, prompt: Prompt) -> Iterator[TriedCompletion]:
-        texts = {"an empty completion": "", "the prompt as a completion": prompt.text}
+        yield from self._references(prompt)
+        for kind, text in {"an empty completion": "", "the prompt as a completion": prompt.text}.items():
+            yield self._tried(prompt, kind, ReferenceCompletion(text))
+
+    def _references(self, prompt: Prompt) -> Iterator[TriedCompletion]:
         part, row = self._parts.locate(prompt.group_id)
-        if part.task.answer is not None:
-            answer = find_reference(part.task.columns(row), part.task.answer)
-            texts = {"the reference answer": str(answer), **texts}
+        if part.task.answer is None:
+            return
+        answer = find_reference(part.task.columns(row), part.task.answer)
+        for one in told_references(part.config.reward, answer):
+            yield self._tried(prompt, REFERENCE, one)
+
+    def _tried(self, prompt: Prompt, kind: str, completion: ReferenceCompletion) -> TriedCompletion:
         room = self._config.sampling.max_tokens
         characters = room * self._characters_per_token  # so that megabytes are not tokenized
-        for kind, text in texts.items():
-            tokens = encode(self._tokenizer, encodable(text[:characters]))[:room]
-            yield TriedCompletion(prompt.group_id, prompt.row_id, kind, tokens)
+        text = encodable(completion.text[:characters])
+        tokens = encode(self._tokenizer, text)
+        fits = len(tokens) <= room and len(text) == len(encodable(completion.text))
+        seen = self._tokenizer.decode(tokens[:room], skip_special_tokens=True)
+        return TriedCompletion(
+            prompt.group_id,
+            prompt.row_id,
+            kind,
+            tokens[:room],
+            completion.full if fits else None,
+            completion.member,
+            seen,
+        )

@@ -30,8 +30,6 @@ class FunctionReward:
             signature.
     """
 
-    needs_thread = True
-
     def __init__(
         self, path: str, columns: Iterable[str], signature: Kind = "millrace", prompt: str = "prompt"
     ) -> None:

@@ -45,8 +45,8 @@ class TaskRewardWorker:
     """Role `millrace.environments.reward_worker:TaskRewardWorker` (a core.protocols.RewardWorker).
 
     The worker keeps no state: every answer is a function of the configuration and the request. So any worker
-    can serve any group, and a new worker can replace a killed worker. One thread makes rows and tokens, and
-    another calls plain reward functions. So the loop can answer unless a function blocks the interpreter.
+    can serve any group, and a new worker can replace a killed worker. A thread makes rows and tokens, and
+    a process calls plain reward functions in its main thread. So the loop can answer while they run.
 
     Args:
         config: a dumped `Config`.
@@ -86,7 +86,10 @@ class TaskRewardWorker:
                     *shared, self._config.sampling, directory, self._config.model.path
                 )
         else:
-            self._calls = made(parts, lambda part: make_calls(part.config.reward, part.task, directory))
+            self._calls = made(
+                parts,
+                lambda part: make_calls(part.config.reward, part.task, directory, limit_memory=limit_memory),
+            )
             if answers:
                 self._answers = made(parts, lambda part: make_answer(part.config.reward))
         if wrong_gold:
@@ -125,7 +128,8 @@ class TaskRewardWorker:
 
         Raises:
             OutOfMemory: this process is at its limit; another process may compute the next score.
-            DeadlineExceeded: the plain function of the next score; its thread is lost, and so this process.
+            DeadlineExceeded: the plain function of the next score; its process was killed, and another
+                worker has one.
         """
         if self._episodes is not None:
             for request in requests:

@@ -19,15 +19,11 @@ from millrace.environments.verifiers.pattern import PatternReward
 
 
 class Reward(Protocol):
-    """`name` and `file` locate it in failures. `scores.to_score` judges the result of a call.
-
-    `needs_thread`: a plain call may wait, or compute long without the interpreter.
-    """
+    """`name` and `file` locate it in failures. `scores.to_score` judges the result of a call."""
 
     name: str
     file: str | None
     is_async: bool
-    needs_thread: bool
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> Any: ...
 
@@ -74,7 +70,7 @@ class GymReward:
     """
 
     file: str | None = None
-    is_async, needs_thread = False, True
+    is_async = False
 
     def __init__(self, config: table.GymRewardSection, task: GymTask) -> None:
         self.name = f"the scorer of {type(task.dataset).__name__}"
@@ -93,11 +89,10 @@ class ExactReward:
     """1 if the extracted answer equals the reference as text, without surrounding space; else 0.
 
     A reference that is a number, a truth value or a date is equal to each plain way to write it. `answer_is`
-    says what a list is. The reward needs no thread: a regular expression blocks the interpreter, and no other
-    thread could run.
+    says what a list is.
     """
 
-    name, is_async, needs_thread = "exact match", False, False
+    name, is_async = "exact match", False
     file: str | None = None
 
     def __init__(

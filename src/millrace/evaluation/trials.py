@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from millrace.config.schema import Config
 from millrace.core.completion.columns import token_array
-from millrace.core.types import Abstain, Failed, Finish, Scored, ScoreRequest
+from millrace.core.types import Abstain, Failed, Finish, Score, Scored, ScoreRequest
 from millrace.evaluation import scores
 
+TEXT_SHOWN = 60
+"""Characters of a reference answer in a message."""
 GARBAGE = "lorem ipsum 42 )}]"
 
 
 @dataclass(frozen=True)
 class Trial:
     """A completion of a row: `kind` is "reference", "empty", "garbage" or "yours". The reward gets `seen`,
-    the text that `text` becomes through the tokenizer. The model gets `prompt`."""
+    the text that `text` becomes through the tokenizer. The model gets `prompt`. `full`: what the reward gives
+    a reference at least, in all or for a `member` of a sum; None: nobody knows."""
 
     prompt: str
     prompt_tokens: int
@@ -27,6 +30,8 @@ class Trial:
     text: str
     tokens: list[int]
     seen: str
+    full: float | None = None
+    member: str = ""
 
 
 def run_trials(config: Config, rows: int, own: list[str]) -> list[dict[str, Any]]:
@@ -45,6 +50,7 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
     from millrace.environments.chat import find_reference
     from millrace.environments.stream.parts import Parts
     from millrace.environments.tokenizer import load_dated_tokenizer
+    from millrace.environments.verifiers.reference_completions import ReferenceCompletion, told_references
 
     tokenizer = load_dated_tokenizer(config.model.path, config.model.date)
     parts = Parts(config, tokenizer)
@@ -52,14 +58,15 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
         part, row = parts.locate(prompt.group_id)
         task, columns = part.task, part.task.columns(row)
         texts = [("empty", ""), ("garbage", GARBAGE), *(("yours", text) for text in own)]
+        tried = [(kind, ReferenceCompletion(text)) for kind, text in texts]
         if task.answer is not None:
-            texts.insert(0, ("reference", str(find_reference(columns, task.answer))))
-        for kind, text in texts:
-            tokens = tokenizer.encode(text, add_special_tokens=False)
+            references = told_references(part.config.reward, find_reference(columns, task.answer))
+            tried = [*(("reference", one) for one in references), *tried]
+        for kind, one in tried:
+            tokens = tokenizer.encode(one.text, add_special_tokens=False)
             seen = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            yield Trial(
-                prompt.text, len(prompt.tokens), prompt.group_id, prompt.row_id, kind, text, tokens, seen
-            )
+            of_prompt = prompt.text, len(prompt.tokens), prompt.group_id, prompt.row_id
+            yield Trial(*of_prompt, kind, one.text, tokens, seen, one.full, one.member)
 
 
 def judge(results: list[dict[str, Any]]) -> Iterator[str]:
@@ -67,6 +74,9 @@ def judge(results: list[dict[str, Any]]) -> Iterator[str]:
     failed = [r for r in results if r["outcome"] == "failed"]
     if failed:
         yield f"{len(failed)} of {len(results)} calls failed, the first: {failed[0]['reason']}"
+    unproven = [r["unmet"] for r in results if r.get("unmet") and r["outcome"] != "failed"]
+    if unproven:
+        yield f"{len(unproven)} reference answers have not full marks, the first: {unproven[0]}"
     changed = [
         r for r in results if r["kind"] in ("reference", "yours") and r["seen"] != r["completion"].strip()
     ]
@@ -86,6 +96,33 @@ def judge(results: list[dict[str, Any]]) -> Iterator[str]:
         yield f"every completion gets {said}: nothing can be learned from that"
 
 
+class TriedReference(Protocol):
+    """A reference answer that was tried: see `Trial`."""
+
+    @property
+    def row_id(self) -> str: ...
+    @property
+    def seen(self) -> str: ...
+    @property
+    def full(self) -> float | None: ...
+    @property
+    def member(self) -> str: ...
+
+
+def unmet(reference: TriedReference, score: Score) -> str | None:
+    """Why a reference answer has not full marks, with its row; None: it has, or nobody knows them."""
+    if reference.full is None or isinstance(score, Abstain):
+        return None
+    where = f"{reference.row_id}: {reference.member + ': ' if reference.member else ''}"
+    if isinstance(score, Failed):
+        is_another = reference.member and not score.reason.startswith(f"{reference.member}: ")
+        return None if is_another else f"{reference.row_id}: {score.reason}"
+    value = score.metrics.get(reference.member) if reference.member else score.value
+    if value is None or value >= reference.full:
+        return None
+    return f"{where}{reference.seen[-TEXT_SHOWN:]!r} gets {value:g}, not {reference.full:g}"
+
+
 def _result(trial: Trial, timed: Any) -> dict[str, Any]:
     score = timed.score
     return {
@@ -95,6 +132,7 @@ def _result(trial: Trial, timed: Any) -> dict[str, Any]:
         "prompt_tokens": trial.prompt_tokens,
         "completion": trial.text,
         "seen": trial.seen.strip(),
+        "unmet": unmet(trial, score),
         "outcome": type(score).__name__.lower(),
         "value": score.value if isinstance(score, Scored) else None,
         "metrics": score.metrics if isinstance(score, Scored) else {},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ class RewardLimits(Section):
     """Deadline of one scoring call. After the deadline the worker is killed, and the trajectory fails."""
     memory_mb: int = Field(default=2048, ge=64, le=2**24)
     """Memory that a reward worker may use, beyond its memory after the start and the imports."""
+    prove_references: bool = True
+    """Before a run, the reference answers of the first rows are scored, and the run is refused if one has not
+    full marks. False: the run begins all the same."""
     workers: int = Field(default=1, ge=1, le=1024)
     """Number of reward processes."""
     workers_max: int | None = Field(default=None, ge=1, le=1024)
@@ -28,5 +31,9 @@ _EXTRACT = """Regular expression with one group that finds the answer in the com
 is the whole completion."""
 _EXTRACT_ANSWER = """Regular expression with one group that finds the reference in the answer column. GSM8K:
 `#### (.+)`. `"none"`: the reference is the whole column."""
+_ANSWER_IS = """What the answer column holds. `"one"`: one text, number, truth value or date; a list or a
+table is refused. `"any"`: a list of answers, each of which is right. `"json"`, of `exact` alone: any value,
+and the completion is the same value as JSON."""
+AnswerIs = Annotated[Literal["one", "any", "json"], Field(description=_ANSWER_IS)]
 Extract = Annotated[str | None, Field(description=_EXTRACT)]
 ExtractAnswer = Annotated[str | None, Field(description=_EXTRACT_ANSWER)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from millrace.config.tables.agent import AgentSection
-from millrace.config.tables.reward_limits import Extract, ExtractAnswer, RewardLimits
+from millrace.config.tables.reward_limits import AnswerIs, Extract, ExtractAnswer, RewardLimits
 from millrace.config.tables.section import NAME, Count, Seconds, Section, Seed
 from millrace.config.tables.verifiers import JsonRewardSection, JudgeRewardSection, PatternRewardSection
 
@@ -104,19 +104,20 @@ class MathRewardSection(RewardLimits):
     kind: Literal["math"] = "math"
     """The final answer of the completion is the answer column, as mathematics. See docs/rewards.md."""
     extract_answer: ExtractAnswer = None
-    answer_is: Literal["one", "any"] = "one"
-    """What the answer column holds. `"one"`: one answer. `"any"`: a list of answers, each of which is
-    right."""
+    answer_is: AnswerIs = "one"
+
+    @model_validator(mode="after")
+    def _compared_as_mathematics(self) -> Self:
+        if self.answer_is == "json":
+            raise ValueError('`reward.answer_is` "json" is for `reward.kind` "exact"')
+        return self
 
 
 class ExactRewardSection(RewardLimits):
     kind: Literal["exact"] = "exact"
     extract: Extract = None
     extract_answer: ExtractAnswer = None
-    answer_is: Literal["one", "any", "json"] = "one"
-    """What the answer column holds. `"one"`: one text, number, truth value or date; a list or a table is
-    refused. `"any"`: a list of answers, each of which is right. `"json"`: any value, and the completion is
-    the same value as JSON."""
+    answer_is: AnswerIs = "one"
 
 
 class CodeRewardSection(RewardLimits):

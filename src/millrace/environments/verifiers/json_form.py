@@ -27,7 +27,7 @@ class JsonReward:
     Raises: ConfigError: the schema of the configuration is none.
     """
 
-    name, is_async, needs_thread = "JSON", False, True
+    name, is_async = "JSON", False
     file: str | None = None
 
     def __init__(self, config: JsonRewardSection) -> None:

@@ -35,7 +35,7 @@ class JudgeReward:
         ConfigError: there is no API key where the configuration says.
     """
 
-    is_async, needs_thread = True, False
+    is_async = True
     file: str | None = None
 
     def __init__(

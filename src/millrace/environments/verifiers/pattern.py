@@ -13,13 +13,13 @@ from millrace.environments.rows import Row, find_column
 class PatternReward:
     """1 if the pattern matches the whole completion, without surrounding space; else 0.
 
-    It needs no thread: a regular expression holds the interpreter. If it backtracks without end, the caller's
-    deadline kills this process, and the reward has failed.
+    It runs on the loop. If it backtracks without end, the caller's deadline kills this process, and the
+    reward has failed.
 
     Raises: ConfigError: the pattern of the configuration is none.
     """
 
-    name, is_async, needs_thread = "regular expression", False, False
+    name, is_async = "regular expression", False
     file: str | None = None
 
     def __init__(self, config: PatternRewardSection) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from millrace.core.types import Failed, Score, Scored
-from millrace.environments.calls import Calls
+from millrace.environments.calls import Calls, PlainCalls
 from millrace.environments.rows import Row
 from millrace.environments.verifiers.pauses import pauses_s
 
@@ -21,7 +21,7 @@ class RetriedCalls:
     calls.
     """
 
-    def __init__(self, calls: Calls, timeout_s: float, attempts: int, backoff_s: float) -> None:
+    def __init__(self, calls: Calls | PlainCalls, timeout_s: float, attempts: int, backoff_s: float) -> None:
         self.is_async = calls.is_async
         self._calls, self._timeout_s = calls, timeout_s
         self._attempts, self._backoff_s = attempts, backoff_s

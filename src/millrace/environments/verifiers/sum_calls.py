@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +14,71 @@ from msgspec.structs import replace
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError, SandboxError
 from millrace.core.types import Abstain, Failed, Score, Scored
-from millrace.environments.calls import Calls
-from millrace.environments.rewards import make_reward
+from millrace.environments.calls import Calls, PlainCalls, score_plainly
+from millrace.environments.rewards import Reward, make_reward
 from millrace.environments.rows import Row
 from millrace.environments.scores import to_score
 from millrace.environments.tasks import Task
 from millrace.environments.verifiers.retries import RetriedCalls
+from millrace.environments.verifiers.reward_process import RewardProcess
 
 _log = logging.getLogger(__name__)
 
 
-def make_calls(config: table.Reward, task: Task, run_dir: Path | None) -> Calls | RetriedCalls | SumCalls:
+Member = Calls | PlainCalls | RetriedCalls
+PLAIN = (
+    table.GymRewardSection,
+    table.MathRewardSection,
+    table.JsonRewardSection,
+    table.CodeRewardSection,
+    table.FunctionRewardSection,
+)
+"""Rewards that may wait, or compute long. A plain function of them runs in a process of its own."""
+
+
+def make_calls(
+    config: table.Reward, task: Task, run_dir: Path | None, *, limit_memory: bool = False
+) -> Member | SumCalls:
     """What calls the reward of a configuration, or each member of a sum.
+
+    `limit_memory`: bound the memory of the process of plain functions by `reward.memory_mb`.
 
     Raises: ConfigError, RewardError: a reward does not fit the task; of a sum, the error names the member.
     """
     workers = config.most_workers
+    make = partial(make_reward, task=task, run_dir=run_dir, workers=workers)
+    process = None
+    if any(isinstance(one, PLAIN) for one in table.members_of(config).values()):
+        process = RewardProcess(make, score_plainly)
+    calls = _calls(config, make, process)
+    if process is not None and limit_memory:
+        process.limit_memory(config.memory_mb)
+    return calls
+
+
+def _calls(
+    config: table.Reward, make: Callable[[table.OneReward], Reward], process: RewardProcess | None
+) -> Member | SumCalls:
     if not isinstance(config, table.SumRewardSection):
-        return _one_calls(config, task, run_dir, workers)
+        return _one_calls(config, make, process)
     members = []
     for member in config.members:
         try:
             limited = member.reward.model_copy(update={"timeout_s": config.timeout_s})
-            members.append((member, _one_calls(limited, task, run_dir, workers)))
+            members.append((member, _one_calls(limited, make, process)))
         except (ConfigError, RewardError, SandboxError) as error:
             raise type(error)(f"`reward.members` ({member.name}): {error}") from error
     return SumCalls(members, config.timeout_s)
 
 
 def _one_calls(
-    config: table.OneReward, task: Task, run_dir: Path | None, workers: int
-) -> Calls | RetriedCalls:
-    calls = Calls(make_reward(config, task, run_dir=run_dir, workers=workers), config.timeout_s)
+    config: table.OneReward, make: Callable[[table.OneReward], Reward], process: RewardProcess | None
+) -> Member:
+    calls: Calls | PlainCalls | None = None
+    if process is not None and isinstance(config, PLAIN):
+        made = process.make(config)
+        calls = None if made.is_async else PlainCalls(process, made, config.timeout_s)
+    calls = calls or Calls(make(config), config.timeout_s)
     if isinstance(config, table.FunctionRewardSection) and config.attempts > 1:
         return RetriedCalls(calls, config.timeout_s, config.attempts, config.backoff_s)
     return calls
@@ -57,14 +91,12 @@ class SumCalls:
     The first member that fails or abstains decides: the rest is not called. A member that may be left out
     adds nothing instead, and NAME/abstained and NAME/failed are its shares. If all are left out, the first
     that failed decides, else the first. Plain members come before async ones, so that the calls of a batch
-    take turns in the order of the batch. If a plain member is over the deadline, its thread may never end.
+    take turns in the order of the batch. If a plain member is over the deadline, its process is killed.
 
     Source: TRL leaves out a function that returns None in the same way, with no other weight for the others.
     """
 
-    def __init__(
-        self, members: Sequence[tuple[table.RewardMember, Calls | RetriedCalls]], timeout_s: float
-    ) -> None:
+    def __init__(self, members: Sequence[tuple[table.RewardMember, Member]], timeout_s: float) -> None:
         self._members = sorted(members, key=lambda one: one[1].is_async)
         self._timeout_s, self._logged_members = timeout_s, set[str]()
         self.is_async = any(calls.is_async for _, calls in members)

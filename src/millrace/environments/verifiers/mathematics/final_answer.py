@@ -161,21 +161,20 @@ def _last_number(text: str) -> PlainNumber | None:
         return None
     token = tokens[-1]
     before = _BEFORE.fullmatch(text[max(0, token.start() - NEIGHBOURS) : token.start()])
-    has_operand = bool(before and re.search(r"[\w)}]\s*$", before[1]))
-    sign = before[2] if before else None
-    if _BEHIND.match(text, token.end()) or (sign in ("or", "and") and _ends_in_number(before[1])):
-        return None
-    if sign == "," and before and _ends_in_number(before[1]):
-        return None
-    if sign not in (None, "-", "or", "and", ",") and (has_operand or sign != "+"):
-        return None
-    if sign == "-" and has_operand:
+    left, sign = (before[1], before[2]) if before else ("", None)
+    has_operand = re.search(r"[\w)}]\s*$", left) is not None
+    match sign:
+        case None:
+            is_alone = True
+        case "or" | "and" | ",":
+            is_alone = re.search(r"\d\s*$", left) is None
+        case "-" | "+":
+            is_alone = not has_operand
+        case _:
+            is_alone = False
+    if not is_alone or _BEHIND.match(text, token.end()):
         return None
     return read_number(("-" if sign == "-" else "") + token[0])
-
-
-def _ends_in_number(text: str) -> bool:
-    return re.search(r"\d\s*$", text) is not None
 
 
 # ------------------------------------------------------------------ arithmetic

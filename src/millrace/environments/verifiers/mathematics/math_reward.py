@@ -18,6 +18,7 @@ from millrace.environments.verifiers.mathematics.final_answer import (
     formulas,
     is_true,
     number_of,
+    sides,
 )
 from millrace.environments.verifiers.mathematics.plain_numbers import (
     PlainNumber,
@@ -27,6 +28,8 @@ from millrace.environments.verifiers.mathematics.plain_numbers import (
 )
 
 CACHED = 1024
+PROSE_MAX = 200
+"""Characters of a formula that nothing marks."""
 FORMULA_MAX = 4000
 """Characters of a formula. A longer one is no answer."""
 FUNCTIONS = frozenset(
@@ -64,7 +67,7 @@ class MathReward:
     (towers of powers) never end in C code, and the caller's deadline ends the process.
     """
 
-    name, is_async, needs_thread = "math", False, True
+    name, is_async = "math", False
     file: str | None = None
 
     def __init__(self, extract_answer: str | None = None, answer_is: Any = "one") -> None:
@@ -74,6 +77,7 @@ class MathReward:
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._verify = math_verify.verify
         self._references = ReferenceAnswers(self.name, extract_answer, answer_is)
+        _parsed("x + 1")  # the parser takes long for its first formula
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
         """Raises: DataError: the row has no reference that can be read."""
@@ -89,7 +93,7 @@ class MathReward:
             case Words(text):
                 return any(plain_words(one) == text for one in _wordings(given.text))
             case Formula(text, parsed):
-                return any(self._equal(one, text, parsed) for one in _formulations(given))
+                return any(self._equal(one, text, parsed) for one in _formulations(given, text))
 
     def _equal(self, given: str, text: str, parsed: tuple[Any, ...]) -> bool:
         if len(given) > FORMULA_MAX or not is_true(given):
@@ -135,7 +139,7 @@ def normal_answer(completion: str) -> str:
     number = number_of(given)
     if number is not None:
         return f"{number.value}%" if number.is_percent else str(number.value)
-    text = _formulations(given)[0]
+    text = given.text if given.is_whole else (formulas(given.text) or [given.text])[-1]
     return plain_words(text) if is_words(text) else re.sub(r"\s+", "", as_formula(text))
 
 
@@ -180,13 +184,20 @@ def _wordings(text: str) -> list[str]:
     return [text, *formulas(text), last]
 
 
-def _formulations(given: FinalAnswer) -> list[str]:
+def _formulations(given: FinalAnswer, reference: str) -> list[str]:
+    """The formula of an answer. Prose is none: it has letters that the reference has not."""
     if given.is_whole:
         return [given.text]
     if inside := formulas(given.text):
         return [inside[-1]]
     phrase = given.text.strip().rstrip(".")
-    return [re.split(r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|is|are|be|get)\b[\s:]*|:\s", phrase)[-1] or phrase]
+    last = re.split(r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|is|are|be|get)\b[\s:]*|:\s", phrase)[-1] or phrase
+    unknown = set(_letters(sides(last)[-1])) - set(_letters(reference))
+    return [] if unknown or len(last) > PROSE_MAX else [last]
+
+
+def _letters(text: str) -> str:
+    return "".join(_LETTERS.findall(_COMMANDS.sub(" ", text)))
 
 
 def as_formula(text: str) -> str:
