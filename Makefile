@@ -18,6 +18,8 @@
 # make setup-verifiers  .venv-verifiers and .venv-verifiers-v0, for tests alone
 # make test-verifiers  environments of the package `verifiers`, v1 and v0, as agents
 # make test-ui      every page of `millrace ui` in Chromium
+# make lanes        every lane whole, that is every make test-NAME and bench-quick; lanes of what changed: CHANGED=1
+# make smoke        a minute of every lane
 # make bench        every benchmark
 # make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
 # make study-echo-chamber  which of three formats RL amplifies, by scale and by KL: tables and plots, within an hour
@@ -40,53 +42,53 @@ VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-ui quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lanes smoke smoke-agents smoke-trackers smoke-verifiers smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml scripts/setup scripts/cpu-torch
+$(STAMP): pyproject.toml scripts/setup scripts/environment scripts/cpu-torch
 	@PYTHON="$(PYTHON)" scripts/setup
 	@touch $@
 
 setup-vllm: $(VLLM)/.installed
 
-$(VLLM)/.installed: scripts/setup-vllm scripts/cpu-torch
+$(VLLM)/.installed: scripts/setup-vllm scripts/environment scripts/cpu-torch
 	@PYTHON="$(PYTHON)" scripts/setup-vllm
 	@touch $@
 
 setup-sglang: $(SGLANG)/.installed
 
-$(SGLANG)/.installed: scripts/setup-sglang scripts/cpu-torch
+$(SGLANG)/.installed: scripts/setup-sglang scripts/environment scripts/cpu-torch
 	@PYTHON="$(PYTHON)" scripts/setup-sglang
 	@touch $@
 
 setup-ray: $(RAY)/.installed
 
-$(RAY)/.installed: $(STAMP) scripts/setup-ray
+$(RAY)/.installed: $(STAMP) scripts/setup-ray scripts/environment
 	@PYTHON="$(PYTHON)" scripts/setup-ray
 	@touch $@
 
 setup-jax: $(JAX)/.installed
 
-$(JAX)/.installed: $(STAMP) scripts/setup-jax
+$(JAX)/.installed: $(STAMP) scripts/setup-jax scripts/environment
 	@PYTHON="$(PYTHON)" scripts/setup-jax
 	@touch $@
 
 setup-agents: $(AGENTS)/.installed
 
-$(AGENTS)/.installed: $(STAMP) scripts/setup-agents
+$(AGENTS)/.installed: $(STAMP) scripts/setup-agents scripts/environment
 	@PYTHON="$(PYTHON)" scripts/setup-agents
 	@touch $@
 
 setup-trackers: $(TRACKERS)/.installed
 
-$(TRACKERS)/.installed: $(STAMP) scripts/setup-trackers
+$(TRACKERS)/.installed: $(STAMP) scripts/setup-trackers scripts/environment
 	@PYTHON="$(PYTHON)" scripts/setup-trackers
 	@touch $@
 
 setup-verifiers: $(VERIFIERS)/.installed
 
-$(VERIFIERS)/.installed: $(STAMP) scripts/setup-verifiers
+$(VERIFIERS)/.installed: $(STAMP) scripts/setup-verifiers scripts/environment
 	@PYTHON="$(PYTHON)" scripts/setup-verifiers
 	@touch $@
 
@@ -145,10 +147,53 @@ test-verifiers: $(VERIFIERS)/.installed
 	PYTHONPATH=src $(VERIFIERS)-v0/bin/python -m pytest tests/agents/test_verifiers_v0.py
 
 # With the Chromium of CHROMIUM or of the system, else one that Playwright downloads; without any, skipped in words.
-test-ui: $(STAMP)
+CHROMIUM_HERE = [ -n "$$CHROMIUM" ] || command -v chromium >/dev/null || command -v chromium-browser >/dev/null
+setup-ui: $(STAMP)
 	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/pip install -qq -e '.[ui-test]'
-	@[ -n "$$CHROMIUM" ] || command -v chromium >/dev/null || command -v chromium-browser >/dev/null || $(BIN)/playwright install chromium || true
+	@$(CHROMIUM_HERE) || $(BIN)/playwright install chromium || true
+
+test-ui: setup-ui
 	$(BIN)/pytest -rs tests/browser
+
+lanes:
+	@scripts/lanes $(if $(CHANGED),--changed $(CHANGED:1=))
+
+smoke:
+	@scripts/lanes --smoke
+
+SMOKE := -m smoke --exitfirst
+
+smoke-agents: $(AGENTS)/.installed
+	PYTHONPATH=src $(AGENTS)/bin/python -m pytest --exitfirst tests/agents/test_sdk_conformance.py
+
+smoke-trackers: $(TRACKERS)/.installed
+	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest $(SMOKE) tests/trackers
+
+smoke-verifiers: $(VERIFIERS)/.installed
+	PYTHONPATH=src $(VERIFIERS)/bin/python -m pytest $(SMOKE) tests/agents/test_verifiers.py
+	PYTHONPATH=src $(VERIFIERS)-v0/bin/python -m pytest $(SMOKE) tests/agents/test_verifiers_v0.py
+
+smoke-ui: setup-ui
+	$(BIN)/pytest $(SMOKE) -rs tests/browser
+
+smoke-jax: $(JAX)/.installed
+	PYTHONPATH=src $(JAX)/bin/python -m pytest $(SMOKE) tests/jax_trainer
+
+smoke-ray: $(RAY)/.installed
+	PYTHONPATH=src $(RAY)/bin/python -m pytest $(SMOKE) tests/ray
+
+smoke-sglang: $(STAMP) $(SGLANG)/.installed
+	$(BIN)/pytest $(SMOKE) tests/engines --engine sglang --installed
+
+smoke-vllm: $(STAMP) $(VLLM)/.installed
+	PYTHONPATH=src $(VLLM)/bin/python -m pytest $(SMOKE) tests/engines --engine vllm
+	$(BIN)/pytest $(SMOKE) tests/vllm_runs
+
+smoke-bench: $(STAMP)
+	$(BIN)/pytest $(SMOKE) -n 2 tests/benchmarks
+
+smoke-long: $(STAMP)
+	$(BIN)/pytest $(SMOKE) tests/chaos
 
 bench: $(STAMP)
 	@set -e; for benchmark in $$(grep -l __main__ benchmarks/*.py); do echo "== $$benchmark"; $(BIN)/python $$benchmark; done

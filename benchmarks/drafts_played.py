@@ -37,7 +37,7 @@ def batches(task: Task, tokenizer: Any, *, seed: int) -> Iterator[tuple[int, lis
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "rows.jsonl"
         write_prompts(task, path, count=ROWS, seed=seed)
-        texts = [json.loads(line)["prompt"] for line in path.read_text().splitlines()]
+        texts = [json.loads(line)["prompt"] for line in path.read_bytes().splitlines()]
     prompts = [token_array(tokenizer.encode(text)) for text in texts]
     sampling, rng, group = Sampling(max_tokens=task.max_tokens), random.Random(seed), 0
     for epoch in range(EPOCHS):

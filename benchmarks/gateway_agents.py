@@ -56,7 +56,7 @@ def meet(row: dict[str, Any], base_url: str, key: str) -> None:
     meeting, number = Path(os.environ["MEETING"]), int(os.environ["MEETING_AGENTS"])
     complete = over_http(base_url, key)
     converse(row["prompt"], 1, complete)
-    if Path.cwd().parent.name == "agents":  # of the run; the trial of the reward before it has one agent
+    if Path.cwd().parent.parent.name == "agents":  # of the run; the trial before it has one agent
         (meeting / Path.cwd().name).touch()
         deadline_s = time.monotonic() + MEETING_S
         while len(os.listdir(meeting)) < number and time.monotonic() < deadline_s:

@@ -27,14 +27,23 @@ from millrace.config.load import load
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DeadlineExceeded, MillraceError, WorkerError
 from millrace.core.events import Event
+from millrace.environments.gateway.agents.agent_process import DIRECTORY as AGENTS
+from millrace.environments.turns.snapshots import DIRECTORY as SNAPSHOTS
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.runtime import process
 
 SUITES = {
     "turns": ("reward worker", "replica", "controller"),
     "agents": ("agent", "reward worker", "replica", "controller"),
+    "restored": ("controller", "reward worker", "replica", "relay", "evaluator"),
+    "evaluated-agents": ("controller", "reward worker", "replica", "relay", "agent"),
 }
-"""Who is killed, of episodes with an environment, and of those with an agent that asks the gateway."""
+"""Who is killed, of episodes with an environment, and of those with an agent that asks the gateway. The last
+two have evaluations too, whose reward workers are among the reward workers. Episodes of `restored` go on from
+snapshots."""
+ENVIRONMENTS = {"turns": "Busy", "restored": "BusyRestoring"}
+EVALUATION, EVERY = "held-out", 5
+SUPERSEDED = "the evaluator was busy"
 MOMENT_MAX = 60  # of some 100 events of turns in a step
 DELAY_S_MAX = 0.05
 POLL_S = 0.001
@@ -130,6 +139,9 @@ class Verdict:
     equal: bool
     foreign_tokens: int  # trained, but not as they were sampled in the undisturbed run
     problems: list[str]
+    evaluated: int = 0  # versions
+    superseded: int = 0  # skipped because a newer one was due
+    superseded_undisturbed: int = 0
 
 
 class Suite:
@@ -138,19 +150,23 @@ class Suite:
     def __init__(self, name: str, directory: Path, steps: int, deadline_s: float) -> None:
         self.name, self._directory, self._deadline_s = name, directory, deadline_s
         directory.mkdir()
-        self._config_file = (make_agent_start if name == "agents" else make_start)(directory)
+        self._has_agents = name not in ENVIRONMENTS
+        self._config_file = (make_agent_start if self._has_agents else make_start)(directory)
         self._overrides = [f"steps={steps}", *SUPERVISION[1:]]
-        if name == "turns":
-            self._overrides += [f"reward.path={directory}/acting.py:Busy"]
+        if not self._has_agents:
+            self._overrides += [f"reward.path={directory}/acting.py:{ENVIRONMENTS[name]}"]
+        if name in ("restored", "evaluated-agents"):
+            self._overrides += [evaluation_of(directory)]
         self._config = load(self._config_file, self._overrides)
         run = self.play("undisturbed", []).run
         self._weights, self._columns = weights(run), columns_of(run)
+        self._evaluations = evaluations_of(run)
 
     def play(
         self, name: str, points: list[KillPoint], tell: Callable[[Kill], None] = lambda _: None
     ) -> PlayedRun:
         """A run to its end, or to its deadline. `tell` gets each kill."""
-        agents = {} if self.name == "agents" else None
+        agents = {} if self._has_agents else None
         run = ChildRun(self._config_file, self._directory / name, self._overrides, agents=agents)
         played = PlayedRun(run, self._directory, self._deadline_s, has_agents=agents is not None)
         try:
@@ -176,7 +192,11 @@ class Suite:
         problems += [f"outlived their controller: {played.orphans}"] if played.orphans else []
         problems += [] if (served := check_served(run.events)).holds else [served.detail]
         problems += untrue_steps(run.events, columns)
-        return Verdict(not accounts, equal, foreign, problems)
+        evaluations = evaluations_of(run)
+        problems += untrue_evaluations(evaluations, self._evaluations)
+        problems += [f"left behind: {left}"] if (left := remains(run)) else []
+        counts = len(evaluations) - num_skipped(evaluations), num_skipped(evaluations)
+        return Verdict(not accounts, equal, foreign, problems, *counts, num_skipped(self._evaluations))
 
 
 def columns_of(run: ChildRun) -> dict[int, TokenColumns]:
@@ -184,6 +204,55 @@ def columns_of(run: ChildRun) -> dict[int, TokenColumns]:
     with LedgerReader(run.directory.ledger) as reader:
         ids = [tid for step in reader.steps() for tid in step.trajectory_ids]
         return {tid: reader.trajectory(tid).columns for tid in ids}
+
+
+def evaluation_of(directory: Path) -> str:
+    """The override with an evaluation of four rows."""
+    task = f'{{ kind = "function", path = "{directory}/acting.py:rows", answer = "none" }}'
+    keys = "prompts = 4, samples = 1, correct_at = 1.5, share = 1.0"
+    return f'evaluations=[{{ name = "{EVALUATION}", every = {EVERY}, {keys}, task = {task} }}]'
+
+
+Evaluated = dict[int, tuple[str, list[tuple[list[int], float | None, str]]]]
+"""By version: why it was skipped, and of each attempt its tokens, its reward and why it has none."""
+
+
+def evaluations_of(run: ChildRun) -> Evaluated:
+    with LedgerReader(run.directory.ledger) as reader:
+        records = reader.evaluations()
+        return {
+            one.version: (
+                one.reason,
+                [
+                    ([*each.tokens], each.reward, each.reason)
+                    for each in (() if one.reason else reader.attempts(one.name, one.version))
+                ],
+            )
+            for one in records
+        }
+
+
+def untrue_evaluations(evaluations: Evaluated, due: Evaluated) -> list[str]:
+    """What differs from the undisturbed run. A version may be skipped because a newer one was due."""
+    problems = [] if evaluations.keys() == due.keys() else [f"evaluated {[*evaluations]} of {[*due]}"]
+    for version, (reason, attempts) in evaluations.items():
+        if reason and not reason.startswith(SUPERSEDED):
+            problems.append(f"evaluation of version {version} skipped: {reason}")
+        elif not reason and not due[version][0] and attempts != due[version][1]:
+            problems.append(f"evaluation of version {version} has other attempts")
+    return problems
+
+
+def num_skipped(evaluations: Evaluated) -> int:
+    return sum(bool(reason) for reason, _ in evaluations.values())
+
+
+def remains(run: ChildRun) -> list[str]:
+    """Processes of a run that has ended, and what is left of its episodes."""
+    directories = [run.directory.path / name for name in (AGENTS, SNAPSHOTS)]
+    return [f"process {pid}" for pid in run.leftovers()] + [
+        str(path) for directory in directories for path in [directory, *directory.rglob("*")] if path.exists()
+    ]
 
 
 def foreign_tokens(columns: TokenColumns, due: TokenColumns | None) -> int:

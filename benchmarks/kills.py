@@ -1,14 +1,17 @@
 """kill -9 in the middle of turns: does a run end with the same weights, bit for bit?
 
-    python benchmarks/kills.py [--points 100] [--seed 0] [--first N] [--only turns|agents] [--json]
+    python benchmarks/kills.py [--points 100] [--seed 0] [--first N] [--only SUITE] [--json]
                                [--file kills.jsonl] [--resume] [--deadline-s 120] [--steps 10]
 
 `turns`: episodes with an environment; a reward worker, a replica or the controller is killed. `agents`:
 episodes of agents that ask by HTTP; an agent, a reward worker (with the gateway in it), a replica or the
-controller. Each has as many points as `--points` says. A point is a number of events of turns in a step, and
-a delay. Then one process that is in the middle of a turn gets SIGKILL. A run has one point in each step, and
-its points share the verdict, which compares it with a run that nothing disturbs. One process of imports
-serves all runs, so that a controller is back sooner than elsewhere.
+controller. `restored` and `evaluated-agents` have evaluations too, and a relay is killed, or the evaluator.
+Episodes of `restored` go on from snapshots. Each has as many points as `--points` says.
+
+A point is a number of events of turns in a step, and a delay. Then one process that is in the middle of a
+turn gets SIGKILL. A run has one point in each step, and its points share the verdict, which compares it with
+a run that nothing disturbs: its weights, its trajectories, its evaluations, and that no process, directory or
+snapshot is left. One process of imports serves all runs, so that a controller is back sooner than elsewhere.
 
 `--file` gets one line for each point when its run has ended, and `--resume` makes the points that it has
 not. `--first`: only so many points of each kind. `--deadline-s`: for one step, and so for one point. A run
@@ -37,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from common import QUICK, ROOT, parser_of, report, say, sized, table
-from kill_points import SUITES, Kill, KillPoint, Suite, Verdict, kill_point
+from kill_points import ENVIRONMENTS, SUITES, Kill, KillPoint, Suite, Verdict, kill_point
 
 sys.path.append(str(ROOT))
 
@@ -99,7 +102,7 @@ def row_of(kill: Kill, verdict: Verdict) -> dict[str, Any]:
 
 def victim_of(point: KillPoint) -> str:
     if point.role == "reward worker":
-        return "gateway" if point.suite == "agents" else "environment worker"
+        return "environment worker" if point.suite in ENVIRONMENTS else "gateway"
     return point.role
 
 
@@ -127,6 +130,11 @@ def play_all(
         name = f"run-{taken[0][0].index}-{taken[-1][0].index}-{taken[0][1]}"
         played = suite.play(name, [point for point, _ in taken], tell)
         verdict = suite.verdict(played)
+        if verdict.evaluated or verdict.superseded:
+            say(
+                f"{name}: {verdict.evaluated} versions evaluated, {verdict.superseded} skipped for a newer one "
+                f"(undisturbed: {verdict.superseded_undisturbed})"
+            )
         counted = [kill for kill in played.kills if kill.met or verdict.problems]
         for kill in counted:
             results.add(row_of(kill, verdict))
@@ -152,7 +160,7 @@ def play_all(
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Figures of each victim."""
     by: dict[str, list[Mapping[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: (row["suite"] == "agents", row["victim"])):
+    for row in sorted(rows, key=lambda row: ([*SUITES].index(row["suite"]), row["victim"])):
         by.setdefault(f"{row['suite']}: {row['victim']}", []).append(row)
     return {victim: figures(mine) for victim, mine in by.items()}
 

@@ -160,9 +160,9 @@ class Bench:
         """The rows as our shuffle draws them, for peers that go through them from first to last."""
         from millrace.environments.stream.order import row_of
 
-        ordered, lines = rows.with_suffix(".ordered"), rows.read_text().splitlines()
+        ordered, lines = rows.with_suffix(".ordered"), rows.read_bytes().splitlines()
         if not ordered.exists():
-            ordered.write_text("\n".join(lines[row_of(i, len(lines), seed)] for i in range(len(lines))))
+            ordered.write_bytes(b"\n".join(lines[row_of(i, len(lines), seed)] for i in range(len(lines))))
         return ordered
 
 

@@ -77,6 +77,10 @@ class Restoring(Acting):
         (HERE / "restored").touch()
 
 
+class BusyRestoring(Busy, Restoring):
+    pass
+
+
 def harm(episode: str) -> None:
     """The file `points`: {"what": "controller" is killed, or "held" until a file is there; "at": counts}. One
     episode does harm once: an episode that kills two workers fails, and rightly."""

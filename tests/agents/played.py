@@ -67,7 +67,7 @@ def play(
 
 
 def _answer(session: Session, tokenizer: Any, texts: list[str], calls: list[Call]) -> None:
-    replies = Replies(tokenizer, plain=True)
+    replies = Replies(tokenizer)
     while (pending := session.next_call(WAIT_S)) is not None:
         calls.append(pending.call)
         if len(calls) > len(texts):

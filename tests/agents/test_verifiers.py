@@ -28,6 +28,7 @@ def run(model: Path, tmp_path: Path) -> Any:
     return run
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("texts", "scored"), [(["hm", "91"], 1.0), (["90"], 0.0)])
 def test_a_taskset_is_scored_by_verifiers_over_chat_completions(
     run: Any, texts: list[str], scored: float

@@ -8,6 +8,7 @@ import pytest
 from tests.agents.played import play
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("texts", "scored"), [(["multiply(13, 7)", "91"], 1.0), (["multiply(13, 7)", "90"], 0.0), (["91"], 1.0)]
 )

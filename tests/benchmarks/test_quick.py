@@ -11,11 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
+SMOKE = {"overhead", "simulator_speed", "weights"}
 TIMEOUT_S = 280.0
 SKIPPED = "skipped: "
+CASES = [
+    pytest.param(path, marks=[pytest.mark.smoke] * (path.stem in SMOKE), id=path.stem) for path in BENCHMARKS
+]
 
 
-@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CASES)
 def test_a_benchmark_runs_and_tells_its_figures(path: Path, tmp_path: Path) -> None:
     command = [sys.executable, path, "--quick", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -124,6 +124,7 @@ def test_a_view_fits_every_window_and_says_nothing_wrong(ui: str, browser: Any, 
         assert_fits_everywhere(page)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "heading"), [("report", "2 runs compared"), ("simulated", "Timeline of areal")]
 )
@@ -159,6 +160,7 @@ def test_a_page_that_told_of_a_trouble_becomes_whole_by_itself(ui: str, runs: Pa
         page.wait_for_function("() => document.getElementById('facts')")
 
 
+@pytest.mark.smoke
 def test_what_a_run_wrote_is_text(ui: str, browser: Any) -> None:
     with opened(browser, f"{ui}samples/a") as page:
         assert PROMPT in main_text(page)
@@ -190,6 +192,7 @@ def test_the_colour_of_tokens_is_kept_in_the_address(ui: str, browser: Any) -> N
         assert page.is_checked("input[value=advantage]")
 
 
+@pytest.mark.smoke
 def test_runs_are_compared_from_the_list(ui: str, browser: Any) -> None:
     with opened(browser, ui) as page:
         for box in page.query_selector_all("input[type=checkbox]"):

@@ -19,6 +19,7 @@ def test_a_run_goes_on_or_is_refused_in_words_whatever_was_done_to_its_files(sta
     assert {outcome.end for outcome in outcomes} == {"went on", "refused"}
 
 
+@pytest.mark.smoke
 @long
 def test_hostile_rows_and_rewards_fail_their_trajectories_and_nothing_else(start, tmp_path, monkeypatch):
     monkeypatch.setattr(hostile, "TIMEOUT_S", 1)

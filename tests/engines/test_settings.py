@@ -79,10 +79,12 @@ def test_logprobs_are_of_what_was_sampled_from(
     bench, sampling = bench_of(slots=24), Sampling(max_tokens=LENGTH, **settings)
     version = bench.serve(1)
     partial = (prompt_of(9, 6), [])  # some go on from tokens of another engine
-    played = bench.play(
+    works = [
         bench.work(prompt_of(i % 6, 4 + i % 6), sampling, group_id=i % 6, tokens=partial[i % 5 > 0])
         for i in range(TRAJECTORIES)
-    )
+    ]  # and some of these are at the beginning of a later turn
+    later = [replace(work, turn_start=len(work.tokens) * (i % 2)) for i, work in enumerate(works)]
+    played = bench.play(later)
     ratios = []
     for one in played:
         logits = bench.logits(version, one)
@@ -111,9 +113,9 @@ def distribution(logits: torch.Tensor, one: Played, edge: float = 0.0) -> torch.
     banned[[i for i in range(VOCAB) if i not in (s.allowed_token_ids or range(VOCAB))]] = True
     banned[list(s.banned_token_ids)] = True
     for index, row in enumerate(logits.double()):
-        completion = torch.tensor([*one.work.tokens, *one.tokens[:index]], dtype=torch.long)
-        count = completion.bincount(minlength=VOCAB)
-        seen = count + torch.tensor(list(one.work.prompt)).bincount(minlength=VOCAB) > 0
+        past, turn = one.work.tokens[: one.work.turn_start], one.work.tokens[one.work.turn_start :]
+        count = torch.tensor([*turn, *one.tokens[:index]], dtype=torch.long).bincount(minlength=VOCAB)
+        seen = count + torch.tensor([*one.work.prompt, *past]).bincount(minlength=VOCAB) > 0
         r = torch.where(row > 0, 1 / s.repetition_penalty, s.repetition_penalty)
         edited = torch.where(seen, row * r, row)
         edited = edited - s.frequency_penalty * count - s.presence_penalty * (count > 0)

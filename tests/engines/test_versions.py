@@ -83,6 +83,7 @@ def test_a_load_late_in_a_trajectory_lets_it_go_on_to_the_end_of_the_context(ben
     bench.check(played)
 
 
+@pytest.mark.smoke
 def test_what_is_staged_changes_nothing_before_the_swap(bench_of: OpenBench) -> None:
     bench = bench_of()
     served = bench.serve(1)
@@ -160,6 +161,7 @@ def test_before_the_first_version_work_waits(fresh_bench: OpenBench) -> None:
     bench.check(bench.drain().values())
 
 
+@pytest.mark.smoke
 @pytest.mark.computed
 def test_greedy_takes_the_largest_logit_and_tells_its_logprob_at_temperature_1(bench_of: OpenBench) -> None:
     bench = bench_of()

@@ -32,6 +32,7 @@ def endless(bench: Bench, prompt: list[int], length: int) -> Played:
 # ---------------------------------------------------------------- slots and prompts
 
 
+@pytest.mark.smoke
 def test_more_work_than_slots_waits_and_is_all_done(bench_of: OpenBench) -> None:
     bench = bench_of(slots=3)
     bench.serve(1)
@@ -98,6 +99,7 @@ def test_a_resumed_member_of_a_group_comes_out_right(bench_of: OpenBench) -> Non
     bench.check(bench.play(works))
 
 
+@pytest.mark.smoke
 @pytest.mark.computed
 def test_another_seed_samples_other_tokens(bench_of: OpenBench) -> None:
     bench = bench_of()
@@ -210,6 +212,7 @@ def test_a_newer_lease_replaces_the_older_one(bench_of: OpenBench) -> None:
     bench.check([one])
 
 
+@pytest.mark.smoke
 def test_what_is_released_goes_on_elsewhere(bench_of: OpenBench, fresh_bench: OpenBench) -> None:
     bench, other = bench_of(), fresh_bench()
     for each in (bench, other):

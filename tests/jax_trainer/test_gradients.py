@@ -56,6 +56,7 @@ def test_gradients_equal_those_of_torch(family: str, tmp_path: Path) -> None:
         assert np.abs(gradient[name] - expected).max() < 1e-6 * max(1.0, np.abs(expected).max()), name
 
 
+@pytest.mark.smoke
 def test_sequences_of_a_trajectory_have_their_own_advantages_as_in_torch(tmp_path: Path) -> None:
     model, algorithm, batch = tiny_model(), build(PolicyGradient(sequence_share=0.7)), episodes(5)
     model.save_pretrained(tmp_path)

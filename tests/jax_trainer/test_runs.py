@@ -17,6 +17,7 @@ from millrace.cli.app import run as millrace
 pytestmark = pytest.mark.usefixtures("warm")
 
 
+@pytest.mark.smoke
 def test_a_run_goes_on_with_the_other_trainer(
     start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

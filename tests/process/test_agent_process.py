@@ -327,6 +327,18 @@ def test_after_the_launcher_is_killed_agents_go_on_and_the_next_start_works(tmp_
         before.close()
 
 
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGALRM"])
+def test_a_signal_to_every_process_ends_no_launcher_and_agents_have_signals_as_usual(
+    name: str, agents: Agents
+) -> None:
+    assert ended(agents, ["true"], {}).exit_code == 0
+    assert agents._launcher is not None
+    launcher = agents._launcher.pid
+    os.kill(launcher, signal.Signals[name])
+    end = ended(agents, ["sh", "-c", f"kill -{name.removeprefix('SIG')} $$"], {})
+    assert agents._launcher.pid == launcher and (end.exit_code, end.signal) == (None, name)
+
+
 def test_after_a_warden_is_killed_the_agent_and_its_daemon_end(agents: Agents) -> None:
     process = started(agents, [*python(TREE), "on"], {})
     soon(lambda: process.last_words.endswith("\n"))

@@ -10,7 +10,7 @@ from tests.unit.chat_templates import STYLES, make_tokenizer
 
 from millrace.config.tables.agent import AgentSection
 from millrace.core.errors import DataError
-from millrace.environments.gateway.local_agents import LocalAgents
+from millrace.environments.gateway.local_agents import LocalAgents, WorkersDirectory
 from millrace.environments.gateway.rendering import make_rendering
 
 ASKS = """
@@ -62,3 +62,13 @@ def test_a_row_without_its_task_is_refused(tmp_path: Path) -> None:
         agents.start({"task": str(tmp_path / "nothing")})
     with pytest.raises(DataError, match="`task`"):
         agents.start({"prompt": "x"})
+
+
+def test_the_agents_of_a_worker_that_is_gone_leave_no_directory_behind_the_next_start(tmp_path: Path) -> None:
+    gone, lives = WorkersDirectory(tmp_path / "agents"), WorkersDirectory(tmp_path / "agents")
+    for one in gone, lives:
+        (one.path / "agent-1" / "work").mkdir(parents=True)
+    gone.close()
+    new = WorkersDirectory(tmp_path / "agents")
+    assert {*(tmp_path / "agents").iterdir()} == {lives.path, new.path}
+    assert (lives.path / "agent-1" / "work").is_dir()

@@ -5,22 +5,24 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import socket
 import string
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from tests.runs import summary, train
 
 from conformance import WAIT_S
+from millrace.core.types import Sampling
 from millrace.environments.tokenizer import ASSISTANT, load_tokenizer, make_character_tokenizer
 from millrace.environments.verifiers.judgements import FILE
 from millrace.serve.completions import Completions
 from millrace.serve.endpoints import Endpoints
-from millrace.serve.shared_engine import SharedEngine
+from millrace.serve.shared_engine import EngineFailed, SharedEngine
 
 pytestmark = pytest.mark.usefixtures("warm")
 SAID = "SCORE: 7"
@@ -156,6 +158,11 @@ def test_clients_at_once_get_equal_texts_for_equal_seeds_and_others_for_others(p
         ({"messages": [{"role": "user", "content": "a"}], "tools": []}, 400, "tools"),
         ({"messages": [{"role": "user", "content": "a"}], "n": 2}, 400, "n"),
         ({"messages": [{"role": "user", "content": "a"}], "temperature": -1}, 400, "temperature"),
+        ({"messages": [{"role": "user", "content": "a"}], "temperature": 1e-320}, 400, "temperature"),
+        ({"messages": [{"role": "user", "content": "a"}], "temperature": 1e-40}, 400, "temperature"),
+        ({"messages": [{"role": "user", "content": "a"}], "temperature": 0.0099}, 400, "temperature"),
+        ({"messages": [{"role": "user", "content": "a"}], "top_p": 1e-40}, 400, "top_p"),
+        ({"messages": [{"role": "user", "content": "a" * (3 << 20)}]}, 400, None),
         ({"messages": [{"role": "user", "content": "a"}], "model": "another"}, 404, "model"),
         ({"messages": []}, 400, "messages"),
         ({}, 400, "messages"),
@@ -178,19 +185,18 @@ def test_a_page_of_a_browser_and_a_wrong_path_are_refused(port):
 
 
 @contextmanager
-def endpoints(judge, tokenizer=None, **limits):
+def endpoints(judge, tokenizer=None, slots=1, **limits):
     """In this process: the engine, which decodes nothing until a test says so, and the port."""
     from millrace.engines.own.load import load_engine
 
-    engine = SharedEngine(load_engine(str(judge), slots=1, max_sequence_tokens=64), **limits)
+    engine = SharedEngine(load_engine(str(judge), slots=slots, max_sequence_tokens=64), **limits)
     completions = Completions(
         engine, tokenizer or load_tokenizer(judge), model="judge", max_sequence_tokens=64
     )
-    server = Endpoints("127.0.0.1", 0, completions, connections_max=8)
-    with ThreadPoolExecutor(4) as threads:
-        threads.submit(server.serve_forever)
+    server = Endpoints("127.0.0.1", 0, completions)
+    with ThreadPoolExecutor(8) as threads:
         try:
-            yield engine, server.server_address[1], threads
+            yield engine, server.port, threads
         finally:
             engine.stop()
             server.close()
@@ -223,6 +229,121 @@ def test_a_request_that_is_not_done_in_time_is_given_up(judge):
         assert engine.num_requests == 0
         engine.stop()
         running.result(WAIT_S)
+
+
+class Failing:
+    """An engine that fails at a step with a certain prompt, after `steps` steps with it."""
+
+    def __init__(self, engine, prompt, *, steps):
+        self._engine, self._prompt, self._steps, self._under_way = engine, prompt, steps, {}
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def submit(self, works):
+        works = list(works)
+        self._under_way |= {one.trajectory_id: one for one in works}
+        self._engine.submit(works)
+
+    def release(self, trajectory_ids):
+        for one in trajectory_ids:
+            self._under_way.pop(one, None)
+        return self._engine.release(trajectory_ids)
+
+    def step(self):
+        if any(list(one.prompt) == self._prompt for one in self._under_way.values()):
+            self._steps -= 1
+            if self._steps < 0:
+                raise RuntimeError("a step failed")
+        self._engine.step()
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_request_with_which_the_engine_fails_gets_the_error_and_the_others_their_answers(judge, steps):
+    tokenizer = load_tokenizer(judge)
+    with endpoints(judge, slots=3, requests_max=8, answer_s=WAIT_S) as (engine, port, threads):
+        engine._engine = Failing(engine._engine, tokenizer.encode("bad"), steps=steps)
+        asked = {"temperature": 0, "max_tokens": 9}
+        prompts = ["S", "bad", "SC", "SCO"]
+        waiting = [threads.submit(ask, port, "/v1/completions", asked | {"prompt": one}) for one in prompts]
+        wait_for(engine, len(prompts))
+        running = threads.submit(engine.run)
+        answers = {one: wait.result(WAIT_S) for one, wait in zip(prompts, waiting, strict=True)}
+        status, reply, headers = answers.pop("bad")
+        assert status == 500 and "a step failed" in reply["error"]["message"]
+        assert headers["x-should-retry"] == "false"
+        texts = {one: reply["choices"][0]["text"] for one, (_, reply, _) in answers.items()}
+        assert {one + text for one, text in texts.items()} == {SAID}
+        assert ask(port, "/v1/completions", asked | {"prompt": "SCOR"})[0] == 200
+        engine.stop()
+        running.result(WAIT_S)
+
+
+def test_a_log_prob_that_is_no_number_is_the_error_of_its_request_alone(judge):
+    tokenizer = load_tokenizer(judge)
+    with endpoints(judge, slots=4, requests_max=8, answer_s=WAIT_S) as (engine, _, threads):
+        hot, cold = Sampling(max_tokens=9, temperature=1e-40), Sampling(max_tokens=9, temperature=0.0)
+        asked = [
+            (tokenizer.encode("S"), cold),
+            (tokenizer.encode("SC"), hot),
+            (tokenizer.encode("SCO"), cold),
+        ]
+        first, bad, last = [engine.submit(prompt, sampling, 0) for prompt, sampling in asked]
+        running = threads.submit(engine.run)
+        with pytest.raises(EngineFailed, match="log-prob"):
+            bad.result(WAIT_S)
+        for prompt, answer in (("S", first), ("SCO", last)):
+            text = tokenizer.decode(answer.result(WAIT_S).tokens, skip_special_tokens=True)
+            assert prompt + text == SAID
+        engine.stop()
+        running.result(WAIT_S)
+
+
+def test_an_engine_that_completes_nothing_ends_the_server(judge):
+    with endpoints(judge, requests_max=2, answer_s=WAIT_S) as (engine, port, threads):
+
+        def broken():
+            raise RuntimeError("the device is gone")
+
+        engine._engine.step = broken
+        waiting = threads.submit(ask, port, "/v1/completions", {"prompt": "S"})
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            engine.run()
+        assert waiting.result(WAIT_S)[0] == 503
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 50\r\n\r\n{",
+    ],
+)
+def test_clients_that_send_no_whole_request_shut_nobody_out(port, begun):
+    with ExitStack() as stack:
+        for _ in range(400):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+            slow.sendall(begun.replace(b"%d", str(port).encode()))
+        assert chat(port, temperature=0)["choices"][0]["message"]["content"] == SAID
+
+
+def test_a_request_that_does_not_come_whole_in_time_is_left(judge):
+    from millrace.environments.gateway.surroundings import GatewayLimits
+
+    engine = SharedEngine(None, requests_max=1, answer_s=1.0)
+    completions = Completions(engine, load_tokenizer(judge), model="m", max_sequence_tokens=8)
+    server = Endpoints("127.0.0.1", 0, completions, limits=GatewayLimits(idle_s=0.1, body_s=0.1))
+    try:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        body = "Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+        for begun in (head, head + body):
+            with socket.create_connection(("127.0.0.1", server.port), WAIT_S) as slow:
+                slow.sendall(begun.encode())
+                assert slow.recv(1) == b""
+    finally:
+        server.close()
 
 
 def test_equal_requests_at_the_same_time_are_computed_once(judge):

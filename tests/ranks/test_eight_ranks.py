@@ -34,6 +34,7 @@ def digests(checkpoint: Path) -> dict[str, str]:
     return {name: file["digest"] for name, file in files.items() if not name.startswith("rng")}
 
 
+@long
 def test_eight_ranks_give_the_gradient_of_one_process(paths: dict[str, Path]) -> None:
     errors = together(8, work.gradient_errors, SHAPES, paths)[0]
     assert len(errors) == len(SHAPES) * len(paths)

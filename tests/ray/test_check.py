@@ -15,6 +15,7 @@ from millrace.cli.app import run as millrace
 from millrace.runtime.ray import cluster
 
 
+@pytest.mark.smoke
 def test_a_cluster_of_one_node_is_ready_and_a_path_that_is_not_there_is_named(
     start: Path, address: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

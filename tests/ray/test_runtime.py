@@ -92,6 +92,7 @@ async def until_gone(pid: int) -> None:
 # ---------------------------------------------------------------- death
 
 
+@pytest.mark.smoke
 def test_a_worker_killed_from_outside_is_dead_at_once_and_its_children_too(address: str) -> None:
     async def use(worker: RayHandle) -> None:
         child, *_ = await call(worker, "children")
@@ -217,6 +218,7 @@ def test_what_cannot_be_pickled_fails_its_own_call_only(address: str) -> None:
     with_worker(RayRuntime(address), use)
 
 
+@pytest.mark.smoke
 def test_a_large_message_arrives_whole(address: str) -> None:
     async def use(worker: RayHandle) -> None:
         value = bytearray(os.urandom(8_000_000))
@@ -258,6 +260,7 @@ def test_the_log_of_a_worker_that_prints_without_end_is_bounded(address: str, tm
     with_worker(RayRuntime(address, log_dir=tmp_path), use)
 
 
+@pytest.mark.smoke
 def test_the_ranks_of_a_gang_know_their_places_and_where_they_meet(address: str) -> None:
     async def use(worker: GangHandle[RayHandle]) -> None:
         variables = [await member.call("variables", timeout_s=WAIT_S) for member in worker.members]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from millrace.core.errors import DataError
+from millrace.config.tables.task import CodeRewardSection
+from millrace.core.errors import DataError, SandboxError
+from millrace.environments.code import CodeReward
 from millrace.sandbox.code_asserts import read_asserts
 from millrace.sandbox.code_tests import judge
 from millrace.sandbox.execution import ProgramOutcome
@@ -146,6 +149,232 @@ def test_tests_that_cannot_be_run_are_refused_by_name_and_are_no_zero(
 
 def test_the_tests_of_a_row_are_confined_as_a_program_is(isolated: Sandbox) -> None:
     tests = ["import os\nassert f(1) and os.open('/etc/passwd', os.O_RDONLY)"]
-    verdict = verdict_of(isolated, "def f(x): return x", tests)
-    assert verdict.num_passed == 0
-    assert "PermissionError" in verdict.reason or "FileNotFoundError" in verdict.reason
+    with pytest.raises(DataError, match=r"test 1: (PermissionError|FileNotFoundError)"):
+        verdict_of(isolated, "def f(x): return x", tests)
+
+
+NUMPY = """import numpy as np
+
+def same(given, expected):
+    assert np.allclose(given, expected, rtol=1e-7, atol=1e-6)
+
+def check(candidate):
+    for size in (1, 2, 3):
+        same(candidate(list(range(size))), np.arange(size) * 2)
+"""
+
+
+def test_tests_may_import_numpy_and_programs_may_not(any_level: Sandbox) -> None:
+    right = "def double(items): return [2 * each for each in items]"
+    assert verdict_of(any_level, right, NUMPY, entry_point="double").num_passed == 1
+    wrong = verdict_of(any_level, right.replace("2 *", "3 *"), NUMPY, entry_point="double")
+    assert (wrong.num_passed, wrong.reason) == (0, "test 1 of 1: AssertionError: ")
+    imports = verdict_of(any_level, f"import numpy\n{right}", NUMPY, entry_point="double")
+    assert (imports.outcome, imports.num_passed) == (ProgramOutcome.FAILED, 0)
+    assert "No module named 'numpy'" in imports.reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy.testing, numpy.linalg, numpy.random\nassert f(1) == 1",
+        "from numpy import array\nassert (array([f(1)]) == 1).all()",
+        "import numpy\nassert f(float(numpy.float64(1.0))) == 1",
+    ],
+)
+def test_numpy_is_whole(isolated: Sandbox, code: str) -> None:
+    assert verdict_of(isolated, "def f(x): return x", [code]).num_passed == 1
+
+
+PROMPT = '''import math
+from typing import List
+
+LIMIT = 10
+
+def poly(xs: List[float], x: float) -> float:
+    """Evaluate."""
+    return sum(each * math.pow(x, power) for power, each in enumerate(xs))
+
+
+def find_zero(xs: List[float]) -> float:
+    """Find a zero of the polynomial."""
+'''
+ZERO = (
+    "def check(candidate):\n"
+    "    for xs in ([-1, 1], [-4, 2]):\n"
+    "        assert abs(poly(xs, candidate(xs))) < 1e-4\n"
+)
+FINDS = (
+    "def find_zero(xs: List[float]) -> float:\n"
+    "    assert abs(poly(xs, 0)) < LIMIT\n"
+    "    return -xs[0] / xs[1]\n"
+)
+
+
+@pytest.fixture(scope="module")
+def reward(sandboxes: dict[str, Any]) -> Iterator[CodeReward]:
+    try:
+        made = CodeReward(CodeRewardSection(timeout_s=30))
+    except SandboxError as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        (f"```python\n{FINDS}```", 1.0),
+        (f"```python\n{PROMPT}    return -xs[0] / xs[1]\n```", 1.0),
+        ("    return -xs[0] / xs[1]\n", 1.0),
+        (f"from __future__ import annotations\n{FINDS}", 1.0),
+        (f"```python\n{FINDS.replace('-xs', 'xs')}```", 0.0),
+        ("def poly(*_): return 0\ndef find_zero(xs): return 1", 0.0),
+        ("def zero(xs): return 1", 0.0),
+        ("", 0.0),
+    ],
+)
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        PROMPT,
+        f"Complete the function.\n```python\n{PROMPT}```\n",
+        [{"role": "system", "content": "x"}, {"role": "user", "content": f"Complete:\n```\n{PROMPT}```"}],
+    ],
+    ids=["code", "block", "messages"],
+)
+def test_program_and_tests_have_the_code_of_the_prompt(
+    reward: CodeReward, prompt: Any, completion: str, value: float
+) -> None:
+    if prompt is not PROMPT and completion.startswith("    "):
+        value = 0.0  # only a prompt that is code can be continued
+    row = {"prompt": prompt, "tests": ZERO, "entry_point": "find_zero"}
+    assert reward(completion, None, row)["reward"] == value
+
+
+def test_a_prompt_whose_code_cannot_run_is_a_failure_of_the_row(reward: CodeReward) -> None:
+    row = {"prompt": f"import no_such_module\n{PROMPT}", "tests": ["assert find_zero([1, 1]) == -1"]}
+    with pytest.raises(DataError, match=r"code of the prompt cannot be run.*no_such_module"):
+        reward(FINDS, None, row)
+
+
+def test_a_prompt_in_words_gives_no_code(reward: CodeReward) -> None:
+    for prompt in ("Square", "square the number x", "print(1)", "", None, "def other(): 1 / 0\nother()"):
+        row = {"prompt": prompt, "tests": ["assert f(2) == 4"]}
+        assert reward("def f(x): return x * x", None, row)["reward"] == 1.0
+
+
+BROKEN = {
+    "a name": ["assert nearly(f(1), 1)"],
+    "a name in a branch that the answer decides": ["if f(1) != 1: pass\nelse: nearly(1)"],
+    "a name in a helper": ["def near(a, b): return abs(a - b) < EPSILON\nassert near(f(1), 1)"],
+    "types": ["assert f(1) == 1 + '1'"],
+    "types in a loop": ["for x, y in [(1, 1), (2,)]: assert f(x) == y"],
+    "a missing key": ["expected = {}\nassert f(1) == expected['one']"],
+    "a reference that raises": ["def reference(x): return x / 0\nassert f(1) == reference(1)"],
+    "an import behind a call": ["assert f(1) == 1\nimport no_such_module"],
+    "an import of pytest": ["import pytest\nassert f(1) == 1"],
+    "an exit": ["assert f(1) == 1\nraise SystemExit(1)"],
+    "return": ["assert f(1) == 1\nreturn"],
+    "a later test": ["assert f(1) == 1", "assert f(1) == undefined"],
+    "no call": ["assert True"],
+    "a false assert before a call": ["assert False\nassert f(1) == 1"],
+    "no memory": ["x = f(1)\ny = bytearray(2**34)"],
+    "no memory before a call": ["y = bytearray(2**34)\nassert f(1) == 1"],
+    "an end before a call": ["import os\nos._exit(0)\nassert f(1) == 1"],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN, ids=[name.replace(" ", "-") for name in BROKEN])
+def test_a_test_that_no_program_can_pass_by_its_own_error_is_no_zero(bare: Sandbox, name: str) -> None:
+    with pytest.raises(DataError):
+        verdict_of(bare, "def f(x): return x", BROKEN[name], entry_point="f")
+
+
+BLAMED = {
+    "another type": ("def f(x): return None", ["assert f(1)[0] == 1"]),
+    "a number for a list": ("def f(x): return 1", ["assert len(f(1)) == 1"]),
+    "numbers for texts": ("def f(x): return [1]", ["assert ''.join(f(1)) == 'a'"]),
+    "too few": ("def f(x): return []", ["assert f(1)[0] == 1"]),
+    "another shape": ("def f(x): return 1", ["a, b = f(1)\nassert a == b"]),
+    "a missing key": ("def f(x): return {}", ["assert f(1)['a'] == 1"]),
+    "a zero": ("def f(x): return 0", ["assert 1 / f(1) == 1"]),
+    "no method": ("def f(x): return 1", ["assert f(1).strip() == 'a'"]),
+    "a text for numpy": (
+        "def f(x): return 'a'",
+        ["import numpy\nassert numpy.allclose(f(1), [1.0])"],
+    ),
+    "a list of texts for numpy": (
+        "def f(x): return ['a']",
+        ["import numpy\nassert numpy.allclose(f(1), [1.0])"],
+    ),
+    "an answer that a later test uses": ("def f(x): return 0", ["x = f(1)", "assert 1 / x == 1"]),
+    "a name that a branch binds": ("def f(x): return 0", ["if f(1): y = 1", "assert y == 1"]),
+    "it raises the error of a name": ("def f(x): raise NameError('nearly')", ["assert f(1) == 1"]),
+    "it raises the error of an import": ("def f(x): import nothing", ["assert f(1) == 1"]),
+    "it raises, and the test raises again": (
+        "def f(x): return 1 / 0",
+        ["try:\n    f(1)\nexcept Exception as error:\n    raise ValueError from error"],
+    ),
+    "it uses up the memory of the tests": ("def f(x): return 2**34", ["assert len(bytearray(f(1))) == 1"]),
+    "it forges a failure of the row": (
+        'import os, struct\nreply = b\'{"value": ["refused", "x"]}\'\n'
+        "def f(x): os.write(4, struct.pack('<Q', len(reply)) + reply); os._exit(0)",
+        ["assert f(1) == 1"],
+    ),
+    "it ends while it is loaded": ("import os\nos._exit(1)", ["assert f(1) == 1"]),
+    "it is no program": ("I cannot.", ["assert f(1) == 1"]),
+}
+
+
+@pytest.mark.parametrize("name", BLAMED, ids=[name.replace(" ", "-") for name in BLAMED])
+def test_no_program_makes_its_tests_seem_broken(bare: Sandbox, name: str) -> None:
+    """Else a model would turn what earns 0 into what is not counted."""
+    code, tests = BLAMED[name]
+    verdict = verdict_of(bare, code, tests, entry_point="f")
+    assert verdict.num_passed < verdict.num_tests
+    assert verdict.outcome is not ProgramOutcome.PASSED and verdict.reason
+
+
+def test_a_slow_program_does_not_make_the_setup_of_its_tests_seem_broken(bare: Sandbox) -> None:
+    tests = ["assert f(1) == 1"]
+    limits = Limits(**{**LIMITS.to_json(), "wall_s": 2.0})
+    code = "import time\ntime.sleep(1.5)\ndef f(x): return 2"
+    setup = "import time\ntime.sleep(30)"
+    verdict = verdict_of(bare, code, tests, limits, test_setup_code=setup)
+    assert (verdict.outcome, verdict.num_passed) == (ProgramOutcome.TIMED_OUT, 0)
+
+
+def test_tests_that_want_more_memory_after_an_answer_say_so(bare: Sandbox) -> None:
+    verdict = verdict_of(bare, BLAMED["it uses up the memory of the tests"][0], ["bytearray(f(1))"])
+    assert verdict.outcome is ProgramOutcome.OUT_OF_MEMORY
+    assert verdict.reason.startswith("the tests need more memory")
+
+
+PYTEST = """from solution import triple
+import math
+
+LIMIT = 9
+
+def test_small():
+    assert triple(1) == 3
+
+def test_large():
+    assert triple(LIMIT) == 27 and math.isclose(triple(0.5), 1.5)
+"""
+
+
+def test_functions_of_pytest_are_tests(bare: Sandbox) -> None:
+    assert verdict_of(bare, "def triple(x): return 3 * x", PYTEST).num_passed == 2
+    verdict = verdict_of(bare, "def triple(x): return 3", PYTEST)
+    assert (verdict.num_passed, verdict.num_tests) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["assert f(1) == 2\nassert f(2) == 3", '["assert f(1) == 2", "assert f(2) == 3"]', ("assert f(1) == 2",)],
+)
+def test_a_text_of_asserts_and_a_list_in_json_are_tests(bare: Sandbox, column: Any) -> None:
+    verdict = verdict_of(bare, "def f(x): return x + 1", column)
+    assert verdict.outcome is ProgramOutcome.PASSED
+    assert verdict_of(bare, "def f(x): return x + 2", column).num_passed == 0

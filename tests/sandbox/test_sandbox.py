@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from millrace.core.errors import DataError, SandboxError
-from millrace.sandbox.code_tests import is_equal, judge, read_tests
+from millrace.runtime import process
+from millrace.sandbox.code_tests import judge, read_tests
+from millrace.sandbox.equality import is_equal
 from millrace.sandbox.execution import CallAnswer, ProgramOutcome
 from millrace.sandbox.inside import zygote
 from millrace.sandbox.inside.limits import Limits
@@ -173,7 +176,7 @@ def test_values_are_compared_as_json() -> None:
         ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
         ({"inputs": [[1]], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "list of arguments"),
-        ({"inputs": [[1]], "outputs": ["1"]}, "a text"),
+        ({"inputs": [{}], "outputs": ["1"]}, "a text"),
     ],
 )
 def test_tests_that_judge_nothing_are_refused(column: object, message: str) -> None:
@@ -192,3 +195,60 @@ def test_a_part_of_the_tests_is_counted(any_level: Sandbox) -> None:
     verdict = judge(any_level, "def f(x): return x", tests, LIMITS)
     assert (verdict.outcome, verdict.num_passed) == (ProgramOutcome.FAILED, 1)
     assert verdict.reason.startswith("test 2 of 2: it gave 2")
+
+
+@pytest.mark.parametrize("printed", ["wrong", "killed", "huge"])
+def test_a_verdict_on_printed_tests_is_that_of_the_first_fault(any_level: Sandbox, printed: str) -> None:
+    """Whatever the last test says."""
+    ends = {"wrong": "print(0)", "killed": "import os; os.abort()", "huge": "x = bytearray(2**33)"}
+    code = f"x = input()\nif x == '2':\n    {ends[printed]}\nelse:\n    print(x)"
+    verdict = judge(
+        any_level, code, read_tests({"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]}), LIMITS
+    )
+    faults = {
+        "wrong": ProgramOutcome.FAILED,
+        "killed": ProgramOutcome.KILLED,
+        "huge": ProgramOutcome.OUT_OF_MEMORY,
+    }
+    assert (verdict.outcome, verdict.num_passed, verdict.num_run) == (faults[printed], 2, 3)
+    assert verdict.reason.startswith("test 2 of 3: ")
+
+
+TOTAL = "def total(items): return sum(items)"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "code", "passed"),
+    [
+        ([[6], [3]], TOTAL, 2),
+        ([[6], [3]], TOTAL.replace("sum(items)", "[sum(items)]"), 2),
+        ([[6], [3]], "def total(items): return 6 if len(items) > 2 else [3]", 1),
+        ([[6], 3], TOTAL, 1),
+        ([[6], [3, 0]], TOTAL, 0),
+        ([[[6]], [[3]]], TOTAL, 0),
+        ([[[6]], [[3]]], TOTAL.replace("sum(items)", "[sum(items)]"), 2),
+        ([["6"], ["3"]], TOTAL, 0),
+    ],
+)
+def test_values_that_are_all_in_lists_of_one_are_read_either_way_and_never_both(
+    bare: Sandbox, outputs: list[object], code: str, passed: int
+) -> None:
+    tests = read_tests({"fn_name": "total", "inputs": [[[1, 2, 3]], [[1, 2]]], "outputs": outputs})
+    assert judge(bare, code, tests, LIMITS).num_passed == passed
+
+
+def test_printed_values_in_lists_of_one_are_lines(bare: Sandbox) -> None:
+    tests = read_tests({"inputs": [["3", "1 2"]], "outputs": [["0.50"]]})
+    assert judge(bare, "input(); print(.5 * len(input().split()) / 2)", tests, LIMITS).num_passed == 1
+
+
+def test_a_signal_to_every_process_ends_no_sandbox_and_programs_have_signals_as_usual() -> None:
+    before = {*process.children(os.getpid())}
+    with closing(Sandbox("limits", strongest="limits")) as sandbox:
+        (warm,) = {*process.children(os.getpid())} - before
+        for number in zygote.SIGNALS:
+            os.kill(warm, number)
+        code = (
+            "import signal\ndef f(): return [signal.getsignal(n) == signal.SIG_DFL for n in (1, 10, 12, 15)]"
+        )
+        assert sandbox.call(code, "f", [[]], LIMITS).answers == [CallAnswer([True] * 4)]

@@ -11,6 +11,8 @@ from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Laminar, Schedule, Synchronous
 from millrace.controller.evaluation.evaluation_state import Evaluations
+from millrace.controller.evaluation.evaluator_session import EvaluatorSession
+from millrace.controller.reward_pool import RewardPool
 from millrace.core.completion.marked import unmarked
 from millrace.core.errors import ConfigError, MillraceError, RemoteError, WorkerDied
 from millrace.core.events import Event
@@ -19,7 +21,7 @@ from millrace.ledger.evaluations import load_attempts
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.runtime.seam import crossing
 from millrace.sim.costs.interface import Costs
-from millrace.sim.costs.workload import Workload
+from millrace.sim.costs.workload import LogNormal, Workload
 from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import random_world, small_config, with_turns
 from millrace.sim.roles.world import World
@@ -173,6 +175,38 @@ def test_an_evaluator_that_is_too_slow_skips_versions_and_delays_no_step() -> No
 def test_one_that_takes_too_long_is_given_up_and_told() -> None:
     watched, _ = run(evaluation(every=8, prompts=40, share=0.01, timeout_s=3.0))
     assert "took longer than 3 s" in watched.of("held-out")[0]
+
+
+@pytest.mark.parametrize("timeout_s", [3.0, 3600.0], ids=["too slow", "in time"])
+def test_an_evaluation_that_is_over_leaves_no_episode_and_no_request(
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scored or skipped, its episodes have no worker any more, and none of its requests waits."""
+    pools, make, skip = list[RewardPool](), EvaluatorSession._pool, EvaluatorSession._skip
+    at_skips = list[int]()
+
+    def pool(session: EvaluatorSession, section: EvaluationSection) -> RewardPool:
+        pools.append(made := make(session, section))
+        return made
+
+    def skipped(session: EvaluatorSession, record: EvaluationRecord) -> None:
+        skip(session, record)
+        at_skips.append(pools[-1].num_requests + len(pools[-1]._requests._homes))
+
+    monkeypatch.setattr(EvaluatorSession, "_pool", pool)
+    monkeypatch.setattr(EvaluatorSession, "_skip", skipped)
+    section = evaluation(every=1, prompts=8, share=0.9, timeout_s=timeout_s)
+    scenario = with_turns(Scenario(small_config(Laminar(), steps=6)))
+    scenario = replace(
+        scenario,
+        config=scenario.config.model_copy(update={"evaluations": (section,)}),
+        workload=replace(scenario.workload, turns=(4, 4), forked_fraction=0.0, tool_s=LogNormal(4.0, 0.3)),
+    )
+    watched = Watched(scenario)
+    simulate(scenario, watched)
+    reasons = [why for why in watched.of("held-out").values() if "took longer" in why]
+    assert bool(reasons) is (timeout_s == 3.0) and at_skips and set(at_skips) == {0}
+    assert not pools[-1]._requests._homes and not pools[-1].num_requests
 
 
 def test_once_training_is_over_the_evaluator_rests_no_more() -> None:

@@ -10,6 +10,7 @@ from millrace.config.tables.generation import Rollout
 from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import Millrace
 from millrace.config.tables.training import BatchShape
+from millrace.controller.state.run_state import RunState
 from millrace.schedule import presets
 from millrace.sim.costs.interface import Costs
 from millrace.sim.costs.lengths import Drift, LogNormal
@@ -125,3 +126,25 @@ def test_no_order_of_events_breaks_a_promise():
         outcome = rehearse(played, stage, seed=seed)
         assert outcome.stale == 0
         assert max(outcome.staleness.values()) <= bound
+
+
+def test_a_resumed_run_knows_the_last_group_that_any_batch_had(monkeypatch):
+    """Otherwise a group that earlier batches skipped would be a new one, and the next batch another."""
+    reached, resumed = {0: -1}, []
+    committed, resume = RunState.committed, RunState.resume
+
+    def note(state, version):
+        committed(state, version)
+        reached[version] = state.reached
+
+    def compare(state, version, last, quarantined):
+        resumed.append((last, reached[version]))
+        resume(state, version, last, quarantined)
+
+    monkeypatch.setattr(RunState, "committed", note)
+    monkeypatch.setattr(RunState, "resume", compare)
+    crashes = tuple(float(at) for at in range(10, 120, 9))
+    one = scenario(steps=150, faults=Faults(controller_crashes=crashes))
+    batch = BatchShape(prompts=1, group_size=MEMBERS)  # so a batch may catch up groups alone
+    measure(replace(one, config=one.config.model_copy(update={"batch": batch, "steps": 150})))
+    assert len(resumed) > 3 and all(found == known for found, known in resumed)

@@ -172,6 +172,7 @@ def test_what_ended_elsewhere_leaves_nothing_and_its_worker_ends_it():
     requests.forget([0, 1])  # by a decision: one between its turns, one that waits for an answer
     assert not len(requests) and not requests.take(here)
     assert requests.ended("other") == [] and requests.ended("here") == [0, 1] and requests.ended("here") == []
+    requests.told("here")
     assert requests._homes == {2: "here"}
     requests.forget([2])
     requests.left("here")  # any worker may remove its snapshots

@@ -105,6 +105,7 @@ def test_a_tracker_has_the_run_s_own_values_and_no_step_twice(
         assert scalars == pytest.approx(own[version], rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.smoke
 def test_nothing_failed_in_this_run(resumed: tuple[RunDirectory, Trackers, int]) -> None:
     run, _, _ = resumed
     warned = [e.fields for e in read_events(run.events) if e.kind == "warned" and e.fields["source"] in NAMES]

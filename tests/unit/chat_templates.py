@@ -81,7 +81,9 @@ HARMONY = (
     "{{ '<|start|>system<|message|>Help.<|end|>' }}"
     "{% if tools %}{{ '<|start|>developer<|message|>' + (tools | tojson) + '<|end|>' }}{% endif %}"
     "{% for m in messages %}{{ '<|start|>' + m.role }}"
-    "{% if m.role == 'assistant' %}{{ '<|channel|>final' }}{% endif %}"
+    "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
+    "{{ ' to=functions.' + f.name + '<|channel|>commentary json<|message|>' + (f.arguments | tojson) }}"
+    "{% elif m.role == 'assistant' %}{{ '<|channel|>final' }}{% endif %}"
     "{{ '<|message|>' + m.content + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from millrace.config.objects import find_object
 from millrace.core.errors import ConfigError, WorkerError
-from millrace.core.objects import find_object
 
 
 def test_an_object_comes_with_its_module() -> None:
@@ -22,7 +22,7 @@ def test_a_path_of_another_form_is_refused(path: str) -> None:
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(WorkerError, match=r"has no `Nothing`; it has .*find_object"):
-        find_object("millrace.core.objects:Nothing", "worker target", kind=WorkerError)
+        find_object("millrace.config.objects:Nothing", "worker target", kind=WorkerError)
 
 
 def test_what_importing_raises_passes() -> None:

@@ -265,8 +265,8 @@ def test_a_solution_without_its_reference_is_an_error_not_a_zero(reward):
 
 
 def test_a_reference_that_is_not_mathematics_is_an_error_not_a_zero():
-    with pytest.raises(DataError, match="not mathematics"):
-        MathReward()("1", "", {})
+    with pytest.raises(DataError, match="nor mathematics"):
+        MathReward()("1", "}{", {})
 
 
 def test_every_answer_of_the_mathematics_example_is_worth_1_and_no_other_rows_answer_is():

@@ -42,7 +42,7 @@ class Talk:
         self.tokenizer, self.end = tokenizer, end
         rendering = make_rendering(tokenizer, {})
         self.conversation = Conversation(rendering)
-        self.replies = Replies(tokenizer, plain=not rendering.shows_tools)
+        self.replies = Replies(tokenizer, rendering.style)
         self.number = 0
 
     def place(self, *messages: ChatTurn, tools: list[Any] | None = None) -> tuple[Call, CallPlace]:

@@ -117,7 +117,7 @@ class Worker:
         parts = AgentParts(
             self.agents,
             rendering,
-            Replies(tokenizer, plain=True, end_ids={tokenizer.eos_token_id}, stop=("|",)),
+            Replies(tokenizer, end_ids={tokenizer.eos_token_id}, stop=("|",)),
             lambda end, row: {"right": float(end.end.returned == row["answer"]), "said": len(end.replies)},
             timeout_s=timeout_s,
             end_s=60.0,

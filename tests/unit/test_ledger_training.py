@@ -103,3 +103,14 @@ def test_a_checkpoint_covers_only_committed_steps(ledger: SqliteLedger) -> None:
 def test_metrics_that_cannot_be_recorded_are_named(ledger: SqliteLedger) -> None:
     with pytest.raises(LedgerError, match="cannot record"):
         ledger.commit_step(StepRecord(1, [0], [0, 1], {"loss": object()}))
+
+
+def test_the_highest_group_ever_trained_is_known_after_a_restart_of_the_program(tmp_path: Path) -> None:
+    """And not that of the last batch alone: a batch may catch up groups that earlier batches skipped."""
+    first = SqliteLedger(tmp_path / "ledger.sqlite", run={})
+    assert first.recover().reached == -1
+    first.admit([ready_group(number) for number in range(4)])
+    for version, group_id in enumerate((0, 3, 1), start=1):
+        first.commit_step(step_of(version, make_group(group_id)))
+    first.close()
+    assert SqliteLedger(tmp_path / "ledger.sqlite", run={}).recover().reached == 3

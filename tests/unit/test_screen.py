@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from msgspec.structs import replace as changed
 from tests.unit.test_controller_state import NUMBERS, run_state
 
+from millrace.algorithms.advantages import group_advantages
+from millrace.algorithms.group import ComparedGroup
 from millrace.config.tables.schedules import Synchronous
 from millrace.config.tables.training import BatchShape
 from millrace.core.completion.columns import TokenColumns, token_array
@@ -92,3 +97,34 @@ def test_it_is_refused_by_name_where_groups_of_equal_rewards_teach(algorithm):
     batch = BatchShape(group_size=4, screen_samples=2)
     with pytest.raises(ValueError, match=r"`batch.screen_samples` \(2\) ends groups whose first rewards"):
         small_config(Synchronous(), batch=batch, algorithm=algorithm)
+
+
+def mean_gradients(probs, rewards, *, size, first):
+    """Of a softmax over outcomes with these probabilities: without screening and with it, over all groups."""
+    plain, screened, onehot = np.zeros(len(probs)), np.zeros(len(probs)), np.eye(len(probs))
+    for outcomes in itertools.product(range(len(probs)), repeat=size):
+        group = [rewards[k] for k in outcomes]
+        advantages = group_advantages(ComparedGroup.of(group), scale="none")
+        gradient = np.prod([probs[k] for k in outcomes]) * advantages @ (onehot[list(outcomes)] - probs)
+        plain += gradient
+        screened += gradient * (screened_reward(group[:first]) is None)
+    return plain, screened
+
+
+def angle(one, other):
+    return math.degrees(math.acos(min(1.0, one @ other / np.linalg.norm(one) / np.linalg.norm(other))))
+
+
+@pytest.mark.parametrize(
+    ("probs", "rewards", "first", "degrees"),
+    [
+        ([0.3, 0.7], [0.0, 1.0], 2, 0.0),
+        ([0.05, 0.95], [0.0, 1.0], 4, 0.0),
+        ([0.8, 0.15, 0.05], [0.0, 0.1, 1.0], 2, 2.98),
+        ([0.8, 0.15, 0.05], [0.0, 0.1, 1.0], 4, 1.15),
+    ],
+)
+def test_screening_keeps_the_direction_of_two_rewards_and_turns_that_of_three(probs, rewards, first, degrees):
+    plain, screened = mean_gradients(np.array(probs), rewards, size=6, first=first)
+    assert angle(plain, screened) == pytest.approx(degrees, abs=0.01)
+    assert 0 < np.linalg.norm(screened) < np.linalg.norm(plain)

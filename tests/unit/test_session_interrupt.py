@@ -1,4 +1,4 @@
-"""Ctrl-C."""
+"""Signals."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from millrace.compose.interrupt import INTERRUPTED, run_stoppable
+from millrace.core.ending_signals import ENDING
+from millrace.runtime.stacks import DUMP_STACKS
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -115,3 +118,106 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (INTERRUPTED, b"cursor shown\n")
+
+
+def sends(*numbers: int) -> str:
+    """A program that sends itself these signals, one after another, and says when it has saved."""
+    return (
+        "import asyncio, os, signal, sys\n"
+        "from millrace.compose.interrupt import run_stoppable\n"
+        "async def body(stop):\n"
+        f"    for number in {[int(number) for number in numbers]}:\n"
+        "        os.kill(os.getpid(), number)\n"
+        "        await asyncio.sleep(0.01)\n"
+        "    await stop.wait()\n"
+        "    print('saved', flush=True)\n"
+        "sys.exit(9 if run_stoppable(body, lambda text: None, grace_s=60) else 3)\n"
+    )
+
+
+def ended(program: str, **how: Any) -> tuple[int, bytes]:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=60, check=False, **how
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM),
+        *(signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT, signal.SIGRTMIN, signal.SIGRTMAX),
+    ],
+)
+def test_every_signal_that_ends_a_process_asks_first(number: int) -> None:
+    assert number in ENDING
+    assert ended(sends(number)) == (3, b"saved\n")
+
+
+def test_no_signal_that_could_end_a_run_is_forgotten() -> None:
+    """What the kernel ends a process by: every other signal is ignored, stops a process, or says that the
+    process itself is broken."""
+    harmless = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+    stops = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    broken = {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
+    ignored = {signal.SIGPIPE, signal.SIGXFSZ}
+    assert all(signal.getsignal(number) == signal.SIG_IGN for number in ignored)
+    left = signal.valid_signals() - harmless - stops - broken - ignored - {*ENDING}
+    assert left == {signal.SIGKILL, signal.SIGSYS, DUMP_STACKS}
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+def test_a_program_that_sends_two_signals_means_one_end(first: int, second: int) -> None:
+    assert ended(sends(first, second, second)) == (3, b"saved\n")
+
+
+def test_ctrl_c_after_another_signal_ends_the_process_at_once() -> None:
+    assert ended(sends(signal.SIGTERM, signal.SIGINT)) == (INTERRUPTED, b"")
+
+
+def test_nohup_is_obeyed() -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    program = sends(signal.SIGHUP).replace("await stop.wait()", "assert not stop.is_set()")
+    assert ended(program, preexec_fn=ignore) == (9, b"saved\n")
+
+
+def test_a_signal_after_the_caller_has_asked_is_the_first_signal() -> None:
+    program = sends(signal.SIGINT).replace(
+        "async def body(stop):\n", "async def body(stop):\n    stop.set()\n"
+    )
+    assert ended(program) == (3, b"saved\n")
+
+
+def test_handlers_are_as_before_when_the_body_has_ended() -> None:
+    def own(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+
+        async def body(stop: asyncio.Event) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await stop.wait()
+
+        assert run_stoppable(body, lambda text: None, grace_s=60) is False
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGINT])
+def test_a_command_is_interrupted_once_by_programs_and_again_by_a_person(number: int) -> None:
+    program = (
+        "import os, signal\n"
+        "from millrace.runtime.process import interrupt_on_signals\n"
+        "interrupt_on_signals()\n"
+        "for _ in range(3):\n"
+        "    try:\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted')\n"
+    )
+    times = 3 if number == signal.SIGINT else 1
+    assert ended(program) == (0, b"interrupted\n" * times)

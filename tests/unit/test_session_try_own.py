@@ -12,6 +12,7 @@ from millrace.cli import app
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS
 from millrace.core.errors import ConfigError
+from millrace.schedule.presets import build
 from millrace.trainer.checks.first_step import try_algorithm
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -105,6 +106,34 @@ def test_a_mistake_of_a_schedule_is_found_in_a_rehearsal(tmp_path: Path) -> None
     other.write_text(SCHEDULE.format(rank=None))
     (warning,) = try_own(config)
     assert "in a rehearsal: areal: stuck before step 0" in warning
+
+
+@pytest.mark.parametrize(
+    ("own", "key", "said"),
+    [
+        (3, 2, r"the staleness bound 3, and `schedule.staleness_max` is 2"),
+        (1, 0, r"set schedule.staleness_max = 1"),
+        (None, 4, r"no staleness bound.*\n.*set schedule.staleness_max = \"none\""),
+        (2, 2, ""),
+        (0, 4, ""),
+        (4, None, ""),
+        (None, None, ""),
+    ],
+)
+def test_a_schedule_that_permits_more_staleness_than_its_key_is_refused(
+    own: int | None, key: int | None, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bound.py"
+    path.write_text(
+        "from dataclasses import replace\nfrom millrace.schedule import presets\n"
+        f"def make(config): return replace(presets.areal(eta=2), staleness_max={own})\n"
+    )
+    config = config_for(schedule={"kind": "function", "path": f"{path}:make", "staleness_max": key})
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            build(config)
+    else:
+        assert build(config).staleness_max == own
 
 
 def test_the_example_of_a_schedule_is_not_refused() -> None:

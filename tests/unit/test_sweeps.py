@@ -35,7 +35,7 @@ from millrace.sweeps.measured import Measured
 from millrace.sweeps.proposals import AllKnown, Optuna, proposals
 from millrace.sweeps.run_sweep import checked
 from millrace.sweeps.sweep_config import HalvingRule, MedianRule
-from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
+from millrace.sweeps.trial_record import Trials, TrialState
 
 LR = {"optimizer.lr": {"low": 1e-5, "high": 1e-3, "log": True}}
 BASE = '[model]\npath = "start"\n[task]\nkind = "gym"\nname = "x"\n[reward]\nkind = "gym"\n'
@@ -299,28 +299,6 @@ def test_a_trial_that_waits_goes_with_its_values_in_the_lists() -> None:
 def test_a_value_is_in_its_domain_or_outside(domain: Domain, inside: list[Any], outside: list[Any]) -> None:
     assert all(holds(domain, value) for value in inside)
     assert not any(holds(domain, value) for value in outside)
-
-
-def of(state: TrialState, value: float | None, **overrides: object) -> SweepTrial:
-    return SweepTrial(overrides, state, value)
-
-
-def test_the_ranking_has_means_over_seeds_and_puts_what_was_stopped_behind_what_finished() -> None:
-    done, stopped, failed = TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED
-    every = {
-        "a": of(done, 1.0, lr=1, seed=1),
-        "b": of(done, 3.0, lr=1, seed=2),
-        "c": of(done, 2.5, lr=2, seed=1),
-        "d": of(stopped, 9.0, lr=2, seed=2),
-        "e": of(stopped, 8.0, lr=3, seed=1),
-        "f": of(failed, None, lr=4, seed=1),
-    }
-    ranked = standings(Trials("reward/mean", "max", True, every))
-    assert [(one.overrides["lr"], one.value) for one in ranked] == [(2, 2.5), (1, 2.0), (3, 8.0), (4, None)]
-    assert ranked[1].error == 1.0 and math.isnan(ranked[0].error)  # sqrt(2 / 1 / 2)
-    assert (ranked[0].num_finished, ranked[0].num_stopped, ranked[3].num_failed) == (1, 1, 1)
-    lowest = standings(Trials("reward/mean", "min", True, every))
-    assert [one.overrides["lr"] for one in lowest] == [1, 2, 3, 4]
 
 
 def test_what_ran_when_the_sweep_was_killed_comes_first_and_failed_trials_only_when_asked(

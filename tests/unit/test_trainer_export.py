@@ -10,8 +10,12 @@ from safetensors.torch import load_file
 from trainer_doubles import make_trainer, save_checkpoint, tiny_model
 from transformers import AutoModelForCausalLM
 
+from millrace.config.tables.task import FileTaskSection
 from millrace.core.errors import DataError
+from millrace.environments.chat import render
+from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.trainer.files.export import export_checkpoint, save_model
+from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 from millrace.trainer.model import named_weights
 
 
@@ -34,6 +38,24 @@ def test_transformers_loads_the_very_weights(family, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_named_chat_templates_are_kept_and_chosen(tmp_path):
+    source, written = tmp_path / "source", tmp_path / "written"
+    make_character_tokenizer(source, "ab")
+    tokenizer = load_tokenizer(source)
+    tokenizer.chat_template = {"default": "d{{ messages[0].content }}", "tool_use": "t", "rag": "r"}
+    tokenizer.save_pretrained(source)
+    written.mkdir()
+    write_tokenizer(read_tokenizer(source), written)
+    assert load_tokenizer(written).chat_template == tokenizer.chat_template
+    assert (written / "additional_chat_templates/tool_use.jinja").read_text() == "t"
+    task = FileTaskSection(path="x.jsonl", tools="tools")
+    row = {"prompt": [{"role": "user", "content": "b"}]}
+    assert render(task, load_tokenizer(written), row, row["prompt"], "row") == "db"
+    named = task.model_copy(update={"chat_arguments": {"chat_template": "rag"}})
+    with pytest.raises(DataError, match="leaves out message 1"):
+        render(named, load_tokenizer(written), row, row["prompt"], "row")
+
+
 def test_the_tensors_are_those_that_transformers_itself_writes(family, tmp_path):
     model = tiny_model(family)
     exported(model, tmp_path / "ours", torch.float32)

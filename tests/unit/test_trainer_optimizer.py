@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from model_table import facts
 from pydantic import ValidationError
-from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
+from trainer_doubles import CONFIGS, make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.config.tables.training import Optimizer
 from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.trainer.model import row_logprobs
 from millrace.trainer.optimizer.learning_rate import learning_rate
+from millrace.trainer.optimizer.optimizer import is_matrix, make_optimizer
+from millrace.trainer.optimizer.weight_decay import decays
 from millrace.trainer.ranks import offload
 from millrace.trainer.ranks.mesh import Ranks
 from millrace.trainer.ranks.offload import UPDATE_THREADS_MAX, computing_device, update_threads
@@ -51,13 +58,89 @@ def test_settings_that_do_not_belong_together_are_refused_by_name(changes):
         Optimizer(**changes)
 
 
-def test_norms_and_biases_have_no_weight_decay(tmp_path):
-    plain = make_trainer(optimizer=Optimizer(lr=1e-3))
-    decayed = make_trainer(optimizer=Optimizer(lr=1e-3, weight_decay=0.5))
-    for trainer in (plain, decayed):
-        trainer.step(make_batch(), rejected_dir=tmp_path)
-    for one, other in zip(weights_of(plain), weights_of(decayed), strict=True):
-        assert torch.equal(one, other) == (one.ndim == 1)
+def ones_without_gradient(family, rule):
+    """The parameters of a tiny model after one update: each was 1, with a gradient of 0."""
+    model = tiny_model(family)
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+        parameter.grad = torch.zeros_like(parameter)
+    make_optimizer(model, Optimizer(rule=rule, lr=0.1, weight_decay=0.1)).step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("rule", ["adamw", "muon"])
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_a_weight_decay_shrinks_matrices_and_leaves_biases_norms_and_sinks(family, rule):
+    for name, parameter in ones_without_gradient(family, rule).items():
+        shrinks = parameter.ndim > 1 and "bias" not in name
+        assert torch.allclose(parameter, torch.tensor(0.99 if shrinks else 1.0)), name
+
+
+@pytest.mark.parametrize("name", sorted(facts()))
+def test_only_weights_of_linear_layers_embeddings_and_experts_decay(name):
+    text = {**facts()[name].text_config, "num_hidden_layers": 1, "layer_types": None}
+    config = CONFIG_MAPPING[text["model_type"]].from_dict(text)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    modules = dict(model.named_modules())
+    for parameter_name, parameter in model.named_parameters():
+        owner, _, own = parameter_name.rpartition(".")
+        kind = type(modules[owner]).__name__
+        plain = kind in ("Linear", "Embedding") or kind.endswith(("Embedding", "Router", "Experts", "Gate"))
+        due = plain and parameter.ndim > 1 and not own.endswith("bias")
+        assert decays(parameter_name, parameter.ndim) == due, (parameter_name, kind)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.q_norm.weight",  # Cohere: one for each head
+        "model.layers.0.mlp.experts.gate_up_proj_bias",
+        "model.layers.0.mlp.experts.down_proj.bias",
+        "model.layers.0.mlp.gate.e_score_correction_bias",
+        "model.layers.0.self_attn.sinks",
+        "model.layers.0.mixer.A_log",
+        "model.layers.0.mixer.D",
+        "model.layers.0.linear_attn.dt_bias",
+        "model.layers.0.LayerNorm2.weight",
+        "model.layers.0.mlp.per_expert_scale",
+        "transformer.h.0.ln_1.weight",
+        "model.layers.0.self_attn.q_proj.lora_magnitude",
+        "model.layers.0.layer_scale.gamma",
+    ],
+)
+def test_a_bias_or_scale_that_is_a_matrix_has_no_decay_and_is_not_of_muon(name):
+    assert not decays(name, 2)
+    assert not is_matrix(name, torch.nn.Parameter(torch.zeros(2, 2)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lm_head.weight", "model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.router.weight",
+     "model.layers.0.self_attn.qkv_proj.weight", "model.layers.0.self_attn.q_proj.lora_A",
+     "model.layers.0.mlp.gate_up_proj.weight"],
+)  # fmt: skip
+def test_a_matrix_decays(name):
+    assert decays(name, 2) and not decays(name, 1)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+def test_muon_goes_on_from_its_state_dict(family):
+    one, other = (tiny_model(family) for _ in range(2))
+    optimizers = [make_optimizer(model, MUON) for model in (one, other)]
+
+    def updated(model, optimizer):
+        for parameter in model.parameters():
+            parameter.grad = parameter.detach().clone()
+        optimizer.step()
+
+    updated(one, optimizers[0])
+    other.load_state_dict(one.state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    optimizers[1].param_groups[-1]["lr"] = optimizers[0].param_groups[-1]["lr"] = 0.5
+    for model, optimizer in zip((one, other), optimizers, strict=True):
+        updated(model, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])

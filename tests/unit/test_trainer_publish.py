@@ -11,7 +11,7 @@ from trainer_doubles import MemoryWriter
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import DigestMismatchError, TornVersionError
 from millrace.core.types import Endpoint
-from millrace.trainer.publish import publisher
+from millrace.trainer.publish import publisher, rechecked
 from millrace.trainer.publish.publisher import PublishBuffers, Publisher
 
 HERE, THERE = Endpoint("memory", "here", 2, 1 << 20), Endpoint("memory", "there", 2, 1 << 20)
@@ -113,7 +113,7 @@ def test_weights_that_changed_since_they_were_published_are_refused(bench):
 
 
 def test_weights_that_changed_in_memory_since_they_were_published_are_not_trained_on(bench, monkeypatch):
-    monkeypatch.setattr(publisher, "RECHECK_SHARE", 1e9)  # before every update
+    monkeypatch.setattr(rechecked, "RECHECK_SHARE", 1e9)  # before every update
     bench.go.set()
     for version in range(3):
         bench.begin(version)

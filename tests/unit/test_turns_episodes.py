@@ -7,7 +7,7 @@ import string
 import threading
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from millrace.environments.turns.budgets import Budgets
 from millrace.environments.turns.environment import Done, Observation
 from millrace.environments.turns.episodes import Episodes
 from millrace.environments.turns.forms import load_environment
+from millrace.environments.turns.open_episodes import Cause
 from millrace.environments.turns.snapshots import Snapshots
 
 
@@ -274,7 +275,91 @@ def test_an_answer_after_its_deadline_leaves_no_environment_behind(tokenizer: An
     some = episodes(tokenizer, Slow, timeout_s=0.1)
     assert isinstance(asyncio.run(some.answered(request(tokenizer, "a"), {})), Failed)
     free.set()
-    assert closed.wait(60) and not some._live
+    assert closed.wait(60) and len(some.open) == 0
+
+
+class Closing(Counter):
+    closed: ClassVar[list[str]] = []
+
+    def close(self) -> None:
+        type(self).closed.append(str(self.asked))
+
+
+def test_an_episode_that_begins_again_closes_the_one_before(tokenizer: Any) -> None:
+    """Its trajectory lost its tokens: the next request has the first turn again, of equal or other tokens."""
+    some = episodes(tokenizer, Closing)
+    for text in "go", "go", "so":
+        assert some.answer(request(tokenizer, text), {}).tokens == ids(tokenizer, "<1>")
+    assert len(some.open) == 1 and some.open.closed == {Cause.OTHER_TOKENS: 2}
+    assert some.answer(request(tokenizer, "so", "<1>", "stop"), {}).metrics["asked"] == 2
+    assert len(some.open) == 0 and some.open.opened == 3 and some.open.closed[Cause.ENDED] == 1
+
+
+def test_an_episode_of_as_many_turns_but_other_tokens_is_not_gone_on_with(tokenizer: Any) -> None:
+    """Another worker answered the trajectory meanwhile, after it had begun again."""
+
+    class Last(Counter):
+        def step(self, action: str) -> Observation | Done | str:
+            before, self.before = getattr(self, "before", ""), action
+            return Observation(f"{before}{action}")
+
+    some = episodes(tokenizer, Last)
+    some.answer(request(tokenizer, "a"), {})
+    assert some.answer(request(tokenizer, "b", "b", "c"), {}).tokens == ids(tokenizer, "bc")
+
+
+@pytest.mark.parametrize("fails", ["make", "reset", "step", "restore", "snapshot", "close"])
+def test_what_fails_or_ends_its_thread_is_closed(tokenizer: Any, fails: str) -> None:
+    class Failing(Closing):
+        recovery = "restored"
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == fails:
+                raise SystemExit
+            return super().__getattribute__(name)
+
+        def __init__(self) -> None:
+            super().__init__()
+            if fails == "make":
+                raise SystemExit
+
+        def snapshot(self) -> bytes:
+            return b""
+
+        def restore(self, row: dict[str, Any], snapshot: bytes) -> None:
+            pass
+
+    some = episodes(tokenizer, Failing)
+    some.answer(request(tokenizer, "go"), {})
+    some.answer(request(tokenizer, "go", "<1>", "stop"), {})
+    some.forget([4])
+    some._threads.shutdown()
+    assert len(some.open) == 0
+
+
+def test_a_begin_that_takes_too_long_fails_alone_and_is_closed(tokenizer: Any) -> None:
+    free, closed = threading.Event(), threading.Event()
+
+    class Slow(Counter):
+        def reset(self, row: dict[str, Any]) -> None:
+            self.slow = bool(row)
+            if self.slow:
+                free.wait(600)
+
+        def close(self) -> None:
+            if self.slow:
+                closed.set()
+
+    some = episodes(tokenizer, Slow, timeout_s=0.1)
+    some.answer(request(tokenizer, "go"), {})
+    failed = asyncio.run(some.begun({"slow": True}))
+    assert isinstance(failed, Failed) and "took longer than `reward.timeout_s` (0.1 s)" in failed.reason
+    free.set()
+    assert closed.wait(600)
+    some._threads.shutdown()
+    assert len(some.open) == 1 and some.open.closed == {Cause.PROMPT: 1}
+    answer = some.answer(request(tokenizer, "go", "<1>", "stop"), {})
+    assert isinstance(answer, Scored) and answer.metrics["asked"] == 2
 
 
 def test_what_is_no_environment_is_named(tmp_path: Path) -> None:

@@ -55,3 +55,41 @@ def test_an_answer_that_nobody_waits_for_gives_the_trajectory_no_home(worker):
     other = SimpleNamespace(name="other", dead=worker.dead)
     requests.put(request(1))
     assert [one.trajectory_id for one in requests.take(other)] == [1]
+
+
+def answered(requests, worker, trajectory_id):
+    requests.put(request(trajectory_id))
+    taken = requests.take(worker)
+    requests.answered(worker.name, trajectory_id, Observed(token_array([5])))
+    requests.give_back(worker.name, [])
+    return [one.trajectory_id for one in taken]
+
+
+def test_a_trajectory_that_begins_again_does_so_where_its_episode_is_closed_first(worker):
+    requests, other = ScoreRequests(lanes=4), SimpleNamespace(name="other", dead=worker.dead)
+    answered(requests, worker, 1)
+    assert requests.restart(1) == "w"
+    requests.put(request(1))
+    assert requests.take(other) == [] and requests.ended("other") == []
+    assert requests.ended("w") == [1]
+
+
+def test_nobody_is_told_of_a_trajectory_that_begins_again_when_its_worker_is_lost(worker):
+    """The episode is gone with the process, and another worker may have the trajectory by now."""
+    requests = ScoreRequests(lanes=4)
+    answered(requests, worker, 1)
+    requests.restart(1)
+    requests.left("w")
+    assert requests.ended("other") == [] and requests.restart(1) == ""
+
+
+def test_what_a_lost_worker_was_being_told_another_is_told(worker):
+    requests = ScoreRequests(lanes=4)
+    answered(requests, worker, 1)
+    requests.forget([1])
+    assert requests.ended("w") == [1]
+    requests.left("w")
+    assert requests.ended("other") == [1]
+    requests.told("other")
+    requests.left("other")
+    assert requests.ended("third") == []

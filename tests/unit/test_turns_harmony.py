@@ -17,10 +17,11 @@ from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, Repl
 from millrace.environments.gateway.rendering import make_rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.turns.bridge import ChatBridge
+from millrace.environments.turns.call_forms.learn import style_of
 from millrace.environments.turns.encoding import Encoding
 from millrace.environments.turns.environment import SampledTurn
 from millrace.environments.turns.harmony import HarmonyBridge, HarmonyTurns, make_chat_bridge
-from millrace.environments.turns.tool_calls import Malformed, ToolCall, find_calls
+from millrace.environments.turns.tool_calls import Malformed, ToolCall
 
 CONVERSATIONS = 100
 REPLY = "<|start|>assistant"
@@ -85,7 +86,7 @@ def test_a_call_is_what_the_ids_say_whatever_its_arguments_look_like(tokenizer: 
         if isinstance(said, str):
             assert turns.messages(ids)[-1] == ("final", "", said)
         else:
-            assert find_calls(turns.text(ids), ["look"], plain=False) == [ToolCall("look", said)]
+            assert turns.text(ids).parts.calls == (ToolCall("look", said),)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,8 @@ def test_a_turn_reads_as_those_of_other_families(tokenizer: Any, turn: str, expe
     ],
 )
 def test_a_malformed_call_is_a_call_that_says_so(tokenizer: Any, turn: str, expected: Any) -> None:
-    calls = find_calls(HarmonyTurns(tokenizer).text(ids_of(tokenizer, turn)), ["look"], plain=False)
+    parts = getattr(HarmonyTurns(tokenizer).text(ids_of(tokenizer, turn)), "parts", None)
+    calls = parts.calls if parts else ()
     assert [Malformed if isinstance(one, Malformed) else one for one in calls] == expected
 
 
@@ -192,7 +194,7 @@ def test_an_agent_gets_thinking_calls_and_text_apart(tokenizer: Any) -> None:
     call = Call(messages=[ChatTurn(role="user", content="x")], tools=TOOLS)
     before = f"{THINKS}<|channel|>commentary<|message|>So:<|end|>{REPLY}"
     ids = ids_of(tokenizer, f'{before}{LOOK}{{"a": 1}}<|call|>')
-    reply = Replies(tokenizer, plain=False).make("r1", call, [3], SampledTurn(ids, [], "turn"))
+    reply = Replies(tokenizer, style_of(tokenizer, {})).make("r1", call, [3], SampledTurn(ids, [], "turn"))
     [made] = reply.calls
     assert (reply.reasoning, reply.content, made.name, made.arguments) == ("hm", "So:", "look", '{"a": 1}')
     assert reply.ids == ids and reply.finish == "tool_calls"
@@ -276,6 +278,6 @@ def test_arguments_of_a_call_make_no_special_token(tokenizer: Any) -> None:
 
 def replied(tokenizer: Any, turn: str, **more: Any) -> Reply:
     call = Call(messages=[ChatTurn(role="user", content="x")], tools=TOOLS, **more)
-    return Replies(tokenizer, plain=False).make(
+    return Replies(tokenizer, style_of(tokenizer, {})).make(
         "r", call, [3], SampledTurn(ids_of(tokenizer, turn), [], "turn")
     )

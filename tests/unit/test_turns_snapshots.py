@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.test_turns_episodes import Counter, request, tokenizer
 
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import RewardError
 from millrace.core.types import Failed, Observed, Scored
 from millrace.environments.turns.bridge import PlainBridge
@@ -15,7 +18,7 @@ from millrace.environments.turns.budgets import Budgets
 from millrace.environments.turns.environment import Done, Observation
 from millrace.environments.turns.episodes import Episodes
 from millrace.environments.turns.forms import load_environment
-from millrace.environments.turns.snapshots import Snapshots, sweep
+from millrace.environments.turns.snapshots import Snapshots, stream_of, sweep
 
 __all__ = ["tokenizer"]
 
@@ -38,7 +41,13 @@ class Restored(Counter):
         self.mine = int(snapshot)
 
 
-def worker(tokenizer: Any, run_dir: Path | None, kind: Any = Restored, size: int = 100) -> Episodes:
+def worker(
+    tokenizer: Any,
+    run_dir: Path | None,
+    kind: Any = Restored,
+    size: int = 100,
+    stream: str = "training",
+) -> Episodes:
     return Episodes(
         kind,
         name="env",
@@ -46,10 +55,14 @@ def worker(tokenizer: Any, run_dir: Path | None, kind: Any = Restored, size: int
         bridge=PlainBridge(tokenizer),
         decode=lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True),
         budgets=Budgets(8),
-        snapshots=Snapshots(run_dir, size),
+        snapshots=Snapshots(run_dir, size, stream),
         timeout_s=60.0,
         trial=run_dir is None,
     )
+
+
+def files(run_dir: Path) -> list[Path]:
+    return sorted(path for path in (run_dir / "snapshots").rglob("*") if path.is_file())
 
 
 def observed(tokenizer: Any, answer: Any) -> str:
@@ -86,7 +99,7 @@ def test_a_trial_restores_before_every_turn(tokenizer: Any) -> None:
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda path: path.unlink(), "the snapshot after turn 1 is lost"),
+        (lambda path: path.unlink(), "turn 1 of trajectory 4 (training) is lost"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "the snapshot after turn 1 is broken"),
         (lambda path: path.write_bytes(b""), "the snapshot after turn 1 is broken"),
     ],
@@ -95,7 +108,7 @@ def test_without_its_snapshot_an_episode_fails(
     tokenizer: Any, tmp_path: Path, harm: Any, reason: str
 ) -> None:
     first = observed(tokenizer, worker(tokenizer, tmp_path).answer(request(tokenizer, "go"), {}))
-    harm(tmp_path / "snapshots" / "4.1")
+    harm(*files(tmp_path))
     failed = worker(tokenizer, tmp_path).answer(request(tokenizer, "go", first, "go"), {})
     assert isinstance(failed, Failed) and reason in failed.reason
 
@@ -117,20 +130,101 @@ def test_a_snapshot_is_bytes_and_not_too_many(tokenizer: Any, tmp_path: Path) ->
     assert isinstance(failed, Failed) and "more than `reward.snapshot_bytes` (0)" in failed.reason
 
 
-def test_the_files_of_an_ended_trajectory_go(tokenizer: Any, tmp_path: Path) -> None:
+def test_what_has_ended_leaves_no_file(tokenizer: Any, tmp_path: Path) -> None:
     some = worker(tokenizer, tmp_path)
     some.answer(request(tokenizer, "go"), {})
-    files = tmp_path / "snapshots"
-    (files / "5.0").touch()
-    (files / "6.1.part").touch()
-    assert sorted(path.name for path in files.iterdir()) == ["4.1", "5.0", "6.1.part"]
-    sweep(tmp_path, lambda trajectory_id: trajectory_id == 5)
-    assert [path.name for path in files.iterdir()] == ["4.1"]
-    closed = list[int]()
-    some._live[4].close = lambda: closed.append(4)  # type: ignore[method-assign]
+    assert len(files(tmp_path)) == 1 and len(some.open) == 1
     some.forget([4])
     some._threads.shutdown()
-    assert not list(files.iterdir()) and closed == [4] and not some._live
+    assert not files(tmp_path) and len(some.open) == 0
+
+
+def test_a_killed_run_leaves_only_what_its_trajectories_go_on_from(tokenizer: Any, tmp_path: Path) -> None:
+    """A trajectory that has ended, half a file, what evaluations have, and files of an earlier layout go."""
+    for stream in "training", stream_of("held-out"):
+        worker(tokenizer, tmp_path, stream=stream).answer(request(tokenizer, "go"), {})
+    directory = tmp_path / "snapshots"
+    kept, half = files(directory.parent)[1], directory / "training" / "4" / "x.part"
+    ended = directory / "training" / "5"
+    ended.mkdir()
+    for path in half, ended / "x.0", directory / "4.1", directory / "6.1.part":
+        path.touch()
+    sweep(tmp_path, lambda trajectory_id: trajectory_id == 4)
+    assert files(tmp_path) == [kept]
+    sweep(tmp_path, lambda _: False)
+    assert not directory.exists()
+
+
+class Numbered(Restored):
+    """Its state is of its row."""
+
+    def reset(self, row: dict[str, Any]) -> None:
+        self.mine = row["number"]
+
+
+@pytest.mark.parametrize("streams", [("training", "evaluation-a"), ("evaluation-a", "evaluation-b")])
+def test_streams_with_equal_ids_and_tokens_go_on_in_states_of_their_own(
+    tokenizer: Any, tmp_path: Path, streams: tuple[str, str]
+) -> None:
+    """Row, prompt, ids and tokens are equal: only the stream tells whose state a file has."""
+    began = {
+        stream: observed(
+            tokenizer, worker(tokenizer, tmp_path, stream=stream).answer(request(tokenizer, "go"), {})
+        )
+        for stream in streams
+    }
+    assert len(set(began.values())) == 2
+    for stream, said in began.items():
+        other = worker(tokenizer, tmp_path, stream=stream)
+        asked = request(tokenizer, "go", said, "go")
+        assert observed(tokenizer, other.answer(asked, {})) == said
+
+
+@pytest.mark.parametrize(
+    "other", [{"row": {"number": 2}}, {"prompt": token_array([7])}, {"group_id": 9}], ids=str
+)
+def test_a_snapshot_of_another_row_or_prompt_is_not_gone_on_from(
+    tokenizer: Any, tmp_path: Path, other: dict[str, Any]
+) -> None:
+    row, asked = {"number": 1}, request(tokenizer, "go")
+    first = observed(tokenizer, worker(tokenizer, tmp_path, Numbered).answer(asked, row))
+    row = other.pop("row", row)
+    again = replace(request(tokenizer, "go", first, "go"), **other)
+    failed = worker(tokenizer, tmp_path, Numbered).answer(again, row)
+    assert isinstance(failed, Failed) and "is lost, or its row is another one now" in failed.reason
+
+
+def test_rows_of_any_values_have_snapshots(tokenizer: Any, tmp_path: Path) -> None:
+    row = {
+        "bytes": b"x",
+        "set": {"a", "b"},
+        "big": 2**70,
+        "nan": float("nan"),
+        "half": "\ud800",
+        "o": object(),
+    }
+    first = observed(tokenizer, worker(tokenizer, tmp_path).answer(request(tokenizer, "go"), row))
+    row["o"] = object()  # as another process has it
+    again = worker(tokenizer, tmp_path).answer(request(tokenizer, "go", first, "go"), row)
+    assert observed(tokenizer, again) == first
+
+
+def test_two_workers_write_one_snapshot_at_once(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one writes between the data and the name of the first one."""
+    first = observed(tokenizer, worker(tokenizer, tmp_path).answer(request(tokenizer, "go"), {}))
+    asked, others = request(tokenizer, "go", first, "go"), [worker(tokenizer, tmp_path)]
+
+    def sync(descriptor: int) -> None:
+        if others:
+            assert observed(tokenizer, others.pop().answer(asked, {})) == first
+
+    monkeypatch.setattr(os, "fsync", sync)
+    assert observed(tokenizer, worker(tokenizer, tmp_path).answer(asked, {})) == first
+    assert not others and len(files(tmp_path)) == 2
+    again = worker(tokenizer, tmp_path).answer(request(tokenizer, "go", first, "go", first, "go"), {})
+    assert observed(tokenizer, again) == first
 
 
 def test_a_class_that_cannot_be_restored_is_refused(tmp_path: Path) -> None:

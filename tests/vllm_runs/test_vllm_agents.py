@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.runs import events, make_model, summary, train
 from tests.turn_runs import make_agent_start
 from tests.vllm_runs.test_vllm_runs import VLLM, WITH_VLLM
@@ -11,6 +12,7 @@ from tests.vllm_runs.test_vllm_runs import VLLM, WITH_VLLM
 pytestmark = WITH_VLLM
 
 
+@pytest.mark.smoke
 def test_an_agent_asks_a_replica_of_vllm(tmp_path: Path) -> None:
     config = make_agent_start(tmp_path)
     make_model(tmp_path / "start", 32)

@@ -20,7 +20,7 @@ class Job:
         raise AttributeError(f"the job has no {name!r}")
 
     def rows(self) -> list[dict[str, str]]:
-        return [json.loads(line) for line in Path(self.prompts).read_text().splitlines()]
+        return [json.loads(line) for line in Path(self.prompts).read_bytes().splitlines()]
 
 
 class StepLog:

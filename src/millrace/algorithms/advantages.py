@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms.group import ComparedGroup
+from millrace.core.rounding import all_equal
 
-EPS = 1e-6  # keeps a group of equal rewards at zero instead of 0 / 0
+EPS = 1e-6  # what is divided by is never 0
 
 Scale = Literal["std", "mean", "none"]
 Baseline = Literal["group", "others", "none"]
@@ -28,7 +29,8 @@ def group_advantages(group: ComparedGroup, *, scale: Scale, baseline: Baseline =
     Shapes:
         returns  (G,); with a baseline it sums to 0 up to rounding
     Degenerate:
-        All rewards equal, with a baseline -> exactly zero: the group teaches nothing. One trajectory -> 0.
+        All rewards equal but for rounding, with a baseline -> exactly zero: the group teaches nothing. One
+        trajectory -> 0.
         scale "mean" and a mean of 0 or less -> all zeros.
     Source:
         GRPO, arXiv:2402.03300, section 4.1.2 (std; the paper leaves the estimator open, we take the one of
@@ -72,5 +74,7 @@ def whitened(advantages_N: NDArray[Any]) -> NDArray[Any]:
 
 
 def _centered(values: NDArray[Any]) -> NDArray[Any]:
-    """Less their mean. Equal values become 0: their mean is rounded, and may be another number."""
-    return np.zeros(values.size) if np.ptp(values) == 0 else values - values.mean()
+    """Less their mean. Values that are equal but for rounding become 0."""
+    if all_equal((values.min(), values.max())):
+        return np.zeros(values.size)
+    return values - values.mean()

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms.group import ComparedGroup
+from millrace.core.rounding import ABSOLUTE
 
 
 def selected(group: ComparedGroup, *, select: str, keep: int | None) -> NDArray[np.bool_]:
@@ -15,7 +16,7 @@ def selected(group: ComparedGroup, *, select: str, keep: int | None) -> NDArray[
         all        every one
         shortest   the `keep` with the fewest tokens
         efficient  the `keep` with the most reward per token
-        positive   those with a reward above 0
+        positive   those with a reward above 0, by more than rounding
 
     Among equals the earlier one is kept. Trajectories that are left out are no part of the baseline, and
     count nowhere in the loss.
@@ -30,7 +31,7 @@ def selected(group: ComparedGroup, *, select: str, keep: int | None) -> NDArray[
         case "efficient":
             return _first(-group.rewards_G / np.maximum(group.lengths_G, 1), keep)
         case "positive":
-            return group.rewards_G > 0
+            return group.rewards_G > ABSOLUTE
         case _:
             return np.ones(group.rewards_G.size, bool)
 

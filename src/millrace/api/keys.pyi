@@ -83,6 +83,7 @@ class MathRewardKeys(TypedDict, total=False):
     workers_max: int | Literal['none'] | None
     kind: Literal['math']
     extract_answer: str | Literal['none'] | None
+    answer_is: Literal['one', 'any']
 
 class ExactRewardKeys(TypedDict, total=False):
     timeout_s: float
@@ -92,6 +93,7 @@ class ExactRewardKeys(TypedDict, total=False):
     kind: Literal['exact']
     extract: str | Literal['none'] | None
     extract_answer: str | Literal['none'] | None
+    answer_is: Literal['one', 'any', 'json']
 
 class CodeRewardKeys(TypedDict, total=False):
     timeout_s: float

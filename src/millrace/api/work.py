@@ -24,6 +24,7 @@ from millrace.config.load import validate
 from millrace.core.errors import MillraceError, alone
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.runtime.stacks import survive_dumps
 
 
 def train(run: str, from_version: int | None = None, notify: str | None = None) -> dict[str, Any]:
@@ -130,6 +131,7 @@ WORKS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
+    survive_dumps()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     request = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0).readline())

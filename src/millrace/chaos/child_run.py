@@ -175,7 +175,7 @@ class ChildRun:
             path = Path(f"/proc/{pid}/cwd").readlink()
         except OSError:
             return ""
-        return path.name if path.parent.name == DIRECTORY and _title(pid) else ""
+        return path.name if path.parent.parent.name == DIRECTORY and _title(pid) else ""
 
     # ------------------------------------------------------------ its events
 

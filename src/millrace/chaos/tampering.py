@@ -82,7 +82,9 @@ def replace_the_rows(stopped: StoppedRun, rng: random.Random) -> Path | None:
     """The same lines in another order."""
     if stopped.rows is None:
         return None
-    stopped.rows.write_text("\n".join(reversed(stopped.rows.read_text().splitlines())) + "\n")
+    stopped.rows.write_text(
+        "\n".join(reversed(stopped.rows.read_text().removesuffix("\n").split("\n"))) + "\n"
+    )
     return stopped.rows
 
 

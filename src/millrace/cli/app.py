@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -38,9 +39,12 @@ from millrace.cli import (
     try_task,
     ui,
 )
+from millrace.cli.options import answers_alone
 from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
+from millrace.runtime.process import interrupt_on_signals
+from millrace.runtime.stacks import survive_dumps
 from millrace.serve import command as serve
 from millrace.sweeps import command as sweep
 
@@ -96,8 +100,12 @@ def _root(
 
 
 def main() -> None:
+    survive_dumps()
+    interrupt_on_signals()
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without UTF-8 gets a ?
+    if {"--json", "--log=json"} & set(sys.argv) or ("--log", "json") in pairwise(sys.argv):
+        answers_alone()
     try:
         code = run(sys.argv[1:])
     except Exception as bug:

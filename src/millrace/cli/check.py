@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from millrace.checks.cluster_check import Checked, check_cluster
 from millrace.checks.preflight import preflight
-from millrace.cli.options import AsJson, ConfigFile, Overrides
+from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.inert import inert
 from millrace.config.load import load
 from millrace.config.tables.runtime import RayCluster
@@ -45,7 +44,7 @@ def command(
         warnings += preflight(config, run_dir)
     if as_json:
         tree = msgspec.to_builtins(msgspec.structs.replace(checked, warnings=warnings)) | {"inert": notes}
-        typer.echo(json.dumps(tree, indent=2))
+        print_json(tree)
         raise typer.Exit(2 if checked.problems else 0)
     console = Terminal(soft_wrap=True)
     for warning in warnings:

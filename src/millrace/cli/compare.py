@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from millrace.cli.options import AsJson, Runs
+from millrace.cli.options import AsJson, Runs, print_json
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 
@@ -24,6 +23,6 @@ def command(
         raise typer.BadParameter("name at least two runs")
     compared = side_by_side([run_directory.find(run) for run in runs], points)
     if as_json:
-        typer.echo(json.dumps(compared.to_json(), indent=2))
+        print_json(compared.to_json())
     else:
         Terminal().print(compared)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from millrace.cli.options import AsJson, ConfigFile, Overrides
+from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
@@ -93,7 +92,7 @@ def command(
     _make_directory(out, resume=resume)
     summary = _curated(config, options, out, model)
     if as_json:
-        typer.echo(json.dumps(summary, indent=2))
+        print_json(summary)
         return
     console = Terminal(soft_wrap=True)
     console.print(_table(summary))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from millrace.checks.numerics.sequence import ProbedSequence, random_sequence, recorded_sequence
 from millrace.checks.numerics.sides import SideVerdict, examine_sides, write_jax_values
-from millrace.cli.options import AsJson, Run
+from millrace.cli.options import AsJson, Run, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.observe.terminal import Terminal
@@ -54,7 +53,7 @@ def _faults(run: Path, as_json: bool) -> None:
 
     diagnosis = diagnosis_of(run_directory.find(run))
     if as_json:
-        typer.echo(json.dumps(diagnosis.to_json(), indent=2))
+        print_json(diagnosis.to_json())
     else:
         Terminal(soft_wrap=True).print(diagnosis)
     if not diagnosis.healthy:
@@ -65,7 +64,7 @@ def _numerics(path: Path, version: int, num_tokens: int, as_json: bool) -> None:
     with _subject(path, version, num_tokens) as (config, model, sequence):
         verdicts = list(examine_sides(config, model, sequence, lambda line: typer.echo(line, err=True)))
     if as_json:
-        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
+        print_json([asdict(verdict) for verdict in verdicts])
     else:
         Terminal(soft_wrap=True).print(*_shown(verdicts), sep="\n")
     if any(verdict.first is not None for verdict in verdicts):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from millrace.cli.options import AsJson, ConfigFile, Overrides
+from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.estimates.evaluation import Evaluation
@@ -68,7 +67,7 @@ def command(
         Terminal(stderr=True).print(trouble)
     if as_json:
         left_out = len(trained.left_out) if trained else 0
-        typer.echo(json.dumps(result.to_json() | {"left_out": left_out}, indent=2))
+        print_json(result.to_json() | {"left_out": left_out})
     else:
         console = Terminal(soft_wrap=True)
         console.print(_table(result))

@@ -5,7 +5,6 @@ Of a run it says where the run is slow, and what a change would give.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ import typer
 from rich.table import Table
 
 from millrace.api.planned import as_json, base_tree, beyond, checkpoints, choice, configuration, devices
-from millrace.cli.options import AsJson, Overrides
+from millrace.cli.options import AsJson, Overrides, print_json
 from millrace.config.load import load_as
 from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal
@@ -50,7 +49,7 @@ def command(
     if out is not None:
         out.write_text(text, encoding="utf-8")
     if json_wanted:
-        typer.echo(json.dumps(as_json(answer, text), indent=2))
+        print_json(as_json(answer, text))
     else:
         _show(answer, text, out)
 
@@ -65,7 +64,7 @@ def _of_run(path: Path, json_wanted: bool, *, refused: bool) -> None:
         )
     answer = speed_of(run_directory.find(path), with_outlook=True)
     if json_wanted:
-        typer.echo(json.dumps(answer.to_json(), indent=2))
+        print_json(answer.to_json())
     else:
         console.print(answer)
 

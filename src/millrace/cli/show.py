@@ -3,7 +3,6 @@ run."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.cli.options import AsJson, Run
+from millrace.cli.options import AsJson, Run, print_json
 from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
 from millrace.ledger.reading.reader import LedgerReader
@@ -118,7 +117,7 @@ def command(
         else:
             view, render = views.run_view(reader, directory), _run
     if as_json:
-        typer.echo(json.dumps(view, indent=2))
+        print_json(view)
     else:
         Terminal().print(render(view))
 
@@ -134,7 +133,7 @@ def _runs(path: Path) -> dict[str, RunDirectory]:
 
 def _list(lines: list[RunLine], num_runs: int, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([asdict(line) for line in lines], indent=2))
+        print_json([asdict(line) for line in lines])
         return
     table = Table(box=None, pad_edge=False)
     for name in ("run", "state", "step", "of", "schedule", "reward"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from millrace.api.simulated import base_scenario, compared
-from millrace.cli.options import AsJson, Overrides
+from millrace.cli.options import AsJson, Overrides, print_json
 from millrace.config.load import load, load_as
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
@@ -71,7 +70,7 @@ def command(
         text = simulated(_title(config_file, from_run), base, comparisons, rows[1:])
         html.write_text(text, encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps({comparison.name: _as_dict(comparison) for comparison in comparisons}))
+        print_json({comparison.name: _as_dict(comparison) for comparison in comparisons}, indent=None)
         return
     console.print(_table(rows))
     console.print()
@@ -167,7 +166,7 @@ def _explore(
 
         report = explore(seed, count, jobs=jobs, on_seed=on_seed, config=config, command=" ".join(words))
     if as_json:
-        typer.echo(json.dumps(asdict(report)))
+        print_json(asdict(report), indent=None)
     else:
         console.print(_summary(report))
     raise typer.Exit(0 if report.ok else 1)

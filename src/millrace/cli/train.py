@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
 from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 from millrace.checks import derived
 from millrace.checks.first_try import FirstTry, try_first, warnings
 from millrace.checks.preflight import preflight
-from millrace.cli.options import Overrides
+from millrace.cli.options import Overrides, answers
 from millrace.compose import compose
 from millrace.compose.interrupt import INTERRUPTED, run_stoppable
 from millrace.config.freeze import dump
@@ -172,7 +171,7 @@ def _train(config: Config, run: RunDirectory, again: str, from_version: int | No
     as_json = log is LogForm.JSON
     # The live view's terminal, so that messages are printed above the view. With JSON it prints nothing.
     view = Terminal(quiet=True, force_terminal=False) if as_json else Terminal(lasting=True)
-    sinks = [StructuredLog(sys.stdout)] if as_json else []
+    sinks = [StructuredLog(answers())] if as_json else []
 
     def at_once() -> None:
         view.show_cursor()  # which the live view hides

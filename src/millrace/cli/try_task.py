@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from millrace.cli.options import AsJson, ConfigFile, Overrides
+from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.environments.gym.families import family_notes
@@ -45,7 +44,7 @@ def command(
     results = run_trials(config, rows, completion or [])
     warnings = [*judge(results), *family_notes(config)]
     if as_json:
-        typer.echo(json.dumps({"trials": results, "warnings": warnings}, indent=2))
+        print_json({"trials": results, "warnings": warnings})
     else:
         _print(results, warnings)
     if any(r["outcome"] == "failed" for r in results):
@@ -56,7 +55,7 @@ def _play(config: Config, actions: list[str], tokens: bool, as_json: bool) -> No
     """One episode, turn by turn."""
     episode = play(config, actions)
     if as_json:
-        typer.echo(json.dumps(episode, indent=2))
+        print_json(episode)
     else:
         _print_episode(episode, tokens)
     if episode["outcome"] == "failed":

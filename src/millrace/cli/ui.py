@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 
 from millrace.core.errors import ConfigError, DataError
 from millrace.run_directory.run_directory import RUNS
+from millrace.runtime.process import heeded
 
 NICE = 10
 """Training goes first if both need the same core."""
@@ -41,8 +41,8 @@ async def _serve(runs: Path, port: int) -> None:
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for name in signal.SIGINT, signal.SIGTERM:
-        loop.add_signal_handler(name, ended.set)
+    for number in heeded():
+        loop.add_signal_handler(number, ended.set)
     try:
         ui = Ui(lambda base: Site(runs, base), port)
     except OSError as error:

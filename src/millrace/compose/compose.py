@@ -40,7 +40,7 @@ from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.devices.inventory import read_host
 from millrace.environments.gateway.agents.agent_process import DIRECTORY, remove_directory
-from millrace.environments.turns.snapshots import sweep
+from millrace.environments.turns.snapshots import stream_of, sweep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.doctor.watch import DoctorWatch
@@ -62,7 +62,7 @@ from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.ray.ray_runtime import RayRuntime
-from millrace.runtime.stacks import dump_stacks
+from millrace.runtime.stacks import dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
 
@@ -157,14 +157,12 @@ async def train(
                 events=events,
                 checkpoints=str(run.checkpoints),
                 export=str(run.model),
-                on_stall=lambda: _dump_stacks(run, runtime),
+                on_stall=partial(_dump_stacks, run, runtime),
                 pace=pace(config),
             )
-            await _attended(
-                controller,
-                stop=_stop_when(stop, controller),
-                scale=obey(run, controller, events, scaling_state),
-            )
+            scale = obey(run, controller, events, scaling_state)
+            with dumping(partial(_dump_stacks, run, runtime)):
+                await _attended(controller, stop=_stop_when(stop, controller), scale=scale)
 
 
 async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, None]) -> None:
@@ -180,14 +178,14 @@ async def _attended(controller: Controller, **attendants: Coroutine[Any, Any, No
 
 
 def _sweep_snapshots(run: RunDirectory) -> None:
-    """Remove the snapshots of trajectories that ended just before the run was killed."""
+    """Remove the snapshots that no trajectory goes on from."""
+    with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
 
-    def has_ended(trajectory_id: int) -> bool:
-        with suppress(LedgerError), LedgerReader(run.ledger, check=False) as reader:
-            return bool(answered([reader.trajectory(trajectory_id)]))
-        return False
+        def goes_on(trajectory_id: int) -> bool:
+            trajectory = reader.find(trajectory_id)
+            return trajectory is not None and not answered([trajectory])
 
-    sweep(run.path, has_ended)
+        sweep(run.path, goes_on)
 
 
 def _samplers(config: Config, ledger: SqliteLedger, events: Events, path: Path) -> Iterator[Sink]:
@@ -346,6 +344,7 @@ def evaluation_reward_workers(config: Config, layout: Layout, run_dir: str) -> I
             "answers": evaluation.samples > 1,
             "run_dir": run_dir,
             "wrong_gold": evaluation.canary == "wrong-gold",
+            "stream": stream_of(evaluation.name),
         }
         name, target = (
             f"reward-worker-{evaluation.name}",
@@ -438,6 +437,7 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
         await runtime.close()
     finally:
         remove_directory(run.path / DIRECTORY)
+        _sweep_snapshots(run)
 
 
 def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:

@@ -8,6 +8,7 @@ from millrace.compose.sampler import Decode
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.core.completion.marked import unmarked
 from millrace.core.events import Event, Events
+from millrace.core.rounding import ABSOLUTE, reaches
 from millrace.core.types import EvaluationAttempt
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
@@ -36,7 +37,7 @@ def read_texts(evidence: Evidence, reader: LedgerReader, decode: Decode) -> None
 def earning(reader: LedgerReader, name: str, version: int, decode: Decode | None) -> list[ScoredText]:
     """What the model wrote of completions of an evaluation with a reward above 0, the highest first."""
     attempts = [(one.reward, one) for one in reader.attempts(name, version) if one.reward is not None]
-    paid = sorted((each for each in attempts if each[0] > 0), key=lambda each: -each[0])
+    paid = sorted((each for each in attempts if each[0] > ABSOLUTE), key=lambda each: -each[0])
     return [
         ScoredText(one.row_id, reward, "", decode(_own(one)) if decode else "(no tokenizer.json)")
         for reward, one in paid
@@ -87,7 +88,7 @@ class CanaryWatch:
         with LedgerReader(self._ledger, check=False) as reader:
             texts = earning(reader, section.name, version, self._decode)
         least = section.correct_at if section.canary == "wrong-gold" else 0.0
-        texts = [text for text in texts if text.reward >= least]
+        texts = [text for text in texts if reaches(text.reward, least)]
         if not texts:
             return ""
         chance = " With a wrong gold answer this may be chance." if section.canary == "wrong-gold" else ""

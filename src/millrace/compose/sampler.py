@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from millrace.core.events import Event, Events
+from millrace.core.rounding import all_equal
 from millrace.core.types import Group, StepRecord, Trajectory
 from millrace.environments.tokenizer import FILE_BYTES_MAX
 from millrace.observe.conversation import conversation, ended_by
@@ -81,7 +82,7 @@ def spread(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
     if not ranked:
         return {}
     places = {"best": ranked[0]}
-    if ranked[0].reward != ranked[-1].reward:
+    if not all_equal(one.reward or 0.0 for one in ranked):
         if len(ranked) > 2:
             places["middle"] = ranked[len(ranked) // 2]
         places["worst"] = ranked[-1]

@@ -25,8 +25,9 @@ def key_lines(text: str) -> dict[str, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, dict[str, Any], bool]]:
+    """A line ends with a line feed alone: strings of TOML may have other separators, such as U+2028."""
     start, pending = 1, ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         start = start if pending else number
         pending += line + "\n"
         try:

@@ -19,7 +19,7 @@ YAML = re.compile(r"\s*([\w.-]+)\s*:(?:\s+(.*))?")
 
 def mistake(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, int]:
     """The mistake with its remedy, and the 1-based line."""
-    lines = text.splitlines() or [""]
+    lines = text.removesuffix("\n").split("\n")
     place = PLACE.search(str(error))
     reason = PLACE.sub("", str(error))
     if place is None or place[1] is None:

@@ -61,9 +61,7 @@ class RunContext:
         recovered = ledger.recover()
         self.resumed_version = recovered.version
         self.evaluations = Evaluations(config, ledger.evaluations(), recovered.version)
-        last = ledger.steps_after(recovered.version - 1)
-        reached = max((group_id for step in last for group_id in step.group_ids), default=-1)
-        self.state.resume(recovered.version, reached, recovered.quarantined)
+        self.state.resume(recovered.version, recovered.reached, recovered.quarantined)
         self.selection = RowSelection(config.selection, config.seed)
         self.selection.learn(ledger, ledger.steps_after(0) if config.selection else ())
         self.earlier = EarlierOfRows(config.rollout.drafts, ledger)
@@ -118,8 +116,10 @@ class RunContext:
         )
 
     def restart(self, trajectory: Trajectory, reason: str) -> None:
-        """A queued trajectory begins again from its prompt."""
+        """A queued trajectory begins again: its present turn, or from its prompt."""
         discarded = self.state.restart(trajectory)
+        if not trajectory.columns:
+            self.pool.restart(trajectory.trajectory_id)
         self.events.emit(
             "restarted", trajectory_id=trajectory.trajectory_id, discarded_tokens=discarded, reason=reason
         )
@@ -135,8 +135,10 @@ class RunContext:
         unreplaced, num_queued = self.state.unreplaced, len(self.state.queued)
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
-            self.pool.forget([trajectory_id])  # its episode went on after its end
-            self.state.parked.answered(trajectory_id)
+            if self.state.parked.answered(trajectory_id):
+                self.pool.restart(trajectory_id)
+            else:
+                self.pool.forget([trajectory_id])  # its episode went on after its end
             return
         if self.state.cut:
             stop_work(self)

@@ -1,13 +1,19 @@
 """The stream of prompts, fetched ahead of need.
 
-If a worker dies in a fetch, any row of the fetch may be the cause. So the rows are fetched again one by one.
-A row that kills two workers is skipped, with the reason.
+With one *lane* one worker fetches at a time, several rows a call. The begin of an episode may take as long as
+`reward.timeout_s`: an agent starts, and asks. So with several lanes each call has one row, and a worker makes
+some calls at once. The worker itself ends a begin that takes too long, and says so: the row is skipped alone.
+
+If a worker dies in a fetch, any row that it fetches may be the cause. So each of these rows is fetched again
+while its worker fetches no other. A row that kills two workers so is skipped, with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict
+from collections.abc import Iterable
+from heapq import heappop, heappush
 
 from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.waits import Waits
@@ -15,38 +21,53 @@ from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, Worke
 from millrace.core.protocols import Handle
 from millrace.core.types import BadPrompt, Prompt
 
-PROMPT_BATCH = 16  # rows per call: few enough that PROMPTS_TIMEOUT_S is long for them
-PROMPTS_TIMEOUT_S = 20.0
+PROMPT_BATCH = 16  # rows per call with one lane: few enough that PROMPTS_TIMEOUT_S is long for them
+PROMPT_LANES = 16  # calls of one worker at once, if there are several lanes
+PROMPTS_TIMEOUT_S = 20.0  # to make the rows of a call, without what environments do
 DEATHS_MAX = 2  # a row whose fetch killed this many workers is skipped
 KILLERS_MAX = 8  # after so many such rows in a row the rows are not the cause, and the run ends
 BAD_PROMPTS_MAX = 1000  # skipped prompts in a row that stop the run
 
 
 class PromptStream:
-    """Prompts in the order of their group ids, at least `prefetch` of them where workers keep up. One worker
-    fetches at a time."""
+    """Prompts in the order of their group ids, at least `prefetch` of them where workers keep up.
 
-    def __init__(self, waits: Waits, *, next_group_id: int, prefetch: int) -> None:
-        self._waits, self._next_group_id, self._prefetch = waits, next_group_id, prefetch
-        self._fetched: deque[Prompt | BadPrompt] = deque()
-        self._fetching = False
-        self._alone_until = 0  # rows below this group id are fetched one by one
-        self._deaths: list[str] = []  # reasons, of workers that fetched only the next row
+    A row is in one place: nobody has asked for it, it is under way, it was lost, or it is fetched. `begin_s`:
+    the deadline of the begin of an episode; None: rows are no episodes, and there is one lane."""
+
+    def __init__(
+        self, waits: Waits, *, next_group_id: int, prefetch: int, begin_s: float | None = None
+    ) -> None:
+        self._waits, self._prefetch = waits, prefetch
+        self._several, self._timeout_s = begin_s is not None, PROMPTS_TIMEOUT_S + (begin_s or 0.0)
+        self._first = self._next_group_id = next_group_id  # of the stream, and of those not asked for
+        self._fetched: dict[int, Prompt | BadPrompt] = {}
+        self._under_way: defaultdict[str, set[int]] = defaultdict(set)  # by worker
+        self._lost: list[int] = []  # a heap
+        self._suspects: set[int] = set()  # rows that were lost: no other is fetched beside them
+        self._deaths: defaultdict[int, list[str]] = defaultdict(list)  # of workers with a suspect: reasons
         self._bad = self._killers = 0  # in a row
 
     @property
-    def wanted(self) -> bool:
-        """Whether somebody should fetch."""
-        return not self._fetching and len(self._fetched) < self._prefetch
+    def is_short(self) -> bool:
+        """Whether rows are to be fetched."""
+        ahead = len(self._fetched) + sum(map(len, self._under_way.values()))
+        return bool(self._lost) or ahead < self._prefetch
+
+    def end(self) -> None:
+        """No more prompts are wanted."""
+        self._prefetch = 0
+        self._lost.clear()
 
     def next(self) -> Prompt | BadPrompt | None:
         """The next prompt of the stream, or None: not fetched yet.
 
         Raises: DataError: too many prompts in a row cannot be used, so the data must be wrong.
         """
-        if not self._fetched:
+        prompt = self._fetched.pop(self._first, None)
+        if prompt is None:
             return None
-        prompt = self._fetched.popleft()
+        self._first += 1
         self._bad = self._bad + 1 if isinstance(prompt, BadPrompt) else 0
         if self._bad >= BAD_PROMPTS_MAX and isinstance(prompt, BadPrompt):
             raise DataError(
@@ -55,40 +76,66 @@ class PromptStream:
             )
         return prompt
 
-    async def fetch(self, handle: Handle) -> None:
-        """Fetch the next prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. The
-        next fetch gets the same prompts."""
-        first, alone = self._next_group_id, self._next_group_id < self._alone_until
-        ids = list(range(first, first + (1 if alone else PROMPT_BATCH)))
-        self._fetching = True
+    # ------------------------------------------------------------ which worker fetches what
+
+    def wanted(self, worker: str) -> bool:
+        """Whether this worker should fetch."""
+        if not self.is_short or (not self._several and any(self._under_way.values())):
+            return False
+        mine = self._under_way[worker]
+        return not mine if self._lost else len(mine) < PROMPT_LANES and not mine & self._suspects
+
+    def take(self, worker: str) -> list[int]:
+        """The rows of one call, which `wanted` allows. `fetch` or `left` follows."""
+        if self._lost:
+            ids = [heappop(self._lost)]
+        else:
+            first = self._next_group_id
+            ids = list(range(first, first + (1 if self._several else PROMPT_BATCH)))
+            self._next_group_id = ids[-1] + 1
+        self._under_way[worker].update(ids)
+        return ids
+
+    def left(self, worker: str) -> None:
+        """The worker is gone, and with it calls that were cancelled before they began."""
+        self._lose(worker, [*self._under_way[worker]])
+
+    async def fetch(self, handle: Handle, ids: list[int]) -> None:
+        """Fetch these prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. A later
+        fetch gets the same prompts."""
         try:
             with self._waits.waiting(handle.name, f"prompts {ids[0]} to {ids[-1]}", bounded=True):
                 fetched = await self._ask(handle, ids)
         except (WorkerDied, DeadlineExceeded, OutOfMemory) as error:
-            self._suspect(ids, str(error))
+            self._lose(handle.name, ids, str(error))
             raise PlannedRestart(f"{handle.name}: lost while making prompts: {error}") from error
-        except asyncio.CancelledError:  # the run ends, or the worker has missed a heartbeat
-            self._suspect(ids, "its worker did not answer a heartbeat")
+        except (
+            asyncio.CancelledError
+        ):  # the run ends, the worker has missed a heartbeat, or a call has failed
+            self._lose(handle.name, ids, "" if self._several else "its worker did not answer a heartbeat")
             raise
-        finally:
-            self._fetching = False
-        self._next_group_id, self._deaths = ids[-1] + 1, []
-        self._fetched.extend(fetched)
+        self._under_way[handle.name].difference_update(ids)
+        self._fetched.update(zip(ids, fetched, strict=True))
 
     async def _ask(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
-        if len(self._deaths) < DEATHS_MAX:
-            fetched: list[Prompt | BadPrompt] = await handle.call("prompts", ids, timeout_s=PROMPTS_TIMEOUT_S)
+        deaths = self._deaths.get(ids[0], [])
+        if len(deaths) < DEATHS_MAX:
+            fetched: list[Prompt | BadPrompt] = await handle.call("prompts", ids, timeout_s=self._timeout_s)
             self._killers = 0
             return fetched
         row_ids = await handle.call("row_ids", ids, timeout_s=PROMPTS_TIMEOUT_S)
-        reason = f"making its prompt cost {DEATHS_MAX} reward workers: {self._deaths[-1]}"
+        reason = f"making its prompt cost {DEATHS_MAX} reward workers: {deaths[-1]}"
         self._count_killer(row_ids[0], reason)
         return [BadPrompt(ids[0], row_ids[0], reason)]
 
-    def _suspect(self, ids: list[int], reason: str) -> None:
-        self._alone_until = max(self._alone_until, ids[-1] + 1)
-        if len(ids) == 1:
-            self._deaths.append(reason)
+    def _lose(self, worker: str, ids: Iterable[int], reason: str = "") -> None:
+        """The rows are fetched again. `reason`: why the worker was lost, if these rows may be the cause."""
+        for group_id in ids:
+            if reason and group_id in self._suspects:
+                self._deaths[group_id].append(reason)
+            self._suspects.add(group_id)
+            heappush(self._lost, group_id)
+        self._under_way[worker].difference_update(ids)
 
     def _count_killer(self, row_id: str, reason: str) -> None:
         self._killers += 1

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
@@ -28,6 +29,10 @@ from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, Scor
 TICK_S = 60.0  # between two looks for work without a pulse
 GRACE_S = 2.0  # beyond the deadline: the worker meets it itself unless its reward holds the interpreter
 NEWEST = 1 / BATCH  # weight of the newest score in their mean time
+
+
+_Work = Coroutine[Any, Any, None]
+_Call = Callable[[_Work], None]
 
 
 class RewardPool:
@@ -56,7 +61,12 @@ class RewardPool:
         self._requests = ScoreRequests(lanes)
         self.spare = frozenset[str]()  # workers that are to end
         self.score_s = 0.0  # recent mean time of one score, by one worker
-        self._prompts = PromptStream(waits, next_group_id=next_group_id, prefetch=prefetch)
+        self._prompts = PromptStream(
+            waits,
+            next_group_id=next_group_id,
+            prefetch=prefetch,
+            begin_s=timeout_s if lanes > 1 else None,
+        )
 
     def request(self, request: ScoreRequest) -> None:
         home = self._requests.put(request)
@@ -70,6 +80,11 @@ class RewardPool:
         """These trajectories need no answer any more, and the ledger is about to say so."""
         for worker in self._requests.forget(ids):
             self._wake(worker or next(iter(self._idle), ANY))  # one is enough for episodes of no worker
+
+    def restart(self, trajectory_id: int) -> None:
+        """A trajectory that waits for no answer begins again, without the episode so far."""
+        if worker := self._requests.restart(trajectory_id):
+            self._wake(worker)
 
     def _wake(self, worker: str = ANY) -> None:
         """The session of `worker`, or of all workers (ANY), looks for work."""
@@ -94,12 +109,17 @@ class RewardPool:
     def next_prompt(self) -> Prompt | BadPrompt | None:
         """The next prompt of the stream, or None: not fetched yet."""
         prompt = self._prompts.next()
-        if prompt is not None and self._prompts.wanted:
+        if prompt is not None and self._prompts.is_short:
             self._wake()
         return prompt
 
+    def end_prompts(self) -> None:
+        """No more prompts are wanted."""
+        self._prompts.end()
+
     def is_scoring(self, handle: Handle) -> bool:
-        """Whether a reward of this worker may be running. A reward has its own deadline."""
+        """Whether a reward or an environment of this worker may be running. These have deadlines of their
+        own."""
         return self._requests.is_busy(handle.name)
 
     # ------------------------------------------------------------ sessions of workers
@@ -109,15 +129,17 @@ class RewardPool:
         calls = set[asyncio.Task[None]]()
         try:
             async with asyncio.TaskGroup() as group:
-                begin = partial(self._begin, handle, group, calls)
+                call = partial(self._call, handle.name, group, calls)
+                begin = partial(self._begin, handle, call)
                 while handle.name not in self.spare:
-                    if self._prompts.wanted and not self._requests.is_alone(handle.name):
-                        await self._fetch(handle)
+                    if self._lanes == 1 and self._prompts.wanted(handle.name):
+                        await self._fetch(handle, self._prompts.take(handle.name))
                     elif ended := self._requests.ended(handle.name):
                         await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
+                        self._requests.told(handle.name)
                     elif self._lanes == 1 and (requests := self._requests.take(handle)):
                         await self._score(handle, requests)
-                    elif self._lanes == 1 or not begin():
+                    elif self._lanes == 1 or not (self._begin_prompt(handle, call) or begin()):
                         self._idle[handle.name] = (work := Pulse()), begin
                         try:
                             await work.wait(timeout_s=TICK_S)
@@ -130,30 +152,44 @@ class RewardPool:
         except BaseExceptionGroup as failures:  # one call fails, and the others are cancelled
             raise failures.exceptions[0] from None
         finally:
+            self._prompts.left(handle.name)
             self._requests.left(handle.name)
             self._wake()
 
-    def _begin(self, handle: Handle, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]]) -> bool:
+    def _begin(self, handle: Handle, call: _Call) -> bool:
         """Begin a call for a request, if there is one that this worker may serve now."""
+        if requests := self._requests.take(handle):
+            call(self._score(handle, requests))
+        return bool(requests)
 
+    def _begin_prompt(self, handle: Handle, call: _Call) -> bool:
+        """Begin the call of one row, if this worker may begin an episode now."""
+        if may := self._requests.may_begin(handle) and self._prompts.wanted(handle.name):
+            self._requests.begin(handle.name)
+            call(self._fetch(handle, self._prompts.take(handle.name)))
+        return may
+
+    def _call(self, name: str, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]], work: _Work) -> None:
         def end(call: asyncio.Task[None]) -> None:
             calls.discard(call)
             if call.cancelled() or call.exception():  # the group ends, and takes no other call
-                self._idle.pop(handle.name, None)
+                self._idle.pop(name, None)
 
-        if requests := self._requests.take(handle):
-            calls.add(call := group.create_task(self._score(handle, requests)))
-            call.add_done_callback(end)
-        return bool(requests)
+        calls.add(call := group.create_task(work))
+        call.add_done_callback(end)
 
-    async def _fetch(self, handle: Handle) -> None:
+    async def _fetch(self, handle: Handle, ids: list[int]) -> None:
         try:
-            await self._prompts.fetch(handle)
+            await self._prompts.fetch(handle, ids)
         except BaseException:
             self._wake()  # another worker can fetch the prompts
             raise
+        finally:
+            if self._lanes > 1:
+                self._requests.end(handle.name)
         self._waits.progress(handle.name)
         self._pulse.fire()
+        self._wake(handle.name)
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
         waiting, began_s, most_s = deque(requests), clock.now(), self._timeout_s + GRACE_S
@@ -189,7 +225,7 @@ class RewardPool:
             self._requests.give_back(handle.name, waiting)
             if waiting or self._lanes == 1:
                 self._wake()
-            elif self._requests or self._prompts.wanted:
+            elif self._requests or self._prompts.is_short:
                 self._wake(handle.name)
 
     def _average(self, score_s: float) -> None:

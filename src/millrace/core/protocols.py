@@ -354,4 +354,5 @@ class Recovered(Protocol):
     next_group_id: int
     groups: list[Group]  # live groups, by id; queued and leased members have their partial tokens
     version: int  # after the last committed step
+    reached: int  # the highest id of a group that was ever trained; -1: none was
     quarantined: list[str]  # ids of rows that are never to be drawn again

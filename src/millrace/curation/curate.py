@@ -20,6 +20,7 @@ from millrace.curation.difficulty import PassRate, judge_difficulty
 from millrace.curation.gold import GoldScore, check_template, judge_gold
 from millrace.curation.measure import groups_by_row, sample_rates, try_golds
 from millrace.curation.task_rows import read_candidates
+from millrace.curation.written_row import check_writable
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.run_directory.content_digests import content_digests
@@ -86,6 +87,7 @@ def curate(
     curation = Curation(rows)
     curation.drops = filtered(rows, options, most, on_stage)
     _refuse_none_left(curation)
+    check_writable(curation.kept)  # before anything is paid for
     if not with_gold and not options.samples:
         return curation
     groups = groups_by_row(len(rows), config.seed)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.core.errors import ConfigError
+from millrace.core.rounding import reaches
 from millrace.curation.candidate import CandidateRow, Dropped, Reason
 from millrace.curation.words import normalized
 
@@ -65,13 +66,13 @@ def judge_gold(scores: Mapping[str, GoldScore], correct_at: float) -> Dropped | 
     gold = scores[GOLD]
     if gold.reward is None:
         return Dropped(Reason.GOLD_REFUSED, f"it has no reward: {gold.reason}")
-    if gold.reward < correct_at:
+    if not reaches(gold.reward, correct_at):
         seen = repr(gold.seen[:SHOWN_CHARACTERS])
         return Dropped(Reason.GOLD_REFUSED, f"it gets {gold.reward:g}, less than {correct_at:g}: {seen}")
 
     def accepted(kind: str) -> bool:
         score = scores.get(kind)
-        return score is not None and score.reward is not None and score.reward >= correct_at
+        return score is not None and score.reward is not None and reaches(score.reward, correct_at)
 
     others = [kind for kind in OTHER if kind in scores]
     if others and all(accepted(kind) for kind in others):

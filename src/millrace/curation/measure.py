@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from millrace.config.schema import Config
 from millrace.controller.evaluation.prompt_attempt import PromptAttempt
 from millrace.core.completion.columns import token_array
+from millrace.core.rounding import reaches
 from millrace.core.types import EvaluationAttempt, Finish, Prompt, Scored, ScoreRequest
 from millrace.curation.attempt_store import AttemptsByRow
 from millrace.curation.candidate import CandidateRow
@@ -146,7 +147,7 @@ def _without_prompt(row: CandidateRow, number: int, reason: str) -> EvaluationAt
 def pass_rate(attempts: Sequence[EvaluationAttempt], correct_at: float) -> PassRate:
     rewards = [one.reward for one in attempts if one.reward is not None]
     return PassRate(
-        correct=sum(reward >= correct_at for reward in rewards),
+        correct=sum(reaches(reward, correct_at) for reward in rewards),
         scored=len(rewards),
         unscored=len(attempts) - len(rewards),
         truncated=sum(one.finish is Finish.LENGTH for one in attempts),

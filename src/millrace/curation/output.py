@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import json
 import os
 from collections import Counter
@@ -12,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from millrace.core.errors import OTHER_FILE, DataError, writing
+from millrace.core.errors import OTHER_FILE, writing
 from millrace.curation.candidate import CandidateRow, Reason
 from millrace.curation.curate import Curation, CurationOptions
 from millrace.curation.difficulty import BANDS
 from millrace.curation.gold import GOLD
+from millrace.curation.written_row import kept_columns, shown_columns
 from millrace.estimates.interval import of_shares
 
 ROWS, KEPT, SUMMARY, PAGE, ATTEMPTS = (
@@ -40,7 +39,7 @@ def write_rows(curation: Curation, directory: Path) -> None:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    lines = [json.dumps(_json_row(row)) for row in curation.kept]
+    lines = [json.dumps(kept_columns(row)) for row in curation.kept]
     with _replaced(directory / KEPT) as path:
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     records = [_record(row, curation) for row in curation.rows]
@@ -135,7 +134,7 @@ def _record(row: CandidateRow, curation: Curation) -> dict[str, Any]:
         "pass_rate_high": high,
         "band": rate.band if rate else None,
         "reward_mean": rate.reward_mean if rate else None,
-        "columns": json.dumps(row.columns, default=_as_json),
+        "columns": json.dumps(shown_columns(row)),
     }
 
 
@@ -148,30 +147,6 @@ def _schema(pyarrow: Any) -> Any:
     )
     order = _record(CandidateRow(0, ""), Curation([]))
     return pyarrow.schema([(name, kinds.get(name, text)) for name in order])
-
-
-def _json_row(row: CandidateRow) -> dict[str, Any]:
-    columns = dict(row.columns)
-    for name, value in columns.items():
-        try:
-            json.dumps(value, default=_as_json)
-        except (TypeError, ValueError) as error:
-            raise DataError(
-                f"{row.row_id}: column {name!r} cannot be kept as JSON: {error}.\n"
-                "  Leave the column out, or make text of it"
-            ) from None
-    return {name: json.loads(json.dumps(value, default=_as_json)) for name, value in columns.items()}
-
-
-def _as_json(value: Any) -> Any:
-    """Dates and decimals of Parquet become text, and arrays become lists."""
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"it has a {type(value).__name__}")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from millrace.curation.contamination import EvaluationText
 from millrace.environments.chat import find_reference
 from millrace.environments.rows import Row, find_column, open_rows
 from millrace.environments.tasks import Task, make_task
-from millrace.environments.tokenizer import encode_prompt
+from millrace.environments.tokenizer import encode, encode_prompt
 
 EVERY_ROWS = 200
 
@@ -84,10 +84,8 @@ def _candidate(config: RowsSection, task: Task, tokenizer: Any, index: int) -> C
     row_id = task.row_id(index)
     try:
         columns, prompt = task.columns(index), task.prompt_text(index)
-        if task.is_chat(index):  # a chat template writes its own special tokens
-            tokens = tokenizer.encode(prompt, add_special_tokens=False)
-        else:
-            tokens = encode_prompt(tokenizer, prompt)
+        encoder = encode if task.is_chat(index) else encode_prompt  # a template writes special tokens itself
+        tokens = encoder(tokenizer, prompt)
     except DataError as error:
         return CandidateRow(index, row_id, fault=str(error))
     except Exception as error:  # a row, a template or a tokenizer may raise anything

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,17 @@ import xxhash
 
 Hashes = npt.NDArray[np.uint64]
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-_WORD = re.compile(rf"\d+(?:[.,]\d+)*|[{_CJK}]|[^\W\d_{_CJK}]+|[^\w\s]")
-_PROSE = frozenset(".,;:!?\"'`´‘’“”„…()[]{}«»–—−-$&\\|~#@")  # punctuation and markup, no arithmetic
+_UNSPACED = (
+    "\u3005-\u3007\u3031-\u3035\u3040-\u312f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua000-\ua4cf\uac00-\ud7af"
+    "\uf900-\ufaff\U00020000-\U000323af"  # Chinese, Japanese, Yi, Korean
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\ua980-\ua9ff\uaa60-\uaa7f"
+)  # and Thai, Lao, Burmese, Khmer, Tai, Balinese, Javanese
+_OPTIONAL = re.compile("[\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed\u08d3-\u08ff]")
+"""Vowel points of Hebrew and Arabic, which texts may leave out."""
+_SIGNS = frozenset("*/%^\u2030\u066a\u00b0")  # beside the symbols of mathematics and of currencies
+_MARKUP = frozenset("$|~")  # no figures, though Unicode has them among those symbols
+_BULLET = re.compile(r"^[ \t]*[*+\-\u2190-\u21ff>]+[ \t]+(?=[^\W\d])", re.MULTILINE)
+_EMPHASIS = re.compile(r"(?<![\w)\]*])\*+(?=\S)|(?<=[^\s*])\*+(?![\w(\[*])")
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio, odd: each place in a run weighs differently
 
 COMMON_ROWS = 20
@@ -24,15 +33,48 @@ FRAME_WORDS = 8
 
 
 def normalized(text: str) -> str:
-    """The text without differences of case, width and white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """The text without differences of case, width, composition and white space."""
+    return " ".join(_folded(text).split())
+
+
+def _folded(text: str) -> str:
+    """Folding cases may take a letter and its accent apart."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def words_of(text: str) -> list[str]:
-    """Words, numbers and signs of arithmetic; a character each where a script has no spaces. Punctuation and
-    the commas of thousands do not count."""
-    found = _WORD.findall(normalized(text))
-    return [word.replace(",", "") if word[0].isdigit() else word for word in found if word not in _PROSE]
+    """Words with their vowel signs, numbers and signs of arithmetic; a character each where a script has no
+    spaces. Punctuation, bullets and markup of every script do not count, nor do the commas of thousands.
+    Digits of every script are those of ASCII."""
+    pattern, ignored = _pattern()
+    plain = _OPTIONAL.sub("", _BULLET.sub("", ignored.sub("", _folded(text))))
+    found = pattern.findall(_EMPHASIS.sub(" ", " ".join(plain.split())))
+    return [_number(word) if word[0].isdecimal() else word for word in found]
+
+
+def _number(word: str) -> str:
+    return "".join(
+        str(unicodedata.decimal(one)) if one.isdecimal() else "." for one in word if one not in ",\u066c"
+    )
+
+
+@cache
+def _pattern() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Words, numbers and signs; and what is nothing: joiners, direction marks, variants. Of the basic plane:
+    a set with others is slow."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for one in map(chr, range(0x10000)):
+        kinds[unicodedata.category(one)].append(one)
+    variants = {one for one in kinds["Mn"] if "VARIATION SELECTOR" in unicodedata.name(one, "")}
+    marks = "".join(one for kind in ("Mn", "Mc") for one in kinds[kind] if one not in variants)
+    signs = re.escape("".join({*kinds["Sm"], *kinds["Sc"], *_SIGNS} - _MARKUP))
+    pattern = (
+        r"\d+(?:[.,\u066b\u066c]\d+)*"
+        rf"|(?=[^\W\d_])[{_UNSPACED}][{marks}]*"
+        rf"|[^\W\d_{_UNSPACED}]+(?:[{marks}]+[^\W\d_{_UNSPACED}]*)*"
+        rf"|[{signs}]"
+    )
+    return re.compile(pattern), re.compile(f"[{''.join((*kinds['Cf'], *kinds['Me'], *variants))}]+")
 
 
 def figures_of(words: Sequence[str]) -> tuple[str, ...]:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from hashlib import blake2b
 
 from millrace.config.tables import task as table
-from millrace.environments.code import program_of
-from millrace.environments.rewards import Extract
+from millrace.environments.extract import Extract
+from millrace.environments.verifiers.mathematics.math_reward import normal_answer
+from millrace.sandbox.program_text import program_of
 
 LONGEST = 80
 """The most characters. Of a longer answer, the beginning and a digest are kept."""
@@ -23,11 +24,11 @@ def make_answer(config: table.Reward) -> Callable[[str], str]:
         case table.SumRewardSection():
             return make_answer(config.members[0].reward)
         case table.MathRewardSection():
-            return _mathematics()
+            return lambda completion: shortened(normal_answer(completion))
         case table.GymRewardSection() | table.ExactRewardSection() | table.JsonRewardSection():
             extract = Extract(config.extract)
         case table.CodeRewardSection():
-            return lambda completion: shortened(program_of(completion).strip())
+            return lambda completion: shortened(program_of(completion, config.function).strip())
         case table.PatternRewardSection() | table.JudgeRewardSection() | table.FunctionRewardSection():
             extract = Extract(None)
     return lambda completion: shortened(extract(completion) or "")
@@ -37,14 +38,3 @@ def shortened(answer: str) -> str:
     if len(answer) <= LONGEST:
         return answer
     return f"{answer[:40]}... {blake2b(answer.encode(errors='replace'), digest_size=8).hexdigest()}"
-
-
-def _mathematics() -> Callable[[str], str]:
-    """The expression that math-verify reads, as math-verify prints it. 1/2 and 0.5 are two answers."""
-    import math_verify
-
-    def answer(completion: str) -> str:
-        expressions = math_verify.parse(completion, parsing_timeout=None)
-        return shortened(str(expressions[0]) if expressions else "")
-
-    return answer

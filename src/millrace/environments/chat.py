@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
 from millrace.config.tables import task as table
 from millrace.core.errors import DataError
 from millrace.environments.rows import Row, find_column
+from millrace.environments.turns.call_forms.learn import style_of
+from millrace.environments.turns.conversation_text import ConversationText
 
 ROLES = {"human": "user", "gpt": "assistant"}
 """The names that ShareGPT has for roles."""
@@ -55,8 +58,7 @@ def render(
     else:
         kind = type(prompt).__name__
         raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
-    template = getattr(tokenizer, "chat_template", None)
-    if not template:
+    if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             f"{row_id}: the prompt has chat messages, and the model's tokenizer has no chat template.\n"
             "  Take a chat model, or give the prompt as text"
@@ -65,21 +67,46 @@ def render(
         messages = [{"role": "system", "content": config.system}, *messages]
     column = None if isinstance(config, table.GymTaskSection) else config.tools
     tools = _tools(find_column(columns, column), f"{row_id}: `{column}`") if column is not None else None
-    if tools and "tools" not in str(template):
+    shown = [*(tools or ()), *own_tools]
+    written = ConversationText(tokenizer, template_arguments(config))
+    messages = [_as_taken(one, tokenizer, config) for one in messages]
+    try:
+        text = written.checked(messages, shown)
+    except DataError as error:
+        raise DataError(f"{row_id}: {error}") from error
+    names = [_name_of(tool) for tool in tools or ()]
+    knows = "tools" in str(tokenizer.chat_template)
+    if gone := [name for name in names if not knows or name not in text]:
         raise DataError(
-            f"{row_id}: the row has `{column}`, and the model's chat template knows no tools.\n"
+            f"{row_id}: the row has `{column}`, and the model's chat template does not show {gone[0]!r}.\n"
             '  Take a model for tools, or leave them out: task.tools = "none"'
         )
-    try:
-        return tokenizer.apply_chat_template(
-            messages,
-            tools=[*(tools or ()), *own_tools] or None,
-            tokenize=False,
-            add_generation_prompt=True,
-            **config.chat_arguments,
-        )
-    except Exception as error:
-        raise DataError(f"{row_id}: the chat template failed: {type(error).__name__}: {error}") from error
+    return text
+
+
+def _as_taken(one: Message, tokenizer: Any, config: table.Task) -> Message:
+    """A message with the arguments of its calls as text, for a template that takes text."""
+    calls = one.get("tool_calls")
+    if not calls or not style_of(tokenizer, template_arguments(config), refuses=False).as_text:
+        return one
+    return {**one, "tool_calls": [_as_text(call) for call in calls]}
+
+
+def _as_text(call: Message) -> Message:
+    function = call["function"]
+    arguments = function.get("arguments")
+    given = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": given}}
+
+
+def _name_of(tool: Message) -> str:
+    function = tool.get("function")
+    return str((function if isinstance(function, dict) else tool).get("name", ""))
+
+
+def template_arguments(config: table.Task) -> dict[str, Any]:
+    """What a chat template gets beside messages and tools."""
+    return dict(config.chat_arguments)
 
 
 def _text_and_messages(more: str | Sequence[Message], *, as_text: bool) -> tuple[str, Sequence[Message]]:
@@ -95,10 +122,10 @@ def is_messages(value: Any) -> bool:
 
 def find_reference(columns: Row, name: str) -> Any:
     """The reference answer: the column, and of chat messages the text of the assistant's last. None: there is
-    none."""
+    none, or it is the NaN or NaT of a gap."""
     value = find_column(columns, name)
     if not is_messages(value) or not all(_role(one) for one in value):
-        return value
+        return None if isinstance(value, float | date) and value != value else value
     last = value[-1]
     return _content(_content_of(last), name) if _role(last) == "assistant" else None
 

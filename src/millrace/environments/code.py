@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError
+from millrace.environments.chat import is_messages
 from millrace.environments.rows import Row, find_column
-from millrace.sandbox.code_asserts import read_asserts
+from millrace.sandbox.code_asserts import code_given, is_continuation, read_asserts
 from millrace.sandbox.code_tests import judge, read_tests
 from millrace.sandbox.execution import ProgramOutcome
 from millrace.sandbox.inside.limits import Limits, MiB
+from millrace.sandbox.program_text import program_of
 from millrace.sandbox.sandbox import Sandbox
 
 SHARE_OF_DEADLINE = 0.8
 """The sandbox ends a program before the deadline of its score."""
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _UNCOUNTED = (ProgramOutcome.PASSED, ProgramOutcome.FAILED)
 
 
@@ -34,8 +34,8 @@ class CodeReward:
     is_async, needs_thread = False, True
     file: str | None = None
 
-    def __init__(self, config: CodeRewardSection) -> None:
-        self._config = config
+    def __init__(self, config: CodeRewardSection, prompt: str = "prompt") -> None:
+        self._config, self._prompt = config, prompt
         self._sandbox = Sandbox(config.isolation)
         self._limits = Limits(
             cpu_s=config.program_cpu_s,
@@ -49,8 +49,14 @@ class CodeReward:
         if column is None:
             raise DataError(f"the row has no tests: `reward.tests` names the column {self._config.tests!r}")
         function = self._config.function
-        tests = read_asserts(column, columns, function) or read_tests(column, function)
-        verdict = judge(self._sandbox, program_of(completion), tests, self._limits)
+        prompt = _text_of(find_column(columns, self._prompt))
+        tests = read_asserts(column, columns, function, prompt) or read_tests(column, function)
+        code, given = program_of(completion, tests.function), ""
+        if tests.function is not None:
+            given = code_given(prompt, tests.function)
+            if is_continuation(code, tests.function, prompt):
+                code = f"{prompt.rstrip()}\n{code}"
+        verdict = judge(self._sandbox, code, tests, self._limits, given=given)
         share = verdict.num_passed / verdict.num_tests
         passed = verdict.outcome is ProgramOutcome.PASSED
         reward = share if self._config.score == "share" else float(passed)
@@ -64,7 +70,9 @@ class CodeReward:
         self._sandbox.close()
 
 
-def program_of(completion: str) -> str:
-    """The last fenced block of a completion, or all of it where there is none."""
-    blocks = _FENCE.findall(completion)
-    return blocks[-1] if blocks else completion
+def _text_of(prompt: Any) -> str:
+    """A prompt as text; of messages, the last one of a user."""
+    if is_messages(prompt):
+        contents = [one.get("content") for one in prompt if one.get("role") == "user"]
+        prompt = contents[-1] if contents else ""
+    return prompt if isinstance(prompt, str) else ""

@@ -1,11 +1,10 @@
-"""The answer in a text, and the expected answer of a row."""
+"""The answer in a text, by a pattern."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from millrace.core.errors import ConfigError, DataError
+from millrace.core.errors import ConfigError
 
 
 class Extract:
@@ -25,25 +24,3 @@ class Extract:
             return text.strip()
         matches = self._pattern.findall(text)
         return matches[-1].strip() if matches else None
-
-
-class ExpectedAnswer:
-    """The expected answer of a row: its answer column, or the part of it that a pattern matches."""
-
-    def __init__(self, reward: str, pattern: str | None) -> None:
-        self._reward, self._pattern = reward, pattern
-        self._extract = Extract(pattern, "reward.extract_answer")
-
-    def __call__(self, answer: Any) -> str:
-        """The expected answer without surrounding space. Raises: DataError: there is none."""
-        if answer is None:
-            raise DataError(
-                f"{self._reward} needs a reference answer, the row has none: set `task.answer` to its column"
-            )
-        expected = self._extract(str(answer))
-        if expected is None:
-            raise DataError(
-                f"the answer {str(answer)[-80:]!r} has nothing that `reward.extract_answer` "
-                f"({self._pattern!r}) finds"
-            )
-        return expected

@@ -28,6 +28,7 @@ from millrace.environments.stream.parts import Part, Parts, made
 from millrace.environments.tokenizer import encode, encode_prompt, load_tokenizer
 from millrace.environments.turns.environment import Ids
 from millrace.environments.turns.episodes import Episodes, make_episodes
+from millrace.environments.turns.snapshots import TRAINING
 from millrace.environments.verifiers.sum_calls import make_calls
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class TaskRewardWorker:
         limit_memory: bound this process's memory by `reward.memory_mb`; False if others use the process too.
         answers: give with each score the answer of the completion.
         wrong_gold: score each row as another row (see `wrong_gold.WrongGold`).
+        stream: who asks, if an environment answers (see `turns.snapshots.Snapshots`).
         run_dir: the directory of the run, which keeps what a judge said; None: there is no run.
     Raises:
         ConfigError, DataError, RewardError: tokenizer, task or reward cannot be made as configured.
@@ -63,6 +65,7 @@ class TaskRewardWorker:
         answers: bool = False,
         run_dir: str | None = None,
         wrong_gold: bool = False,
+        stream: str = TRAINING,
     ) -> None:
         self._config = Config.model_validate(config)
         self._tokenizer = load_tokenizer(self._config.model.path)
@@ -74,7 +77,7 @@ class TaskRewardWorker:
             part = self._parts.all[0]
             shared = reward, part.config.one_task, part.task, self._tokenizer
             if reward.agent is None:
-                self._episodes = make_episodes(*shared, directory, self._config.model.path)
+                self._episodes = make_episodes(*shared, directory, self._config.model.path, stream)
             else:
                 from millrace.environments.gateway.agent_episodes import make_agent_episodes
 
@@ -106,9 +109,11 @@ class TaskRewardWorker:
         return [part.row_id(row) for part, row in located]
 
     async def forget(self, trajectory_ids: list[int]) -> None:
-        """These trajectories have ended, and their ends are recorded."""
-        if self._episodes is not None:
-            self._episodes.forget(trajectory_ids)
+        """These trajectories have ended, and their ends are recorded, or they begin again. Returns when
+        their snapshots are gone."""
+        removal = None if self._episodes is None else self._episodes.forget(trajectory_ids)
+        if removal is not None:
+            await asyncio.wrap_future(removal)
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.

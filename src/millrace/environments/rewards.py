@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.config.tables import task as table
-from millrace.core.errors import ConfigError, DataError
+from millrace.core.errors import ConfigError
 from millrace.environments.code import CodeReward
-from millrace.environments.extract import ExpectedAnswer, Extract
+from millrace.environments.extract import Extract
 from millrace.environments.function import FunctionReward
 from millrace.environments.gym.gym_reward import GymReward
 from millrace.environments.gym.gym_task import GymTask
+from millrace.environments.references import AnswerIs, ReferenceAnswers, equals, identical, json_value
 from millrace.environments.rows import Row
 from millrace.environments.tasks import Task, first_usable
 from millrace.environments.verifiers.judge import JudgeReward
+from millrace.environments.verifiers.mathematics.math_reward import MathReward
 from millrace.environments.verifiers.pattern import PatternReward
 
 
@@ -49,11 +50,11 @@ def make_reward(
                 raise ConfigError('`reward.kind` "gym" needs `task.kind` "gym"')
             return GymReward(config, task)
         case table.MathRewardSection():
-            return MathReward(config.extract_answer)
+            return MathReward(config.extract_answer, config.answer_is)
         case table.ExactRewardSection():
-            return ExactReward(config.extract, config.extract_answer)
+            return ExactReward(config.extract, config.extract_answer, config.answer_is)
         case table.CodeRewardSection():
-            return CodeReward(config)
+            return CodeReward(config, task.prompt)
         case table.JsonRewardSection():
             from millrace.environments.verifiers.json_form import JsonReward  # loads a library of its own
 
@@ -71,44 +72,26 @@ def make_reward(
 class ExactReward:
     """1 if the extracted answer equals the reference as text, without surrounding space; else 0.
 
-    The reward needs no thread: a regular expression blocks the interpreter, and no other thread could run.
+    A reference that is a number, a truth value or a date is equal to each plain way to write it. `answer_is`
+    says what a list is. The reward needs no thread: a regular expression blocks the interpreter, and no other
+    thread could run.
     """
 
     name, is_async, needs_thread = "exact match", False, False
     file: str | None = None
 
-    def __init__(self, extract: str | None, extract_answer: str | None = None) -> None:
-        self._extract, self._reference = Extract(extract), ExpectedAnswer(self.name, extract_answer)
+    def __init__(
+        self, extract: str | None, extract_answer: str | None = None, answer_is: AnswerIs = "one"
+    ) -> None:
+        self._extract = Extract(extract)
+        self._references = ReferenceAnswers(self.name, extract_answer, answer_is)
+        self._is_json = answer_is == "json"
 
     def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        return float(self._extract(completion) == self._reference(answer))
-
-
-class MathReward:
-    """1 if math-verify finds the completion's last expression equal to the reference; else 0.
-
-    The time limits of math-verify are off, because they use SIGALRM, which works in no thread. Some answers
-    (towers of powers) never end; then the caller's deadline kills this process.
-    """
-
-    name, is_async, needs_thread = "math-verify", False, True
-    file: str | None = None
-
-    def __init__(self, extract_answer: str | None = None) -> None:
-        import math_verify  # before the process's memory is limited, and before the first deadline
-
-        self._parse, self._verify = math_verify.parse, math_verify.verify
-        self._reference = ExpectedAnswer(self.name, extract_answer)
-        # math-verify would warn, once per process, that its limits are off.
-        logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        reference = self._reference(answer)
-        marked = "$" in reference or "\\boxed" in reference
-        gold = self._parse(reference if marked else f"\\boxed{{{reference}}}", parsing_timeout=None)
-        if not gold:
-            raise DataError(
-                f"the reference answer {reference!r} is not mathematics that math-verify can read"
-            )
-        expressions = self._parse(completion, parsing_timeout=None)
-        return float(self._verify(gold, expressions, timeout_seconds=None, raise_on_error=True))
+        references = self._references.values(answer)
+        text = self._extract(completion)
+        if text is None:
+            return 0.0
+        if self._is_json:
+            return float(identical(json_value(text), references[0]))
+        return float(any(equals(text, one) for one in references))

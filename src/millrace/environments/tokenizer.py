@@ -31,6 +31,7 @@ FILE_BYTES_MAX = 256 << 20
 # classes of transformers, which import torch. A reward worker saves 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _encoding = threading.Lock()
+_PROBE = "a"
 
 
 def make_character_tokenizer(directory: str | Path, alphabet: str) -> None:
@@ -90,15 +91,31 @@ def load_tokenizer(directory: str | Path) -> Any:
 
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a prompt, with the tokenizer's begin-of-sequence token exactly once. A chat template may
-    have rendered that token already."""
-    rendered = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-    return encode(tokenizer, text, add_special_tokens=not rendered)
+    """Token ids of a prompt that is text, in training, evaluation, `sft`, `curate` and `serve`.
+
+    The prompt begins once with the tokens that the tokenizer puts before a text, also if the text has them
+    already. The prompt lacks those that the tokenizer puts behind a text, because a completion follows. What
+    a chat template renders has its own special tokens: see `encode`.
+    """
+    ids, begin = encode(tokenizer, text), _begin(tokenizer)
+    return ids if ids[: len(begin)] == begin else begin + ids
+
+
+def _begin(tokenizer: Any) -> list[int]:
+    """The ids that the tokenizer puts before a text, such as its begin-of-sequence token."""
+    whole, plain = encode(tokenizer, _PROBE, add_special_tokens=True), encode(tokenizer, _PROBE)
+    if not plain:  # the vocabulary lacks the probe
+        return [one for one in whole if one != tokenizer.eos_token_id]
+    starts = range(len(whole) - len(plain) + 1)
+    return whole[: next((n for n in starts if whole[n : n + len(plain)] == plain), 0)]
 
 
 def encode(tokenizer: Any, text: str, *, add_special_tokens: bool = False, **options: bool) -> list[int]:
-    """`tokenizer.encode`, for one thread at a time. A fast tokenizer keeps `split_special_tokens` of the last
-    call for all threads. Another thread would encode a special token as text, or text as a special token."""
+    """`tokenizer.encode`, for one thread at a time. Nothing is added: so are chats encoded that a template
+    has rendered, and completions.
+
+    A fast tokenizer keeps `split_special_tokens` of the last call for all threads. Another thread would
+    encode a special token as text, or text as a special token."""
     with _encoding:
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
 
@@ -106,7 +123,8 @@ def encode(tokenizer: Any, text: str, *, add_special_tokens: bool = False, **opt
 def _refuse_odd(directory: Path) -> None:
     """Raises: DataError: a file of the directory is no plain file. A run of another person may name such a
     file."""
-    for path in (directory / name for name in READ if (directory / name).exists()):
+    named = directory.glob("additional_chat_templates/*")
+    for path in (*(directory / name for name in READ if (directory / name).exists()), *named):
         if not path.is_file() or path.stat().st_size > FILE_BYTES_MAX:
             raise DataError(f"{path} is no file of a tokenizer: it is no regular file, or has too many bytes")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from millrace.core.rounding import reaches
 from millrace.core.types import Score, Scored
 from millrace.estimates.interval import Interval, of_mean, of_shares
 from millrace.estimates.majority import Answers, classes, majority_at_k
@@ -75,7 +76,7 @@ def summarize(
     correct. Majorities are counted if the answers of completions are known. An empty answer has no vote."""
     rows = [[a for a in row if a.reward is not None] for row in sampled]
     rewards = [[a.reward for a in row if a.reward is not None] for row in rows]
-    correct = [[reward >= correct_at for reward in row] for row in rewards]
+    correct = [[reaches(reward, correct_at) for reward in row] for row in rewards]
     everything = [*greedy, *(attempt for row in sampled for attempt in row)]
     samples = max((len(row) for row in sampled), default=0)
     voting = [
@@ -84,7 +85,7 @@ def summarize(
         if row and all(a.answer is not None for a in row)
     ]
     values = {
-        "greedy_accuracy": [float(a.reward >= correct_at) for a in greedy if a.reward is not None],
+        "greedy_accuracy": [float(reaches(a.reward, correct_at)) for a in greedy if a.reward is not None],
         "sampled_accuracy": [_mean(list(map(float, row))) for row in correct if row],
         "reward_mean": [_mean(row) for row in rewards if row],
     }

@@ -13,6 +13,7 @@ from millrace.algorithms.critic import Critic
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
 from millrace.jax_trainer.weights import LAYERS, Tree
+from millrace.trainer.optimizer.weight_decay import decays
 
 Array = Any
 HEAD_BETAS = (0.9, 0.999)  # of the critic's optimizer
@@ -78,7 +79,7 @@ def updated(
     steps, moments = _adam(config).update(gradient, state.moments, state.weights)
 
     def moved(name: str, weight: Array, step: Array, layered: bool) -> Array:
-        decay = config.weight_decay if weight.ndim - layered > 1 else 0.0
+        decay = config.weight_decay if decays(name, weight.ndim - layered) else 0.0
         return weight - lr * (step + decay * weight)
 
     weights = {

@@ -17,26 +17,38 @@ from millrace.core.types import Endpoint, Published
 from millrace.devices.parallel import each
 from millrace.jax_trainer.weights import LAYERS, Tree
 from millrace.trainer.publish.fillings import begin_on_hosts, end_on_host
-from millrace.trainer.publish.overlapped import Overlapped
+from millrace.trainer.publish.rechecked import RecheckedPublisher, digest_of
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
 
 
-class JaxPublisher:
+class JaxPublisher(RecheckedPublisher):
     """Publishes versions of weights in `dtype`. `dims`: the shapes of a version's tensors, in their order.
 
     When `begin` returns, the bytes are in the slot. The weights may be trained on while they are digested. An
-    update gives their memory away, so it calls `wait_read` first. Each of several processes writes its own
-    blocks into the relay of its host, and only digests go from process to process."""
+    update gives their memory away, so it calls `before_update` first. Each of several processes writes its
+    own blocks into the relay of its host, and only digests go from process to process.
 
-    def __init__(self, dims: Mapping[str, tuple[int, ...]], dtype: Any, ranks: Ranks = ALONE) -> None:
-        self._dims, self._dtype, self._ranks = dims, jnp.dtype(dtype), ranks
+    Args:
+        current: the weights as they are now, for the digest before an update or a checkpoint; None: no such
+            digest.
+    """
+
+    def __init__(
+        self,
+        dims: Mapping[str, tuple[int, ...]],
+        dtype: Any,
+        ranks: Ranks = ALONE,
+        *,
+        current: Callable[[], Tree] | None = None,
+    ) -> None:
+        super().__init__(ranks)
+        self._dims, self._dtype, self._current = dims, jnp.dtype(dtype), current
         self.manifest: list[TensorSpec] = lay_out(
             (name, self._dtype.name, shape, int(np.prod(shape)) * self._dtype.itemsize)
             for name, shape in dims.items()
         )
         self._rounded = jax.jit(lambda tree: jax.tree.map(lambda x: x.astype(self._dtype), tree))
-        self._overlapped = Overlapped[Published]("await_published", ranks)
-        self._begun: tuple[Endpoint, int] | None = None
+        self._copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
     @property
     def weights_bytes(self) -> int:
@@ -55,7 +67,8 @@ class JaxPublisher:
             return
         rounded = weights if self._dtype == jnp.float32 else self._rounded(weights)
         blocks, fault = list(blocks_of(rounded, self._dims)), None
-        writer, filling, self._begun = opened(), fillings[self._ranks.host], (endpoint, version)
+        self._begun, self._fresh = (endpoint, version), self._current is not None
+        writer, filling = opened(), fillings[self._ranks.host]
         try:
             if filling is not None:
                 writer.fill(filling, self.manifest, blocks)
@@ -76,23 +89,23 @@ class JaxPublisher:
             if fault is not None:
                 raise fault
         digests = digest_blocks(blocks, each=each)
+        self._published_digest = digest_of(digests, self._dtype.name)
         stall_s = self._overlapped.release()
         written = ranks.gather(digests)
         ended = agreed(ranks, lambda: end_on_host(ranks, writer, filling, self.manifest, written))
         digest = next(filter(None, ended))
         return Published(version, digest, self.weights_bytes, stall_s, time.perf_counter() - ended_s)
 
-    def wait_read(self) -> None:
-        """Wait until no weights are read."""
-        self._overlapped.wait_read()
-
-    def wait(self) -> None:
-        """Wait until no version is being published. An error is not raised here."""
-        self._overlapped.wait()
-
-    def result(self) -> Published:
-        """Wait until the version that was begun last is whole in its slot. Raises what stopped it."""
-        return self._overlapped.result()
+    def _current_digest(self) -> str:
+        """Of a copy where a device has memory of its own: numpy keeps the host's copy of an array."""
+        if self._current is None:
+            return self._published_digest
+        weights = self._current()
+        if self._dtype != jnp.float32:
+            weights = self._rounded(weights)
+        elif jax.default_backend() != "cpu":
+            weights = self._copied(weights)
+        return digest_of(digest_blocks(list(blocks_of(weights, self._dims)), each=each), self._dtype.name)
 
 
 def blocks_of(weights: Tree, dims: Mapping[str, tuple[int, ...]]) -> Iterator[NamedBuffer]:

@@ -88,8 +88,8 @@ class JaxTrainer(TrainerWorker[Any]):
             digits = base_digits(trainer.base, trainer.shape, published.name)
             dims = version_dims(trainer.shape, config.adapter)
             self._constants = {BASE: jax.device_put(digits)}
-        self._publisher = publisher = JaxPublisher(dims, published, ranks)
-        trainer.before_update = self._wait_read
+        self._publisher = publisher = JaxPublisher(dims, published, ranks, current=self._published_weights)
+        trainer.before_update = self._before_update
         text = f"{published.name}, products in {computing.name}; JAX {jax.__version__}"
         return TrainerState(trainer.version, publisher.weights_bytes, text, self._arithmetic())
 
@@ -98,9 +98,12 @@ class JaxTrainer(TrainerWorker[Any]):
         for directory in (self._run_dir, self._run_dir / CHECKPOINTS) if self._prunes else ():
             sweep(directory)
 
-    def _wait_read(self) -> None:
-        for work in (self._saver, self._publisher):
-            work.wait_read()
+    def _before_update(self) -> None:
+        self._saver.wait_read()
+        self._publisher.before_update()
+
+    def _published_weights(self) -> Any:
+        return self._ready().state.weights | self._constants
 
     def _arithmetic(self) -> str:
         """See `trainer.checks.arithmetic`. Empty on accelerators: the order of their sums is chance."""
@@ -121,12 +124,13 @@ class JaxTrainer(TrainerWorker[Any]):
             lambda: self._writer_to(endpoint),
             endpoint,
             trainer.version,
-            trainer.state.weights | self._constants,
+            self._published_weights(),
         )
 
     def _checkpoint(self, directory: str) -> None:
-        began_s = time.perf_counter()
-        self._saver.begin(self._ready(), Path(directory), began_s)
+        trainer, began_s = self._ready(), time.perf_counter()
+        agreed(self._ranks, lambda: self._refuse_changed(trainer.version))
+        self._saver.begin(trainer, Path(directory), began_s)
 
     def _export(self, directory: str) -> None:
         from millrace.jax_trainer.adapters.adapter_tree import whole_model

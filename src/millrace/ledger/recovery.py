@@ -6,6 +6,8 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from millrace.core.types import CheckpointInfo, Group, State, StepRecord, Trajectory
 from millrace.ledger.records import SELECT_CHECKPOINTS, SELECT_STEPS, load_group, to_checkpoint, to_step
 from millrace.ledger.schema import LIVE_STATES
@@ -23,6 +25,7 @@ class Recovery:
     next_group_id: int
     groups: list[Group]
     version: int
+    reached: int
     unused_group_ids: list[int]
     quarantined: list[str]
     live: list[tuple[Trajectory, State]]  # and the state in the file
@@ -45,6 +48,7 @@ def read_recovery(db: sqlite3.Connection) -> Recovery:
         next_group_id=next_group_id,
         groups=groups,
         version=last_version(db),
+        reached=_reached(db),
         unused_group_ids=unused,
         quarantined=_quarantined(db),
         live=live,
@@ -61,6 +65,12 @@ def last_version(db: sqlite3.Connection) -> int:
     """The version of the last committed step; 0 if there is no step."""
     version: int = db.execute("SELECT ifnull(max(version), 0) FROM steps").fetchone()[0]
     return version
+
+
+def _reached(db: sqlite3.Connection) -> int:
+    """The highest id of a group in any step; -1 if there is no step."""
+    batches = (msgspec.msgpack.decode(row[0]) for row in db.execute("SELECT group_ids FROM steps"))
+    return max((group_id for batch in batches for group_id in batch), default=-1)
 
 
 def newest_checkpoint(

@@ -6,6 +6,7 @@ earlier output. A direction mark could show text in another order. Pages use the
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterable
@@ -39,11 +40,16 @@ def drop_output(stream: IO[str]) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
+def reader_has_gone(error: OSError) -> bool:
+    """Whether a write failed because nobody reads any more: `| head` has ended, or a terminal was closed."""
+    return error.errno in (errno.EPIPE, errno.EIO)
+
+
 class Terminal(Console):
     """A rich console that renders text harmless, and without markup in brackets.
 
-    When its reader has gone (`| head`), the console ends the command. A `lasting` console drops its output
-    instead, and sets `reader_gone`.
+    When its reader has gone (`| head`, a closed terminal), the console ends the command. A `lasting` console
+    drops its output instead, and sets `reader_gone`.
     """
 
     def __init__(self, *, lasting: bool = False, **how: Any) -> None:
@@ -56,6 +62,14 @@ class Terminal(Console):
             super().on_broken_pipe()
         self.reader_gone = self.quiet = True
         drop_output(self.file)
+
+    def _write_buffer(self) -> None:
+        try:
+            super()._write_buffer()
+        except OSError as error:
+            if reader_has_gone(error):
+                raise BrokenPipeError from error
+            raise
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

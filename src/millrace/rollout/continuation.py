@@ -42,6 +42,12 @@ class Continuation:
         return len(self.tokens) - len(self.work.prompt)
 
     @property
+    def turns(self) -> tuple[list[int], list[int]]:
+        """What precedes the present turn, and the tokens that were sampled in it."""
+        start = len(self.work.prompt) + self.work.turn_start
+        return self.tokens[:start], self.tokens[start:]
+
+    @property
     def tokens_left(self) -> int:
         """Tokens of the budget that are left."""
         return self._budget - len(self.tokens)
@@ -107,4 +113,4 @@ class Continuation:
             return True
         if self._stop_strings is None:
             return False
-        return self._stop_strings.hit(self.tokens[len(self.work.prompt) + self.work.turn_start :])
+        return self._stop_strings.hit(self.turns[1])

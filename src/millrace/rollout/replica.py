@@ -20,8 +20,8 @@ from typing import TypeVar
 import msgspec
 
 from millrace.adapters.served_weights import Merging
+from millrace.config.objects import find_object
 from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
-from millrace.core.objects import find_object
 from millrace.core.progress import CallProgress, current, of, waiting_for
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work

@@ -132,9 +132,9 @@ class RunDirectory:
         if not self.evaluations.exists():
             return
         with boundary(str(self.evaluations), "a line is damaged", DataError):
-            lines = files.read(self.evaluations).decode().splitlines(keepends=True)
-            kept = "".join(line for line in lines if json.loads(line)["version"] <= after)
-        _replace(self.evaluations, kept)
+            lines = files.read(self.evaluations).splitlines(keepends=True)  # of bytes, so not at U+2028
+            kept = b"".join(line for line in lines if json.loads(line)["version"] <= after)
+        _replace(self.evaluations, kept.decode())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Atomically."""

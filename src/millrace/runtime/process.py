@@ -11,12 +11,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+
+from millrace.core.ending_signals import ENDING
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SPAWN = multiprocessing.get_context("spawn")
 """For pools: a fork of a process with threads may hang."""
@@ -74,7 +75,35 @@ def adopt_orphans() -> None:
 def leave_signals() -> None:
     """Ignore the signals that ask a process to end: the controller ends this process by SIGKILL."""
     for number in ENDING:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None: ...
+
+
+def heeded() -> list[int]:
+    """The signals of `ENDING` that this process is to obey. `nohup` and shells have it ignore others, and a
+    library may have its own use for one."""
+    mine = (signal.SIG_DFL, signal.default_int_handler, _interrupt)
+    always = (signal.SIGINT, signal.SIGTERM)
+    return [number for number in ENDING if number in always or signal.getsignal(number) in mine]
+
+
+def interrupt_on_signals() -> None:
+    """Every signal that asks this process to end is an interrupt from now on. A second one ends nothing
+    sooner, unless a person sends it (SIGINT): programs send theirs to a process and to its group, and again.
+    """
+    for number in heeded():
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _interrupt)
+
+
+_interrupted: list[int] = []
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if not _interrupted:
+        _interrupted.append(number)
+        raise KeyboardInterrupt
 
 
 def fork_ordinary_processes() -> None:
@@ -83,9 +112,10 @@ def fork_ordinary_processes() -> None:
 
 
 def _default_signals() -> None:
+    for number in ENDING:
+        if signal.getsignal(number) is _leave or number == signal.SIGTERM:  # asyncio has its own for SIGTERM
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @contextmanager
@@ -120,15 +150,18 @@ def killing_on_error() -> Iterator[None]:
 @contextmanager
 def deferring_interrupts() -> Iterator[None]:
     """An interrupt in the block is raised at its end: code with locks is not left in its middle."""
-    handler, received = signal.getsignal(signal.SIGINT), list[int]()
-    if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    raising, received = (signal.default_int_handler, _interrupt), list[int]()
+    handlers = {number: one for number in ENDING if (one := signal.getsignal(number)) in raising}
+    for number in handlers:
+        signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if received:
             raise KeyboardInterrupt
 

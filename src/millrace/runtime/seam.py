@@ -12,6 +12,7 @@ import traceback
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
+from millrace.config.objects import find_object
 from millrace.core import errors
 from millrace.core.errors import (
     REMOTE_TRACEBACK,
@@ -21,7 +22,6 @@ from millrace.core.errors import (
     WorkerDied,
     WorkerError,
 )
-from millrace.core.objects import find_object
 from millrace.core.progress import CallProgress, of
 from millrace.core.types import CallVitals
 

@@ -1,6 +1,7 @@
 """Where a process is: the stacks of its threads and of its tasks, on demand.
 
-A worker that gets the signal `DUMP_STACKS` writes its stacks into its log. C code writes the stacks of
+A worker that gets the signal `DUMP_STACKS` writes its stacks into its log, and so do all processes of a run
+whose controller gets it. The run goes on. C code writes the stacks of
 threads, also while the worker is stuck in a call. The loop, if it still turns, writes the stacks of tasks.
 """
 
@@ -8,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
-DUMP_STACKS = signal.SIGUSR1
+from millrace.core.ending_signals import STACKS
+
+DUMP_STACKS = STACKS
 """The forkserver ignores this signal. A worker ignores it until the worker can answer."""
 
 
@@ -22,6 +26,24 @@ def answer_dumps() -> None:
     """Write to stderr on every `DUMP_STACKS` from now on. Call it on the running loop."""
     asyncio.get_running_loop().add_signal_handler(DUMP_STACKS, _dump_tasks, sys.stderr)
     faulthandler.register(DUMP_STACKS, all_threads=True, chain=True)
+
+
+def survive_dumps() -> None:
+    """Write the stacks of threads to stderr on every `DUMP_STACKS` from now on, which ends no process."""
+    with suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr may be no file
+        faulthandler.register(DUMP_STACKS, all_threads=True)
+
+
+@contextmanager
+def dumping(dump: Callable[[], None]) -> Iterator[None]:
+    """In the block every `DUMP_STACKS` calls `dump` on the running loop."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(DUMP_STACKS, dump)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(DUMP_STACKS)
+        survive_dumps()
 
 
 def dump_stacks(path: Path) -> None:

@@ -1,47 +1,62 @@
-"""Tests that are Python: asserts that call the program's function, in the forms of MBPP and HumanEval.
-
-Two processes of the sandbox talk through this one: the tests (inside/tester.py), and the program. Neither can
-reach the other, and only plain values pass (inside/values.py).
-"""
+"""Tests that are Python: asserts that call a function, as MBPP, HumanEval and pytest have them."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core.errors import DataError
-from millrace.sandbox.execution import CallAnswer, ProgramOutcome
-from millrace.sandbox.program import EndOfProgram, Program
+from millrace.sandbox.program_text import program_of
 
 CHECK, CANDIDATE = "check", "candidate"
 SETUP = ("test_setup_code", "test_imports", "challenge_setup")
+PROGRAM = "solution"
+"""The module from which tests of pytest import the program's function."""
+PACKAGES = ("numpy",)
+"""Packages that tests may import beside the standard library. A program may not."""
 
 
 @dataclass(frozen=True)
 class CodeAsserts:
-    """Tests that call `function`. `setup` runs before the first of them."""
+    """Tests that call `function`. `setup` runs before the first of them. `packages` are what they import.
+
+    `unbound` are names that they load and nobody defines.
+    """
 
     function: str
     setup: str
     tests: list[str]
+    packages: list[str] = field(default_factory=list)
+    unbound: frozenset[str] = frozenset()
 
 
-def read_asserts(column: Any, columns: Mapping[str, Any], function: str | None = None) -> CodeAsserts | None:
+def read_asserts(
+    column: Any, columns: Mapping[str, Any], function: str | None = None, prompt: str = ""
+) -> CodeAsserts | None:
     """The asserts of a row, or None: the column has no Python.
 
     A list of texts: each is a test, as MBPP's `test_list`. `test_setup_code` and `test_imports` of the row
-    run first. A text that defines `check(candidate)`, as HumanEval's `test`: one test.
+    run first. A text that defines `check(candidate)`, as HumanEval's `test`: one test. A text with functions
+    `test_...`, as pytest has them: each is a test. Another text of Python: one test.
 
     Args:
         function: the function to call, before `entry_point` of the row, and the one that the tests name.
+        prompt: the tests get its code if they use a name that it defines (see `code_given`).
     Raises:
         DataError: they are no Python, compare identity, or name several functions and the row none.
     """
+    function = function or columns.get("entry_point")
+    if isinstance(column, str) and column.lstrip().startswith("["):
+        column = _from_json(column)
     if isinstance(column, str) and f"def {CHECK}(" in column:
         setup, tests = "", [f"{column}\n{CHECK}({CANDIDATE})"]
+    elif isinstance(column, str) and not column.lstrip().startswith(("{", "[")):
+        setup, tests, imported = _of_module(column)
+        function = function or imported
     elif isinstance(column, list | tuple) and column and all(isinstance(each, str) for each in column):
         lines = [columns.get(name) or "" for name in SETUP]
         setup = "\n".join(each if isinstance(each, str) else "\n".join(each) for each in lines)
@@ -49,8 +64,74 @@ def read_asserts(column: Any, columns: Mapping[str, Any], function: str | None =
     else:
         return None
     trees = [_parsed(each) for each in (setup, *tests)]
-    function = function or columns.get("entry_point") or _called(trees)
-    return CodeAsserts(function, setup, tests)
+    function = function or _called(trees)
+    unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE, function}
+    given = code_given(prompt, function)
+    if defined := unbound & _bound_in([ast.parse(given)]):
+        setup, unbound = f"{given}\n{setup}", unbound - defined
+    return CodeAsserts(function, setup, tests, _packages(trees), frozenset(unbound))
+
+
+def code_given(prompt: str, function: str) -> str:
+    """The imports, functions, classes and values that a prompt gives beside `function`, which it begins,
+    as in HumanEval. The prompt is Python, or has a block of it. Empty: it does not begin the function."""
+    tree = _beginning(prompt, function) or _beginning(program_of(prompt, function), function)
+    if tree is None:
+        return ""
+    names = [getattr(node, "name", None) for node in tree.body]
+    kept = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign
+    body: list[ast.stmt] = [
+        node
+        for node, name in zip(tree.body, names, strict=True)
+        if isinstance(node, kept) and name != function
+    ]
+    return ast.unparse(ast.Module(body, []))
+
+
+def is_continuation(code: str, function: str, prompt: str) -> bool:
+    """Whether a program goes on where a prompt ends, in the body of `function`: models without a chat do."""
+    first = next((line for line in code.split("\n") if line.strip()), "")
+    return (
+        first[:1] in (" ", "\t")
+        and f"def {function}" not in code
+        and _beginning(prompt, function) is not None
+    )
+
+
+def _beginning(prompt: str, function: str) -> ast.Module | None:
+    """A prompt that is Python and begins a function; None: another prompt."""
+    if f"def {function}" not in prompt:
+        return None
+    try:
+        tree = ast.parse(prompt)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tree if function in [getattr(node, "name", None) for node in tree.body] else None
+
+
+def _from_json(column: str) -> Any:
+    """A list of asserts as text of JSON; the text, if it is something else."""
+    try:
+        found = json.loads(column)
+    except (ValueError, RecursionError):
+        return column
+    is_asserts = isinstance(found, list) and found and all(isinstance(each, str) for each in found)
+    return found if is_asserts else column
+
+
+def _of_module(code: str) -> tuple[str, list[str], str | None]:
+    """Setup, tests and the imported function of a text that is a module."""
+    tree = _parsed(code)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == PROGRAM]
+    imported = [alias.name for node in imports for alias in node.names]
+    tests = [
+        f"{node.name}()"
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+    ]
+    rest = ast.unparse(ast.Module([node for node in tree.body if node not in imports], []))
+    name = imported[0] if len(imported) == 1 else None
+    return (rest, tests, name) if tests else ("", [rest], name)
 
 
 def _parsed(code: str) -> ast.Module:
@@ -78,71 +159,39 @@ def _is_one(side: ast.expr) -> bool:
     return isinstance(side, ast.Constant) or (isinstance(side, ast.Name) and side.id in dir(builtins))
 
 
-def _called(trees: list[ast.Module]) -> str:
+def _called(trees: Sequence[ast.Module]) -> str:
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    bound = set(_bound(nodes)) | set(dir(builtins))
     calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    if len(names := sorted(calls - bound)) != 1:
+    if len(names := sorted(calls - _bound_in(trees))) != 1:
         raise DataError(f"the tests call {names or 'no function'}: name the one in `entry_point` of the row")
     return names[0]
 
 
-def _bound(nodes: list[ast.AST]) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).partition(".")[0]
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
+def _loaded(trees: Sequence[ast.Module]) -> set[str]:
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def converse(
-    program: Program, tester: Program, made: dict[str, Any], code: str, asserts: CodeAsserts
-) -> None:
-    """Load both, and run each test. `made["answers"]` gets one answer a test: without an error, it passed.
-
-    Raises:
-        EndOfProgram: the program ended, hung or forged; tests after that have no answer.
-        DataError: the row's tests cannot be run: their setup raises or calls the program, or a test wants
-            what no message can say.
-        SandboxError.
-    """
-    names = list(dict.fromkeys([CANDIDATE, asserts.function]))
-    loaded = program.ask({"code": code, "function": asserts.function, "plain": True})
-    if loaded.get("memory"):
-        raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, loaded["error"])
-    if "error" in loaded:
-        raise EndOfProgram(ProgramOutcome.FAILED, loaded["error"])
-    if (why := _ended(None, tester, {"code": asserts.setup, "names": names})) is not None:
-        raise DataError(f"the setup of the tests fails: {why}")
-    for test in asserts.tests:
-        made["answers"].append(CallAnswer(error=_ended(program, tester, test)))
-    if program.read_rest():
-        raise EndOfProgram(ProgramOutcome.MALFORMED, "the program went on answering after its last call")
+def _bound_in(trees: Sequence[ast.Module]) -> set[str]:
+    return {*dir(builtins), *(name for tree in trees for node in ast.walk(tree) for name in _bound(node))}
 
 
-def _ended(program: Program | None, tester: Program, message: Any) -> str | None:
-    """Why a test failed; None: it passed. Calls go to the program until then; None: there may be none."""
-    while True:
-        try:
-            reply = tester.ask(message)
-        except EndOfProgram as end:
-            raise EndOfProgram(end.outcome, f"the tests: {end}") from None
-        match reply.get("value"):
-            case ["call", arguments, keywords]:
-                if program is None:
-                    raise DataError("the setup of the tests calls the program, which only tests may")
-                message = program.ask([arguments, keywords])
-                if message.get("memory"):
-                    raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, message["error"])
-            case ["passed"]:
-                return None
-            case ["failed", why]:
-                return str(why)
-            case ["refused", why]:
-                raise DataError(f"the tests cannot be run: {why}")
-            case other:
-                raise EndOfProgram(ProgramOutcome.MALFORMED, f"the tests say {str(other)[:80]!r}")
+def _bound(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.alias):
+        yield (node.asname or node.name).partition(".")[0]
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+
+
+def _packages(trees: Sequence[ast.Module]) -> list[str]:
+    """Those of `PACKAGES` that are imported."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return [name for name in PACKAGES if name in {each.partition(".")[0] for each in names}]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from millrace.core.errors import DataError
 from millrace.sandbox.code_asserts import CodeAsserts
+from millrace.sandbox.equality import is_equal, prints_the_same
 from millrace.sandbox.execution import CallAnswer, Execution, ProgramOutcome
 from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.sandbox import Sandbox
 
-RELATIVE = 1e-9
-"""Two numbers are equal if they differ by less than this share, and one of them is no integer."""
+NAMES = (("inputs", "outputs"), ("input", "output"))
+CALLS = ("functional", "function_call", "call")
+"""How public data sets mark a test that calls a function."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,14 @@ class CodeVerdict:
 
 
 def read_tests(column: Any, function: str | None = None) -> CodeTests:
-    """The tests of a row: `{"inputs": [...], "outputs": [...], "fn_name": name}`, as data or as text of JSON.
+    """The tests of a row, as data or as text of JSON, in the forms of public data sets:
+
+    - APPS, TACO: `{"inputs": [...], "outputs": [...], "fn_name": name}`; CodeContests has `input` and
+      `output`;
+    - LiveCodeBench: a list of `{"input": text, "output": text, "testtype": "stdin" or "functional"}`.
+
+    An input of a function is the list of its arguments, or a text with an argument in JSON in each line.
+    A text for a program that reads and prints may be a list of lines.
 
     Args:
         function: the function to call, instead of `fn_name`. Without both, a program that reads and prints.
@@ -52,58 +60,121 @@ def read_tests(column: Any, function: str | None = None) -> CodeTests:
         DataError: the column has another form; or no test, so that any program would pass.
     """
     if isinstance(column, str):
-        try:
-            column = json.loads(column)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"the tests are no JSON: {error}") from None
-    if not isinstance(column, Mapping) or not {"inputs", "outputs"} <= set(column):
+        column = _from_json(column, "the tests are")
+    if isinstance(column, list | tuple) and column and all(isinstance(one, Mapping) for one in column):
+        column = _of_cases(column)
+    names = [pair for pair in NAMES if isinstance(column, Mapping) and {*pair} <= set(column)]
+    if not names:
         raise DataError(f'the tests need "inputs" and "outputs", and are {str(column)[:80]!r}')
-    inputs, outputs = list(column["inputs"]), list(column["outputs"])
+    inputs, outputs = (list(column[name]) for name in names[0])
     function = function or column.get("fn_name")
     if not inputs or len(inputs) != len(outputs):
         raise DataError(
             f"the tests have {len(inputs)} inputs and {len(outputs)} outputs, they need as many, and one"
         )
-    wanted = "a list of arguments, as `fn_name` names a function" if function else "a text"
-    kind: tuple[type, ...] = (list, tuple) if function else (str,)
-    for one in inputs:
-        if not isinstance(one, kind):
-            raise DataError(f"an input of the tests is {wanted}, not {str(one)[:80]!r}")
-    return CodeTests(function, inputs, outputs)
+    if function is None:
+        return CodeTests(None, [*map(_text, inputs)], [*map(_text, outputs)])
+    return CodeTests(function, [*map(_arguments, inputs)], outputs)
 
 
-def judge(sandbox: Sandbox, code: str, tests: CodeTests | CodeAsserts, limits: Limits) -> CodeVerdict:
+def _of_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Tests that are a list of cases, as one table. A case of a function has its output as JSON."""
+    if any(not {"input", "output"} <= set(case) for case in cases):
+        raise DataError(f'each test needs "input" and "output", and the first is {str(cases[0])[:80]!r}')
+    calls = [case.get("testtype", case.get("type")) in CALLS for case in cases]
+    if any(calls) and not all(calls):
+        raise DataError("some of the tests call a function, and some print")
+    first = cases[0]
+    named = first.get("fn_name") or (first.get("metadata") or {}).get("func_name")
+    outputs = [
+        _from_json(case["output"], "an output of the tests is") if is_call else case["output"]
+        for case, is_call in zip(cases, calls, strict=True)
+    ]
+    return {"inputs": [case["input"] for case in cases], "outputs": outputs, "fn_name": named}
+
+
+def _from_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{what} no JSON: {error}") from None
+
+
+def _arguments(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [_from_json(line, "an input of the tests is a line that is") for line in given.splitlines()]
+    if not isinstance(given, list | tuple):
+        raise DataError(
+            f"an input of the tests is a list of arguments, for `fn_name` names a function, not "
+            f"{str(given)[:80]!r}"
+        )
+    return list(given)
+
+
+def _text(given: Any) -> str:
+    if isinstance(given, list | tuple) and not any(isinstance(one, list | tuple | Mapping) for one in given):
+        return "\n".join(map(str, given))
+    if isinstance(given, str | int | float) and not isinstance(given, bool):
+        return str(given)
+    raise DataError(
+        f"an input or an output of the tests is a text or a list of lines, not {str(given)[:80]!r}"
+    )
+
+
+def judge(
+    sandbox: Sandbox, code: str, tests: CodeTests | CodeAsserts, limits: Limits, *, given: str = ""
+) -> CodeVerdict:
     """Run a program on the inputs, then compare what it left with the outputs; or let asserts call it.
 
     Raises:
         SandboxError: the sandbox failed; nothing is known of the program.
-        DataError: the asserts cannot be run.
+        DataError: the asserts cannot be run, or the code that is given to the program.
     """
     if isinstance(tests, CodeAsserts):
-        execution = sandbox.examine(code, tests, limits)
+        execution = sandbox.examine(code, tests, limits, given=given)
         errors = [answer.error for answer in execution.answers]
         return _verdict(execution, [error is None for error in errors], len(tests.tests), errors)
     if tests.function is None:
         return _judge_printed(sandbox, code, tests, limits)
-    execution = sandbox.call(code, tests.function, tests.inputs, limits)
-    pairs = zip(execution.answers, tests.outputs, strict=False)
-    passed = [answer.error is None and is_equal(answer.value, output) for answer, output in pairs]
-    given = [_given(answer) for answer in execution.answers]
-    return _verdict(execution, passed, len(tests.inputs), given)
+    execution = sandbox.call(code, tests.function, tests.inputs, limits, given=given)
+    passed = max((_passed(execution.answers, outputs) for outputs in _readings(tests.outputs)), key=sum)
+    shown = [_given(answer) for answer in execution.answers]
+    return _verdict(execution, passed, len(tests.inputs), shown)
+
+
+def _readings(outputs: list[Any]) -> list[list[Any]]:
+    """What a row may mean by its expected values. TACO has each in a list of one, and a list of one may be
+    the value itself: where all are such lists, they are all the one or all the other."""
+    if all(isinstance(output, list | tuple) and len(output) == 1 for output in outputs):
+        return [outputs, [output[0] for output in outputs]]
+    return [outputs]
+
+
+def _passed(answers: Sequence[CallAnswer], outputs: list[Any]) -> list[bool]:
+    pairs = zip(answers, outputs, strict=False)
+    return [answer.error is None and is_equal(answer.value, output) for answer, output in pairs]
 
 
 def _judge_printed(sandbox: Sandbox, code: str, tests: CodeTests, limits: Limits) -> CodeVerdict:
-    """Each input is a run of its own. All together have the time of one program."""
+    """Each input is a run of its own. All together have the time of one program.
+
+    The verdict is that of the first run with a fault, or else of the first wrong output.
+    """
+    runs: list[Execution] = []
     passed: list[bool] = []
-    spent_s = 0.0
     for text, output in zip(tests.inputs, tests.outputs, strict=True):
-        left = Limits(**{**limits.to_json(), "wall_s": max(0.1, limits.wall_s - spent_s)})
-        execution = sandbox.run(code, text.encode(), left)
-        spent_s += execution.wall_s
-        printed = execution.stdout.decode(errors="replace")
-        passed.append(execution.fault is None and lines_of(printed) == lines_of(str(output)))
-        if execution.fault is ProgramOutcome.TIMED_OUT:
+        left_s = limits.wall_s - sum(run.wall_s for run in runs)
+        run = sandbox.run(code, text.encode(errors="surrogatepass"), replace(limits, wall_s=max(0.1, left_s)))
+        runs.append(run)
+        passed.append(run.fault is None and prints_the_same(run.stdout.decode(errors="replace"), output))
+        if run.fault is ProgramOutcome.TIMED_OUT:
             break
+    number = next((number for number, run in enumerate(runs) if run.fault is not None), None)
+    if number is None:
+        number = passed.index(False) if not all(passed) else 0
+    shown = runs[number]
+    reason = shown.reason and f"test {number + 1} of {len(tests.inputs)}: {shown.reason}"
+    execution = replace(shown, reason=reason, cpu_s=sum(run.cpu_s for run in runs))
     given = ["what it printed is not the expected output"] * len(passed)
     return _verdict(execution, passed, len(tests.inputs), given)
 
@@ -127,45 +198,3 @@ def _verdict(
 def _given(answer: CallAnswer) -> str:
     given = f"it raised {answer.error}" if answer.error is not None else f"it gave {answer.value!r}"[:200]
     return f"{given}, which is not the expected output"
-
-
-def lines_of(text: str) -> list[list[str]]:
-    """The words of each line; blank lines at the end do not count."""
-    return [line.split() for line in text.rstrip().splitlines()]
-
-
-def is_equal(value: Any, expected: Any) -> bool:
-    """Whether two values of JSON are equal. True is not 1; a list is not a text; NaN equals nothing."""
-    try:
-        return _is_equal(value, expected)
-    except RecursionError:
-        return False
-
-
-def _is_equal(value: Any, expected: Any) -> bool:
-    if isinstance(expected, bool) or isinstance(value, bool) or expected is None or value is None:
-        return value is expected
-    if isinstance(expected, int | float):
-        return isinstance(value, int | float) and _is_close(value, expected)
-    if isinstance(expected, str):
-        return isinstance(value, str) and value == expected
-    if isinstance(expected, list | tuple):
-        return (
-            isinstance(value, list) and len(value) == len(expected) and all(map(_is_equal, value, expected))
-        )
-    if isinstance(expected, Mapping):
-        return (
-            isinstance(value, dict)
-            and value.keys() == expected.keys()
-            and all(_is_equal(value[key], expected[key]) for key in expected)
-        )
-    return False
-
-
-def _is_close(value: float, expected: float) -> bool:
-    if isinstance(value, int) and isinstance(expected, int):
-        return value == expected
-    try:
-        return math.isclose(value, expected, rel_tol=RELATIVE, abs_tol=1e-12)
-    except OverflowError:  # an integer that is no float
-        return False

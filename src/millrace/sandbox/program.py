@@ -14,7 +14,7 @@ import struct
 import time
 from typing import Any
 
-from millrace.core.errors import SandboxError
+from millrace.core.errors import DataError, SandboxError
 from millrace.sandbox.execution import ProgramOutcome
 from millrace.sandbox.inside.guest import MEMORY
 from millrace.sandbox.inside.limits import Limits
@@ -94,6 +94,29 @@ class Program:
         while self._replies in self._open:
             self._step()
         return bytes(self._received)
+
+    def load(self, code: str, function: str, *, given: str, plain: bool) -> None:
+        """Have the program executed, so that it answers calls of `function` (inside/guest.py).
+
+        Args:
+            given: code of the row, which is executed before. Then nothing of the program is there yet.
+        Raises:
+            EndOfProgram: the program raises, or ends. SandboxError.
+            DataError: the code that is given raises, or ends.
+        """
+        begin = {"code": code, "given": given, "function": function, "plain": plain}
+        if given:
+            try:
+                why = self.ask({**begin, "code": None}).get("error")
+            except EndOfProgram as end:
+                why = str(end)
+            if why is not None:
+                raise DataError(f"the code of the prompt cannot be run, and each program needs it: {why}")
+        loaded = self.ask(code if given else begin)
+        if loaded.get("memory"):
+            raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, loaded["error"])
+        if "error" in loaded:
+            raise EndOfProgram(ProgramOutcome.FAILED, loaded["error"])
 
     def ask(self, message: Any) -> Any:
         """Send a call, and wait for its answer: `{"value": ...}` or `{"error": ..., "memory": ...}`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -12,20 +13,23 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import millrace
 from millrace.core.errors import SandboxError
-from millrace.sandbox import code_asserts
-from millrace.sandbox.code_asserts import CodeAsserts
+from millrace.sandbox.code_asserts import PACKAGES, CodeAsserts
+from millrace.sandbox.examination import Examination
 from millrace.sandbox.execution import CallAnswer, Execution, ProgramOutcome
-from millrace.sandbox.inside.limits import Limits
+from millrace.sandbox.inside.limits import Limits, MiB
 from millrace.sandbox.inside.warden import remove_tree
 from millrace.sandbox.program import EndOfProgram, Program
 
 LEVELS = ("namespaces", "landlock", "limits")
 """The strongest first. "limits" is no isolation."""
+PACKAGES_BYTES = 512 * MiB
+"""Tests that import packages have so much more memory: the address space of numpy and its libraries."""
 START_S = 60.0
 END_S = 10.0
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
@@ -34,6 +38,8 @@ _START = (
     "from millrace.sandbox.inside.zygote import main; del sys.path[0]; main(*json.loads(sys.argv[2]))"
 )
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/private", "PYTHONHASHSEED": "0"}
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Of packages: a warm process forks, and has no thread of theirs."""
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -52,6 +58,7 @@ class Sandbox:
     def __init__(self, weakest: str = "landlock", strongest: str = LEVELS[0]) -> None:
         self.missing: dict[str, str] = {}
         self._warm: _WarmProcess | None = None
+        self._warm_tests: _WarmProcess | None = None
         for level in LEVELS[LEVELS.index(strongest) : LEVELS.index(weakest) + 1]:
             try:
                 self._warm = _WarmProcess(level)
@@ -77,22 +84,38 @@ class Sandbox:
         return f"the sandbox has the level {self.level!r}{why}"
 
     def call(
-        self, code: str, function: str, calls: Sequence[Sequence[Any]], limits: Limits | None = None
+        self,
+        code: str,
+        function: str,
+        calls: Sequence[Sequence[Any]],
+        limits: Limits | None = None,
+        *,
+        given: str = "",
     ) -> Execution:
         """Load a program, and call a function of it with each list of arguments, in order.
 
         An exception of a call is an answer, and the next call follows. A program that ends, hangs or forges
         has no further answers.
 
+        Args:
+            given: code that is executed before the program, in its module.
         Raises:
             SandboxError: no answer of the sandbox, twice.
+            DataError: the code that is given cannot be run.
         """
-        return self._twice(
-            limits or Limits(), False, lambda program, made: _converse(program, made, code, function, calls)
-        )
 
-    def examine(self, code: str, asserts: CodeAsserts, limits: Limits | None = None) -> Execution:
+        def work(program: Program, made: dict[str, Any]) -> None:
+            program.load(code, function, given=given, plain=False)
+            _converse(program, made, calls)
+
+        return self._twice(limits or Limits(), False, work)
+
+    def examine(
+        self, code: str, asserts: CodeAsserts, limits: Limits | None = None, *, given: str = ""
+    ) -> Execution:
         """Load a program, and in another process tests that call its function: an answer for each test.
+
+        Tests that import packages run in another warm process, which has these. No program runs there.
 
         Raises:
             DataError: these tests cannot be run.
@@ -101,14 +124,22 @@ class Sandbox:
         limits = limits or Limits()
 
         def work(program: Program, made: dict[str, Any]) -> None:
-            assert self._warm is not None
-            tester = Program(self._warm.control, limits, False)
-            try:
-                code_asserts.converse(program, tester, made, code, asserts)
-            finally:
-                tester.end()
+            Examination(program, start, asserts, limits, made["answers"]).run(code, given)
+
+        def start(limits: Limits) -> Program:
+            more = PACKAGES_BYTES if asserts.packages else 0
+            bounds = replace(limits, memory_bytes=limits.memory_bytes + more)
+            return Program(self._warm_for_tests(asserts.packages).control, bounds, False)
 
         return self._twice(limits, False, work)
+
+    def _warm_for_tests(self, packages: Sequence[str]) -> _WarmProcess:
+        if not packages:
+            assert self._warm is not None
+            return self._warm
+        if self._warm_tests is None:
+            self._warm_tests = _WarmProcess(self.level, PACKAGES)
+        return self._warm_tests
 
     def run(self, code: str, stdin: bytes = b"", limits: Limits | None = None) -> Execution:
         """Run a program that reads `stdin` and prints. Raises SandboxError as `call` does."""
@@ -120,10 +151,11 @@ class Sandbox:
         return self._twice(limits or Limits(), True, work)
 
     def close(self) -> None:
-        """End the warm process, and with it every program."""
-        if self._warm is not None:
-            self._warm.close()
-            self._warm = None
+        """End the warm processes, and with them every program."""
+        for warm in (self._warm, self._warm_tests):
+            if warm is not None:
+                warm.close()
+        self._warm = self._warm_tests = None
 
     def __enter__(self) -> Sandbox:
         return self
@@ -168,21 +200,17 @@ class Sandbox:
 
     def _check(self) -> None:
         """Run a program whose answer is known. Raises SandboxError."""
-        execution = self._execute(
-            Limits(),
-            False,
-            lambda program, made: _converse(program, made, "def f(x): return x + 1", "f", [[1]]),
-        )
+
+        def work(program: Program, made: dict[str, Any]) -> None:
+            program.load("def f(x): return x + 1", "f", given="", plain=False)
+            _converse(program, made, [[1]])
+
+        execution = self._execute(Limits(), False, work)
         if execution.answers != [CallAnswer(2)]:
             raise SandboxError(f"a program that adds does not run: {execution}")
 
 
-def _converse(
-    program: Program, made: dict[str, Any], code: str, function: str, calls: Sequence[Sequence[Any]]
-) -> None:
-    loaded = _ask(program, {"code": code, "function": function})
-    if loaded.error is not None:
-        raise EndOfProgram(ProgramOutcome.FAILED, loaded.error)
+def _converse(program: Program, made: dict[str, Any], calls: Sequence[Sequence[Any]]) -> None:
     for arguments in calls:
         made["answers"].append(_ask(program, list(arguments)))
     if program.read_rest():
@@ -197,12 +225,16 @@ def _ask(program: Program, message: Any) -> CallAnswer:
 
 
 class _WarmProcess:
-    """A zygote (inside/zygote.py), the socket to it, and a directory for its private directories."""
+    """A zygote (inside/zygote.py), the socket to it, and a directory for its private directories.
 
-    def __init__(self, level: str) -> None:
+    Args:
+        packages: what its processes may import beside the standard library, as far as it is installed.
+    """
+
+    def __init__(self, level: str, packages: Sequence[str] = ()) -> None:
         self._base = "" if level == LEVELS[0] else tempfile.mkdtemp(prefix="millrace-sandbox-")
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [theirs.fileno(), level, readable_paths(), self._base]
+        arguments = [theirs.fileno(), level, readable_paths(), self._base, package_paths(packages)]
         python = getattr(sys, "_base_executable", sys.executable)
         source = str(Path(millrace.__file__).parents[1])
         try:
@@ -211,7 +243,7 @@ class _WarmProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env=_ENVIRONMENT,
+                env=_ENVIRONMENT | (_ONE_THREAD if packages else {}),
                 pass_fds=[theirs.fileno()],
                 cwd="/",
             )
@@ -267,3 +299,14 @@ def readable_paths() -> list[str]:
         ):
             paths.append(path)
     return sorted(paths, key=len)
+
+
+def package_paths(packages: Sequence[str]) -> dict[str, list[str]]:
+    """The directories of each package: its own, and the one of its libraries."""
+    places = {name: importlib.util.find_spec(name) for name in packages}
+    own = {
+        name: str(Path(place.origin).parent)
+        for name, place in places.items()
+        if place is not None and place.origin is not None
+    }
+    return {name: [path for path in (own[name], f"{own[name]}.libs") if os.path.isdir(path)] for name in own}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.core.errors import DataError
+from millrace.core.rounding import all_equal
 
 SCREENED_MAX = 1000  # groups in a row that are screened out, until the run ends
 
@@ -20,7 +21,7 @@ def screened_reward(rewards: Sequence[float]) -> float | None:
 
     `rewards` of those first trajectories that have one: a failure is not 0. One reward alone says nothing.
     """
-    return rewards[0] if len(rewards) > 1 and len(set(rewards)) == 1 else None
+    return rewards[0] if len(rewards) > 1 and all_equal(rewards) else None
 
 
 def refuse_endless(in_a_row: int, row_id: str, why: str) -> None:

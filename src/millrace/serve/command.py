@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Annotated
 
 import typer
 
 from millrace.checks.model_files import model_problems, positions
 from millrace.core.errors import ConfigError
+from millrace.environments.gateway.server import LOOPBACK
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.placement.needs import read_model_config
 from millrace.run_directory.models import model_directory
+from millrace.runtime.process import heeded
 from millrace.serve.completions import Completions
-from millrace.serve.endpoints import LOOPBACK, Endpoints
+from millrace.serve.endpoints import Endpoints
 from millrace.serve.shared_engine import SharedEngine
 
 SEQUENCE_TOKENS = 4096
@@ -24,8 +26,6 @@ REQUESTS_PER_SLOT = 8
 """Requests that run or wait, for each slot of the engine."""
 ANSWER_S = 600.0
 """After so long a request fails."""
-OTHER_CONNECTIONS = 32
-"""Connections beside those of requests, such as who asks for health."""
 
 
 def command(
@@ -62,21 +62,18 @@ def command(
         completions = Completions(
             engine, load_tokenizer(directory), model=str(model), max_sequence_tokens=max_sequence_tokens
         )
-    _serve(engine, completions, (host, port), REQUESTS_PER_SLOT * slots + OTHER_CONNECTIONS)
+    _serve(engine, completions, (host, port))
 
 
-def _serve(
-    engine: SharedEngine, completions: Completions, address: tuple[str, int], connections_max: int
-) -> None:
-    """Until an interrupt. This thread decodes, because an error of the engine is to end the command."""
+def _serve(engine: SharedEngine, completions: Completions, address: tuple[str, int]) -> None:
+    """Until an interrupt. This thread decodes, because an engine that is broken is to end the command."""
     try:
-        endpoints = Endpoints(*address, completions, connections_max=connections_max)
+        endpoints = Endpoints(*address, completions, on_fault=partial(typer.echo, err=True))
     except OSError as error:
         raise ConfigError(f"{address[0]}:{address[1]} cannot be used: {error.strerror}") from error
-    for name in signal.SIGINT, signal.SIGTERM:
-        signal.signal(name, lambda *_: engine.stop())
-    Thread(target=endpoints.serve_forever, daemon=True).start()
-    typer.echo(f"http://{address[0]}:{endpoints.server_address[1]}/v1\nCtrl-C ends it.")
+    for number in heeded():
+        signal.signal(number, lambda *_: engine.stop())
+    typer.echo(f"{endpoints.url}/v1\nCtrl-C ends it.")
     try:
         engine.run()
     finally:

@@ -8,28 +8,30 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
 from threading import Lock
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from millrace.core.errors import DataError
+from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.types import Finish, Sampling
-from millrace.environments.tokenizer import encode_prompt
+from millrace.environments.gateway.calls import RefusedCall
+from millrace.environments.scores import encodable
+from millrace.environments.tokenizer import encode, encode_prompt
 from millrace.evaluation.generate import Completion
-from millrace.serve.shared_engine import SharedEngine
+from millrace.serve.shared_engine import EngineFailed, SharedEngine
 
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+TEMPERATURE_MIN = 0.01
+"""As in training. Smaller ones divide logits beyond the numbers of a float, and mean 0."""
 _SEED_BITS = 62
-
-
-class RefusedRequest(DataError):
-    """A request that cannot be answered. `status`: of HTTP. `field`: of the request, if one is to blame."""
-
-    def __init__(self, message: str, status: int = 400, field: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.field = status, field
+_CHARACTERS_A_TOKEN = 8
+"""Text seldom has more. A first part of a text with so many shows mostly whether the text is too long."""
 
 
 class SampledRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -37,7 +39,7 @@ class SampledRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0.01, le=1)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**_SEED_BITS), lt=2**_SEED_BITS)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
@@ -60,6 +62,8 @@ class TextRequest(SampledRequest, kw_only=True):
 
 
 Request = TypeVar("Request", bound=SampledRequest)
+Value = TypeVar("Value")
+Answering = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 class Completions:
@@ -68,12 +72,13 @@ class Completions:
     Args:
         tokenizer: of the model, as transformers has it.
         model: its name in requests and answers.
-    Raises, each answer: RefusedRequest; and as `SharedEngine.complete`.
+    Raises, each answer: RefusedCall, when the answer is asked for or by its future.
     """
 
     def __init__(self, engine: SharedEngine, tokenizer: Any, *, model: str, max_sequence_tokens: int) -> None:
         self._engine, self._tokenizer, self._model = engine, tokenizer, model
         self._max_sequence_tokens = max_sequence_tokens
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._tokenizing = Lock()  # a tokenizer of transformers may refuse a second thread
         self._since_s = int(time.time())
 
@@ -84,69 +89,108 @@ class Completions:
         model = {"id": self._model, "object": "model", "created": self._since_s, "owned_by": "millrace"}
         return {"object": "list", "data": [model | {"max_model_len": self._max_sequence_tokens}]}
 
-    def chat(self, body: bytes) -> dict[str, Any]:
+    def chat(self, body: bytes) -> Future[dict[str, Any]]:
         """The answer to `/v1/chat/completions`."""
         request = self._read(body, ChatRequest)
         if request.max_tokens is None:
             request.max_tokens = request.max_completion_tokens
-        text, rest = self._complete(self._rendered(request.messages), request)
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "logprobs": None}
-        return self._answer("chat.completion", "chatcmpl", choice, rest)
 
-    def text(self, body: bytes) -> dict[str, Any]:
+        def answer(text: str, rest: dict[str, Any]) -> dict[str, Any]:
+            message = {"role": "assistant", "content": text}
+            choice = {"index": 0, "message": message, "logprobs": None}
+            return self._answer("chat.completion", "chatcmpl", choice, rest)
+
+        return self._complete(self._rendered(request.messages), request, answer)
+
+    def text(self, body: bytes) -> Future[dict[str, Any]]:
         """The answer to `/v1/completions`."""
         request = self._read(body, TextRequest)
-        text, rest = self._complete(request.prompt, request)
-        return self._answer("text_completion", "cmpl", {"index": 0, "text": text, "logprobs": None}, rest)
+
+        def answer(text: str, rest: dict[str, Any]) -> dict[str, Any]:
+            choice = {"index": 0, "text": text, "logprobs": None}
+            return self._answer("text_completion", "cmpl", choice, rest)
+
+        return self._complete(self._ids(request.prompt, encode_prompt), request, answer)
 
     def _read(self, body: bytes, kind: type[Request]) -> Request:
         try:
             request = msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             named = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
-            raise RefusedRequest(f"the request: {error}", field=named and (named[1] or named[2])) from error
+            raise RefusedCall(f"the request: {error}", field=named and (named[1] or named[2])) from error
         if request.stream:
-            raise RefusedRequest("`stream` is not supported: leave it out", field="stream")
+            raise RefusedCall("`stream` is not supported: leave it out", field="stream")
         if request.model not in (None, self._model):
             message = f"the model {request.model!r} is not served here: this is {self._model!r}"
-            raise RefusedRequest(message, 404, "model")
+            raise RefusedCall(message, 404, "model")
         return request
 
-    def _rendered(self, messages: list[ChatMessage]) -> str:
-        """Without a chat template: the texts, with a blank line after each."""
+    def _rendered(self, messages: list[ChatMessage]) -> list[int]:
+        """The ids of a chat: the special tokens are the template's alone, as in training. Without a chat
+        template: the texts, with a blank line after each."""
         if not getattr(self._tokenizer, "chat_template", None):
-            return "".join(f"{one.content}\n\n" for one in messages)
+            return self._ids("".join(f"{one.content}\n\n" for one in messages), encode_prompt)
         try:
             rendered = self._tokenizer.apply_chat_template(
                 msgspec.to_builtins(messages), tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # a template raises what it likes
             message = f"the chat template refuses the messages: {type(error).__name__}: {error}"
-            raise RefusedRequest(message, field="messages") from error
-        return str(rendered)
+            raise RefusedCall(message, field="messages") from error
+        return self._ids(str(rendered), encode)
 
-    def _complete(self, prompt: str, request: SampledRequest) -> tuple[str, dict[str, Any]]:
-        """The text of the completion; the reason of its end, and the numbers of tokens."""
-        with self._tokenizing:
-            tokens = encode_prompt(self._tokenizer, prompt)
-        room = self._max_sequence_tokens - len(tokens)
-        if not tokens or room < 1:
-            raise RefusedRequest(
-                f"the prompt has {len(tokens)} tokens: it must have 1 to {self._max_sequence_tokens - 1}, "
-                "one less than `--max-sequence-tokens`"
+    def _ids(self, text: str, encoder: Callable[[Any, str], list[int]]) -> list[int]:
+        """A text that is too long is mostly refused by its first part: a tokenizer takes seconds for some
+        megabytes, and other requests wait meanwhile."""
+        most, part = self._max_sequence_tokens - 1, _CHARACTERS_A_TOKEN * self._max_sequence_tokens
+        tokens = self._encoded(text[:part], encoder)
+        while (
+            part < len(text) and len(tokens) <= most + self._longest_token
+        ):  # a cut token is so many at most
+            part *= 2
+            tokens = self._encoded(text[:part], encoder)
+        if not 1 <= len(tokens) <= most:
+            of = "more than " if part < len(text) else ""
+            raise RefusedCall(
+                f"the prompt has {of}{len(tokens)} tokens: it must have 1 to {most}, one less than "
+                "`--max-sequence-tokens`"
             )
-        sampling = _sampling(request, room)
+        return tokens
+
+    def _encoded(self, text: str, encoder: Callable[[Any, str], list[int]]) -> list[int]:
+        with self._tokenizing:
+            return encoder(self._tokenizer, encodable(text))
+
+    def _complete(
+        self,
+        tokens: list[int],
+        request: SampledRequest,
+        answer: Answering,
+    ) -> Future[dict[str, Any]]:
+        """`answer`: of the text of the completion; the reason of its end, and the numbers of tokens."""
+        sampling = _sampling(request, self._max_sequence_tokens - len(tokens))
         seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
-        completion = self._engine.complete(tokens, sampling, seed if sampling.temperature else 0)
-        num_prompt, num_sampled = len(tokens), len(completion.tokens)
-        return self._text(completion, sampling.stop), {
-            "finish_reason": "stop" if completion.finish is Finish.STOP else "length",
-            "usage": {
-                "prompt_tokens": num_prompt,
-                "completion_tokens": num_sampled,
-                "total_tokens": num_prompt + num_sampled,
-            },
+        with _refusing():
+            completion = self._engine.submit(tokens, sampling, seed if sampling.temperature else 0)
+        return then(completion, partial(self._answered, len(tokens), sampling.stop, answer))
+
+    def _answered(
+        self,
+        num_prompt: int,
+        stop: tuple[str, ...],
+        answer: Answering,
+        done: Future[Completion],
+    ) -> dict[str, Any]:
+        with _refusing():
+            completion = done.result()
+        num_sampled = len(completion.tokens)
+        usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_sampled,
+            "total_tokens": num_prompt + num_sampled,
         }
+        reason = "stop" if completion.finish is Finish.STOP else "length"
+        return answer(self._text(completion, stop), {"finish_reason": reason, "usage": usage})
 
     def _text(self, completion: Completion, stop: tuple[str, ...]) -> str:
         """Up to the first stop string, as OpenAI has it."""
@@ -170,10 +214,41 @@ class Completions:
 def _sampling(request: SampledRequest, room: int) -> Sampling:
     """`room`: tokens that fit behind the prompt."""
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    temperature = 1.0 if request.temperature is None else request.temperature
+    if 0 < temperature < TEMPERATURE_MIN:
+        message = f"the request: `temperature` ({temperature:g}) must be 0, or {TEMPERATURE_MIN} to 2"
+        raise RefusedCall(message, field="temperature")
     return Sampling(
         max_tokens=min(request.max_tokens or room, room),
-        temperature=1.0 if request.temperature is None else request.temperature,
+        temperature=temperature,
         top_p=request.top_p or 1.0,
         stop=stop,
         token_masks=False,
     )
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What the engine raises, as a refusal with a status of HTTP."""
+    try:
+        yield
+    except DeadlineExceeded as error:
+        raise RefusedCall(str(error), 504) from error
+    except EngineFailed as error:
+        raise RefusedCall(str(error), 500) from error
+    except WorkerError as error:
+        raise RefusedCall(str(error), 503) from error
+
+
+def then(future: Future[Completion], function: Callable[[Future[Completion]], Value]) -> Future[Value]:
+    """The value, or the error, of a function of `future` after its end."""
+    value: Future[Value] = Future()
+
+    def settle(done: Future[Completion]) -> None:
+        try:
+            value.set_result(function(done))
+        except Exception as error:
+            value.set_exception(error)
+
+    future.add_done_callback(settle)
+    return value

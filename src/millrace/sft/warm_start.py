@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import DataError
-from millrace.environments.tokenizer import encode_prompt
+from millrace.environments.data.lines import JsonLines, Row
+from millrace.environments.tokenizer import encode, encode_prompt
 from millrace.sft.sft_config import SupervisedConfig
 
 LINES = 20  # of progress, at most
@@ -62,24 +62,18 @@ def read_examples(path: Path, tokenizer: Any, *, append_eos: bool) -> list[Examp
         )
     end = [tokenizer.eos_token_id] if append_eos else []
     examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
-        if line.strip():
-            prompt, completion = _read_line(line, f"{path}:{number}")
-            tokens = tokenizer.encode(completion, add_special_tokens=False)
-            examples.append((encode_prompt(tokenizer, prompt), tokens + end))
+    rows = JsonLines(path)
+    for index in range(len(rows)):
+        prompt, completion = _pair(rows[index], f"{path}:{rows.place(index)}")
+        examples.append((encode_prompt(tokenizer, prompt), encode(tokenizer, completion) + end))
     if not examples:
         raise DataError(f"`data.path` ({path}) has no lines")
     return examples
 
 
-def _read_line(line: str, where: str) -> tuple[str, str]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON: {error}") from None
-    keys = list(row) if isinstance(row, dict) else type(row).__name__
-    if not isinstance(row, dict) or not {"prompt", "completion"} <= row.keys():
-        raise DataError(f"{where}: a line is an object with `prompt` and `completion`; this has {keys}")
+def _pair(row: Row, where: str) -> tuple[str, str]:
+    if not {"prompt", "completion"} <= row.keys():
+        raise DataError(f"{where}: a line is an object with `prompt` and `completion`; this has {list(row)}")
     pair = row["prompt"], row["completion"]
     if not all(isinstance(text, str) for text in pair):
         raise DataError(f"{where}: `prompt` and `completion` must be strings")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from millrace.runtime.process import SPAWN, deferring_interrupts, die_with_parent, killing_on_error
+from millrace.runtime.process import (
+    SPAWN,
+    deferring_interrupts,
+    die_with_parent,
+    killing_on_error,
+    leave_signals,
+)
 
 T = TypeVar("T")
 
@@ -39,4 +44,4 @@ class _Pool(ProcessPoolExecutor):
 
 def _begin(parent_pid: int) -> None:
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent decides what it means
+    leave_signals()  # Ctrl-C reaches all; the parent decides what it means

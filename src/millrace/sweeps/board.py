@@ -101,9 +101,13 @@ def first_line(text: str) -> str:
 def _cells(one: Standing, keys: list[str]) -> list[Text]:
     values: list[Any] = [shown(one.overrides[key]) if key in one.overrides else "-" for key in keys]
     error = "-" if math.isnan(one.error) else f"{one.error:.2g}"
-    used = one.num_stopped if one.stopped else one.num_finished
-    remark = "stopped early" if one.stopped else "" if used == len(one.names) else f"of {len(one.names)}"
-    return [Text(str(cell)) for cell in (*values, _number(one.value), error, used, remark)]
+    used = one.num_finished + one.num_stopped + one.num_failed - one.num_unvalued
+    parts = ((one.num_stopped, "stopped early"), (one.num_failed, "failed"))
+    remark = ", ".join(f"{count} {what}" for count, what in parts if count)
+    return [
+        Text(str(cell))
+        for cell in (*values, _number(one.value), error, f"{used} of {len(one.names)}", remark)
+    ]
 
 
 def _number(value: float | None) -> str:

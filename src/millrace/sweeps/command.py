@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 from millrace.compose.interrupt import INTERRUPTED
 from millrace.observe.terminal import Terminal
 from millrace.observe.typed import typed
+from millrace.runtime.process import interrupt_on_signals
 from millrace.sweeps.board import ranking
 from millrace.sweeps.decisions.naming import trial_name
 from millrace.sweeps.decisions.standings import standings
@@ -34,8 +34,7 @@ def command(
 ) -> None:
     """Train with other keys and seeds, and compare. Started again, it goes on. Ctrl-C finishes the steps and
     saves; twice stops at once."""
-    for number in signal.SIGINT, signal.SIGTERM:
-        signal.signal(number, signal.default_int_handler)
+    interrupt_on_signals()
     sweep = load_sweep(file, overrides=overrides or [])
     path, terminal = directory_of(sweep, directory), Terminal(lasting=True)
     try:

@@ -22,7 +22,7 @@ from millrace.sweeps.decisions.space import (
     identity,
     with_seeds,
 )
-from millrace.sweeps.decisions.standings import combinations, finished_value
+from millrace.sweeps.decisions.standings import combinations, ended_value
 from millrace.sweeps.sweep_config import OptunaSearch, SweepConfig
 from millrace.sweeps.trial_record import ENDED, SweepTrial, Trials
 
@@ -62,8 +62,9 @@ class AllKnown:
 class Optuna:
     """Optuna's samplers. The study is made anew from the trials each time: nothing else is kept.
 
-    Its value of a combination is the mean over the seeds. A combination that runs is a running trial of the
-    study. A combination is run once: if it is proposed again, Optuna is asked for another.
+    Its value of a combination is the mean over the seeds, each with what it had at its end. A combination
+    with a seed that ended without a value is a failed trial of the study, and one that runs is a running
+    trial. A combination is run once: if it is proposed again, Optuna is asked for another.
     """
 
     def __init__(self, config: SweepConfig, search: OptunaSearch) -> None:
@@ -110,7 +111,7 @@ class Optuna:
                 continue
             if not all(holds(domain, overrides[key]) for key, domain in self._domains.items()):
                 continue  # the domains have changed since
-            value, ended = finished_value(members.values()), not _is_open(members.values())
+            value, ended = ended_value(members.values()), not _is_open(members.values())
             state = "COMPLETE" if value is not None else "FAIL" if ended else "RUNNING"
             params = {key: _param(self._domains[key], overrides[key]) for key in distributions}
             study.add_trial(

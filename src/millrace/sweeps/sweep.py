@@ -59,9 +59,9 @@ class Sweep:
         )
 
     def ranking(self) -> Records:
-        """One record per combination of keys, the best first. `value` is the mean over seeds, and
-        `standard_error` is None for one trial alone. `trials` has names. `finished`, `stopped` and `failed`
-        count them."""
+        """One record per combination of keys, the best first. `value` is the mean over seeds, each with what
+        it had at its end, and `standard_error` is None for one value alone. `trials` has names. `finished`,
+        `stopped` and `failed` count them, and `unvalued` those that ended without a value."""
         return Records(
             {
                 "overrides": dict(one.overrides),
@@ -71,6 +71,7 @@ class Sweep:
                 "finished": one.num_finished,
                 "stopped": one.num_stopped,
                 "failed": one.num_failed,
+                "unvalued": one.num_unvalued,
             }
             for one in standings(self._read())
         )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.core.rounding import all_equal
 from millrace.core.types import Batch
 from millrace.trainer.importance import importance_metrics
 
@@ -19,7 +20,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     return {
         "reward": float(np.mean([s.reward for s in sequences])),
         "reward_std": float(np.mean([np.std(group) for group in rewards])),
-        "groups_without_signal": float(np.mean([min(group) == max(group) for group in rewards])),
+        "groups_without_signal": float(np.mean([all_equal(group) for group in rewards])),
         "completion_tokens": float(np.mean([len(s.columns) for s in sequences])),
         "truncated": float(np.mean([s.truncated for s in sequences])),
     }
@@ -31,7 +32,7 @@ def value_metrics(values_N: NDArray[Any], returns_N: NDArray[Any]) -> dict[str, 
     if not values_N.size:
         return {}
     spread = float(np.var(returns_N))
-    explained = 1.0 - float(np.var(returns_N - values_N)) / spread if spread > 0 else 0.0
+    explained = 0.0 if all_equal(returns_N.tolist()) else 1.0 - float(np.var(returns_N - values_N)) / spread
     return {"value_mean": float(values_N.mean()), "value_explained": explained}
 
 

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from millrace.algorithms import of_run
 from millrace.config.schema import Config
 from millrace.core import model_version
-from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.placement.needs import teacher_of
@@ -91,14 +90,6 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
         trainer, began_s = self._ready(), time.perf_counter()
         agreed(self._ranks, lambda: self._refuse_changed(trainer.version))
         self._saver.begin(trainer, directory, began_s)
-
-    def _refuse_changed(self, version: int) -> None:
-        """Refuse to save weights that differ, in the published dtype, from the published `version`."""
-        try:
-            self._publisher.refuse_changed(version)
-        except DigestMismatchError:
-            self._trainer = None  # these weights may not be trained, published or saved
-            raise
 
     def _export(self, directory: str) -> None:
         trainer = self._ready()

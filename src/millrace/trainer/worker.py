@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from millrace.config.objects import find_object
 from millrace.config.schema import Config
 from millrace.core.errors import (
     DataError,
@@ -21,7 +22,6 @@ from millrace.core.errors import (
     boundary,
     needing_memory,
 )
-from millrace.core.objects import find_object
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import (
     Batch,
@@ -155,6 +155,14 @@ class TrainerWorker(ABC, Generic[Policy]):
             ids = [s.trajectory_id for group in batch.groups for s in group.sequences]
             return StepRejected(batch.version, ids, str(error), weights_lost=True)
         return self._last
+
+    def _refuse_changed(self, version: int) -> None:
+        """Refuse to save weights that differ, in the published dtype, from the published `version`."""
+        try:
+            self._publisher.refuse_changed(version)
+        except DigestMismatchError:
+            self._trainer = None  # these weights may not be trained, published or saved
+            raise
 
     def _writer_to(self, endpoint: Endpoint) -> WeightsWriter:
         """The open writer, or a new writer if the relay has moved."""

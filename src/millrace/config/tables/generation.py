@@ -23,11 +23,13 @@ class SamplingConfig(Section):
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Sample from tokens with at least this fraction of the highest probability. 0 is off."""
     repetition_penalty: float = Field(default=1.0, gt=0, le=100)
-    """Tokens of prompt or completion: positive logits are divided, negative ones multiplied. 1 is off."""
+    """Tokens of the prompt and of all turns so far: positive logits are divided, negative ones multiplied. 1
+    is off."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Subtracted from the logit of every token of the completion."""
+    """Subtracted from the logit of every token that the model sampled in the present turn."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    """Subtracted from the logit of a token once for each time that the token is in the completion."""
+    """Subtracted from the logit of a token once for each time that the model sampled the token in the present
+    turn."""
     stop: tuple[StopString, ...] = ()
     """Strings that end a completion, beside the tokenizer's end-of-sequence token."""
     stop_token_ids: tuple[CountOrZero, ...] = ()

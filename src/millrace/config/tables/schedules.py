@@ -148,7 +148,8 @@ class FunctionSchedule(Section):
     """`package.module:name` or `file.py:name`: a function that takes the whole configuration and returns a
     `millrace.schedule.Schedule`. See examples/schedule.py."""
     staleness_max: CountOrZero | None = 4
-    """Staleness bound, in versions, for the function to use. `"none"`: no bound."""
+    """Staleness bound, in versions, for the function to use. A schedule that permits more is refused.
+    `"none"`: no bound."""
 
 
 Schedule = Annotated[

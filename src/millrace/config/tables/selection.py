@@ -18,9 +18,10 @@ class SelectionSection(Section):
 
 class RestSelection(SelectionSection):
     kind: Literal["rest"] = "rest"
-    """A row rests while the rewards within each of its last `groups` groups are equal."""
+    """A row rests while its last `groups` groups were all solved, or all hopeless: the rewards within a group
+    are equal, and at least `correct_at` (solved) or less (hopeless)."""
     groups: Count = 2
-    """Groups in a row that must have no signal before the row rests: all solved, or none."""
+    """Groups in a row that must be solved before the row rests, or hopeless."""
 
 
 class SignalSelection(SelectionSection):

@@ -103,14 +103,21 @@ class GymRewardSection(RewardLimits):
 
 class MathRewardSection(RewardLimits):
     kind: Literal["math"] = "math"
-    """math-verify compares the completion with the answer column."""
+    """The final answer of the completion is the answer column, as mathematics. See docs/rewards.md."""
     extract_answer: ExtractAnswer = None
+    answer_is: Literal["one", "any"] = "one"
+    """What the answer column holds. `"one"`: one answer. `"any"`: a list of answers, each of which is
+    right."""
 
 
 class ExactRewardSection(RewardLimits):
     kind: Literal["exact"] = "exact"
     extract: Extract = None
     extract_answer: ExtractAnswer = None
+    answer_is: Literal["one", "any", "json"] = "one"
+    """What the answer column holds. `"one"`: one text, number, truth value or date; a list or a table is
+    refused. `"any"`: a list of answers, each of which is right. `"json"`: any value, and the completion is
+    the same value as JSON."""
 
 
 class CodeRewardSection(RewardLimits):

@@ -154,7 +154,8 @@ class Optimizer(Section):
     eps: float = Field(default=1e-8, ge=1e-30, le=1)
     """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0, le=1)
-    """Decoupled weight decay, on matrices. Norms and biases have none."""
+    """Decoupled weight decay, on matrices. Norms, biases, sinks and other scales have none, also where those
+    of several experts or heads are one matrix."""
     warmup_steps: CountOrZero = 0
     """Versions over which the learning rate rises linearly."""
     grad_clip: float | None = Field(default=1.0, ge=1e-6, le=1e6)

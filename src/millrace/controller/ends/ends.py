@@ -49,7 +49,8 @@ def expire(run: RunContext, view: View) -> bool:
     over = view.steps_left <= 0
     for group_id in end_parked(run.state) + late if over else late:
         if run.schedule.parks and not over:
-            park(run, group_id)
+            for trajectory_id in park(run, group_id):
+                run.pool.restart(trajectory_id)
         elif run.schedule.redundant_groups or run.schedule.parks:
             end_group(run, group_id, State.REJECTED, REDUNDANT_GROUP)
         else:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 PARKED = "its group waits for a long round"
 
 
-def park(run: RunContext, group_id: int) -> None:
-    """The trajectories of a live group lose their tokens and rewards, and wait. Those beyond a group end."""
+def park(run: RunContext, group_id: int) -> list[int]:
+    """The trajectories of a live group lose their tokens and rewards, and wait. Those beyond a group end.
+    Returns those that no reward worker is busy with: their episodes are to be closed."""
     state = run.state
     live = [m for m in state.groups[group_id].group.members if m.live]
     staying = live[: state.numbers.samples]  # a request of another member is forgotten, perhaps unanswered
@@ -39,6 +40,7 @@ def park(run: RunContext, group_id: int) -> None:
         state.queued.pop(member.trajectory_id, None)
         state.trajectories.pop(member.trajectory_id, None)
     state.parked.add(group, unanswered)
+    return [m.trajectory_id for m in staying if m.trajectory_id not in unanswered]
 
 
 def bring_back(run: RunContext, replicas: Sequence[str]) -> Iterator[tuple[str, list[Work]]]:

@@ -40,13 +40,21 @@ class Underway:
 
     def score_request(self, one: PromptAttempt) -> ScoreRequest:
         """Its id contains the version, so a late score of another version matches no completion."""
-        number = self.version * len(self.completions) + one.index
-        return one.score_request(number, self.config.rollout.max_sequence_tokens)
+        return one.score_request(self.score_ids[one.index], self.config.rollout.max_sequence_tokens)
 
-    def answer(self, score_id: int, answer: Score | Observed) -> None:
-        version, index = divmod(score_id, len(self.completions))
-        if version == self.version:
-            self.completions[index].answer(answer)
+    @property
+    def score_ids(self) -> range:
+        """Of the completions, in their order."""
+        first = self.version * len(self.completions)
+        return range(first, first + len(self.completions))
+
+    def answer(self, score_id: int, answer: Score | Observed) -> bool:
+        """Returns whether its episode goes on."""
+        if score_id not in self.score_ids:
+            return False
+        one = self.completions[score_id - self.score_ids.start]
+        one.answer(answer)
+        return isinstance(answer, Observed) and one.score is None
 
     def metrics(self) -> dict[str, Any]:
         """As JSON."""

@@ -80,14 +80,15 @@ class EvaluatorSession:
 
     def _pool(self, section: EvaluationSection) -> RewardPool:
         reward = self._state.configs[section.name].reward
+        episodes = reward.kind == "environment"
         return RewardPool(
             self._news,
             Waits(),
             partial(self._scored, section),
             next_group_id=0,
-            prefetch=1,
+            prefetch=section.prompts if episodes else 1,
             timeout_s=reward.timeout_s,
-            lanes=LANES if reward.kind == "environment" else 1,
+            lanes=LANES if episodes else 1,
         )
 
     async def run(self, handle: Handle) -> None:
@@ -159,6 +160,7 @@ class EvaluatorSession:
                 prompts.append(prompt)
         if not prompts:
             raise DataError(f"evaluation {name}: none of its {len(rows)} rows can be a prompt")
+        scoring.pool.end_prompts()
         scoring.prompts = prompts
         return prompts
 
@@ -278,10 +280,15 @@ class EvaluatorSession:
     # ------------------------------------------------------------ results
 
     def _scored(self, section: EvaluationSection, score_id: int, score: Score | Observed) -> None:
+        """An episode that nobody waits for any more is ended, also one that goes on."""
         under = self._state.underway
-        if under is not None and under.section is section:
-            under.answer(score_id, score)
+        if under is None or under.section is not section or not under.answer(score_id, score):
+            self._scoring[section.name].pool.forget([score_id])
         self._note_progress()
+
+    def _forget(self, under: Underway) -> None:
+        """Nobody waits for its scores any more: the next evaluation has its reward worker for itself."""
+        self._scoring[under.section.name].pool.forget(under.score_ids)
 
     def _note_progress(self) -> None:
         """After the end of training only evaluations are the run's progress."""
@@ -305,6 +312,9 @@ class EvaluatorSession:
 
     def _skip(self, record: EvaluationRecord) -> None:
         """The same version is not tried again."""
+        under = self._state.underway
+        if under is not None and (under.section.name, under.version) == (record.name, record.version):
+            self._forget(under)
         self._run.ledger.evaluated(record, [])
         self._state.ended(record)
         self._run.events.emit(

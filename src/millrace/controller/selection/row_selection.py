@@ -14,6 +14,7 @@ from typing import Any
 
 from millrace.config.tables.selection import RestSelection, Selection
 from millrace.core.protocols import Ledger
+from millrace.core.rounding import all_equal, reaches
 from millrace.core.types import RESTS, GroupOutcome, Prompt, StepRecord
 
 
@@ -34,10 +35,10 @@ class RowRecord:
 
     def add(self, rewards: list[float], *, correct_at: float, discount: float) -> None:
         """Take in the rewards of a trained group, at least one."""
-        correct = sum(reward >= correct_at for reward in rewards)
+        correct = sum(reaches(reward, correct_at) for reward in rewards)
         self.correct = discount * self.correct + correct
         self.samples = discount * self.samples + len(rewards)
-        equal = len(set(rewards)) == 1
+        equal = all_equal(rewards)
         self.solved = self.solved + 1 if equal and correct else 0
         self.hopeless = self.hopeless + 1 if equal and not correct else 0
 

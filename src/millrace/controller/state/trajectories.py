@@ -14,6 +14,7 @@ from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.measured import RunAverages
 from millrace.controller.state.replicas import Replicas
 from millrace.controller.turns import episode
+from millrace.core.rounding import all_equal
 from millrace.core.types import (
     LIVE,
     Abstain,
@@ -311,8 +312,7 @@ class Trajectories:
         its advantages are 0. The group teaches nothing, so it ends, and admission starts another one in its
         place.
         """
-        limit = self.numbers.resampled_max
-        if not limit or len({member.reward for member in scored}) > 1:
+        if not (limit := self.numbers.resampled_max) or not all_equal(m.reward or 0.0 for m in scored):
             return False
         replaces = self.resampled < limit
         self.resampled, self.unreplaced = self.resampled + replaces, self.unreplaced + (not replaces)

@@ -36,9 +36,11 @@ class Parked:
         self._unanswered.update(unanswered)
         self._returned.discard(group.group_id)
 
-    def answered(self, trajectory_id: int) -> None:
-        """A reward worker has answered a trajectory that nobody waits for."""
+    def answered(self, trajectory_id: int) -> bool:
+        """A reward worker has answered a trajectory that nobody waits for. Returns whether it was parked."""
+        was_parked = trajectory_id in self._unanswered
         self._unanswered.discard(trajectory_id)
+        return was_parked
 
     def begin_again(self, group: Group, live: Container[int]) -> None:
         del self._groups[group.group_id]

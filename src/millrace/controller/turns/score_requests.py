@@ -45,7 +45,10 @@ class ScoreRequests:
         self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
         self._suspects, self._deaths = set[int](), Counter[int]()
         self._alone = set[str]()  # workers that serve a suspect
-        self._ended: dict[str, list[int]] = {}  # by worker: trajectories whose episodes it is to end
+        # By worker: trajectories whose episodes it is to end, and those that it is being told of.
+        self._ended: dict[str, list[int]] = {}
+        self._telling: dict[str, list[int]] = {}
+        self._restarted: dict[str, list[int]] = {}  # as `_ended`; the trajectories go on
         self._failures = 0  # in a row
         self._forgotten = set[int]()  # trajectories whose answer is on its way, and nobody waits for it
 
@@ -73,6 +76,18 @@ class ScoreRequests:
         """Whether a worker serves a suspect, so that nothing else may end the worker."""
         return worker in self._alone
 
+    def may_begin(self, handle: Handle) -> bool:
+        """Whether this worker may begin an episode now, to know its prompt. Suspects go first."""
+        suspects = self._waiting[SUSPECTS] or self.is_alone(handle.name)
+        return not (suspects or handle.dead.done()) and self._calls[handle.name] < self._lanes
+
+    def begin(self, worker: str) -> None:
+        """The worker begins an episode for its prompt. `end` follows, unless the worker is lost."""
+        self._calls[worker] += 1
+
+    def end(self, worker: str) -> None:
+        self._calls[worker] -= 1
+
     def forget(self, ids: Collection[int]) -> set[str]:
         """These trajectories need no answer any more. Returns the workers that are to end an episode."""
         workers, gone = set[str](), frozenset(ids)
@@ -88,9 +103,24 @@ class ScoreRequests:
                 self._ended.setdefault(home, []).append(trajectory_id)
         return workers
 
+    def restart(self, trajectory_id: int) -> str:
+        """A trajectory that waits for no answer begins again. The worker that has its episode closes the
+        episode before it serves the next request. Returns the worker; ANY: there is no episode."""
+        home = self._homes.get(trajectory_id, ANY)
+        if home != ANY:
+            self._restarted.setdefault(home, []).append(trajectory_id)
+        return home
+
     def ended(self, worker: str) -> list[int]:
-        """The trajectories whose episodes this worker is to end."""
-        return self._ended.pop(worker, []) + self._ended.pop(ANY, [])
+        """The trajectories whose episodes this worker is to end. `told` follows, unless the worker is
+        lost."""
+        ended = self._ended.pop(worker, []) + self._ended.pop(ANY, [])
+        self._telling.setdefault(worker, []).extend(ended)
+        return ended + self._restarted.pop(worker, [])
+
+    def told(self, worker: str) -> None:
+        """The worker has ended what `ended` gave."""
+        self._telling.pop(worker, None)
 
     def take(self, handle: Handle) -> list[ScoreRequest]:
         """What this worker is to serve in one call, the oldest first; empty: nothing now. `give_back` ends
@@ -166,6 +196,8 @@ class ScoreRequests:
         self._wait_again(self._taken.pop(worker, {}).values())
         self._calls.pop(worker, None)
         self._alone.discard(worker)
-        self._ended.setdefault(ANY, []).extend(self._ended.pop(worker, []))
+        ended = self._telling.pop(worker, []) + self._ended.pop(worker, [])
+        self._ended.setdefault(ANY, []).extend(ended)  # they may have left snapshots
+        self._restarted.pop(worker, None)
         self._homes = {tid: name for tid, name in self._homes.items() if name != worker}
         self._waiting[ANY] = deque(sorted([*self._waiting.pop(worker, ()), *self._waiting[ANY]]))

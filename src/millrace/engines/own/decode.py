@@ -62,7 +62,7 @@ class DecodeBatch:
         self.rows = None if len(ready) == self.count else torch.tensor(self.slots, device=device)
         samplings, edits = [work.sampling for work in works], None
         if any(sampling.edits for sampling in samplings):
-            sequences = [(c.work.prompt, c.tokens[len(c.work.prompt) :]) for c in self.continuations]
+            sequences = [continuation.turns for continuation in self.continuations]
             edits = Edits(samplings, sequences, vocab=vocab, device=device)
         self.sampler = TokenSampler(samplings, device, edits)
         noise = Noise([work.seed for work in works], [work.trajectory_id for work in works])

@@ -76,8 +76,11 @@ def not_utf8(where: str, error: UnicodeDecodeError) -> DataError:
 
 
 def _line_ends(data: mmap.mmap | bytes) -> np.ndarray:
+    """A line ends with a line feed, or with a carriage return in a file without any line feed. No string of
+    JSON has one of them, and strings may have every other separator of Unicode."""
+    end = ord("\r" if data.find(b"\n") < 0 else "\n")
     parts = [np.empty(0, np.int64)]
     for start in range(0, len(data), _SCANNED_BYTES):
         block = np.frombuffer(data[start : start + _SCANNED_BYTES], np.uint8)
-        parts.append(np.flatnonzero(block == ord("\n")) + start)
+        parts.append(np.flatnonzero(block == end) + start)
     return np.concatenate(parts)

@@ -50,13 +50,18 @@ def check_host(headers: HTTPHeaders, hosts: Collection[str] | None) -> None:
         raise RefusedCall("the Host header names another host", 403)
 
 
-def check_target(target: Target, headers: HTTPHeaders, posted: Collection[str]) -> None:
-    """Raises RefusedCall: there is no such path, method or content. `posted`: the paths of POST."""
+def check_target(
+    target: Target, headers: HTTPHeaders, posted: Collection[str], told: Collection[str] = ()
+) -> None:
+    """Raises RefusedCall: there is no such path, method or content. `posted`: the paths of POST. `told`:
+    those of GET, beside the models."""
     asked = f"{target.method} {target.path}"
-    if not target.of_models and target.path not in posted:
-        known = ", ".join(f"POST {path}" for path in sorted(posted))
-        raise RefusedCall(f"{asked}: there is GET {MODELS}, {known}", 404)
-    method = "GET" if target.of_models else "POST"
+    got = target.of_models or target.path in told
+    if not got and target.path not in posted:
+        known = [f"GET {path}" for path in sorted({MODELS, *told})]
+        known += [f"POST {path}" for path in sorted(posted)]
+        raise RefusedCall(f"{asked}: there is {', '.join(known)}", 404)
+    method = "GET" if got else "POST"
     if target.method != method:
         raise RefusedCall(f"{asked}: the method must be {method}", 405)
     kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()

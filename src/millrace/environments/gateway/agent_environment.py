@@ -99,6 +99,7 @@ class AgentEnvironment:
         self._agent: RunningAgent | None = None
         self._asked: tuple[PendingCall, CallPlace] | None = None
         self._texts = list[str]()
+        self._refusal = ""
 
     def reset(self, row: Row) -> Ids:
         """The prompt of the first call.
@@ -110,6 +111,8 @@ class AgentEnvironment:
         self._asked = self._next(self._agent)
         if self._asked is None:
             end = _not_killed(self._agent.wait(0))
+            if self._refusal:
+                raise AgentError(f"its request was refused: {self._refusal}\n  {_said(end)}")
             raise AgentError(f"the agent ended without a call: {_said(end)}")
         return Ids(self._asked[1].context, self._bounds(self._asked[0].call))
 
@@ -159,7 +162,8 @@ class AgentEnvironment:
                 self._check(pending.call)
                 return pending, self._conversation.place(pending.call)
             except RefusedCall as error:
-                pending.refuse(error.status, str(error))
+                self._refusal = str(error)
+                pending.refuse(error.status, self._refusal)
         if agent.wait(0) is None:
             raise AgentError(
                 f"the agent made no call for {self._parts.timeout_s:g} s, and has not ended\n"

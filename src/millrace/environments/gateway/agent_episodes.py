@@ -13,7 +13,7 @@ from millrace.core.turns.end_ids import end_ids
 from millrace.environments.function import accepted
 from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, EpisodeEnd, Reward
 from millrace.environments.gateway.agents.agent_process import DIRECTORY
-from millrace.environments.gateway.local_agents import LocalAgents
+from millrace.environments.gateway.local_agents import LocalAgents, WorkersDirectory
 from millrace.environments.gateway.rendering import make_rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.rows import Row
@@ -83,9 +83,9 @@ def make_agent_episodes(
     rendering = make_rendering(tokenizer, task.chat_arguments, model_ends)
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else model_ends)}
     parts = AgentParts(
-        LocalAgents(agent, rendering, run_dir and run_dir / DIRECTORY),
+        LocalAgents(agent, rendering, None if run_dir is None else WorkersDirectory(run_dir / DIRECTORY)),
         rendering,
-        Replies(tokenizer, plain=not rendering.shows_tools, end_ids=ends, stop=sampling.stop),
+        Replies(tokenizer, rendering.style, end_ids=ends, stop=sampling.stop),
         reward,
         timeout_s=config.timeout_s * (1 - MARGIN) - agent.end_s,
         end_s=agent.end_s,

@@ -101,7 +101,7 @@ class Conversation:
             if any(one.role == "assistant" for one in tail):
                 continue
             try:
-                ids = self._rendering.after(turn.ids, tail, call.tools)
+                ids = self._rendering.after(turn.ids, tail, call.tools, call.messages)
             except ConfigError:
                 cause = TEMPLATE
                 continue

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from asyncio import TimerHandle
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from functools import partial
 from urllib.parse import unquote
 
 import msgspec
@@ -22,11 +23,11 @@ from millrace.environments.gateway import admission
 from millrace.environments.gateway.calls import RefusedCall, Reply
 from millrace.environments.gateway.http_answer import HttpAnswer
 from millrace.environments.gateway.sessions import PendingCall, Session, call_name
-from millrace.environments.gateway.surroundings import Auxiliary, Surroundings
+from millrace.environments.gateway.surroundings import Answer, Auxiliary, Surroundings
 
 DRAINED_BYTES_MAX = 64 << 20
 """So much of a body that is too long is read and dropped. Then the client reads why."""
-FAULT = "the gateway failed at this request; the log of the run has the traceback"
+FAULT = "the {} failed at this request; its log has the traceback"
 
 encode = msgspec.json.encode
 
@@ -108,7 +109,7 @@ class Exchange(HTTPMessageDelegate):
             return RefusedCall(str(error))
         except Exception as error:
             self._around.fault(error)
-            return RefusedCall(FAULT, 500)
+            return RefusedCall(FAULT.format(self._around.name), 500)
         return None
 
     def _later(self, step: Callable[[], None]) -> None:
@@ -120,7 +121,7 @@ class Exchange(HTTPMessageDelegate):
         admission.check_host(self._headers, self._around.hosts)
         self._session = self._around.sessions.find(*self._target.keys)
         posted = self._around.dialects.keys() | self._around.auxiliary.keys()
-        admission.check_target(self._target, self._headers, posted)
+        admission.check_target(self._target, self._headers, posted, self._around.told)
 
     def _measure(self, num: int) -> None:
         """`num`: bytes of the body, announced or read."""
@@ -146,6 +147,8 @@ class Exchange(HTTPMessageDelegate):
         self._session.counts.auxiliary += 1
         if path in self._around.auxiliary:
             self._ask(self._around.auxiliary[path], self._session, body)
+        elif path in self._around.told:
+            self._send(self._around.told[path]())
         else:
             self._send(self._models())
 
@@ -175,21 +178,26 @@ class Exchange(HTTPMessageDelegate):
 
     def _ask(self, function: Auxiliary, session: Session, body: bytes) -> None:
         """A tokenizer takes long for a long body. So another thread calls the function."""
-
-        def ask() -> None:
-            answer: list[dict[str, Any]] = []
-            refusal = self._tried(lambda: answer.append(function(session, body)))
-            self._later(lambda: self.refuse(refusal) if refusal is not None else self._send(answer[0]))
-
         self._wait()
-        self._around.work(ask)
+        self._around.work(partial(self._answer_with, partial(function, session, body)))
 
-    def _models(self) -> dict[str, Any]:
+    def _answer_with(self, function: Callable[[], Answer | Future[Answer]]) -> None:
+        """Runs on that other thread, and again when the future of an answer has its outcome."""
+        answers: list[Answer | Future[Answer]] = []
+        refusal = self._tried(lambda: answers.append(function()))
+        if refusal is not None:
+            self._later(partial(self.refuse, refusal))
+        elif isinstance(answer := answers[0], Future):
+            answer.add_done_callback(lambda done: self._around.work(partial(self._answer_with, done.result)))
+        else:
+            self._later(partial(self._send, answer))
+
+    def _models(self) -> Answer:
         """Agents know names of models of their own. Each name is the one model."""
         models, name = self._around.models, self._target.path.removeprefix(admission.MODELS).strip("/")
         return models["data"][0] | {"id": unquote(name)} if name else models
 
-    def _send(self, answer: dict[str, Any]) -> None:
+    def _send(self, answer: Answer) -> None:
         self._answer.send(200, encode(answer), {})
         self._leave()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from millrace.config.tables.agent import AgentSection
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, writing
 from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
-from millrace.environments.gateway.agents.agent_process import AgentProcess
+from millrace.environments.gateway.agents.agent_process import AgentProcess, remove_directory
 from millrace.environments.gateway.agents.agents import Agents
 from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory, read_task
 from millrace.environments.gateway.agents.tasks.task_tests import run_tests
@@ -23,7 +26,50 @@ from millrace.environments.gateway.sessions import Session, closing_reply
 from millrace.environments.limits import permit_open_files
 from millrace.environments.rows import Row, find_column
 
+WORKER = "worker-"
 _log = logging.getLogger(__name__)
+
+
+class WorkersDirectory:
+    """A new directory below `parent` for the agents of this process, which holds a lock on it. Directories
+    of processes that are gone are removed. Raises: StorageError."""
+
+    def __init__(self, parent: Path) -> None:
+        with writing(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            others = os.open(parent, os.O_RDONLY)
+            try:
+                _lock(others, fcntl.LOCK_EX)  # another worker may be about to lock its new directory
+                for path in parent.glob(f"{WORKER}*"):
+                    _remove_unless_locked(path)
+                self.path = Path(tempfile.mkdtemp(prefix=WORKER, dir=parent))
+                self._held = os.open(self.path, os.O_RDONLY)
+                _lock(self._held, fcntl.LOCK_EX)
+            finally:
+                os.close(others)
+
+    def close(self) -> None:
+        """As the end of this process: the next worker removes the directory."""
+        os.close(self._held)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Whether the lock is held. Some file systems of networks lock no directory: nobody removes there."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        return False
+    return True
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            if _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                remove_directory(path)
+        finally:
+            os.close(descriptor)
 
 
 @dataclass
@@ -58,19 +104,26 @@ class LocalAgents:
     """Starts agents, in processes that a launcher forks, and the gateway that they ask.
 
     Args:
-        directory: where the agents have their directories; None: that of temporary files.
+        directory: where the agents have their directories, also of this worker alone; None: that of
+            temporary files.
     Raises:
         ConfigError: the function cannot be loaded.
         WorkerError: the launcher does not start.
     """
 
     def __init__(
-        self, config: AgentSection, rendering: Rendering | PlainRendering, directory: Path | None
+        self,
+        config: AgentSection,
+        rendering: Rendering | PlainRendering,
+        directory: Path | WorkersDirectory | None,
     ) -> None:
         self._config, self._rendering = config, rendering
         permit_open_files()  # an agent that waits has a link and a connection
-        directory = directory or Path(tempfile.gettempdir())
-        self._agents = Agents(directory, function=config.function, environment=config.variables)
+        self._directory = directory  # held as long as this worker lives
+        path = directory.path if isinstance(directory, WorkersDirectory) else directory
+        self._agents = Agents(
+            path or Path(tempfile.gettempdir()), function=config.function, environment=config.variables
+        )
         self._sessions = OpenSessions()
         auxiliary = {COUNT_TOKENS: self._counted}
         self._server = GatewayServer(self._sessions, DIALECTS, auxiliary=auxiliary, on_fault=_log.error)

@@ -7,28 +7,29 @@ begin like an earlier one is rendered as a whole.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
+from millrace.core.errors import ConfigError, DataError
 from millrace.environments.gateway.calls import ChatTurn, RefusedCall
 from millrace.environments.scores import encodable
 from millrace.environments.tokenizer import encode_prompt
-from millrace.environments.turns.bridge import Bridge
+from millrace.environments.turns.bridge import CALL_ID, Bridge
+from millrace.environments.turns.call_forms.learn import NO_STYLE, CallStyle, style_of
+from millrace.environments.turns.conversation_text import ConversationText
 from millrace.environments.turns.encoding import Encoding
 from millrace.environments.turns.harmony import make_chat_bridge
 
 BRIDGES_MAX = 64
 """Sets of tools whose bridges are kept."""
 
-_MARK = 'xText{}x"'
-_MARKS = re.compile(r'xText(\d+)x(\\?)"')
-"""A mark, and the escape of its quote where the template writes the text as JSON."""
+NINE = len(CALL_ID.format(0))
 Tools = Sequence[dict[str, Any]]
 
 
 class Rendering:
-    """With a chat template. Text of messages is encoded without special tokens, so no text ends a message.
+    """With a chat template. Control tokens in texts of messages are encoded as text, so none ends a message.
 
     Args:
         arguments: of the chat template.
@@ -37,9 +38,10 @@ class Rendering:
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any], ends: Collection[int] = ()) -> None:
         self._tokenizer, self._arguments, self._ends = tokenizer, dict(arguments), ends
-        self._encoding = Encoding(tokenizer)
+        self._text = ConversationText(tokenizer, arguments)
         self._bridges: dict[bytes, Bridge] = {}
-        self.shows_tools = "tools" in str(tokenizer.chat_template)
+        self.style = style_of(tokenizer, self._arguments, refuses=False)
+        self.shows_tools = self.style.shows_tools
 
     def prompt(self, text: str) -> list[int]:
         """The ids of a text that is no conversation."""
@@ -50,34 +52,42 @@ class Rendering:
 
         Raises: RefusedCall: the template cannot render the conversation.
         """
-        texts = list[str]()
-        marked = [self._marked(one, texts) for one in messages]
-        options = {**self._arguments, **({"tools": list(tools)} if tools and self.shows_tools else {})}
+        tools = tools if self.shows_tools else ()
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                marked, tokenize=False, add_generation_prompt=True, **options
-            )
-        except Exception as error:  # a template is a program
-            raise RefusedCall(
-                f"the chat template cannot render the messages: {type(error).__name__}: {error}",
-                field="messages",
-            ) from error
-        ids = list[int]()
-        at = 0
-        for found in _MARKS.finditer(rendered):
-            text = texts[int(found[1])]
-            written = json.dumps(text, ensure_ascii=False)[1:-1] if found[2] else text
-            ids += self._encoding.template(rendered[at : found.start()]) + self._encoding.plain(written)
-            at = found.end()
-        return ids + self._encoding.template(rendered[at:])
+            style = style_of(self._tokenizer, self._arguments, refuses=bool(tools))
+            return self._ids(messages, tools, style)
+        except (ConfigError, DataError) as error:
+            raise RefusedCall(str(error), field="messages") from error
 
-    def after(self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
-        """The ids between the ids of a reply and the next reply.
+    def _ids(self, messages: Sequence[ChatTurn], tools: Tools, style: CallStyle) -> list[int]:
+        """Some templates take ids of calls with nine letters and digits alone."""
+        try:
+            return self._text.ids([_message(one, style) for one in messages], tools)
+        except DataError as error:
+            ids = dict.fromkeys(call.id for one in messages for call in one.calls)
+            ids |= dict.fromkeys(one.call_id for one in messages if one.call_id)
+            if not ids or all(len(one) == NINE for one in ids):
+                raise
+            numbered = {one: CALL_ID.format(n) for n, one in enumerate(ids, 1)}
+            try:
+                return self._text.ids([_message(one, style, numbered) for one in messages], tools)
+            except DataError:
+                raise error from None
+
+    def after(
+        self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools, begin: Sequence[ChatTurn] = ()
+    ) -> list[int]:
+        """The ids between the ids of a reply and the next reply. `begin`: of the conversation, whose system
+        messages may have switches.
 
         Raises: ConfigError: the template rewrites what precedes the messages.
         """
+        before = [
+            {"role": one.role, "content": one.content}
+            for one in takewhile(lambda one: one.role == "system", begin)
+        ]
         return self._bridge(tools if self.shows_tools else ()).after(
-            ids, [{"role": one.role, "content": one.content} for one in messages]
+            ids, [{"role": one.role, "content": one.content} for one in messages], before
         )
 
     def _bridge(self, tools: Tools) -> Bridge:
@@ -90,36 +100,11 @@ class Rendering:
             self._bridges[key] = bridge
         return bridge
 
-    def _marked(self, one: ChatTurn, texts: list[str]) -> dict[str, Any]:
-        """A message as templates take one, with a mark in place of each text of the agent's."""
-
-        def mark(text: str) -> str:
-            texts.append(encodable(text))
-            return _MARK.format(len(texts) - 1)
-
-        message: dict[str, Any] = {"role": one.role, "content": mark(one.content) if one.content else ""}
-        if one.reasoning:
-            message["reasoning_content"] = mark(one.reasoning)
-        if one.name:
-            message["name"] = mark(one.name)
-        if one.call_id:
-            message["tool_call_id"] = one.call_id
-        if one.calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": mark(call.name), "arguments": _marked(_table(call.arguments), mark)},
-                }
-                for call in one.calls
-            ]
-        return message
-
 
 class PlainRendering:
     """Without a chat template: each message is its text and a line break. Nothing shows the tools."""
 
-    shows_tools = False
+    shows_tools, style = False, NO_STYLE
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._encoding = tokenizer, Encoding(tokenizer)
@@ -130,7 +115,9 @@ class PlainRendering:
     def whole(self, messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
         return [*encode_prompt(self._tokenizer, ""), *self._encoding.plain(_lines(messages))]
 
-    def after(self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools) -> list[int]:
+    def after(
+        self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools, begin: Sequence[ChatTurn] = ()
+    ) -> list[int]:
         return self._encoding.plain(_lines(messages))
 
 
@@ -154,10 +141,26 @@ def _table(arguments: str) -> Any:
         return arguments
 
 
-def _marked(value: Any, mark: Callable[[str], str]) -> Any:
-    """Arguments with a mark in place of each text and each key."""
-    if isinstance(value, dict):
-        return {mark(key): _marked(inner, mark) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_marked(inner, mark) for inner in value]
-    return mark(value) if isinstance(value, str) else value
+def _message(one: ChatTurn, style: CallStyle, ids: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A message as templates take one. `ids`: others in place of those of the calls."""
+    ids = ids or {}
+    message: dict[str, Any] = {"role": one.role, "content": one.content}
+    if one.reasoning:
+        message["reasoning_content"] = one.reasoning
+    if one.name:
+        message["name"] = one.name
+    if one.call_id:
+        message["tool_call_id"] = ids.get(one.call_id, one.call_id)
+    if one.calls:
+        message["tool_calls"] = [
+            {
+                "id": ids.get(call.id, call.id),
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if style.as_text else _table(call.arguments),
+                },
+            }
+            for call in one.calls
+        ]
+    return message

@@ -11,34 +11,38 @@ from typing import Any
 from millrace.core.turns.stop_strings import StopStrings, before_stop
 from millrace.environments.gateway.calls import Call, CallFinish, CallOfTool, Reply
 from millrace.environments.scores import encodable
+from millrace.environments.turns.call_forms.call_reader import CallReader
+from millrace.environments.turns.call_forms.learn import NO_STYLE, CallStyle
 from millrace.environments.turns.environment import SampledTurn
 from millrace.environments.turns.harmony import turn_reader
-from millrace.environments.turns.tool_calls import ReadTurn, ToolCall, find_calls
-
-_THINK, _THOUGHT, _TAG = "<think>", "</think>", "<tool_call>"
+from millrace.environments.turns.tool_calls import Calls, ToolCall
 
 
 class Replies:
-    """`plain`: nothing shows tools to the model, so a call is a line `name(...)`. `end_ids`, `stop`: what
-    ends each turn of the run."""
+    """`style`: of the chat template. Where nothing shows tools to the model, a call is a line `name(...)`.
+    `end_ids`, `stop`: what ends each turn of the run."""
 
     def __init__(
-        self, tokenizer: Any, *, plain: bool, end_ids: Collection[int] = (), stop: Sequence[str] = ()
+        self,
+        tokenizer: Any,
+        style: CallStyle = NO_STYLE,
+        *,
+        end_ids: Collection[int] = (),
+        stop: Sequence[str] = (),
     ) -> None:
-        self._tokenizer, self._plain, self.end_ids, self._stop = tokenizer, plain, end_ids, stop
-        self._read = turn_reader(tokenizer)
+        self._tokenizer, self.end_ids, self._stop = tokenizer, end_ids, stop
+        self._read, self._named_ids = turn_reader(tokenizer), style.named_ids
+        self._reader = CallReader(style.form, plain=not style.shows_tools, is_opened=style.opens_thinking)
 
     def make(self, name: str, call: Call, prompt_ids: Sequence[int], turn: SampledTurn) -> Reply:
         """The reply to a call. `name`: of the reply. The same turn makes the same reply, so that a repeated
         agent sees the same ids."""
         text, stop = before_stop(self._text(turn.ids), call.stop)
         read = self._read(turn.ids, call.stop)
-        calls = self._calls(name, call, read)
-        reasoning, content = _thought(read)
-        if isinstance(read, ReadTurn):
-            reasoning, content = read.reasoning.strip(), read.content if calls or not read.calls else content
-        elif calls:
-            content = content.partition(_TAG)[0].strip()
+        parts = self._reader.read(read, _schemas(call))
+        calls = self._calls(name, call, parts.calls)
+        if parts.calls and not calls:  # the agent gets the text of what is no call of its tools
+            parts = self._reader.read(read, {})
         is_cut = turn.finish == "length" or self._is_cut(call, turn.ids)
         finish: CallFinish = "length" if is_cut else "tool_calls" if calls else "stop"
         return Reply(
@@ -46,8 +50,8 @@ class Replies:
             created=int(time.time()),
             model=call.model,
             text=text if call.prompt is not None else str(read),
-            content=content,
-            reasoning=reasoning,
+            content=parts.content,
+            reasoning=parts.reasoning,
             calls=tuple(calls),
             finish=finish,
             stop=stop,
@@ -65,18 +69,21 @@ class Replies:
         strings = [*self._stop, *map(encodable, call.stop)]
         return not (strings and StopStrings(partial(self._text, special=True), strings).hit(ids))
 
-    def _calls(self, name: str, call: Call, content: str) -> list[CallOfTool]:
-        """A text with a malformed call has no calls: the agent gets the text."""
-        if not call.tools:
-            return []
+    def _calls(self, name: str, call: Call, read: Calls) -> list[CallOfTool]:
+        """A text with a malformed call, or one of a tool that is not on offer, has no calls: an SDK would
+        raise an error at that."""
         functions = {one["function"]["name"]: one["function"] for one in call.tools}
-        found = find_calls(content, functions, plain=self._plain)
-        calls = [one for one in found if isinstance(one, ToolCall)]
-        if len(calls) < len(found):
+        if not all(isinstance(one, ToolCall) and one.name in functions for one in read):
             return []
+        before = sum(len(one.calls) for one in call.messages)
         return [
-            CallOfTool(f"call_{name}_{number}", one.name, _arguments(one, functions.get(one.name, {})))
-            for number, one in enumerate(calls)
+            CallOfTool(
+                f"functions.{one.name}:{before + number}" if self._named_ids else f"call_{name}_{number}",
+                one.name,
+                _arguments(one, functions[one.name]),
+            )
+            for number, one in enumerate(read)
+            if isinstance(one, ToolCall)
         ]
 
     def _text(self, ids: Sequence[int], special: bool = False) -> str:
@@ -84,12 +91,8 @@ class Replies:
         return decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
 
 
-def _thought(text: str) -> tuple[str, str]:
-    """(reasoning, the rest). A template may have begun the reasoning."""
-    before, ended, behind = text.partition(_THOUGHT)
-    if ended:
-        return before.removeprefix(_THINK).strip(), behind.strip()
-    return (text.removeprefix(_THINK).strip(), "") if text.startswith(_THINK) else ("", text)
+def _schemas(call: Call) -> dict[str, dict[str, Any]]:
+    return {one["function"]["name"]: one["function"].get("parameters") or {} for one in call.tools}
 
 
 def _arguments(call: ToolCall, function: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ from millrace.environments.gateway.calls import RefusedCall
 from millrace.environments.gateway.dialects.dialect import GatewayDialect
 from millrace.environments.gateway.exchange import Exchange
 from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.surroundings import Auxiliary, GatewayLimits, Surroundings
+from millrace.environments.gateway.surroundings import Auxiliary, GatewayLimits, Surroundings, Told
 
 LOOPBACK = "127.0.0.1"
 START_S = 10.0
@@ -37,8 +37,8 @@ BACKLOG = 1024
 READ_BYTES_MAX = 1 << 20
 """A connection holds so many bytes that no request has taken yet."""
 FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    b'Connection: close\r\n\r\n{"error": {"message": "the gateway has too many connections"}}'
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    'Connection: close\r\n\r\n{{"error": {{"message": "the {} has too many connections"}}}}'
 )
 
 
@@ -48,7 +48,9 @@ class GatewayServer:
     Args:
         dialects: of each path, such as `/v1/chat/completions`.
         auxiliary: of each path, a function of the session and the body. Its requests are no calls.
-        model: the one name in the list of models.
+        told: of each path, what GET gives, beside the list of models.
+        model: the one name in that list.
+        name: of the server, in words for its clients and in names of its threads.
         on_fault: gets the traceback of a bug. The agent gets status 500.
     """
 
@@ -58,7 +60,9 @@ class GatewayServer:
         dialects: Mapping[str, GatewayDialect],
         *,
         auxiliary: Mapping[str, Auxiliary] | None = None,
+        told: Told | None = None,
         model: str = "millrace",
+        name: str = "gateway",
         limits: GatewayLimits | None = None,
         on_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -71,12 +75,14 @@ class GatewayServer:
             sessions=sessions,
             dialects=dialects,
             auxiliary=auxiliary or {},
+            told=told or {},
+            name=name,
             limits=self._limits,
             models=model_list(model),
             work=self._work.put,
             on_fault=on_fault,
         )
-        self._on_fault = on_fault
+        self._on_fault, self._name = on_fault, name
         self._threads: list[threading.Thread] = []
         self._around: Surroundings | None = None
         self._stop = asyncio.Event()
@@ -93,8 +99,8 @@ class GatewayServer:
         self.url = f"http://{host}:{self.port}"
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._serve, args=(host, sockets, started.put), name="gateway"),
-            threading.Thread(target=self._do_work, name="gateway-auxiliary"),
+            threading.Thread(target=self._serve, args=(host, sockets, started.put), name=self._name),
+            threading.Thread(target=self._do_work, name=f"{self._name}-auxiliary"),
         ]
         for thread in self._threads:
             thread.daemon = True
@@ -102,7 +108,7 @@ class GatewayServer:
         try:
             error = started.get(timeout=START_S)
         except queue.Empty:
-            error = DeadlineExceeded(f"the gateway at {self.url} did not start within {START_S:g} s")
+            error = DeadlineExceeded(f"the {self._name} at {self.url} did not start within {START_S:g} s")
         if error is not None:
             self.close()
             raise error
@@ -122,7 +128,7 @@ class GatewayServer:
             thread.join(max(0.0, until_s - time.monotonic()))
         left = [thread.name for thread in self._threads if thread.is_alive()]
         if left:
-            raise DeadlineExceeded(f"the gateway at {self.url} is closed, but threads still run: {left}")
+            raise DeadlineExceeded(f"the {self._name} at {self.url} is closed, but threads still run: {left}")
 
     def _serve(
         self, host: str, sockets: list[socket.socket], started: Callable[[BaseException | None], None]
@@ -131,7 +137,7 @@ class GatewayServer:
             asyncio.run(self._listen(host, sockets, started))
         except BaseException as error:
             started(error)
-            self._on_fault(f"the gateway ended:\n{traceback.format_exc()}")
+            self._on_fault(f"the {self._name} ended:\n{traceback.format_exc()}")
         finally:
             for one in sockets:
                 one.close()
@@ -150,6 +156,7 @@ class GatewayServer:
             max_buffer_size=READ_BYTES_MAX,
         )
         listener.connections_max = self._limits.connections_max
+        listener.full = FULL.format(self._name).encode()
         listener.add_sockets(sockets)
         self._around = around
         started(None)
@@ -159,7 +166,7 @@ class GatewayServer:
         finally:
             listener.stop()
             for refuse in list(around.waiting):
-                refuse(RefusedCall("the gateway is closing", 503))
+                refuse(RefusedCall(f"the {self._name} is closing", 503))
             if around.writes:
                 await asyncio.wait(around.writes, timeout=END_S)
             with suppress(TimeoutError):
@@ -173,13 +180,13 @@ class GatewayServer:
 
 
 class _Listener(HTTPServer):
-    connections_max = 0
+    connections_max, full = 0, b""
 
     def handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
         if len(self._connections) < self.connections_max:
             super().handle_stream(stream, address)
         else:
-            stream.write(FULL)
+            stream.write(self.full)
             stream.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future as ThreadFuture
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,10 @@ from millrace.environments.gateway.dialects.dialect import GatewayDialect
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.sessions import Session
 
-Auxiliary = Callable[[Session, bytes], dict[str, Any]]
+Answer = dict[str, Any]
+Auxiliary = Callable[[Session, bytes], Answer | ThreadFuture[Answer]]
+"""An answer that takes long is a future, so that the thread can go on."""
+Told = Mapping[str, Callable[[], Answer]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +41,15 @@ class GatewayLimits:
 
 @dataclass(kw_only=True)
 class Surroundings:
-    """`hosts`: permitted Host headers, or None for all. `work`: runs a function on another thread. `waiting`:
-    refuses each request that waits. `writes`: of answers that their clients have yet to read."""
+    """`told`: of each path, what GET gives. `name`: of the server, in words for its clients. `hosts`:
+    permitted Host headers, or None for all. `work`: runs a function on another thread. `waiting`: refuses
+    each request that waits. `writes`: of answers that their clients have yet to read."""
 
     sessions: OpenSessions
     dialects: Mapping[str, GatewayDialect]
     auxiliary: Mapping[str, Auxiliary]
+    told: Told
+    name: str
     limits: GatewayLimits
     models: dict[str, Any]
     hosts: frozenset[str] | None

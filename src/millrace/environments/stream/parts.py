@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from millrace.config.schema import Config
 from millrace.config.tables.mixture import BLOCK, MixtureTaskSection
 from millrace.core.errors import ConfigError, DataError, RewardError, SandboxError
+from millrace.core.rounding import reaches
 from millrace.core.types import Score, Scored
 from millrace.environments.stream.order import permuted, row_of
 from millrace.environments.tasks import Task, make_task
@@ -67,7 +68,7 @@ class Parts:
             return score
         metrics = {f"{one.name}/share": float(one is part) for one in self.all}
         metrics[f"{part.name}/reward"] = score.value
-        metrics[f"{part.name}/pass_rate"] = float(score.value >= self._task.correct_at)
+        metrics[f"{part.name}/pass_rate"] = float(reaches(score.value, self._task.correct_at))
         return replace(score, metrics=score.metrics | metrics)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, DataError
 from millrace.environments.scores import encodable
 from millrace.environments.tokenizer import encode_prompt
+from millrace.environments.turns.conversation_text import ConversationText
 from millrace.environments.turns.encoding import Encoding
 from millrace.environments.turns.environment import Message
 
@@ -27,8 +28,11 @@ FRAMES_MAX = 256
 
 
 class Bridge(Protocol):
-    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
-        """The ids between the ids of a turn and the next turn."""
+    def after(
+        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
+    ) -> list[int]:
+        """The ids between the ids of a turn and the next turn. `before`: the system messages of the
+        conversation, which may have switches that a template reads."""
 
     def whole(self, observation: str | list[Message]) -> list[int]:
         """The ids of an observation in place of a prompt."""
@@ -44,7 +48,9 @@ class PlainBridge:
         self._encoding, self._first = Encoding(tokenizer), encode_prompt(tokenizer, "")
         self.fits = self._encoding.fits
 
-    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+    def after(
+        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
+    ) -> list[int]:
         return self._encoding.plain(_text(observation))
 
     def whole(self, observation: str | list[Message]) -> list[int]:
@@ -80,7 +86,8 @@ class TemplateBridge:
     ) -> None:
         self._tokenizer, self._role, self._ends = tokenizer, role, frozenset(ends)
         self._arguments = {**arguments, **({"tools": list(tools)} if tools else {})}
-        self._encoding = Encoding(tokenizer)
+        self._tools = tools
+        self._encoding, self._text = Encoding(tokenizer), ConversationText(tokenizer, arguments)
         self.fits = self._encoding.fits
         self._prepare()
 
@@ -88,20 +95,11 @@ class TemplateBridge:
         """Raises: ConfigError: turns cannot be appended to what the template writes."""
 
     def whole(self, observation: str | list[Message]) -> list[int]:
-        """Raises: ConfigError: the template does not show every message once."""
-        messages = self._messages(observation)
-        marked = _marked(messages)
-        pieces = re.split("|".join(one["content"] for one in marked), self._render(marked, True))
-        if len(pieces) != len(messages) + 1:
-            roles = ", ".join(one["role"] for one in messages)
-            raise ConfigError(
-                f"the chat template does not show each message of the roles {roles} once\n"
-                "  Give other messages, or set `task.chat` to false."
-            )
-        ids = self._encoding.template(pieces[0])
-        for one, piece in zip(messages, pieces[1:], strict=True):
-            ids += self._encoding.plain(one["content"]) + self._encoding.template(piece)
-        return ids
+        """Raises: ConfigError: the template leaves out a message."""
+        try:
+            return self._text.ids(_numbered(self._messages(observation)), self._tools)
+        except DataError as error:
+            raise ConfigError(str(error)) from error
 
     def _messages(self, observation: str | list[Message]) -> list[Message]:
         if isinstance(observation, str):
@@ -138,42 +136,63 @@ class ChatBridge(TemplateBridge):
     def _prepare(self) -> None:
         self._frames: dict[tuple[tuple[str, str], ...], _Frame] = {}
         role = "tool" if "tools" in self._arguments else self._role
-        self._frame([{"role": role, "content": ""}])
+        self._frame([{"role": role, "content": ""}], _BEGUN)
 
-    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+    def after(
+        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
+    ) -> list[int]:
         """Raises: ConfigError: the template cannot append messages of these roles."""
-        messages = self._messages(observation)
-        frame = self._frame(messages)
-        ids = self._encoding.template(frame.ended if set(turn[-1:]) & frame.ends else frame.pieces[0])
-        for index, piece in enumerate(frame.pieces[1:]):
-            ids += self._encoding.plain(self._written(frame, messages, index))
-            ids += self._encoding.template(piece)
+        messages, begun = self._messages(observation), [*before, *_BEGUN]
+        frame = self._frame(messages, begun)
+        begin = frame.ended if set(turn[-1:]) & frame.ends else frame.pieces[0]
+        ids = self._encoding.template(begin)
+        contents = [self._written(frame, messages, index, begun) for index in range(len(messages))]
+        behind = self._render([*begun, *messages], True).partition(_REPLY)[2]
+        framed = "".join(text + piece for text, piece in zip(contents, frame.pieces[1:], strict=True))
+        if behind != frame.pieces[0] + framed and behind.startswith(frame.pieces[0]):
+            return ids + self._switched(behind, begun, messages, len(frame.pieces[0]))
+        for text, piece in zip(contents, frame.pieces[1:], strict=True):
+            ids += self._encoding.plain(text) + self._encoding.template(piece)
         return ids
 
-    def _written(self, frame: _Frame, messages: list[Message], index: int) -> str:
+    def _switched(self, behind: str, begun: list[Message], messages: list[Message], start: int) -> list[int]:
+        """Of messages with a text that the template reads, such as `/no_think`: what it writes then."""
+        try:
+            guard, guarded = self._text.guarded(
+                messages, behind, lambda given: self._render([*begun, *given], True).partition(_REPLY)[2]
+            )
+        except DataError as error:
+            raise ConfigError(str(error)) from error
+        first, *others = guarded[start:].split(guard)
+        return self._encoding.template(first) + self._text.guarded_ids(others)
+
+    def _written(self, frame: _Frame, messages: list[Message], index: int, begun: list[Message]) -> str:
         """The content of a message as the template writes it: some remove space, others write JSON."""
         marked = _marked(messages)
         given = [*marked[:index], messages[index], *marked[index + 1 :]]
-        tail = self._render([*_BEGUN, *given], True).partition(_REPLY)[2]
+        tail = self._render([*begun, *given], True).partition(_REPLY)[2]
         before = _joined(frame.pieces[: index + 1], 0)
         behind = _joined(frame.pieces[index + 1 :], index + 1)
         fits = tail.startswith(before) and tail.endswith(behind) and len(tail) >= len(before) + len(behind)
         return tail[len(before) : len(tail) - len(behind)] if fits else messages[index]["content"]
 
-    def _frame(self, messages: list[Message]) -> _Frame:
-        shape = tuple((one["role"], one.get("name", "")) for one in messages)
+    def _frame(self, messages: list[Message], begun: list[Message]) -> _Frame:
+        shape = (
+            *((one["role"], one["content"]) for one in begun),
+            *((one["role"], one.get("name", "")) for one in messages),
+        )
         frame = self._frames.get(shape)  # another thread may clear the table
         if frame is None:
-            frame = self._new_frame(_marked(messages))
+            frame = self._new_frame(_marked(messages), begun)
             if len(self._frames) >= FRAMES_MAX:
                 self._frames.clear()
             self._frames[shape] = frame
         return frame
 
-    def _new_frame(self, marked: list[Message]) -> _Frame:
-        seen = self._render(_BEGUN[:1], True)
-        before, *others = self._render([*_BEGUN, *marked], True).split(_REPLY)
-        longer = self._render([*_BEGUN, *marked, _BEGUN[1], *marked], True).split(_REPLY)
+    def _new_frame(self, marked: list[Message], begun: list[Message]) -> _Frame:
+        seen = self._render(begun[:-1], True)
+        before, *others = self._render([*begun, *marked], True).split(_REPLY)
+        longer = self._render([*begun, *marked, begun[-1], *marked], True).split(_REPLY)
         contents = [one["content"] for one in marked]
         if (
             len(others) != 1

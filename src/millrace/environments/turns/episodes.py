@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +36,8 @@ from millrace.environments.tasks import Task as Rows
 from millrace.environments.tasks import first_usable
 from millrace.environments.turns.bridge import Bridge, PlainBridge
 from millrace.environments.turns.budgets import CONTEXT, Budgets
+from millrace.environments.turns.call_forms.call_reader import CallReader
+from millrace.environments.turns.call_forms.learn import NO_STYLE, style_of
 from millrace.environments.turns.environment import (
     Answer,
     Done,
@@ -54,7 +54,8 @@ from millrace.environments.turns.environment import (
 )
 from millrace.environments.turns.forms import Form, load_environment
 from millrace.environments.turns.harmony import make_chat_bridge, turn_reader
-from millrace.environments.turns.snapshots import EpisodeSnapshot, RecoveryError, Snapshots
+from millrace.environments.turns.open_episodes import Cause, Episode, OpenEpisodes
+from millrace.environments.turns.snapshots import TRAINING, EpisodeSnapshot, RecoveryError, Snapshots
 
 T = TypeVar("T")
 
@@ -64,22 +65,6 @@ THREADS = 64
 LOST_MAX, UNREPEATED_LOST_MAX = THREADS // 8, THREADS // 2
 """So many calls over their deadline that still run end a worker. The kernel ends their threads, and other
 workers repeat its episodes. The second number is of episodes that cannot be repeated, and would fail."""
-
-LIVE_MAX = 4096
-"""Episodes that a worker keeps between their turns. The one that waited longest is dropped, and repeated."""
-
-
-class _Episode:
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self.turns = 0
-        self.reward = 0.0
-        self.rewards = Counter[str]()  # by name, over the turns
-        self.seconds = 0.0  # of its answers
-
-    def close(self) -> None:
-        with suppress(Exception):
-            getattr(self.environment, "close", lambda: None)()
 
 
 class Episodes:
@@ -109,24 +94,28 @@ class Episodes:
         self._lost = list[Future[Any]]()
         self._wants_ids = getattr(kind, "wants_ids", False)
         self.schemas: Sequence[dict[str, Any]] = getattr(kind, "schemas", ())
-        self._live: OrderedDict[int, _Episode] = OrderedDict()
+        self.open = OpenEpisodes()
 
     async def answered(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """As `answer`. Raises: DeadlineExceeded: too many environments are over their deadline."""
-        late = partial(self.forget, [request.trajectory_id])
+
+        def late() -> None:
+            self.forget([request.trajectory_id])
+
         return await self._in_time(partial(self.answer, request, row), late)
 
     async def begun(self, row: Row) -> More | Ids | Failed:
         """What follows the prompt of a row. Raises: as `answered`."""
         return await self._in_time(partial(self._first, row))
 
-    def forget(self, trajectory_ids: list[int]) -> None:
-        """These trajectories have ended. A `close` that hangs takes a thread."""
-        episodes = [self._live.pop(trajectory_id, None) for trajectory_id in trajectory_ids]
-        for episode in filter(None, episodes):
-            self._threads.submit(episode.close)
+    def forget(self, trajectory_ids: list[int]) -> Future[None] | None:
+        """These trajectories have ended, or begin again. A `close` that hangs takes a thread. Returns what
+        removes their snapshots; None: they have none."""
+        for episode in self.open.forget(trajectory_ids):
+            self._threads.submit(self.open.close, episode, Cause.FORGOTTEN)
         if self._recovery == "restored":
-            self._threads.submit(self._snapshots.forget, trajectory_ids)
+            return self._threads.submit(self._snapshots.forget, trajectory_ids)
+        return None
 
     async def _in_time(self, call: Callable[[], T], late: Callable[[], None] = lambda: None) -> T | Failed:
         """`late`: what is done after a call that ends over its deadline."""
@@ -149,7 +138,7 @@ class Episodes:
         """Raises: EpisodeLost."""
         episode = None
         try:
-            episode = _Episode(self._kind())
+            episode = self.open.open(self._kind)
             return to_begin(self._name, episode.environment.reset(row))
         except BaseException as error:
             if isinstance(error, MemoryError | EpisodeLost):
@@ -157,7 +146,7 @@ class Episodes:
             return raised(self._name, error, self._file)
         finally:
             if episode is not None:
-                episode.close()
+                self.open.close(episode, Cause.PROMPT)
 
     def answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """The answer to the last turn of the request. An exception of the environment becomes a Failed. An
@@ -180,15 +169,15 @@ class Episodes:
         """Raises: EpisodeLost."""
         if not request.turns:
             request = replace(request, turns=[(0, len(request.tokens), True)])
-        actions = [list(request.tokens[start:stop]) for start, stop, _ in request.turns[::2]]
-        episode = self._live.pop(request.trajectory_id, None)
+        turns, episode = len(request.turns[::2]), self.open.take(request)
+        cause: Cause | None = Cause.FAILED
         try:
-            if episode is None or episode.turns != len(actions) - 1:
-                again = self._restored if self._recovery == "restored" and actions[1:] else self._repeated
-                episode = again(request, row, actions[:-1])
+            if episode is None:
+                episode = self._again(request, row, turns - 1)
             episode.seconds = request.spent_s
-            answer = self._step(episode, request, len(actions))
-            return self._judge(request, episode, actions, answer)
+            answer = self._step(episode, request, turns)
+            score, cause = self._judge(request, row, episode, answer)
+            return score
         except RecoveryError as error:
             return Failed(f"{self._name}: {error}")
         except BaseException as error:  # not even SystemExit may leave the thread
@@ -196,30 +185,34 @@ class Episodes:
                 raise
             return raised(self._name, error, self._file)
         finally:
-            if episode is not None and request.trajectory_id not in self._live:
-                episode.close()
+            if episode is not None and cause is not None:
+                self.open.close(episode, cause)
 
-    def _restored(self, request: ScoreRequest, row: Row, actions: list[list[int]]) -> _Episode:
-        seen = request.tokens[: request.turns[-1][0]]
-        snapshot = self._snapshots.find(request.trajectory_id, seen, len(actions))
-        episode = _Episode(self._kind())
-        episode.environment.restore(row, snapshot.data)
-        episode.turns, episode.reward = snapshot.turns, snapshot.reward
-        episode.rewards.update(snapshot.rewards)
-        return episode
-
-    def _repeated(self, request: ScoreRequest, row: Row, actions: list[list[int]]) -> _Episode:
-        if actions and self._recovery == "failed":
+    def _again(self, request: ScoreRequest, row: Row, turns: int) -> Episode:
+        """The episode after so many turns, in this process. Raises: RecoveryError. What the environment
+        raises."""
+        if turns and self._recovery == "failed":
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
-        episode = _Episode(self._kind())
+        if not turns and self._recovery == "restored":  # what is left of an earlier begin is of no use
+            self._snapshots.forget([request.trajectory_id])
+        episode = self.open.open(self._kind)
         try:
-            self._repeat(episode, request, row, len(actions))
+            if turns and self._recovery == "restored":
+                self._restore(episode, request, row, turns)
+            else:
+                self._repeat(episode, request, row, turns)
         except BaseException:
-            episode.close()
+            self.open.close(episode, Cause.FAILED)
             raise
         return episode
 
-    def _repeat(self, episode: _Episode, request: ScoreRequest, row: Row, turns: int) -> None:
+    def _restore(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
+        snapshot = self._snapshots.find(request, row, turns)
+        episode.environment.restore(row, snapshot.data)
+        episode.turns, episode.reward = snapshot.turns, snapshot.reward
+        episode.rewards.update(snapshot.rewards)
+
+    def _repeat(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
         """Raises: RecoveryError: the episode differs from the recorded one."""
         begun = to_begin(self._name, episode.environment.reset(row))
         if isinstance(begun, Ids) and request.prompt and list(begun) != list(request.prompt):
@@ -241,7 +234,7 @@ class Episodes:
                     '"failed".'
                 )
 
-    def _step(self, episode: _Episode, request: ScoreRequest, number: int) -> Answer:
+    def _step(self, episode: Episode, request: ScoreRequest, number: int) -> Answer:
         """The answer to turn `number`, from 1 on."""
         began_s = time.monotonic()
         episode.turns += 1
@@ -260,12 +253,9 @@ class Episodes:
         return answer
 
     def _judge(
-        self,
-        request: ScoreRequest,
-        episode: _Episode,
-        actions: list[list[int]],
-        answer: Answer,
-    ) -> Score | Observed:
+        self, request: ScoreRequest, row: Row, episode: Episode, answer: Answer
+    ) -> tuple[Score | Observed, Cause | None]:
+        """What the answer means, and why the episode is closed; None: it is kept."""
         metrics = _finite(answer.metrics)
         if answer.reward is not None:
             metrics[f"turn_{episode.turns}"] = sum(by_name(answer.reward).values())
@@ -274,30 +264,34 @@ class Episodes:
             metrics[ENVIRONMENT_S] = episode.seconds
         if isinstance(answer, Done):
             if answer.reward is None:
-                return Abstain(f"{self._name} ended with a reward of None")
-            return self._end(episode, metrics, "")
+                return Abstain(f"{self._name} ended with a reward of None"), Cause.ENDED
+            return self._end(episode, metrics, ""), Cause.ENDED
         budget = self._budgets.used_up(request, episode.turns, episode.seconds)
         if isinstance(answer, OverBudget):
-            return self._end(episode, metrics, budget or answer.budget)
+            return self._end(episode, metrics, budget or answer.budget), Cause.ENDED
         room = _room(answer, request)
         if budget or not self._bridge.fits(length(answer.text), room):
-            return self._end(episode, metrics, budget or CONTEXT)
+            return self._end(episode, metrics, budget or CONTEXT), Cause.ENDED
         tokens, after, kept = self._appended(request, episode.turns, answer)
         if kept + len(tokens) >= room:
-            return self._end(episode, metrics, CONTEXT)
+            return self._end(episode, metrics, CONTEXT), Cause.ENDED
         if not tokens:  # the next turn could not be told from this one
-            return Failed(f"{self._name} returned an observation without a token: a text that is not empty")
-        if self._recovery == "restored":
-            snapshot = EpisodeSnapshot(
-                episode.turns, episode.reward, dict(episode.rewards), episode.environment.snapshot()
-            )
-            self._snapshots.keep(request.trajectory_id, [*request.tokens, *tokens], snapshot)
-        if self._recovery != "restored" or not self._trial:
-            self._live[request.trajectory_id] = episode
-        while len(self._live) > LIVE_MAX:
-            self._live.popitem(last=False)[1].close()
+            reason = f"{self._name} returned an observation without a token: a text that is not empty"
+            return Failed(reason), Cause.FAILED
         bounds = getattr(answer.text, "bounds", NO_BOUNDS).metrics(NEXT)
-        return Observed(token_array(tokens), metrics | bounds, after, kept)
+        cause = self._keep(request, row, episode, tokens)
+        return Observed(token_array(tokens), metrics | bounds, after, kept), cause
+
+    def _keep(self, request: ScoreRequest, row: Row, episode: Episode, observed: list[int]) -> Cause | None:
+        """Until the next turn. Returns as `_judge`."""
+        if self._recovery == "restored":
+            data = episode.environment.snapshot()
+            snapshot = EpisodeSnapshot(episode.turns, episode.reward, dict(episode.rewards), data)
+            self._snapshots.keep(request, row, observed, snapshot)
+            if self._trial:
+                return Cause.TRIAL
+        self.open.keep(request, observed, episode)
+        return None
 
     def _appended(self, request: ScoreRequest, turns: int, observation: Observation) -> list[Any]:
         """The ids of the answer to a turn, and what they follow: `Observed.after` and `Observed.kept`."""
@@ -311,7 +305,7 @@ class Episodes:
         start, stop, _ = request.turns[2 * (observation.after or turns) - 2]
         return [self._bridge.after(list(request.tokens[start:stop]), text), after, 0]
 
-    def _end(self, episode: _Episode, metrics: dict[str, float], budget: str) -> Score:
+    def _end(self, episode: Episode, metrics: dict[str, float], budget: str) -> Score:
         """`budget`: what was used up; empty: the environment ended the episode."""
         if budget:
             episode.reward += getattr(episode.environment, "cut_off", float)()
@@ -365,15 +359,18 @@ def make_episodes(
     tokenizer: Any,
     run_dir: Path | None,
     model_path: str,
+    stream: str = TRAINING,
 ) -> Episodes:
-    """The bridge is of chat if the first row is. `run_dir` None: a trial.
+    """The bridge is of chat if the first row is. `run_dir` None: a trial. `stream`: see `Snapshots`.
 
     Raises: ConfigError, RewardError: the environment cannot be loaded, or the chat template is none that
         turns can be appended to. DataError: the model's files are damaged."""
     kind, file = load_environment(config.path)
     chat = task.chat or is_messages(find_column(first_usable(rows), rows.prompt))
-    shown = chat and "tools" in str(getattr(tokenizer, "chat_template", None))
-    form = Form(kind, config.path, config, prompt=rows.prompt, shown=shown)
+    style = style_of(tokenizer, dict(task.chat_arguments)) if chat else NO_STYLE
+    shown = style.shows_tools
+    reader = CallReader(style.form, plain=not shown, is_opened=style.opens_thinking)
+    form = Form(kind, config.path, config, prompt=rows.prompt, reader=reader, shown=shown)
     bridge: Bridge = PlainBridge(tokenizer)
     if chat:
         ends = end_ids(model_path, tokenizer)
@@ -385,7 +382,7 @@ def make_episodes(
         bridge=bridge,
         decode=turn_reader(tokenizer),
         budgets=Budgets.of(config),
-        snapshots=Snapshots(run_dir, config.snapshot_bytes),
+        snapshots=Snapshots(run_dir, config.snapshot_bytes, stream),
         timeout_s=config.timeout_s,
         trial=run_dir is None,
     )

@@ -15,6 +15,7 @@ from typing import Any
 from millrace.config.objects import load_function
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.errors import ConfigError, RewardError
+from millrace.environments.turns.call_forms.call_reader import CallReader
 from millrace.environments.turns.environment import Environment
 from millrace.environments.turns.own_form import OwnEnvironment
 from millrace.environments.turns.skyrl_form import SkyRlEnvironment
@@ -29,18 +30,28 @@ class Form:
         kind: the user's class.
         path: its path, for errors.
         prompt: the column with the prompt.
+        reader: of the model's turns.
         shown: the chat template shows tools to the model.
     """
 
     def __init__(
-        self, kind: type, path: str, config: EnvironmentRewardSection, *, prompt: str, shown: bool
+        self,
+        kind: type,
+        path: str,
+        config: EnvironmentRewardSection,
+        *,
+        prompt: str,
+        reader: CallReader,
+        shown: bool,
     ) -> None:
         self.recovery = getattr(kind, "recovery", "replayed")
         self.schemas: Sequence[dict[str, Any]] = ()
         self._make: Callable[[], Environment]
         if _of_tools(kind):
             tools = find_tools(kind, path)
-            self._make = partial(ToolEnvironment, kind, path, tools, config=config, shown=shown)
+            self._make = partial(
+                ToolEnvironment, kind, path, tools, config=config, reader=reader, shown=shown
+            )
             self.schemas = [tool.schema for tool in tools.values()] if shown else ()
         elif config.tool_calls is not None:
             raise RewardError(f"`reward.tool_calls`: `{path}` is no class of tools, so nothing counts calls")

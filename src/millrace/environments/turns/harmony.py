@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from millrace.core.errors import ConfigError
 from millrace.core.turns.stop_strings import before_stop
 from millrace.environments.turns.bridge import Bridge, ChatBridge, TemplateBridge
+from millrace.environments.turns.call_forms.grammars import checked
 from millrace.environments.turns.environment import Message
-from millrace.environments.turns.tool_calls import ReadTurn, call_of
+from millrace.environments.turns.tool_calls import TurnParts, TurnText
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 CALL, RETURN = "<|call|>", "<|return|>"
@@ -71,8 +72,17 @@ def turn_reader(tokenizer: Any) -> Callable[..., str]:
     """What makes the text of a turn's ids, without special tokens, up to one of the strings `stop`."""
     if is_harmony(tokenizer):
         return HarmonyTurns(tokenizer).text
-    decode = partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return lambda ids, stop=(): before_stop(decode(list(ids)), stop)[0]
+    decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    special = frozenset(tokenizer.all_special_ids)
+
+    def text(ids: Sequence[int], stop: Sequence[str] = ()) -> TurnText:
+        ids = list(ids)
+        plain = before_stop(decode(ids, skip_special_tokens=True), stop)[0]
+        while ids and ids[-1] in special:  # what ends a turn marks no call
+            ids.pop()
+        return TurnText(plain, before_stop(decode(ids, skip_special_tokens=False), stop)[0])
+
+    return text
 
 
 class HarmonyBridge(TemplateBridge):
@@ -98,7 +108,9 @@ class HarmonyBridge(TemplateBridge):
         self._closed = self._ends | self._turns.ends
         self.after([], "")
 
-    def after(self, turn: Sequence[int], observation: str | list[Message]) -> list[int]:
+    def after(
+        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
+    ) -> list[int]:
         """Raises: ConfigError: harmony has no message of this role here."""
         template, plain = self._encoding.template, self._encoding.plain
         ids = [] if self._closed.intersection(turn[-1:]) else template(END)
@@ -160,7 +172,8 @@ class HarmonyTurns:
         text = "\n".join([*others, *(_call(*one) for one in calls)])
         if len(others) < len(contents):
             text = f"<think>\n{thinking}\n</think>\n\n{text}"
-        return ReadTurn(text, thinking, "\n".join(others), tuple(call_of(*one) for one in calls))
+        parts = TurnParts(thinking.strip(), "\n".join(others), tuple(checked(*one) for one in calls))
+        return TurnText(text, parts=parts)
 
     def _read(self, header: list[int], content: list[int]) -> list[HarmonyMessage]:
         """None, if the model speaks for another: for a user, or for a tool with a result."""

@@ -16,15 +16,16 @@ from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.environments.rows import Row
 from millrace.environments.scores import finite, shortened
 from millrace.environments.turns.budgets import TOOL_CALLS
+from millrace.environments.turns.call_forms.call_reader import CallReader
 from millrace.environments.turns.environment import Done, Message, Observation, OverBudget
 from millrace.environments.turns.own_form import EpisodeLoop
-from millrace.environments.turns.tool_calls import Malformed, ToolCall, find_calls
+from millrace.environments.turns.tool_calls import Malformed, ToolCall
 from millrace.environments.turns.tools import Tool, ToolError, WrongCall, to_result
 
 
 class ToolEnvironment:
-    """`shown`: the chat template shows the tools, and results are messages of role `tool`. Else a call is
-    a line `name(...)`, and the results are one text.
+    """`reader`: of the model's turns. `shown`: the chat template shows the tools, and results are messages of
+    role `tool`. Else a call is a line `name(...)`, and the results are one text.
 
     The reward is `get_reward()` at the end of the episode, or without that method the attribute `reward`. A
     method with a parameter gets the text of the last turn. A turn that has the call after `calls_max` calls
@@ -32,9 +33,17 @@ class ToolEnvironment:
     """
 
     def __init__(
-        self, kind: type, path: str, tools: dict[str, Tool], *, config: EnvironmentRewardSection, shown: bool
+        self,
+        kind: type,
+        path: str,
+        tools: dict[str, Tool],
+        *,
+        config: EnvironmentRewardSection,
+        reader: CallReader,
+        shown: bool,
     ) -> None:
-        self._path, self._tools, self._shown = path, tools, shown
+        self._path, self._tools, self._reader, self._shown = path, tools, reader, shown
+        self._schemas = {name: tool.schema["function"]["parameters"] for name, tool in tools.items()}
         self._characters_max, self._calls_left = config.result_characters, config.tool_calls or sys.maxsize
         self._own, self._loop = kind(), EpisodeLoop()
         self._text = ""
@@ -49,7 +58,7 @@ class ToolEnvironment:
 
     def step(self, action: str) -> Observation | Done | OverBudget:
         self._text = str(action)
-        calls = find_calls(action, self._tools, plain=not self._shown)
+        calls = self._reader.read(action, self._schemas).calls
         if not calls:
             return Done(self.cut_off(), self._metrics())
         results = [(call, self._answered(call)) for call in calls[: self._calls_left]]

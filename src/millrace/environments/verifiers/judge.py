@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Lock
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from millrace.config.tables.verifiers import JudgeRewardSection
 from millrace.core.errors import DataError, RewardError
+from millrace.environments.references import normal, to_json, unwrapped, written
 from millrace.environments.rows import Row, find_column
 from millrace.environments.verifiers.judge_client import JudgeClient
 from millrace.environments.verifiers.judge_prompts import JudgeQuestion, as_text, pairwise, scalar
@@ -89,9 +91,17 @@ class JudgeReward:
         needs_answer = config.show_answer or config.mode == "pairwise"
         if needs_answer and answer is None:
             raise DataError("the judge needs a reference answer, and the row has none: see `task.answer`")
+        answer = unwrapped(answer)
+        is_composed = isinstance(answer, list | Mapping)
+        if config.mode == "pairwise" and is_composed:
+            raise DataError(
+                f"the answer is a {'list' if isinstance(answer, list) else 'table'}, and a pairwise judge "
+                "compares with one text: name it behind a dot in `task.answer`"
+            )
+        reference = to_json(normal(answer)) if is_composed else written(answer)
         if config.mode == "pairwise":
-            return [pairwise(rubric, prompt, completion, str(answer), first=first) for first in (True, False)]
-        shown = str(answer) if config.show_answer else None
+            return [pairwise(rubric, prompt, completion, reference, first=first) for first in (True, False)]
+        shown = reference if config.show_answer else None
         return [scalar(rubric, prompt, completion, shown, config.score_min, config.score_max)]
 
     def _is_asked_twice(self, question: JudgeQuestion) -> bool:

@@ -21,7 +21,7 @@ from millrace.jax_trainer.files.checkpoint import read_arrays, verified
 from millrace.jax_trainer.weights import LAYERS, Tree, named_slices, read_weights, write_tensors
 from millrace.trainer.adapters.peft_config import CONFIG, PREFIX, peft_config
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.tokens import read_tokenizer
+from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 
 NO_ADAPTER = Adapter()
 
@@ -39,8 +39,7 @@ def save_model(
     config = json.loads((model_path / "config.json").read_bytes())
     config.pop("torch_dtype", None)  # of older files, for the same
     (directory / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
-    for name, content in tokenizer.items():
-        (directory / name).write_bytes(content)
+    write_tokenizer(tokenizer, directory)
     write_tensors(directory / "model.safetensors", tensors, dtype)
 
 

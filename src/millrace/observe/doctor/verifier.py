@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from millrace.core.rounding import all_equal
 from millrace.observe.doctor.evidence import Evidence, Step
 from millrace.observe.doctor.finding import Finding, few
 
@@ -38,7 +39,8 @@ def constant_reward(evidence: Evidence) -> Finding | None:
     rewards, steps = evidence.rewards, evidence.steps
     if rewards.num < NUM_MIN or len(steps) < STEPS_MIN:
         return None
-    if not 0 < rewards.low == rewards.high or steps[0].metrics.get("entropy", 1.0) < ENTROPY_MIN:
+    constant = rewards.low > 0 and all_equal((rewards.low, rewards.high))
+    if not constant or steps[0].metrics.get("entropy", 1.0) < ENTROPY_MIN:
         return None
     line = f"all {rewards.num} rewards are {rewards.low:.3g}, from the first step on"
     return Finding("constant-reward", (line,), _CONSTANT)

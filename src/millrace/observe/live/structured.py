@@ -9,7 +9,7 @@ from millrace.core.events import Event
 from millrace.observe.live.live_view import plain_line
 from millrace.observe.live.status import Status
 from millrace.observe.sinks.jsonl import encoded
-from millrace.observe.terminal import drop_output
+from millrace.observe.terminal import drop_output, reader_has_gone
 
 LEFT_OUT = frozenset({"admitted", "leased", "report", "finished", "observed", "scored", "ended"})
 """Kinds that come for every trajectory, or many times a second: `events.jsonl` has them."""
@@ -45,7 +45,9 @@ class StructuredLog:
         try:
             self._stream.write(encoded(line).decode() + "\n")
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if not reader_has_gone(error):
+                raise
             self.reader_gone = True
             drop_output(self._stream)
 

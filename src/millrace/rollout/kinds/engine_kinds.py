@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from millrace.config.objects import find_object
 from millrace.core.errors import ConfigError
-from millrace.core.objects import find_object
 from millrace.core.supported import SERVER, TORCH_ENGINE, VLLM, VLLM_QUANTISED
 from millrace.core.types import Sampling
 from millrace.placement import engine_memory

@@ -37,6 +37,7 @@ from typing import NoReturn
 
 import msgspec
 
+from millrace.core.ending_signals import ENDING
 from millrace.core.errors import WorkerError
 from millrace.runtime import process, stacks
 from millrace.runtime.local import worker
@@ -216,7 +217,7 @@ def _become(python: str, command: MakeWorker, fd: int) -> NoReturn:
     """Exec `spawned` in another interpreter, under the command's prefix. The process keeps the group, the
     parent-death signal and the orphans that `_detach` set up."""
     os.set_inheritable(fd, True)
-    for number in process.ENDING:  # until the new program ignores the signal itself
+    for number in ENDING:  # until the new program ignores the signal itself
         signal.signal(number, signal.SIG_IGN)
     worker = [python, SPAWNED, str(fd), command.name, str(command.epoch), str(command.silence_s_max or 0)]
     arguments = [*command.prefix, *worker]
@@ -238,6 +239,7 @@ def _preload(modules: list[str]) -> None:
 
 
 def main() -> None:
+    os.dup2(2, 1)  # what a worker prints without a log must not stand between the answers of the command
     control = socket.socket(fileno=int(sys.argv[1]))
     setup = msgspec.msgpack.decode(control.recv(MAX_PACKET), type=ForkserverSetup)
     process.die_with_parent(setup.controller_pid)

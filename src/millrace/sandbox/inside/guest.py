@@ -49,7 +49,11 @@ def run(program: dict[str, Any]) -> None:
     function = program["function"]
     module = begun(NAME if function else "__main__")
     if function:
-        serve(program["code"], function, module, program.get("plain", False))
+        code = program["code"]
+        if program.get("given"):
+            answer(os.write, loaded(program["given"], module))
+            code = receive(CALLS)
+        serve(code, function, module, program.get("plain", False))
     else:
         script(program["code"], module)
 
@@ -88,6 +92,15 @@ def script(code: str, module: ModuleType) -> None:
 
 MEMORY = 77
 """Exit status of a program that got no memory."""
+
+
+def loaded(code: str, module: ModuleType) -> bytes:
+    """Execute code that comes before the program. Returns the answer."""
+    try:
+        exec(compile(code, "prompt.py", "exec"), module.__dict__)
+    except BaseException as error:
+        return described(error)
+    return b'{"value":null}'
 
 
 def serve(code: str, function: str, module: ModuleType, plain: bool) -> None:

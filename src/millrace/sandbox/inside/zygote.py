@@ -16,6 +16,7 @@ import fractions  # noqa: F401
 import functools  # noqa: F401
 import gc
 import heapq  # noqa: F401
+import importlib
 import itertools  # noqa: F401
 import json
 import math  # noqa: F401
@@ -27,18 +28,20 @@ import signal
 import socket
 import statistics  # noqa: F401
 import string  # noqa: F401
+import sys
 import traceback  # noqa: F401
 import typing  # noqa: F401
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from millrace.core.ending_signals import ENDING, STACKS
 from millrace.sandbox.inside import guest, landlock, namespaces
 from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.inside.syscalls import machine, prctl
 from millrace.sandbox.inside.warden import Warden, remove_tree
 
 MESSAGE_BYTES = 4096
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (*ENDING, STACKS)
 """Ignored here: the end of the socket is the only end."""
 DESCRIPTORS_MAX = 256
 PRIVATE_USERS = 1_879_000_000
@@ -46,7 +49,7 @@ PRIVATE_USERS = 1_879_000_000
 NOBODY = 65534
 
 
-def main(descriptor: int, level: str, readable: list[str], base: str) -> None:
+def main(descriptor: int, level: str, readable: list[str], base: str, packages: dict[str, list[str]]) -> None:
     """Serve requests on the socket `descriptor` until it is closed.
 
     The first message says `{"ready": level}`, or `{"missing": layer, "why": why}`. A request has the limits
@@ -55,14 +58,17 @@ def main(descriptor: int, level: str, readable: list[str], base: str) -> None:
     Args:
         readable: the paths that programs may read.
         base: a directory for private directories; empty with namespaces.
+        packages: more that they may read, by the package that is imported here.
     """
     control = socket.socket(fileno=descriptor)
     loosen_limits()
     os.umask(0o022)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    more = [path for paths in packages.values() for path in paths]
     try:
-        proc = prepare(level, readable, base)
+        import_packages(packages)
+        proc = prepare(level, readable, base, more)
     except MissingLayer as missing:
         control.send(json.dumps({"missing": missing.args[0], "why": missing.args[1]}).encode())
         return
@@ -74,7 +80,7 @@ def main(descriptor: int, level: str, readable: list[str], base: str) -> None:
             return _clean(base)
         _reap()
         request = json.loads(message)
-        warden = Warden(level, Limits(**request["limits"]), readable, descriptors)
+        warden = Warden(level, Limits(**request["limits"]), readable + more, descriptors)
         begin(control, lambda: warden.work(request["script"], proc, base))  # noqa: B023 - called before the next
         for one in descriptors:
             os.close(one)
@@ -130,7 +136,15 @@ class MissingLayer(Exception):
     """A layer, and why it is missing."""
 
 
-def prepare(level: str, readable: list[str], base: str) -> int | None:
+def import_packages(packages: dict[str, list[str]]) -> None:
+    """Import these, and nothing else from where they lie."""
+    for name, (path, *_) in packages.items():
+        sys.path.append(os.path.dirname(path))
+        importlib.import_module(name)
+        sys.path.pop()
+
+
+def prepare(level: str, readable: list[str], base: str, more: Sequence[str] = ()) -> int | None:
     """Enter the namespaces of the level, and become a user who owns nothing, where that is possible.
 
     Returns /proc as an open directory, with namespaces. Raises MissingLayer.
@@ -148,7 +162,7 @@ def prepare(level: str, readable: list[str], base: str) -> int | None:
         return None
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     user = _private_user()
-    visible = [*readable, "/dev/null"]
+    visible = [*readable, *more, "/dev/null"]
     try:
         try:
             namespaces.enter(visible, proc)

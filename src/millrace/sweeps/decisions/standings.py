@@ -9,13 +9,14 @@ from typing import Any
 
 from millrace.estimates.interval import standard_error
 from millrace.sweeps.decisions.space import identity
-from millrace.sweeps.trial_record import ENDED, SweepTrial, Trials, TrialState
+from millrace.sweeps.trial_record import ENDED, SweepTrial, Trials
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One combination of keys. `value` and `error` are of its finished trials; without such a trial, of those
-    that were stopped early, and `stopped` says so. `error` is nan for one trial alone."""
+    """One combination of keys. `value` and `error` are of all seeds that ended, each with the value that it
+    had at its end, whether it finished, was stopped early or failed. So a seed that went badly is not left
+    out. `num_unvalued` of them ended without a value. `error` is nan for one value alone."""
 
     overrides: Mapping[str, Any]
     names: tuple[str, ...]
@@ -24,18 +25,22 @@ class Standing:
     num_finished: int
     num_stopped: int
     num_failed: int
+    num_unvalued: int
 
     @property
-    def stopped(self) -> bool:
-        return self.num_finished == 0 and self.num_stopped > 0
+    def order(self) -> int:
+        """Classes that are not compared by their values. 0: each seed has a value, and one finished. 1: each
+        has a value, and none finished. 2: a seed ended without a value. 3: none has a value."""
+        if self.value is None:
+            return 3
+        return 2 if self.num_unvalued else int(self.num_finished == 0)
 
 
 def standings(trials: Trials) -> list[Standing]:
-    """All combinations, the best first. Those with a finished trial come before those that were stopped, and
-    those come before those without a value."""
+    """All combinations, the best first, by `Standing.order` and then by value."""
     sign = 1 if trials.goal == "max" else -1
     every = [_standing(overrides, members) for overrides, members in combinations(trials)]
-    return sorted(every, key=lambda one: (one.value is None, one.stopped, -sign * (one.value or 0.0)))
+    return sorted(every, key=lambda one: (one.order, -sign * (one.value or 0.0)))
 
 
 def combinations(trials: Trials) -> list[tuple[Mapping[str, Any], dict[str, SweepTrial]]]:
@@ -48,31 +53,27 @@ def combinations(trials: Trials) -> list[tuple[Mapping[str, Any], dict[str, Swee
     return list(grouped.values())
 
 
-def finished_value(members: Iterable[SweepTrial]) -> float | None:
-    """The mean value of trials that have all ended. None: one has not, or none has a value."""
-    members = list(members)
-    if any(trial.state not in ENDED for trial in members):
-        return None
-    return _mean(_valued(members, TrialState.FINISHED) or _valued(members, TrialState.STOPPED))
+def ended_value(members: Iterable[SweepTrial]) -> float | None:
+    """The mean value of trials that have all ended. None: one has not, or one ended without a value."""
+    values = [trial.value if trial.state in ENDED else None for trial in members]
+    valued = [value for value in values if value is not None]
+    return _mean(valued) if len(valued) == len(values) else None
 
 
 def _standing(overrides: Mapping[str, Any], members: Mapping[str, SweepTrial]) -> Standing:
-    finished = _valued(members.values(), TrialState.FINISHED)
-    values = finished or _valued(members.values(), TrialState.STOPPED)
-    counts = {state: sum(t.state is state for t in members.values()) for state in TrialState}
+    ended = [trial for trial in members.values() if trial.state in ENDED]
+    values = [trial.value for trial in ended if trial.value is not None]
+    finished, stopped, failed = (sum(trial.state is state for trial in ended) for state in ENDED)
     return Standing(
         overrides,
         tuple(members),
         _mean(values),
         standard_error(values),
-        counts[TrialState.FINISHED],
-        counts[TrialState.STOPPED],
-        counts[TrialState.FAILED],
+        finished,
+        stopped,
+        failed,
+        len(ended) - len(values),
     )
-
-
-def _valued(members: Iterable[SweepTrial], state: TrialState) -> list[float]:
-    return [trial.value for trial in members if trial.state is state and trial.value is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:

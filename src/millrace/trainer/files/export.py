@@ -27,7 +27,7 @@ from millrace.trainer.adapters.peft_format import peft_tensors
 from millrace.trainer.files.checkpoint import refuse_another_model, verified
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.tensor_files import UnfusedTensors, fill, index, lay_out, make, open_tensors
-from millrace.trainer.files.tokens import read_tokenizer
+from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
@@ -104,8 +104,7 @@ def _write(
     with all_or_none(ranks):
         if ranks.rank == 0:
             _describe(model, dtype, directory)
-            for name, content in tokenizer.items():
-                (directory / name).write_bytes(content)
+            write_tokenizer(tokenizer, directory)
             if len(files) > 1:
                 (directory / "model.safetensors.index.json").write_bytes(index(files))
             make(directory, files)

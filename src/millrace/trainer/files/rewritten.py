@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from millrace.core.errors import DataError, boundary
 from millrace.placement.needs import indexed_files
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.tokens import read_tokenizer
+from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 
 Tensors = Iterator[tuple[str, Any]]
 FILE_BYTES = 4 * 10**9  # a file is written when its tensors have so many bytes
@@ -35,8 +35,7 @@ def rewrite(model: Path, out: Path, config: dict[str, Any], tensors: Callable[[P
         if set(places.values()) != {"model.safetensors"}:
             index = {"metadata": {}, "weight_map": places}
             (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-        for name, content in read_tokenizer(model).items():
-            (directory / name).write_bytes(content)
+        write_tokenizer(read_tokenizer(model), directory)
         written = config | {"tie_word_embeddings": "lm_head.weight" not in places}  # defaults differ
         (directory / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 

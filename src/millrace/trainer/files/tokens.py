@@ -4,20 +4,30 @@ check comes before a run."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import DataError, boundary
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-                   "chat_template*", "generation_config.json")  # fmt: skip
+                   "chat_template*", "generation_config.json",
+                   "additional_chat_templates/*.jinja")  # fmt: skip
+"""The last ones are named templates, such as `tool_use`."""
 
 
 def read_tokenizer(source: str | Path) -> dict[str, bytes]:
-    """The files of a model directory's tokenizer, by name. They are read while the directory exists."""
-    return {
-        file.name: file.read_bytes() for pattern in TOKENIZER_FILES for file in Path(source).glob(pattern)
-    }
+    """The files of a model directory's tokenizer, by their paths there. They are read while the directory
+    exists."""
+    files = (file for pattern in TOKENIZER_FILES for file in Path(source).glob(pattern) if file.is_file())
+    return {str(file.relative_to(source)): file.read_bytes() for file in files}
+
+
+def write_tokenizer(files: Mapping[str, bytes], directory: Path) -> None:
+    """Write what `read_tokenizer` has read."""
+    for name, content in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(content)
 
 
 def refuse_other_tokens(teacher: str, student: str) -> None:

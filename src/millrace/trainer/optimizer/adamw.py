@@ -9,38 +9,34 @@ import torch
 
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError, boundary
+from millrace.trainer.optimizer.weight_decay import decays
 
 INNER = ("codes", "scale")  # of an 8-bit moment: its numbers, and the scale of each block of 256
 
 
-def make_adamw(parameters: Iterable[torch.nn.Parameter], config: Optimizer) -> torch.optim.Optimizer:
-    """AdamW for `parameters`.
+def make_adamw(parameters: Iterable[Any], config: Optimizer) -> torch.optim.Optimizer:
+    """AdamW for `parameters`: (name, parameter) as of `named_parameters()`, or parameters alone, of which the
+    dimensions decide whether they have weight decay.
 
     Raises: ConfigError: `optimizer.states` needs torchao, which cannot be imported.
 
     Source:
         8-bit moments: arXiv:2110.02861. Tensors of less than 4096 numbers keep float32.
     """
-    updated: list[Any] = list(parameters)
-    options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps", "weight_decay"})
-    groups = _groups(updated) if config.weight_decay else updated
+    groups: dict[float, list[Any]] = {}
+    for name, parameter in (each if isinstance(each, tuple) else ("", each) for each in parameters):
+        decay = config.weight_decay if decays(name, parameter.ndim) else 0.0
+        groups.setdefault(decay, []).append(parameter)
+    tables = [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
+    options: dict[str, Any] = config.model_dump(include={"lr", "betas", "eps"})
     if config.states == "float32":
-        return torch.optim.AdamW(groups, **options, fused=True)
+        return torch.optim.AdamW(tables, **options, fused=True)
     with boundary("trainer", '`optimizer.states` ("8bit"): import torchao', ConfigError):
         from torchao.optim import AdamW8bit
-    optimizer: torch.optim.Optimizer = AdamW8bit(groups, **options)
-    if not updated[0].is_cuda:  # compiling the step for a CPU takes minutes
+    optimizer: torch.optim.Optimizer = AdamW8bit(tables, **options)
+    if not tables[0]["params"][0].is_cuda:  # compiling the step for a CPU takes minutes
         optimizer.step = torch.compiler.set_stance("force_eager")(optimizer.step)  # type: ignore[method-assign]
     return optimizer
-
-
-def _groups(parameters: list[Any]) -> list[dict[str, Any]]:
-    """Groups with and without weight decay. Weight decay would pull the scales of norms to 0, so norms and
-    biases have none."""
-    decayed = [parameter for parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
 
 
 def plain_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
 from millrace.trainer.optimizer.adamw import make_adamw
+from millrace.trainer.optimizer.weight_decay import decays
 
 
 def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Optimizer:
@@ -21,14 +22,11 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
         torch's Muon, whose updates are scaled to the size of AdamW's (arXiv:2502.16982). So one learning rate
         serves both.
     """
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if config.rule == "adamw":
-        return make_adamw((p for p in model.parameters() if p.requires_grad), config)
-    matrices: list[Any] = []
-    others: list[Any] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        (matrices if is_matrix(name, parameter) else others).append(parameter)
+        return make_adamw(trained, config)
+    matrices: list[Any] = [p for name, p in trained if is_matrix(name, p)]
+    others = [(name, p) for name, p in trained if not is_matrix(name, p)]
     if any(hasattr(matrix, "placements") for matrix in matrices):
         raise ConfigError(
             '`optimizer.rule` ("muon") needs whole matrices, and the trainer\'s ranks hold parts of them.\n'
@@ -41,8 +39,8 @@ def make_optimizer(model: PreTrainedModel, config: Optimizer) -> torch.optim.Opt
 
 
 def is_matrix(name: str, parameter: torch.nn.Parameter) -> bool:
-    """Whether Muon updates it: a matrix of a layer, and not the biases of its experts."""
-    return ".layers." in name and parameter.ndim == 2 and not name.endswith("_bias")
+    """Whether Muon updates it: a matrix of a layer, and not biases or scales that are one matrix."""
+    return ".layers." in name and parameter.ndim == 2 and decays(name, 2)
 
 
 class Together(torch.optim.Optimizer):
@@ -52,9 +50,20 @@ class Together(torch.optim.Optimizer):
         super().__init__([p for each in optimizers for g in each.param_groups for p in g["params"]], {})
         self._optimizers = optimizers
         self.param_groups = [group for each in optimizers for group in each.param_groups]
-        for each in optimizers:
-            each.state = self.state
+        self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         for each in self._optimizers:
             each.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of any optimizer. It makes new tables, so they are shared again."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Each optimizer works on the table and on its part of the groups of this one."""
+        groups = iter(self.param_groups)
+        for each in self._optimizers:
+            each.state = self.state
+            each.param_groups = [next(groups) for _ in each.param_groups]

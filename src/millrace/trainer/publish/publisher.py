@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,23 +14,17 @@ from millrace.core.digest import (
     NamedBuffer,
     digest_blocks,
     digest_buffers,
-    kind_of,
     lay_out,
-    version_digest,
 )
-from millrace.core.errors import DigestMismatchError
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Endpoint, Published
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.parallel import each
 from millrace.trainer.publish.device_buffers import DeviceBuffers
 from millrace.trainer.publish.fillings import begin_on_hosts, end_on_host
-from millrace.trainer.publish.overlapped import Overlapped
+from millrace.trainer.publish.rechecked import RecheckedPublisher, digest_of
 from millrace.trainer.ranks.blocks import owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none, first_alone
-
-RECHECK_SHARE = 0.01
-"""The share of the time from update to update that digests before updates may take."""
 
 
 class PublishBuffers:
@@ -101,13 +94,9 @@ def buffers_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Publi
     return PublishBuffers(weights, dtype)
 
 
-class Publisher:
+class Publisher(RecheckedPublisher):
     """Publishes versions of weights that `optimizer` updates. The trainer waits only for the copy of this
-    rank's `buffers`.
-
-    The weights are digested during the next step, and once more before the next update. So a weight that
-    changed in memory meanwhile is not trained on. If the second digest takes more than 1 % of the time, it
-    comes only before every n-th update.
+    rank's `buffers`. The weights are digested during the next step.
 
     Only digests go from rank to rank. The first rank of each host begins a version in a slot of its relay,
     and ends the version when every rank has copied. An error on one rank is raised on every rank, so no rank
@@ -120,14 +109,9 @@ class Publisher:
         optimizer: torch.optim.Optimizer,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.buffers, self._ranks = buffers, ranks
-        self._overlapped = Overlapped[Published]("await_published", ranks)
-        self._begun: tuple[Endpoint, int] | None = None
-        self._published_digest = ""  # of the blocks that this rank published last; empty: it has no block
-        self._fresh = False  # no update since a version was begun
-        self._updates, self._recheck_at, self._checked_s = 0, 1, time.perf_counter()
-        optimizer.register_step_pre_hook(lambda *_: self._overlapped.wait_read())
-        optimizer.register_step_pre_hook(lambda *_: self._before_update())
+        super().__init__(ranks)
+        self.buffers = buffers
+        optimizer.register_step_pre_hook(lambda *_: self.before_update())
 
     def begin(self, opened: Callable[[], WeightsWriter], endpoint: Endpoint, version: int) -> None:
         """Copy the weights into a slot of `endpoint`, this host's relay, with the writer of `opened`. The
@@ -161,48 +145,8 @@ class Publisher:
 
         return begin_on_hosts(ranks, opened, version, manifest, stays=stays)
 
-    def result(self) -> Published:
-        """Wait until the version that was begun last is whole in its slot.
-
-        Raises: WeightsError, or any other error that stopped the version, on this rank or another.
-        """
-        return self._overlapped.result()
-
-    def wait(self) -> None:
-        """Wait until no version is being published. An error is not raised here."""
-        self._overlapped.wait()
-
-    def refuse_changed(self, version: int) -> None:
-        """Raises: DigestMismatchError: the weights changed since they were published as `version`."""
-        if not self._overlapped.wait() or self.result().version != version:
-            return
-        digest = self.buffers.digest()
-        if self._published_digest and digest != self._published_digest:
-            raise DigestMismatchError(
-                f"the trainer's weights of version {version} changed in memory: published with digest "
-                f"{self._published_digest}, they have {digest} now.\n"
-                "  They are not trained on and not saved: test the memory, then `--resume`"
-            )
-
-    def _before_update(self) -> None:
-        """Recheck before every n-th update. Every rank makes this call equally often, and decides n alike, by
-        the measurements of all ranks."""
-        if not self._fresh:
-            return
-        self._fresh, self._updates = False, self._updates + 1
-        if self._updates < self._recheck_at:
-            return
-        took_s, step_s = zip(*agreed(self._ranks, self._recheck), strict=True)
-        self._updates, self._recheck_at = 0, max(1, math.ceil(max(took_s) / (RECHECK_SHARE * min(step_s))))
-
-    def _recheck(self) -> tuple[float, float]:
-        """Seconds of the recheck, and seconds from update to update. Raises: as `refuse_changed`."""
-        self._overlapped.wait()
-        assert self._begun is not None
-        began_s = time.perf_counter()
-        self.refuse_changed(self._begun[1])
-        step_s, self._checked_s = (began_s - self._checked_s) / self._updates, began_s
-        return time.perf_counter() - began_s, step_s
+    def _current_digest(self) -> str:
+        return self.buffers.digest()
 
     def _end(
         self, writer: WeightsWriter, version: int, filling: Filling | None, fault: Exception | None
@@ -225,11 +169,7 @@ class Publisher:
     def _digest(self) -> list[NamedBlock]:
         blocks = self.buffers.block_digests()
         self._overlapped.release()
-        self._published_digest = ""
-        if blocks:
-            dtype, kind = self.buffers.manifest[0].dtype, kind_of(blocks[0][1].digest)
-            entries = ((name, dtype, block.shape, block.digest) for name, block in blocks)
-            self._published_digest = version_digest(entries, kind)
+        self._published_digest = digest_of(blocks, self.buffers.manifest[0].dtype)
         return blocks
 
 

@@ -59,10 +59,9 @@ class Verification:
         self.positions = torch.tensor(positions + padding, device=device)
         samplings, edits = [row.work.sampling for row in self.owners], None
         if any(sampling.edits for sampling in samplings):
+            turns = [(*row.turns, draft, count) for row, draft, count in rows]
             sequences = [
-                (row.work.prompt, [*row.tokens[len(row.work.prompt) :], *draft[:i]])
-                for row, draft, count in rows
-                for i in range(count)
+                (past, [*own, *draft[:i]]) for past, own, draft, count in turns for i in range(count)
             ]
             edits = Edits(samplings, sequences, vocab=vocab, device=device)
         self.sampler = TokenSampler(samplings, device, edits)

@@ -20,12 +20,13 @@ Tensor = torch.Tensor
 class Edits:
     """Edits the logits l of N sequences that grow by one token with each `note`.
 
-        l <- l / r where l > 0, else l r      of every token in the prompt or the completion
-        l <- l - f count - p [count > 0]      count: of a token in the completion
+        l <- l / r where l > 0, else l r      of every token of the sequence so far
+        l <- l - f count - p [count > 0]      count: of a token in what was sampled in the present turn
         l <- -inf                             of banned tokens, and of every token that is not allowed
 
     with `repetition_penalty` r, `frequency_penalty` f, `presence_penalty` p. Source of the first edit: CTRL,
-    arXiv:1909.05858, there without the second case. The order is that of vLLM's sampler.
+    arXiv:1909.05858, there without the second case. The order, and what each counts, are those of vLLM's
+    sampler, to which a turn is a request: it counts what the request put out, not its prompt.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Edits:
         vocab: int,
         device: torch.device,
     ) -> None:
-        """`sequences`: prompt and completion so far."""
+        """`sequences`: what precedes the present turn, and the turn so far."""
         penalties = [[s.repetition_penalty, s.frequency_penalty, s.presence_penalty] for s in samplings]
         self._penalties = torch.tensor(penalties, device=device).T[:, :, None]  # each (N, 1)
         self._counts_NV = torch.zeros((len(samplings), vocab), device=device)

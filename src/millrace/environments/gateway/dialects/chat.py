@@ -61,7 +61,6 @@ class ChatDialect(OpenAIErrors):
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         if reply.calls:
-            message["content"] = reply.content or None
             message["tool_calls"] = [_call(one, one.arguments) for one in reply.calls]
         choice = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
         choice |= {**_ids(call, reply), **_logprobs(call, reply)}

@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from millrace.core.ending_signals import ENDING, STACKS
 from millrace.environments.limits import limit_process_memory
 from millrace.sandbox.inside.syscalls import prctl
 
 PR_SET_PDEATHSIG = 1
-RESTORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
+RESTORED = (*ENDING, STACKS, signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def become_agent(request: dict[str, Any], warden: int, output: int) -> None:

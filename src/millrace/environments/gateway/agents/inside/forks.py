@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from millrace.core.ending_signals import ENDING, STACKS
 from millrace.core.errors import MillraceError
 from millrace.environments.gateway.agents.inside.agent_function import AgentFunction
 from millrace.environments.gateway.agents.inside.agent_warden import AgentWarden
@@ -26,7 +27,7 @@ from millrace.environments.gateway.agents.inside.become import PR_SET_PDEATHSIG
 from millrace.sandbox.inside.syscalls import prctl
 from millrace.sandbox.inside.warden import PR_SET_CHILD_SUBREAPER
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (*ENDING, STACKS)
 """Ignored here: the end of the worker is the only end."""
 END_S = 5.0
 """The wardens have this long to end after the worker."""

@@ -69,8 +69,8 @@ def needs_container(path: Path, line: str, why: str) -> DataError:
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
     """Each instruction in capitals, and the rest of its line. A backslash joins lines."""
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+    lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
+    for line in "\n".join(lines).replace("\\\n", " ").split("\n"):
         if line.strip():
             name, _, rest = line.strip().partition(" ")
             yield name.upper(), rest.strip()

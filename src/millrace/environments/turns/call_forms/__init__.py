@@ -1,0 +1,1 @@
+"""How model families write calls of tools: learnt from a chat template, then read in completions."""

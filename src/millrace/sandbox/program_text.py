@@ -1,0 +1,176 @@
+"""The program in a completion: which part of the text is to be run.
+
+Fences (of backticks or tildes) and the tags <answer> and [PYTHON] cut a completion into parts. The program is
+the last part that defines the function that the tests call. Without such a part, or without a function, it is
+the last part that looks like Python. A part between tags comes before others, and a part in a fence before
+plain text. What the model wrote is searched here, and never parsed: this process judges it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+NESTED = 4
+"""A fence that is so much deeper than the fence before it belongs to the text, as in Markdown."""
+_MARKS = " \t>"
+"""What may stand before a fence: space, and the marks of a quotation."""
+_OPENING, _CLOSING = ("<answer>", "[python]"), ("</answer>", "[/python]")
+_THINK = "<think>"
+_THOUGHT = re.compile(r"(?<!['\"`])</think>(?!['\"\\{]|`(?!``))", re.IGNORECASE)
+_LANGUAGE = re.compile(r"[^A-Za-z]*([A-Za-z][\w+#]*)")
+_PYTHON = re.compile(r"i?py(thon)?\d*", re.IGNORECASE)
+_STATEMENT = re.compile(
+    r"[ \t]*(?:(?:import|from|def|class|async|for|while|if|try|with)\b.*[\w:)]$"
+    r"|@\w|[\w.\[\], *()]{1,200}[-+*/%|&^<>]{0,2}=(?!=)|[\w.]{1,200}\()",
+)
+
+
+@dataclass(frozen=True)
+class _Fence:
+    """A line with a fence. `lead` is what stands before the fence, `info` what stands behind it."""
+
+    indent: int
+    lead: str
+    run: str
+    info: str
+
+    @property
+    def language(self) -> str:
+        found = _LANGUAGE.match(self.info)
+        return found[1] if found else self.info
+
+    @property
+    def is_python(self) -> bool:
+        return _PYTHON.fullmatch(self.language) is not None
+
+
+@dataclass
+class _Part:
+    """A part of a completion. `fence` opens it; None: plain text. `is_answer`: it is between tags."""
+
+    fence: _Fence | None = None
+    is_answer: bool = False
+    lines: list[str] = field(default_factory=list)
+    has_statement: bool = False
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self.has_statement = self.has_statement or _STATEMENT.match(line) is not None
+
+    @property
+    def text(self) -> str:
+        indent = self.fence.indent if self.fence else 0
+        lines = (line[min(indent, len(line) - len(line.lstrip(_MARKS))) :] for line in self.lines)
+        return "".join(f"{line}\n" for line in lines)
+
+    @property
+    def may_be_python(self) -> bool:
+        return self.fence is None or self.fence.is_python or not self.fence.info
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        return self.is_answer, self.may_be_python, self.fence is not None
+
+    def defines(self, function: str) -> bool:
+        name = re.escape(function)
+        pattern = rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|^{name}[ \t]*=|^class[ \t]+{name}\b"
+        return re.search(pattern, self.text, re.MULTILINE) is not None
+
+    def looks_like_python(self) -> bool:
+        is_marked = self.fence is not None and self.fence.is_python
+        return is_marked or (self.may_be_python and self.has_statement)
+
+
+def program_of(completion: str, function: str | None = None) -> str:
+    """The program in a completion (see above); all of the completion where it has one part alone.
+
+    The thinking is left out: thinking that does not end is no program. A block that is not closed ends
+    with the completion. A lone fence without a language may close a block that the prompt has opened. A
+    block in another language than Python is run only if it defines `function`.
+    """
+    scan = _Scan()
+    for line in completion.split("\n"):
+        scan.take(line)
+    if not scan.has_thought and completion.lstrip().lower().startswith(_THINK):
+        return ""
+    if len(scan.parts) == 1 and not scan.has_thought and scan.parts[0].fence is None:
+        return completion
+    parts = sorted((part for part in scan.parts if part.text.strip()), key=lambda part: part.rank)
+    defining = [part for part in parts if function and part.defines(function)]
+    written = [part for part in parts if part.looks_like_python()]
+    found = defining or written or parts
+    return found[-1].text if found else ""
+
+
+class _Scan:
+    """The parts of a completion, which is taken line by line."""
+
+    def __init__(self) -> None:
+        self.parts, self.has_thought = [_Part()], False
+
+    def take(self, line: str) -> None:
+        part = self.parts[-1]
+        if (thought := self._thought(line, part)) is not None:
+            self.parts, self.has_thought = [_Part()], True
+            line, part = thought, self.parts[-1]
+        if part.fence is None and (tag := _first(line.lstrip().lower(), _OPENING)):
+            self.parts.append(part := _Part(is_answer=True))
+            line = line.lstrip()[len(tag) :]
+        closes = _last(line.rstrip().lower(), _CLOSING) if part.is_answer else ""
+        if closes:
+            line = line.rstrip()[: -len(closes)]
+        self._cut(line, part)
+        if closes:
+            self.parts.append(_Part())
+
+    def _thought(self, line: str, part: _Part) -> str | None:
+        """What follows the end of the thinking in this line; None: it does not end here."""
+        match = None if self.has_thought else _THOUGHT.search(line)
+        if match is None:
+            return None
+        is_whole = not line[: match.start()].strip() or not line[match.end() :].strip()
+        return line[match.end() :] if part.fence is None or is_whole else None
+
+    def _cut(self, line: str, part: _Part) -> None:
+        fence = _fence_in(line)
+        if fence is None or not _counts(fence, part):
+            return part.add(line)
+        if fence.lead.strip(_MARKS):
+            part.add(fence.lead)
+        opens = part.fence is None or bool(fence.info)
+        self.parts.append(_Part(fence if opens else None, part.is_answer))
+
+
+def _fence_in(line: str) -> _Fence | None:
+    body = line.lstrip(_MARKS)
+    at = 0 if body.startswith("~~~") else body.find("```")
+    if at < 0:
+        return None
+    rest = body[at:]
+    info = rest.lstrip(rest[0])
+    if "`" in info:  # a code in one line
+        return None
+    indent = len(line) - len(body)
+    return _Fence(indent, line[: indent + at], rest[: len(rest) - len(info)], info.strip())
+
+
+def _counts(fence: _Fence, part: _Part) -> bool:
+    """Whether a fence opens a block, or closes the one of `part`. A fence in a text of a program does
+    neither."""
+    block, has_lead = part.fence, bool(fence.lead.strip(_MARKS))
+    if block is None:
+        return fence.is_python if has_lead else fence.indent < NESTED or not part.has_statement
+    if fence.run[0] != block.run[0] or len(fence.run) < len(block.run):
+        return False
+    if has_lead:  # `return x` and the fence in one line
+        return not fence.info and not set(fence.lead) & set("'\"#")
+    return fence.indent < block.indent + NESTED
+
+
+def _first(text: str, tags: tuple[str, ...]) -> str:
+    return next((tag for tag in tags if text.startswith(tag)), "")
+
+
+def _last(text: str, tags: tuple[str, ...]) -> str:
+    return next((tag for tag in tags if text.endswith(tag)), "")

@@ -1,0 +1,66 @@
+"""A trajectory that begins again: its worker has closed the episode before it answers the first turn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from millrace.config.tables.schedules import RLAX, Laminar, Millrace, RollFlash, RollPacker
+from millrace.core.types import Observed, Score, ScoreRequest
+from millrace.sim.explore.invariants import Invariants
+from millrace.sim.explore.worlds import small_config, with_turns
+from millrace.sim.roles import SimRewardWorker
+from millrace.sim.simulation import Scenario, simulate
+
+
+class OpenTurns:
+    """Which episodes each worker has open, from its answers and from what it is told to forget."""
+
+    def __init__(self) -> None:
+        self.by_worker: dict[int, set[int]] = {}
+        self.begun_open: list[int] = []
+        self.told = 0
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
+    turns, score = OpenTurns(), SimRewardWorker.score
+
+    async def watched(
+        worker: Any, requests: list[ScoreRequest]
+    ) -> AsyncIterator[tuple[int, Score | Observed]]:
+        mine, by_id = (
+            turns.by_worker.setdefault(id(worker), set()),
+            {one.trajectory_id: one for one in requests},
+        )
+        async for trajectory_id, answer in score(worker, requests):
+            if len(by_id[trajectory_id].turns) == 1 and trajectory_id in mine:
+                turns.begun_open.append(trajectory_id)
+            (mine.add if isinstance(answer, Observed) else mine.discard)(trajectory_id)
+            yield trajectory_id, answer
+
+    async def forget(worker: Any, trajectory_ids: list[int]) -> None:
+        turns.told += len(trajectory_ids)
+        turns.by_worker.setdefault(id(worker), set()).difference_update(trajectory_ids)
+
+    monkeypatch.setattr(SimRewardWorker, "score", watched)
+    monkeypatch.setattr(SimRewardWorker, "forget", forget)
+    return turns
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [RLAX(acceptance_staleness=2), Millrace(mix="never"), RollPacker(), RollFlash(mix="never"), Laminar()],
+    ids=lambda one: one.kind,
+)
+def test_no_episode_stays_open_behind_one_that_begins_again(turns: OpenTurns, schedule: Any) -> None:
+    restarted = 0
+    for seed in range(4):
+        scenario = with_turns(Scenario(small_config(schedule, steps=8, seed=seed)))
+        outcome = simulate(scenario, Invariants(scenario))
+        assert outcome.accounting.balanced
+        restarted += len(outcome.of("restarted"))
+    assert turns.begun_open == [] and turns.told
+    assert restarted or schedule.kind != "rollpacker"

@@ -1,0 +1,275 @@
+"""What the reward of mathematics pays: completions beside references, as data sets and models write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from millrace.core.errors import DataError
+from millrace.environments.verifiers.mathematics.final_answer import final_answer
+from millrace.environments.verifiers.mathematics.math_reward import MathReward
+from millrace.environments.verifiers.mathematics.plain_numbers import read_number
+
+REWARD = MathReward()
+
+RIGHT = [
+    # where the answer is
+    (r"First \boxed{1}. No: \boxed{2}.", "2"),
+    (r"So \boxed{42}, which I box: \boxed{}", "42"),
+    (r"It is \boxed{42}. Put it within \boxed{ }.", "42"),
+    (r"\boxed{\boxed{42}}", "42"),
+    (r"\fbox{42}", "42"),
+    (r"\boxed{42} and then \boxed{43", "42"),
+    ("<answer>42</answer>", "42"),
+    ("<answer>1</answer> no, <ANSWER> 42 </ANSWER>", "42"),
+    ("<answer>The answer is 42.</answer>", "42"),
+    (r"<answer>\boxed{42}</answer>", "42"),
+    ("Answer: 42", "42"),
+    ("Answer:42", "42"),
+    ("**Answer:** 42", "42"),
+    ("**Final answer**: $42$", "42"),
+    ("The answer is 42.", "42"),
+    ("The final answer is: 42\nI hope that 7 people read it.", "42"),
+    ("Answer:\n42", "42"),
+    ("The answer is $42$. I hope it is correct.", "42"),
+    ("#### 42", "42"),
+    ("(42)", "42"),
+    ("42", "42"),
+    ("**42**", "42"),
+    ("We have 7 and 5.\nSo there are 12 apples.", "12"),
+    ("12\nThat was easy!", "12"),
+    ("<think>It is \\boxed{7}.</think>\\boxed{42}", "42"),
+    ("<think>It is \\boxed{42}.</think>", "42"),
+    ("7 + 5 = 12", "12"),
+    ("So 3 * 4 = 12 dollars.", "12"),
+    ("$7 + 5 = 12$", "12"),
+    (r"\boxed{7 + 5 = 12}", "12"),
+    (r"\boxed{12 = 7 + 5}", "12"),
+    (r"\boxed{x = 42}", "42"),
+    (r"\boxed{f(3) = 42}", "42"),
+    (r"$x = 5$ and so $y = 42$", "42"),
+    # how a number is written
+    (r"\boxed{42.}", "42"),
+    (r"\boxed{42.0}", "42"),
+    (r"\boxed{042}", "42"),
+    ("42", "042"),
+    (r"\boxed{+42}", "42"),
+    (r"\boxed{- 3}", "-3"),
+    ("- 3", "-3"),
+    ("\u22123", "-3"),
+    (r"\boxed{1e6}", "1000000"),
+    (r"\boxed{1.5e-3}", "0.0015"),
+    (r"\boxed{1.5 \times 10^{6}}", "1500000"),
+    ("1000000", "1e6"),
+    (r"\boxed{3 1/2}", "7/2"),
+    (r"\boxed{3\frac{1}{2}}", "3.5"),
+    ("3½", "3.5"),
+    (r"\boxed{-3 1/2}", "-3.5"),
+    (r"\boxed{\frac12}", "0.5"),
+    (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{-\tfrac{1}{2}}", "-1/2"),
+    (r"\boxed{\frac{-1}{2}}", "-0.5"),
+    (r"\boxed{2/4}", "1/2"),
+    (r"\boxed{1,234}", "1234"),
+    ("#### 1,234", "1,234"),
+    (r"\boxed{1{,}234}", "1234"),
+    (r"\boxed{10,\!080}", "10080"),
+    (r"\boxed{1\,234\,567}", "1,234,567"),
+    ("1 234 567", "1234567"),
+    (r"\boxed{0.333333}", "1/3"),
+    (r"\boxed{.5}", "0.5"),
+    (r"\boxed{\text{42}}", "42"),
+    (r"\boxed{\mathbf{42}}", "42"),
+    (r"\boxed{\{42\}}", "42"),
+    # what stands beside a number
+    (r"\boxed{\$18}", "18"),
+    ("She pays $18.", "18"),
+    ("18", r"\$18"),
+    ("\\boxed{18 \\text{ dollars}}", "18"),
+    (r"\boxed{-\$18}", "-18"),
+    ("€ 18.50", "18.5"),
+    (r"\boxed{50\%}", "50"),
+    (r"\boxed{50\%}", "0.5"),
+    ("50", r"50\%"),
+    (r"\boxed{1/2}", "50%"),
+    ("It is 12.5 percent.", "12.5%"),
+    (r"\boxed{5 \text{ cm}}", "5"),
+    (r"\boxed{5\,\mathrm{m/s}}", "5"),
+    (r"\boxed{5 cm^2}", "5"),
+    (r"\boxed{5cm}", "5 cm"),
+    (r"\boxed{90^\circ}", "90"),
+    ("90", r"90^{\circ}"),
+    (r"\boxed{90°}", "90"),
+    (r"\boxed{42 square feet}", "42"),
+    ("She has 42 apples left.", "42"),
+    (r"\boxed{3 \text{ million}}", "3000000"),
+    ("The answer is 42!", "42"),
+    # words
+    (r"\boxed{Paris}", "Paris"),
+    (r"\boxed{\text{Paris}}", "paris"),
+    ("The answer is Paris.", "Paris"),
+    ("Paris", r"\text{Paris}"),
+    (r"\boxed{B}", "B"),
+    (r"\boxed{(B)}", "B"),
+    (r"\boxed{\textbf{(B)}}", r"\text{(B)}"),
+    ("The correct option is B.", "B"),
+    (r"\boxed{\text{Yes}}", "yes"),
+    (r"\boxed{New York}", "New  York"),
+    (r"\boxed{2024-05-01}", "2024-05-01"),
+    (r"\boxed{3 : 4}", "3:4"),
+    (r"\boxed{北京}", "北京"),
+    # formulas
+    (r"\boxed{2\sqrt{2}}", r"\sqrt{8}"),
+    (r"\boxed{\frac{\sqrt{3}}{2}}", r"\frac{\sqrt{3}}{2}"),
+    (r"\boxed{2\pi}", r"2 \pi"),
+    (r"\boxed{(x+1)^2}", "x^2+2x+1"),
+    ("The answer is $(x+1)^2$.", "x^2+2x+1"),
+    ("So it is x^2 + 2x + 1.", "x^2+2x+1"),
+    (r"\boxed{y = 2x + 1}", "y=2x+1"),
+    (r"\boxed{(1, 2)}", "(1,2)"),
+    (r"\boxed{[1, \infty)}", r"[1,\infty)"),
+    (r"\boxed{(-\infty, 0) \cup (1, 2]}", r"(-\infty,0)\cup(1,2]"),
+    (r"\boxed{\{2, 1\}}", r"\{1, 2\}"),
+    (r"\boxed{1, 2}", "2, 1"),
+    (r"\boxed{1 \text{ or } 2}", "1, 2"),
+    (r"\boxed{\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}}", r"\begin{pmatrix} 1&2\\3&4 \end{pmatrix}"),
+    (r"\boxed{3 + 4i}", "3+4i"),
+    (r"\boxed{x \ge 3}", r"x \geq 3"),
+    (r"\boxed{1024}", "2^{10}"),
+    (r"\boxed{2}", "4/2"),
+    (r"\boxed{\infty}", r"\infty"),
+    (r"\boxed{\frac{\pi}{4}}", "pi/4"),
+    (r"\boxed{sqrt(2)}", r"\sqrt{2}"),
+    (r"\boxed{4210_{5}}", "4210_5"),
+    (r"\boxed{[-2,7]}", r"x \in [-2,7]"),
+    (r"\boxed{11\sqrt2}", r"11\sqrt{2}"),
+    (r"\boxed{1 \pm \sqrt{19}}", r"1 \pm \sqrt{19}"),
+    (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3,\pi/2)"),
+    # references that hold a solution
+    (r"\boxed{42}", r"We add, and it is $\boxed{42}$."),
+    ("72", "48 + 24 = <<48+24=72>>72\n#### 72"),
+]  # fmt: skip
+
+WRONG = [
+    ("", "42"),
+    ("no idea", "42"),
+    (r"\boxed{}", "42"),
+    (r"\boxed{43}", "42"),
+    (r"\boxed{42} no, \boxed{43}", "42"),
+    ("42 or 43", "43"),
+    (r"\boxed{42 \text{ or } 43}", "43"),
+    (r"\boxed{42, 43}", "43"),
+    (r"\boxed{41} \boxed{42} \boxed{43}", "42"),
+    # a question that nobody has answered
+    ("7 + 5", "12"),
+    (r"\boxed{7 + 5}", "12"),
+    ("$7+5$", "12"),
+    ("0 + 5", "5"),
+    ("10 - 5", "-5"),
+    ("24/2", "12"),
+    (r"\boxed{\frac{24}{2}}", "12"),
+    (r"\boxed{\sqrt{144}}", "12"),
+    (r"\boxed{2^{10}}", "1024"),
+    (r"\boxed{3!}", "6"),
+    ("3 * 4 =", "12"),
+    # what is not true
+    ("$3=4$", "4"),
+    (r"\boxed{3=4}", "4"),
+    ("7 + 5 = 13", "13"),
+    (r"\boxed{7 + 5 = 13}", "13"),
+    (r"\boxed{1 = 2 = 42}", "42"),
+    # numbers that look alike
+    (r"\boxed{42x}", "42"),
+    (r"\boxed{42^2}", "42"),
+    (r"\boxed{42i}", "42"),
+    (r"\boxed{42\pi}", "42"),
+    (r"\boxed{42 million}", "42"),
+    (r"\boxed{1e6}", "1"),
+    (r"\boxed{- 3}", "3"),
+    (r"\boxed{3 1/2}", "1"),
+    (r"\boxed{3 1/2}", "3"),
+    (r"\boxed{1,23}", "123"),
+    (r"\boxed{(1,234)}", "1234"),
+    (r"\boxed{0.33}", "1/3"),
+    (r"\boxed{0.3333331}", "0.3333339"),
+    (r"\boxed{1000001}", "1000000"),
+    (r"\boxed{0.42}", "42"),
+    (r"\boxed{4200\%}", "4200.5"),
+    (r"\boxed{forty-two}", "42"),
+    # words
+    (r"\boxed{Pairs}", "Paris"),
+    (r"\boxed{b}", "B"),
+    ("$b$", "$B$"),
+    (r"\boxed{BA}", "AB"),
+    (r"\boxed{A}", "B"),
+    ("Paris or London", "Paris"),
+    (r"\boxed{2024-05-02}", "2024-05-01"),
+    (r"\boxed{2018}", "2024-05-01"),
+    (r"\boxed{6:8}", "3:4"),
+    # formulas
+    (r"\boxed{x + 1}", "x + 2"),
+    (r"\boxed{(1, 2)}", "(2, 1)"),
+    (r"\boxed{(1, 2)}", "[1, 2]"),
+    (r"\boxed{\{1, 2, 3\}}", r"\{1, 2\}"),
+    (r"\boxed{\frac{\sqrt{2}}{2}}", r"\frac{\sqrt{3}}{2}"),
+    (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}"),
+    (r"\boxed{y = 2x}", "y = 3x"),
+    (r"\boxed{4210}", "4210_5"),
+    (r"\boxed{x<3}", "x > 3"),
+    (r"\boxed{Paris}", "x^2 + 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "reference"), RIGHT)
+def test_a_right_answer_earns_1(completion, reference):
+    assert REWARD(completion, reference, {}) == 1.0
+
+
+@pytest.mark.parametrize(("completion", "reference"), WRONG)
+def test_a_wrong_answer_earns_0(completion, reference):
+    assert REWARD(completion, reference, {}) == 0.0
+
+
+def test_every_reference_of_the_tables_earns_1_in_a_box():
+    references = {
+        reference.rpartition("####")[2] for _, reference in RIGHT + WRONG if "boxed" not in reference
+    }
+    assert [one for one in references if REWARD(f"\\boxed{{{one}}}", one, {}) != 1.0] == []
+
+
+@pytest.mark.parametrize(
+    "reference", ["", " ", "?", r"\frac{1}{", r"\begin{tabular}", "}{", "...", r"\boxed{}"]
+)
+def test_a_reference_that_cannot_be_read_is_an_error_and_never_a_zero(reference):
+    with pytest.raises(DataError):
+        REWARD("42", reference, {})
+
+
+def test_a_reference_may_be_a_number_of_the_row_and_each_of_several_answers():
+    assert REWARD("18", 18.0, {}) == REWARD("18", 18, {}) == 1.0
+    several = MathReward(answer_is="any")
+    assert several("0.5", ["1/2", "x"], {}) == several("x", ["1/2", "x"], {}) == 1.0
+    with pytest.raises(DataError, match="a list"):
+        REWARD("1", ["1", "2"], {})
+
+
+def test_only_the_final_answer_is_compared():
+    assert final_answer("First 1.\nThen 2 apples.").text == "Then 2 apples."
+    assert final_answer(" \n") is None
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "1e99999", "1/0", r"\frac{1}{0}", "", "e6", "-", "1.2.3"])
+def test_what_is_no_number_is_none(text):
+    assert read_number(text) is None
+
+
+LONG = [
+    *("\\boxed{" * 20_000, "{" * 20_000 + "}" * 20_000, "$" * 20_001, "\\(" * 9_999, "a" * 50_000),
+    *("1 " * 20_000, "<answer>" * 5_000, "answer is " * 5_000, "-" * 20_000 + "1", "1" + "a." * 300),
+    " " * 50_000 + "1",
+]
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: text[:8])
+def test_long_texts_of_any_kind_are_read_in_a_moment(text):
+    assert REWARD(text, "42", {}) == 0.0
+    assert REWARD(f"\\boxed{{{text}", "42", {}) in (0.0, 1.0)

@@ -1,0 +1,210 @@
+"""Calls of tools are read in the form that the model's own chat template writes."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN, rendered
+
+from millrace.core.errors import ConfigError
+from millrace.environments.turns.call_forms.call_reader import CallReader
+from millrace.environments.turns.call_forms.learn import CallStyle, learn_style
+from millrace.environments.turns.tool_calls import Malformed, ToolCall, TurnParts
+
+TYPES = {
+    "city": "string",
+    "days": "integer",
+    "ratio": "number",
+    "on": "boolean",
+    "none": "null",
+    "list": "array",
+    "nested": "object",
+}
+SCHEMAS = {
+    "look": {"type": "object", "properties": {name: {"type": kind} for name, kind in TYPES.items()}},
+    "get-weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
+    "stop": {"type": "object", "properties": {}},
+}
+HARD = {
+    "city": 'São "Paulo" </tool_call> </think> <function=x> [TOOL_CALLS] 東京\n  {"name": "look"} \\',
+    "days": 2,
+    "ratio": 1.5,
+    "on": True,
+    "none": None,
+    "list": [1, "a, b", {"c": "]"}],
+    "nested": {"a": {"b": ["</tool_call>", "</think>"]}, "e": {}},
+}
+SIMPLE = {"city": "Paris, 5e (nord)", "days": 2}
+EVERY = FAMILIES | MARKED_TEXTS
+one = pytest.mark.parametrize("family", FAMILIES)
+every = pytest.mark.parametrize("family", EVERY)
+
+
+def style(template: str) -> CallStyle:
+    return learn_style(partial(rendered, template))
+
+
+def read(template: str, text: str, tools: Any = SCHEMAS) -> TurnParts:
+    learnt = style(template)
+    return CallReader(learnt.form, is_opened=learnt.opens_thinking).read(text, tools)
+
+
+def turn(template: str, *calls: tuple[str, dict[str, Any]], content: str = "") -> str:
+    """The turn of an assistant, as its template writes it."""
+    learnt = style(template)
+    tool_calls = [
+        {
+            "id": f"functions.{name}:{n}" if learnt.named_ids else f"call{n:05}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(given) if learnt.as_text else given},
+        }
+        for n, (name, given) in enumerate(calls)
+    ]
+    reply = {"role": "assistant", "content": content, "tool_calls": tool_calls}
+    text = rendered(template, [{"role": "user", "content": "?"}, reply])
+    return text.partition("<|assistant|>")[2].removesuffix("<|end|>")
+
+
+@one
+def test_a_call_reads_as_it_was_written_whatever_is_in_its_arguments(family: str) -> None:
+    template = FAMILIES[family]
+    parts = read(template, turn(template, ("look", HARD)))
+    assert parts == TurnParts("", "", (ToolCall("look", HARD),))
+
+
+@every
+def test_two_calls_behind_a_text(family: str) -> None:
+    template = EVERY[family]
+    calls = [
+        ("look", SIMPLE),
+        ("get-weather" if "." not in family and family not in MARKED_TEXTS else "look", SIMPLE),
+    ]
+    if "raise_exception('one" in template:
+        calls = calls[:1]
+    parts = read(template, turn(template, *calls, content="I look.\n"))
+    assert parts.calls == tuple(ToolCall(name, given) for name, given in calls)
+    assert parts.content == "I look."
+
+
+@every
+def test_thinking_about_a_call_is_none_and_the_call_behind_it_counts(family: str) -> None:
+    template = EVERY[family]
+    call = turn(template, ("look", SIMPLE))
+    parts = read(template, f"<think>\nMaybe\n{call}\n</think>\n\n{turn(template, ('look', {'days': 3}))}")
+    assert parts.calls == (ToolCall("look", {"days": 3}),)
+    assert parts.reasoning.startswith("Maybe") and parts.content == ""
+    assert read(template, f"<think>\n{call}\n</think>\n\nParis").calls == ()
+
+
+@every
+def test_a_call_that_is_cut_off_is_none_that_runs(family: str) -> None:
+    template = EVERY[family]
+    whole = turn(template, ("look", SIMPLE))
+    for stop in range(1, len(whole)):
+        calls = read(template, whole[:stop]).calls
+        assert all(isinstance(one, Malformed) or one in (ToolCall("look", SIMPLE), ToolCall("look", {}),
+                   ToolCall("look", {"city": SIMPLE["city"]})) for one in calls)  # fmt: skip
+
+
+@every
+def test_without_tools_there_are_no_calls(family: str) -> None:
+    template = EVERY[family]
+    assert read(template, turn(template, ("look", SIMPLE)), {}).calls == ()
+
+
+@every
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"name": "Alice", "age": 30}',
+        '[{"name": "Alice", "age": 30}, {"name": "Bob", "age": 31}]',
+        '{"type": "look", "name": "Alice"}',
+        '{"function": "sin", "arguments": [1]}',
+        '{"arguments": {"x": 1}, "name": "Alice"}',
+        '{"parameters": {"lr": 0.1}}',
+        '{"name": "look", "meaning": "to see"}',
+        '{"name": "look"}',
+        "f(x) = look(x)",
+        "look at {this}",
+        "I would look.",
+        "[1, 2]",
+        "",
+    ],
+)
+def test_an_answer_is_no_call(family: str, answer: str) -> None:
+    parts = read(EVERY[family], answer)
+    assert parts == TurnParts("", answer, ())
+
+
+def test_a_tag_in_an_argument_ends_no_call_and_no_thinking() -> None:
+    template = FAMILIES["Qwen3-Coder, Qwen 3.5"]
+    for city in (
+        "a </tool_call> b",
+        "a </think> b",
+        "<function=look>\n<parameter=city>",
+        "a </parameter> b",
+        "\n x \n",
+    ):
+        assert read(template, turn(template, ("look", {"city": city}))).calls == (
+            ToolCall("look", {"city": city}),
+        )
+
+
+def test_arguments_between_tags_have_the_types_of_their_schema() -> None:
+    template = FAMILIES["Qwen3-Coder, Qwen 3.5"]
+    for text, value in {"2": 2, "True": True, "null": None, "[1, 'a']": [1, "a"], "two": "two"}.items():
+        call = (
+            f"<tool_call>\n<function=look>\n<parameter=days>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        )
+        assert read(template, call).calls == (ToolCall("look", {"days": value}),)
+        as_text = read(template, call.replace("days", "city")).calls
+        assert as_text == (ToolCall("look", {"city": text}),)
+
+
+@every
+def test_a_call_without_arguments(family: str) -> None:
+    template = EVERY[family]
+    assert read(template, turn(template, ("stop", {}))).calls == (ToolCall("stop", {}),)
+
+
+def test_a_template_whose_calls_cannot_be_read_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"model\.path.* as 'CALL xfirstx WITH"):
+        style(UNKNOWN)
+
+
+def test_a_template_without_calls_has_the_marks_that_families_tell_their_models() -> None:
+    assert style(NO_CALLS).form is None and style(NO_CALLS).shows_tools
+    look = json.dumps({"name": "look", "arguments": HARD})
+    for text in (
+        f"<tool_call>{look}</tool_call>",
+        f"<|tool_call|>[{look}]<|/tool_call|>",
+        f"functools[{look}]",
+        look,
+    ):
+        assert read(NO_CALLS, text).calls == (ToolCall("look", HARD),)
+
+
+def test_a_prompt_that_opens_thinking_is_known() -> None:
+    template = FAMILIES["Llama 3.1"].replace("%}<|assistant|>{% endif", "%}<|assistant|><think>\n{% endif")
+    assert style(template).opens_thinking
+    parts = read(
+        template, '{"name": "look", "parameters": {}}\n</think>\n{"name": "look", "parameters": {"days": 1}}'
+    )
+    assert parts.calls == (ToolCall("look", {"days": 1}),) and "parameters" in parts.reasoning
+
+
+def test_bare_json_counts_at_the_end_of_a_turn_alone() -> None:
+    template, call = FAMILIES["Llama 3.1"], '{"name": "look", "parameters": {"days": 1}}'
+    wanted = ToolCall("look", {"days": 1})
+    assert read(template, f"I look.\n{call}").calls == (wanted,)
+    assert read(template, f"{call}; {call}").calls == (wanted, wanted)
+    assert read(template, f"A call is\n{call}\nbut I do not look.").calls == ()
+    assert read(template, '{"name": "fly", "parameters": {"days": 1}}').calls == ()
+    [cut] = read(template, call[:-2]).calls
+    assert isinstance(cut, Malformed)
