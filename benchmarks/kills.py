@@ -132,8 +132,8 @@ def play_all(
         verdict = suite.verdict(played)
         if verdict.evaluated or verdict.superseded:
             say(
-                f"{name}: {verdict.evaluated} versions evaluated, {verdict.superseded} skipped for a newer one "
-                f"(undisturbed: {verdict.superseded_undisturbed})"
+                f"{name}: {verdict.evaluated} versions evaluated, {verdict.superseded} skipped for a newer "
+                f"one (undisturbed: {verdict.superseded_undisturbed})"
             )
         counted = [kill for kill in played.kills if kill.met or verdict.problems]
         for kill in counted:

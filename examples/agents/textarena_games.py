@@ -24,7 +24,8 @@ def rows():
 
 
 class Game:
-    """textarena forgives one invalid move, and says why. The second one in a row ends the game."""
+    """textarena forgives one invalid move, and says why. The second one in a row breaks the game, which is
+    then worth 0. textarena itself gives partial credit, a penalty or, in some games, a sentence."""
 
     def reset(self, row):
         self.game, self.malformed = ta.make(row["game"]), 0
@@ -40,7 +41,9 @@ class Game:
         self.malformed += players[0]["invalid_move"] or self.game.state.error_count > 0
         metrics = {"malformed": self.malformed}
         if done:
-            return Done(rewards[0], {**metrics, "moves": players[0]["turn_count"]})
+            broken = players[0]["invalid_move"]
+            metrics |= {"moves": players[0]["turn_count"], "broken": broken}
+            return Done(0.0 if broken else rewards[0], metrics)
         return Observation(self._messages(), metrics=metrics)
 
     def _messages(self):

@@ -21,7 +21,7 @@ GUESSING = {"prompt": "Play.\n", "game": "GuessTheNumber-v0-raw", "seed": 1}
 
 @pytest.fixture
 def play(model: Path, tmp_path: Path) -> Any:
-    return lambda row, *moves: play_by_hand(PATH, row, *moves, model=model, directory=tmp_path)
+    return lambda row, *moves, path=PATH: play_by_hand(path, row, *moves, model=model, directory=tmp_path)
 
 
 def test_a_game_is_played_to_its_end_and_a_wrong_move_is_answered(play: Any) -> None:
@@ -34,10 +34,47 @@ def test_a_game_is_played_to_its_end_and_a_wrong_move_is_answered(play: Any) -> 
     assert episode["metrics"]["malformed"] == 1 and episode["metrics"]["moves"] == 3
 
 
-def test_the_second_wrong_move_in_a_row_ends_the_game_with_what_it_is_worth(play: Any) -> None:
-    episode = play(GUESSING, "[10]", "seven", "[70]", "[5]")
+def test_the_second_wrong_move_in_a_row_breaks_the_game_however_near_the_guess_was(play: Any) -> None:
+    episode = play(GUESSING, "[6]", "seven", "[70]", "[5]")
     assert len(episode["turns"]) == 3 and episode["outcome"] == "scored"
-    assert episode["value"] == pytest.approx(1 - 5 / 19) and episode["metrics"]["malformed"] == 2
+    assert episode["value"] == 0.0
+    assert episode["metrics"]["malformed"] == 2 and episode["metrics"]["broken"] == 1
+
+
+BREAKABLE = {
+    "a sentence": ("Countdown", "Cryptarithm", "Slitherlink", "ThreeCardMonte"),
+    "partial credit": ("2048", "PegJump", "TowerOfHanoi"),
+    "a penalty": ("Bandit", "Secretary"),
+}
+
+
+@pytest.mark.parametrize("game", [game for games in BREAKABLE.values() for game in games])
+def test_a_broken_game_is_worth_nothing_whatever_textarena_says(game: str) -> None:
+    kind, _ = load_environment(PATH)
+    played: Any = kind()
+    played.reset({"game": f"{game}-v0-raw", "seed": 1})
+    answers = [played.step("hello") for _ in range(2)]
+    assert not isinstance(answers[0], Done)
+    assert answers[1].reward == 0.0 and answers[1].metrics["broken"] == 1
+
+
+SAYS = """
+import sys
+sys.path.insert(0, {examples!r})
+import textarena_games
+
+class Game(textarena_games.Game):
+    def reset(self, row):
+        said = super().reset(row)
+        self.game.close = lambda: ({{0: "well played"}}, {{0: {{"invalid_move": False, "turn_count": 1}}}})
+        return said
+"""
+
+
+def test_a_reward_that_is_no_number_fails_the_episode(play: Any, tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS.format(examples=str(EXAMPLES)))
+    episode = play(GUESSING, "[5]", path=f"{tmp_path / 'says.py'}:Game")
+    assert episode["outcome"] == "failed" and "'well played'" in episode["reason"]
 
 
 def test_another_game_needs_another_id_alone(play: Any) -> None:

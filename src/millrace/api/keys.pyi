@@ -488,7 +488,7 @@ class MixturePartKeys(TypedDict, total=False):
 class ResumeKeys(TypedDict, total=False):
     steps: int
     seed: int
-    allow: Sequence[Literal['uncorrected', 'cut_sampling']]
+    allow: Sequence[Literal['uncorrected', 'cut_sampling', 'false_positives']]
     model: ModelKeys | Table
     task: Literal['gym', 'file', 'hub', 'function', 'mixture'] | GymTaskKeys | Table | FileTaskKeys | Table | HubTaskKeys | Table | FunctionTaskKeys | Table | MixtureTaskKeys | Table
     reward: Literal['gym', 'math', 'exact', 'code', 'json', 'pattern', 'judge', 'function', 'environment', 'sum'] | GymRewardKeys | Table | MathRewardKeys | Table | ExactRewardKeys | Table | CodeRewardKeys | Table | JsonRewardKeys | Table | PatternRewardKeys | Table | JudgeRewardKeys | Table | FunctionRewardKeys | Table | EnvironmentRewardKeys | Table | SumRewardKeys | Table
@@ -511,7 +511,7 @@ class ResumeKeys(TypedDict, total=False):
 class TrainKeys(TypedDict, total=False):
     steps: int
     seed: int
-    allow: Sequence[Literal['uncorrected', 'cut_sampling']]
+    allow: Sequence[Literal['uncorrected', 'cut_sampling', 'false_positives']]
     model: ModelKeys | Table
     task: Literal['gym', 'file', 'hub', 'function', 'mixture'] | GymTaskKeys | Table | FileTaskKeys | Table | HubTaskKeys | Table | FunctionTaskKeys | Table | MixtureTaskKeys | Table
     batch: BatchShapeKeys | Table
@@ -531,7 +531,7 @@ class TrainKeys(TypedDict, total=False):
 class EvaluateKeys(TypedDict, total=False):
     steps: int
     seed: int
-    allow: Sequence[Literal['uncorrected', 'cut_sampling']]
+    allow: Sequence[Literal['uncorrected', 'cut_sampling', 'false_positives']]
     task: Literal['gym', 'file', 'hub', 'function', 'mixture'] | GymTaskKeys | Table | FileTaskKeys | Table | HubTaskKeys | Table | FunctionTaskKeys | Table | MixtureTaskKeys | Table
     batch: BatchShapeKeys | Table
     selection: Literal['rest', 'signal'] | RestSelectionKeys | Table | SignalSelectionKeys | Table | Literal['none'] | None

@@ -16,16 +16,19 @@ from millrace.checks.try_own import try_own
 from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.completion.columns import token_array
-from millrace.core.errors import ConfigError, DataError, RewardError, WorkerDied
+from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, RewardError, WorkerDied
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
 from millrace.environments.first_look import TriedCompletion
+from millrace.environments.gym.families import family_notes
 from millrace.evaluation.scores import Timed, drain, start_worker
 from millrace.evaluation.trials import unmet
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 TARGET = "millrace.environments.first_look:FirstLook"
 REASONS_SHOWN = 3
+MANY = 0.9
+"""The share of distinct prompts below which a warning says how few there are."""
 TRIED_ROWS, PROVED_ROWS, PROVED_S = 3, 16, 10.0
 DEATHS_MAX = 2
 """After so many workers that a row or a call of the reward ended, the run is refused."""
@@ -34,18 +37,21 @@ DEATHS_MAX = 2
 @dataclass(frozen=True)
 class TaskFacts:
     """The first usable prompt in the order of the run, and how many rows the task has. How many of the first
-    `num_probed` rows are unusable, and `reason`, why the first of these is."""
+    `num_probed` rows are unusable, and `reason`, why the first of these is. `keys`: see
+    `FirstLook.prompt_keys`."""
 
     prompt: Prompt
     rows: int
     num_probed: int
     num_unusable: int
     reason: str
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class FirstTry:
-    """`tried` are calls of the reward, up to the first that did not fail. `own_warnings` are of `try_own`."""
+    """`tried` are calls of the reward, up to the first that did not fail. `own_warnings` are of `try_own`,
+    and of held-out prompts."""
 
     task: TaskFacts
     tried: list[tuple[TriedCompletion, Timed]]
@@ -61,22 +67,41 @@ def try_first(config: Config) -> FirstTry:
     first = replace(asyncio.run(_try_first(config)), own_warnings=own_warnings)
     others = {f"`task.parts` ({name})": part for name, part in config.by_part.items() if name}
     others |= {f"`evaluations` ({one.name})": config.of_evaluation(one) for one in config.evaluations}
+    measured = {f"`evaluations` ({one.name})" for one in config.evaluations if one.canary is None}
     for which, other in others.items():
         try:
-            asyncio.run(_try_first(other))
+            held_out = asyncio.run(_try_first(other))
         except (ConfigError, DataError, RewardError) as error:
             raise type(error)(f"{which}: {error}") from error
+        if which in measured:
+            own_warnings += repeated(which, held_out.task, first.task)
     return first
+
+
+def repeated(which: str, held_out: TaskFacts, trained: TaskFacts) -> Iterator[str]:
+    """A sentence if prompts of an evaluation are among those that training begins with."""
+    known = set(trained.keys)
+    if num := sum(key in known for key in held_out.keys):
+        yield (
+            f"{which}: {num} of its first {len(held_out.keys)} prompts are among the first "
+            f"{len(trained.keys)} prompts of training: it measures what was learnt by heart, too"
+        )
 
 
 def warnings(config: Config, first: FirstTry) -> Iterator[str]:
     """Problems that would spoil the run without ending it, one sentence each."""
     yield from first.own_warnings
+    yield from family_notes(config)
     task, prompts = first.task, config.batch.prompts
     if task.num_unusable:
         yield (
             f"{task.num_unusable} of the first {task.num_probed} rows cannot be used and are skipped; the "
             f"first: {task.reason}"
+        )
+    if (distinct := len(set(task.keys))) < MANY * len(task.keys):
+        yield (
+            f"{distinct} of the first {len(task.keys)} prompts are distinct: rows repeat them, and held-out "
+            "rows may, too"
         )
     if prompts > task.rows:
         yield (
@@ -103,13 +128,26 @@ async def _try_first(config: Config) -> FirstTry:
         attempts = await worker.call(
             "attempts", usable[:TRIED_ROWS], timeout_s=config.supervision.spawn_timeout_s
         )
-        task = TaskFacts(usable[0], rows, len(prompts), len(unusable), unusable[0] if unusable else "")
+        keys = await _keys(worker, config)
+        if worker.dead.done():
+            worker = await _start(runtime, config)
+        task = TaskFacts(usable[0], rows, len(prompts), len(unusable), "".join(unusable[:1]), keys)
         worker, tried = await _try_reward(runtime, worker, config, attempts)
         if config.reward.prove_references:
             await _prove(worker, config, usable[:PROVED_ROWS])
         return FirstTry(task, tried)
     finally:
         await runtime.close()
+
+
+async def _keys(worker: Handle, config: Config) -> tuple[str, ...]:
+    """None where a later row ends the worker: the run skips that row."""
+    try:
+        return tuple(await worker.call("prompt_keys", timeout_s=config.supervision.spawn_timeout_s))
+    except (WorkerDied, DeadlineExceeded):
+        worker.kill()
+        await worker.dead
+        return ()
 
 
 async def _first_prompts(runtime: Runtime, config: Config) -> tuple[Handle, list[Prompt | BadPrompt]]:

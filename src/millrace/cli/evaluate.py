@@ -19,6 +19,7 @@ from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.kept import keep_if_of_a_run
+from millrace.evaluation.trained_on import trained_on
 from millrace.observe.live.progress_line import progress_line
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.models import served_config
@@ -40,6 +41,9 @@ def command(
         int, typer.Option(help="`task.data_seed` of a gym task: another one is held-out data.")
     ] = HELD_OUT_SEED,
     correct_at: Annotated[float, typer.Option(help="A reward of at least this is correct.")] = 1.0,
+    with_trained: Annotated[
+        bool, typer.Option("--with-trained", help="Also prompts that the run of the model was trained on.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on a configuration's task."""
@@ -48,19 +52,28 @@ def command(
     with served_config(config, model) as (served, chosen):
         held_out = held_out_config(served, None, seed=seed, data_seed=data_seed)
         check_kernel()  # which the reward worker needs
+        trained = None if with_trained else trained_on(chosen, held_out)
         with progress(Terminal(stderr=True), named) as on_progress:
             result = evaluate(
-                held_out, prompts=prompts, samples=samples, correct_at=correct_at, on_progress=on_progress
+                held_out,
+                prompts=prompts,
+                samples=samples,
+                correct_at=correct_at,
+                on_progress=on_progress,
+                trained=trained,
             )
     result = replace(result, model=named)
     if trouble := keep_if_of_a_run(chosen, result):
         Terminal(stderr=True).print(trouble)
     if as_json:
-        print_json(result.to_json())
+        left_out = len(trained.left_out) if trained else 0
+        print_json(result.to_json() | {"left_out": left_out})
     else:
         console = Terminal(soft_wrap=True)
         console.print(_table(result))
-        if not isinstance(config.task, GymTaskSection) and not _names_rows(overrides or ()):
+        if trained and trained.left_out:
+            console.print(f"{trained}.")
+        if not (trained or isinstance(config.task, GymTaskSection) or _names_rows(overrides or ())):
             console.print(
                 "These are rows that training draws from. For held-out ones: "
                 f"--set task.path=OTHER_{'FILE' if isinstance(config.task, FileTaskSection) else 'FUNCTION'}"

@@ -13,6 +13,7 @@ from rich.text import Text
 from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
+from millrace.environments.gym.families import family_notes
 from millrace.evaluation.played import play
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.group_text import METRICS_MAX
@@ -41,7 +42,7 @@ def command(
         _play(config, completion or [], tokens, as_json)
         return
     results = run_trials(config, rows, completion or [])
-    warnings = list(judge(results))
+    warnings = [*judge(results), *family_notes(config)]
     if as_json:
         print_json({"trials": results, "warnings": warnings})
     else:

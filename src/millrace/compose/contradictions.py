@@ -11,6 +11,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.section import Section
+from millrace.environments.gym.families import false_positives
 from millrace.rollout.kinds.engine_kinds import ENGINES
 
 CUTS = frozenset({"top_p", "top_k", "min_p"})
@@ -26,9 +27,14 @@ def contradictions(config: Config) -> list[str]:
     """Every contradiction that `allow` does not name, with its remedy. Empty: none."""
     return [
         f'{problem}, or say that you mean it: `allow = ["{name}"]`'
-        for name, problem in (*_uncorrected(config), *_cut_sampling(config))
+        for name, problem in (*_uncorrected(config), *_cut_sampling(config), *_false_positives(config))
         if name not in config.allow
     ]
+
+
+def _false_positives(config: Config) -> Iterator[tuple[str, str]]:
+    for problem in false_positives(config):
+        yield "false_positives", problem
 
 
 def idle(config: Config) -> list[str]:

@@ -53,9 +53,11 @@ class Config(Section):
     steps."""
     seed: Seed = 0
     """Seed of everything random in the run: prompt order and sampling noise."""
-    allow: tuple[Literal["uncorrected", "cut_sampling"], ...] = ()
+    allow: tuple[Literal["uncorrected", "cut_sampling", "false_positives"], ...] = ()
     """What is otherwise refused at the start. `"uncorrected"`: tokens of older policies without a correction.
-    `"cut_sampling"`: `top_p`, `top_k` or `min_p`, and the trainer has no `sampling.token_masks`."""
+    `"cut_sampling"`: `top_p`, `top_k` or `min_p`, and the trainer has no `sampling.token_masks`.
+    `"false_positives"`: a family of reasoning-gym whose scorer accepts a wrong answer. See
+    docs/gym-families.md."""
     model: Model
     task: GymTaskSection | FileTaskSection | HubTaskSection | FunctionTaskSection | MixtureTaskSection = (
         Field(discriminator="kind")

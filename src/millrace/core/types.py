@@ -1,7 +1,6 @@
 """The nouns that all layers share. Plain data: methods only derive values from fields.
 
-Messages are frozen msgspec structs. The controller owns the mutable records `Trajectory` and `Group`.
-"""
+Messages are frozen msgspec structs. The controller owns the mutable records `Trajectory` and `Group`."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Sampling(msgspec.Struct, frozen=True):
     Order: penalties, banned tokens, logits / temperature, then min-p, top-k, top-p, then renormalise.
     Recorded log-probs are of that final distribution; greedy tokens record the log-prob at temperature 1
     without min-p, top-k and top-p. An end token is part of the completion. A stop string ends the trajectory
-    with the token that completes the string.
-    """
+    with the token that completes the string."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -89,8 +87,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt: a pure function of (data set, run seed, group id). `metrics`: a trajectory begins so.
-    `row_digest`: of the columns of its row; empty: not known."""
+    """A function of (data set, run seed, group id). A trajectory begins with `metrics`."""
 
     group_id: int
     row_id: str
@@ -117,8 +114,7 @@ class Work(msgspec.Struct, frozen=True):
 
     `lease` counts the leases of this trajectory; progress with another lease is refused, and a repeat changes
     nothing. `sampling.max_tokens - len(tokens)` tokens are left. The present turn began with
-    `tokens[turn_start]`: what is before it ends nothing. `earlier`: completions of its row, for drafts alone.
-    """
+    `tokens[turn_start]`: what is before ends nothing. `earlier`: completions of its row, for drafts."""
 
     trajectory_id: int
     group_id: int
@@ -223,9 +219,8 @@ Score = Scored | Failed | Abstain
 
 
 class ScoreRequest(msgspec.Struct, frozen=True):
-    """`turns`: (start, stop, sampled) of stretches of sampled and observed tokens; empty: one turn. `room`:
-    how many tokens may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`: empty: not known.
-    `row_digest`: that of the prompt; a row with another digest is not scored."""
+    """`turns`: (start, stop, sampled) of sampled and observed tokens; empty: one turn. `room`: tokens that
+    may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`, `row_digest`: empty: not known."""
 
     trajectory_id: int
     group_id: int
@@ -423,8 +418,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """Trajectories of one prompt. `group_id` is the position in the data stream (the cursor). `row_digest`:
-    that of the prompt."""
+    """Trajectories of one prompt, with its `row_digest`. `group_id` is the position in the data stream."""
 
     group_id: int
     row_id: str

@@ -23,6 +23,10 @@ ROLES = {"human": "user", "gpt": "assistant"}
 READ = ("role", "content", "from", "value", "tool_calls")
 """The keys of a message that are written anew."""
 Message = dict[str, Any]
+More = str | Sequence[Message]
+"""What follows a prompt."""
+Tools = Sequence[Message]
+"""JSON Schemas of tools, as chat templates take them."""
 
 
 def render(

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from functools import partial
 
 import msgspec
 
+from millrace.core.errors import DataError
 from millrace.core.types import BadPrompt, Prompt
 from millrace.environments.chat import find_reference
 from millrace.environments.reward_worker import TaskRewardWorker
 from millrace.environments.scores import encodable
+from millrace.environments.stream.asked_row import row_digest
 from millrace.environments.tasks import PROBED_ROWS
 from millrace.environments.tokenizer import encode
 from millrace.environments.verifiers.reference_completions import ReferenceCompletion, told_references
 
+REPEATS_ROWS, REPEATS_S = 1000, 3.0
+"""Among so many rows, or as many as there is time for, repeated prompts are counted."""
 LOOK_S = 10.0
 """After so long, probing ends at the first usable row, because a task may make its rows slowly."""
 
@@ -51,6 +57,22 @@ class FirstLook(TaskRewardWorker):
 
     async def num_rows(self) -> int:
         return self._parts.rows
+
+    async def prompt_keys(self) -> list[str]:
+        """Of the first rows in the order of the run: the text of the prompt, as a digest. With an
+        environment, the digest of the row, because prompts of other episodes may have the same text."""
+        until_s, keys = time.monotonic() + REPEATS_S, list[str]()
+        for group_id in range(min(self._parts.rows, REPEATS_ROWS)):
+            with suppress(DataError):  # a row that makes no prompt
+                keys.append(await self._in_rows(partial(self._key, group_id)))
+            if time.monotonic() >= until_s:
+                break
+        return keys
+
+    def _key(self, group_id: int) -> str:
+        part, row = self._parts.locate(group_id)
+        columns = part.task.columns(row) if self._episodes else {"prompt": part.task.prompt_text(row)}
+        return row_digest(columns)
 
     async def attempts(self, prompts: list[Prompt]) -> list[TriedCompletion]:
         """Texts that any reward should score: a right answer, an empty completion, and some text."""

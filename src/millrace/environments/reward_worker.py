@@ -18,14 +18,13 @@ from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needi
 from millrace.core.turns.turn_bounds import FIRST
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, Scored, ScoreRequest
 from millrace.environments.answers import make_answer
-from millrace.environments.chat import find_reference
+from millrace.environments.chat import More, find_reference
 from millrace.environments.data.wrong_gold import WrongGold
 from millrace.environments.limits import limit_process_memory
 from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
 from millrace.environments.stream.asked_row import asked_columns, row_digest
 from millrace.environments.stream.parts import Part, Parts, made
-from millrace.environments.tasks import More
 from millrace.environments.tokenizer import encode, encode_prompt, load_dated_tokenizer
 from millrace.environments.turns.environment import Ids
 from millrace.environments.turns.episodes import Episodes, make_episodes

@@ -10,9 +10,11 @@ from millrace.core.errors import ConfigError
 from millrace.environments.code import CodeReward
 from millrace.environments.extract import Extract
 from millrace.environments.function import FunctionReward
+from millrace.environments.gym.gym_reward import GymReward
+from millrace.environments.gym.gym_task import GymTask
 from millrace.environments.references import AnswerIs, ReferenceAnswers, equals, identical, json_value
 from millrace.environments.rows import Row
-from millrace.environments.tasks import GymTask, Task, first_usable
+from millrace.environments.tasks import Task, first_usable
 from millrace.environments.verifiers.judge import JudgeReward
 from millrace.environments.verifiers.mathematics.math_reward import MathReward
 from millrace.environments.verifiers.pattern import PatternReward
@@ -61,28 +63,6 @@ def make_reward(
             return FunctionReward(config.path, first_usable(task), config.signature, task.prompt)
         case table.EnvironmentRewardSection():
             raise ConfigError('`reward.kind` "environment" is no member of a sum, and scores no lone text')
-
-
-class GymReward:
-    """The scorer of the reasoning-gym data set; values below the threshold are 0.
-
-    The threshold is needed because many scorers give a little for any answer.
-    """
-
-    file: str | None = None
-    is_async = False
-
-    def __init__(self, config: table.GymRewardSection, task: GymTask) -> None:
-        self.name = f"the scorer of {type(task.dataset).__name__}"
-        self._score, self._threshold = task.dataset.score_answer, config.threshold
-        self._extract = Extract(config.extract)
-
-    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        extracted = self._extract(completion)
-        if extracted is None:
-            return 0.0
-        value = self._score(answer=extracted, entry=columns)
-        return value if value >= self._threshold else 0.0
 
 
 class ExactReward:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.chat import find_reference, is_messages, render
+from millrace.environments.chat import More, Tools, find_reference, is_messages, render
 from millrace.environments.data.arrow import ArrowRows
 from millrace.environments.data.hub import fetched_file
+from millrace.environments.gym.gym_task import GymTask
 from millrace.environments.rows import FunctionRows, Row, Rows, find_column, has_column, open_rows
 
 PROBED_ROWS = 100
-CACHED_ROWS = 1024
-
-More = str | Sequence[dict[str, Any]]
-Tools = Sequence[dict[str, Any]]
-"""JSON Schemas of tools, as chat templates take them."""
 
 OfRows = table.FileTaskSection | table.HubTaskSection | table.FunctionTaskSection
 
@@ -60,44 +53,6 @@ def make_task(config: table.Task, tokenizer: Any) -> Task:
     task: Task = kind(config, tokenizer)
     first_usable(task)
     return task
-
-
-class GymTask:
-    """A reasoning-gym data set. Each row is generated when it is needed.
-
-    reasoning-gym seeds row i with `seed + i`, so neighbouring seeds share nearly all rows. So the golden
-    ratio spreads seeds over 31 bits: small `data_seed`s are hundreds of thousands of rows apart, and a
-    held-out set with another seed has other rows.
-    """
-
-    prompt, answer = "question", "answer"
-
-    def __init__(self, config: table.GymTaskSection, tokenizer: Any) -> None:
-        self.rows = config.size
-        self._config, self._tokenizer = config, tokenizer
-        seed = config.data_seed * 2_654_435_769 % 2**31
-        self.dataset = _gym_dataset(config.name, config.size, seed, config.options)
-        self._cached = lru_cache(CACHED_ROWS)(self._generate)
-
-    def row_id(self, row: int) -> str:
-        return f"{self._config.name}/{self._config.data_seed}:{row}"
-
-    def columns(self, row: int) -> Row:
-        return self._cached(row)
-
-    def prompt_text(self, row: int, more: More = "", tools: Tools = ()) -> str:
-        columns = self.columns(row)
-        question = columns["question"]
-        return render(self._config, self._tokenizer, columns, question, self.row_id(row), more, tools)
-
-    def is_chat(self, row: int) -> bool:
-        return self._config.chat
-
-    def _generate(self, row: int) -> Row:
-        try:
-            return self.dataset[row]
-        except Exception as error:
-            raise DataError(f"{self.row_id(row)}: not generated: {type(error).__name__}: {error}") from error
 
 
 class RowsTask:
@@ -155,26 +110,6 @@ def _lacks(columns: Row, key: str, name: str) -> str:
     if has_column(columns, name):
         return f"has nothing (null) as `{name}`: give it a value or leave the row out{none}"
     return f"has no `{name}`, only {sorted(columns)}: name the right column as `{key}`{none}"
-
-
-def _gym_dataset(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
-
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.4) or sorted(DATASETS)[:3]
-        raise ConfigError(
-            f"`task.name` ({name!r}) is not a reasoning-gym data set. Nearest: {', '.join(near)} "
-            f"({len(DATASETS)} in all)"
-        )
-    try:
-        return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
-    except (TypeError, ValueError, AssertionError) as error:
-        fields = sorted(set(DATASETS[name][1].__dataclass_fields__) - {"size", "seed"})
-        raise ConfigError(
-            f"`task.options` {options} do not fit reasoning-gym's `{name}` ({error}); "
-            f"it knows {', '.join(fields)}"
-        ) from error
 
 
 def first_usable(task: Task) -> Row:

@@ -20,6 +20,7 @@ from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.evaluation import scores
 from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.generate import Completion, generate
+from millrace.evaluation.trained_on import TrainedOn
 from millrace.rollout.protocol import Engine
 
 HELD_OUT_SEED = 2
@@ -46,18 +47,25 @@ def evaluate(
     samples: int,
     correct_at: float = 1.0,
     on_progress: Callable[[int, int], None] = lambda ended, total: None,
+    trained: TrainedOn | None = None,
 ) -> Evaluation:
     """Evaluate `config.model` on the first `prompts` prompts of `config.task`.
 
     Each prompt has one greedy completion and `samples` sampled completions (by `config.sampling`, noise from
     `config.seed`). With an environment each is an episode. This process generates; a reward worker scores.
-    `on_progress` gets the number of completions that have ended, and the number of all. Call from the main
-    thread, with no event loop running.
+    `on_progress` gets the number of completions that have ended, and the number of all. Prompts of `trained`
+    are left out. Call from the main thread, with no event loop running.
+
+    Raises: DataError: no prompt is left.
     """
     from millrace.devices.device import torch_device
 
     torch_device(config.model.device)  # refused before a worker starts
-    chosen = scores.prompts(config, prompts)
+    if trained is None:
+        chosen = scores.prompts(config, prompts)
+    else:
+        chosen = scores.prompts(config, prompts, trained.leaves_out)
+        trained.refuse_if_none(chosen)
     tokens = [prompt.tokens for prompt in chosen]
     engine = serving_engine(config)
     sampling = plain_sampling(config)

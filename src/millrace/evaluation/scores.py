@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millrace.config.freeze import recorded
@@ -31,12 +31,15 @@ class Timed:
     seconds: float
 
 
-def prompts(config: Config, count: int) -> list[Prompt]:
-    """The first `count` usable prompts of the task, each row once; fewer if the task has fewer rows.
+def prompts(
+    config: Config, count: int, leaves_out: Callable[[Prompt], bool] = lambda prompt: False
+) -> list[Prompt]:
+    """The first `count` usable prompts of the task, each row once, without those that `leaves_out` names;
+    fewer if the task has fewer, and none if all are left out.
 
     Raises: DataError: no prompt can be used, or more than `count` prompts cannot.
     """
-    return asyncio.run(_prompts(config, count))
+    return asyncio.run(_prompts(config, count, leaves_out))
 
 
 def scores(config: Config, requests: Sequence[ScoreRequest], *, answers: bool = False) -> list[Timed]:
@@ -80,21 +83,29 @@ class Scorer:
             self._runner.close()
 
 
-async def _prompts(config: Config, count: int) -> list[Prompt]:
+async def _prompts(config: Config, count: int, leaves_out: Callable[[Prompt], bool]) -> list[Prompt]:
     runtime = LocalRuntime()
     try:
         worker = await start_worker(runtime, config)
         usable: dict[str, Prompt] = {}  # by row; the first repeated row begins the second epoch
         unusable: dict[str, BadPrompt] = {}
+        known: dict[str, Prompt] = {}
         start = 0
-        while len(usable) < count and len(unusable) <= count and start == len(usable) + len(unusable):
+        while (
+            len(usable) < count
+            and len(unusable) <= count
+            and start == len(usable) + len(unusable) + len(known)
+        ):
             ids = list(range(start, start + count - len(usable)))
             for prompt in await worker.call("prompts", ids, timeout_s=config.supervision.spawn_timeout_s):
-                (usable if isinstance(prompt, Prompt) else unusable).setdefault(prompt.row_id, prompt)
+                if isinstance(prompt, BadPrompt):
+                    unusable.setdefault(prompt.row_id, prompt)
+                else:
+                    (known if leaves_out(prompt) else usable).setdefault(prompt.row_id, prompt)
             start += len(ids)
     finally:
         await runtime.close()
-    if not usable or len(unusable) > count:
+    if not (usable or known) or len(unusable) > count:
         last = next(reversed(unusable.values()))
         raise DataError(f"only {len(usable)} of {start} prompts can be used; the last refusal: {last.reason}")
     return list(usable.values())

@@ -56,7 +56,6 @@ SELECT_CHECKPOINTS = (
     f"SELECT version, path, save_s, {intact('checkpoints')} FROM checkpoints ORDER BY version DESC"
 )
 _SELECT_GROUP = f"SELECT group_id, row_id, prompt, text, {intact('groups')} FROM groups WHERE group_id = ?"
-_SELECT_ROW_DIGEST = f"SELECT group_id, digest, {intact('row_digests')} FROM row_digests WHERE group_id = ?"
 _SELECT_CHUNKS = (
     f"SELECT trajectory_id, start, versions, data, {intact('chunks')} FROM chunks"
     " WHERE trajectory_id = ? ORDER BY start"
@@ -153,12 +152,6 @@ def load_prompt(db: sqlite3.Connection, group_id: int) -> Prompt:
         raise DamageError(f"table groups, group_id {group_id}: the row is missing")
     _, row_id, prompt, text = checked("groups", row)
     return Prompt(group_id, row_id, unpack_prompt(prompt), text)
-
-
-def load_row_digest(db: sqlite3.Connection, group_id: int) -> str:
-    """Empty for a group of an older format. Raises DamageError."""
-    row = db.execute(_SELECT_ROW_DIGEST, (group_id,)).fetchone()
-    return "" if row is None else str(checked("row_digests", row)[1])
 
 
 def load_group(db: sqlite3.Connection, group_id: int) -> Group:

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from millrace.core.types import CheckpointInfo, Group, State, StepRecord, Trajectory
-from millrace.ledger.records import (
-    SELECT_CHECKPOINTS,
-    SELECT_STEPS,
-    load_group,
-    load_row_digest,
-    to_checkpoint,
-    to_step,
-)
+from millrace.ledger.records import SELECT_CHECKPOINTS, SELECT_STEPS, load_group, to_checkpoint, to_step
 from millrace.ledger.schema import LIVE_STATES
 
 CheckpointOk = Callable[[CheckpointInfo], bool]
@@ -45,8 +38,9 @@ def read_recovery(db: sqlite3.Connection) -> Recovery:
     """
     next_group_id, unused = _positions(db)
     groups = [load_group(db, group_id) for group_id in live_group_ids(db)]
-    for group in groups:
-        group.row_digest = load_row_digest(db, group.group_id)
+    for group in groups:  # a group of an older format has no digest
+        found = db.execute("SELECT digest FROM row_digests WHERE group_id = ?", (group.group_id,)).fetchone()
+        group.row_digest = found[0] if found else ""
     live = [(member, member.state) for group in groups for member in group.members if member.live]
     for member, _ in live:
         _give_up_lease(member)

@@ -27,7 +27,8 @@ class GymTaskSection(Section):
     options: dict[str, int | float | str | bool | list[str] | list[int]] = Field(default={})
     """Keywords for `reasoning_gym.create_dataset`."""
     size: Count = 100_000
-    """Number of distinct rows. A row is generated when it is needed."""
+    """Number of rows. A row is generated when it is needed. Some families have far fewer distinct prompts:
+    see docs/gym-families.md."""
     data_seed: Seed = 1
     """Seed of the rows. Held-out evaluation uses a different seed."""
     template: str = "{question}\n"

@@ -203,8 +203,7 @@ class Trajectories:
     # ------------------------------------------------------------ scores and ends
 
     def score_request(self, trajectory: Trajectory) -> ScoreRequest:
-        group = self.groups[trajectory.group_id].group
-        most = self.numbers.max_sequence_tokens
+        group, most = self.groups[trajectory.group_id].group, self.numbers.max_sequence_tokens
         return episode.request(trajectory, group.prompt, group.row_digest, max_sequence_tokens=most)
 
     def score(self, trajectory_id: int, score: Score | Observed) -> Trajectory | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from millrace.core.errors import DataError
+from millrace.environments.chat import More, Tools
 from millrace.environments.rows import Row, find_column
 from millrace.environments.stream.order import permuted
-from millrace.environments.tasks import More, Task, Tools
+from millrace.environments.tasks import Task
 
 TRIED = 64
 

@@ -29,11 +29,11 @@ from millrace.core.types import (
     Scored,
     ScoreRequest,
 )
-from millrace.environments.chat import is_messages
+from millrace.environments.chat import More, is_messages
 from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import encodable, finite, raised, to_score
-from millrace.environments.tasks import More, first_usable
 from millrace.environments.tasks import Task as Rows
+from millrace.environments.tasks import first_usable
 from millrace.environments.turns.bridge import Bridge, PlainBridge
 from millrace.environments.turns.budgets import CONTEXT, Budgets
 from millrace.environments.turns.call_forms.call_reader import CallReader

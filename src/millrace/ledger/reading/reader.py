@@ -159,6 +159,17 @@ class LedgerReader:
             for group_id in [row[0] for row in every] if group_ids is None else group_ids:
                 yield records.load_group(self._db, group_id)
 
+    def trained_prompts(self, version: int, *, by_row: bool) -> set[str]:
+        """The texts of the prompts that the versions up to `version` were trained on. `by_row`: the digests
+        of their rows, of which a file of an older format has none."""
+        trained = "SELECT group_id FROM trajectories WHERE trained_version <= ?"
+        column, table = ("digest", "row_digests") if by_row else ("text", "groups")
+        with self._snapshot("read the prompts"):
+            if not self._one(f"SELECT count(*) FROM sqlite_schema WHERE name = '{table}'"):
+                return set()
+            rows = self._db.execute(f"SELECT {column} FROM {table} WHERE group_id IN ({trained})", (version,))
+            return {row[0] for row in rows}
+
     def samples(self, choice: Choice, num: int, only: SampleFilter = ANY) -> list[Sample]:
         """At most `num` trajectories, chosen by `choice`, with prompt and tokens."""
         with self._snapshot("read samples"):

@@ -1,0 +1,1 @@
+"""Tasks and rewards of reasoning-gym, and what was measured of its families."""
