@@ -159,6 +159,6 @@ def test_a_reward_without_a_known_reference_gets_the_answer_as_text() -> None:
     from millrace.config.tables.task import FunctionRewardSection
 
     reward = FunctionRewardSection(path="own.py:reward")
-    assert told_references(reward, 18.0) == [ReferenceCompletion("18")]
-    assert told_references(reward, ["a", 1]) == [ReferenceCompletion('["a", 1]')]
-    assert told_references(reward, None) == []
+    assert told_references(reward, 18.0, {}) == [ReferenceCompletion("18")]
+    assert told_references(reward, ["a", 1], {}) == [ReferenceCompletion('["a", 1]')]
+    assert told_references(reward, None, {}) == []

@@ -92,10 +92,9 @@ class FirstLook(TaskRewardWorker):
 
     def _references(self, prompt: Prompt) -> Iterator[TriedCompletion]:
         part, row = self._parts.locate(prompt.group_id)
-        if part.task.answer is None:
-            return
-        answer = find_reference(part.task.columns(row), part.task.answer)
-        for one in told_references(part.config.reward, answer):
+        columns, name = part.task.columns(row), part.task.answer
+        answer = None if name is None else find_reference(columns, name)
+        for one in told_references(part.config.reward, answer, columns):
             yield self._tried(prompt, REFERENCE, one)
 
     def _tried(self, prompt: Prompt, kind: str, completion: ReferenceCompletion) -> TriedCompletion:

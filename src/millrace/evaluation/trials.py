@@ -59,9 +59,9 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
         task, columns = part.task, part.task.columns(row)
         texts = [("empty", ""), ("garbage", GARBAGE), *(("yours", text) for text in own)]
         tried = [(kind, ReferenceCompletion(text)) for kind, text in texts]
-        if task.answer is not None:
-            references = told_references(part.config.reward, find_reference(columns, task.answer))
-            tried = [*(("reference", one) for one in references), *tried]
+        answer = None if task.answer is None else find_reference(columns, task.answer)
+        references = told_references(part.config.reward, answer, columns)
+        tried = [*(("reference", one) for one in references), *tried]
         for kind, one in tried:
             tokens = tokenizer.encode(one.text, add_special_tokens=False)
             seen = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)

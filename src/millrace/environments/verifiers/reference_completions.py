@@ -10,7 +10,9 @@ import msgspec
 
 from millrace.config.tables import task as table
 from millrace.core.errors import DataError
+from millrace.environments.code import reference_program
 from millrace.environments.references import ReferenceAnswers, json_value, to_json, unwrapped, written
+from millrace.environments.rows import Row
 from millrace.environments.verifiers.mathematics.final_answer import boxes
 
 _TOKENS = re.compile(
@@ -28,7 +30,9 @@ class ReferenceCompletion(msgspec.Struct, frozen=True):
     member: str = ""
 
 
-def reference_completions(reward: table.AnyReward, answer: Any) -> Iterator[ReferenceCompletion]:
+def reference_completions(
+    reward: table.AnyReward, answer: Any, columns: Row
+) -> Iterator[ReferenceCompletion]:
     """A completion for the reward, and of a sum for each member that has one. Without one whose worth is
     known it is the answer as text, if there is an answer.
 
@@ -37,18 +41,18 @@ def reference_completions(reward: table.AnyReward, answer: Any) -> Iterator[Refe
     known = [
         ReferenceCompletion(text, full, name)
         for name, member in table.members_of(reward).items()
-        for text, full in _known(member, answer)
+        for text, full in _known(member, answer, columns)
     ]
     yield from known
     if not known and answer is not None:
         yield ReferenceCompletion(plain(answer))
 
 
-def told_references(reward: table.AnyReward, answer: Any) -> list[ReferenceCompletion]:
+def told_references(reward: table.AnyReward, answer: Any, columns: Row) -> list[ReferenceCompletion]:
     """As `reference_completions`. Of an answer that the reward cannot read it is the text: the reward says
     why."""
     try:
-        return list(reference_completions(reward, answer))
+        return list(reference_completions(reward, answer, columns))
     except DataError:
         return [ReferenceCompletion(plain(answer), full=1.0)]
 
@@ -62,7 +66,7 @@ def plain(answer: Any) -> str:
         return str(answer)
 
 
-def _known(reward: table.OneReward, answer: Any) -> Iterator[tuple[str, float]]:
+def _known(reward: table.OneReward, answer: Any, columns: Row) -> Iterator[tuple[str, float]]:
     match reward:
         case table.ExactRewardSection():
             references = ReferenceAnswers("exact match", reward.extract_answer, reward.answer_is)
@@ -74,6 +78,9 @@ def _known(reward: table.OneReward, answer: Any) -> Iterator[tuple[str, float]]:
             text = ReferenceAnswers("math", reward.extract_answer, reward.answer_is).texts(answer)[0]
             is_solution = "####" in text or any(True for _ in boxes(text))
             yield text if is_solution else f"\\boxed{{{text}}}", 1.0
+        case table.CodeRewardSection():
+            if (program := reference_program(answer, columns)) is not None:
+                yield program, 1.0
         case table.JsonRewardSection():
             json_text = _json(answer)
             if json_text is not None and (framed := in_pattern(reward.extract, json_text)) is not None:
