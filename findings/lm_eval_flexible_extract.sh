@@ -10,9 +10,10 @@
 #   'The answer is 18. I hope this helps...'            read '...'     exact match 0.0
 #   'So she earns 18 dollars, where $n$ is $m$.'        read '$.'      exact match 0.0
 #   'The answer is 18... Let me know.'                  read '18...'   exact match 0.0
-#   'So the answer is $18$..., as claimed.'             read '18$...,' exact match 0.0
-# Why it matters. This is the lenient one of the task's two scores, for models that do not write "####". Ellipses and formulas are habits of
-#   style that RL changes quickly. So the score moves without a change in arithmetic, and a right answer counts as wrong.
+#   'So the answer is $18$..., as claimed.'             read '$18$...,' exact match 0.0
+# Why it matters. This is the lenient one of the task's two scores, for models that do not write "####". Ellipses and
+#   formulas are habits of style, which RL changes. So the score moves without a change in arithmetic, and right answers
+#   count as wrong.
 set -euo pipefail
 venv=$(mktemp -d)
 trap 'rm -rf "$venv"' EXIT

@@ -4,7 +4,7 @@
 # Expected. The documentation of ToolMessage.content: "str: Plain text output". So what a tool printed stands in the
 #   prompt, as one JSON string.
 # Seen. The tokenizers of version 3 pass the text through json.loads and json.dumps. A version number loses its zero, a
-#   number with many digits is rounded, a name for a number becomes a value, and quotes disappear.
+#   number with many digits is rounded, a number that is too large becomes Infinity, and quotes disappear.
 # Output.
 #   tool printed '3.10'                    prompt has "content": 3.1
 #   tool printed '1.50'                    prompt has "content": 1.5
