@@ -169,9 +169,3 @@ def _with_checksum(create: re.Match[str]) -> str:
 
 
 TABLES = _WITH_CHECKSUM.sub(_with_checksum, _TEMPLATE)
-
-
-def create(table: str) -> str:
-    """SQL that creates one table, as `TABLES` does."""
-    start = TABLES.index(f"CREATE TABLE {table} (")
-    return TABLES[start : TABLES.index("STRICT;", start)] + "STRICT;"

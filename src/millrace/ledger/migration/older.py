@@ -9,12 +9,19 @@ from __future__ import annotations
 import sqlite3
 
 from millrace.core.types import State
-from millrace.ledger.schema import FORMAT, create
+from millrace.ledger.schema import FORMAT, TABLES
+
+
+def _create(table: str) -> str:
+    """SQL that creates one table, as `TABLES` does."""
+    start = TABLES.index(f"CREATE TABLE {table} (")
+    return TABLES[start : TABLES.index("STRICT;", start)] + "STRICT;"
+
 
 CHANGES = {
     5: f"INSERT INTO counts VALUES ('{State.WAITING}', 0);",
     6: "DROP INDEX trajectories_live;",
-    7: create("row_digests"),
+    7: _create("row_digests"),
 }
 """By format: what makes the next format of it."""
 
