@@ -59,6 +59,7 @@ def test_a_configuration_file_is_read_or_refused(place, data):
 @given(st.data())
 def test_the_configuration_of_a_run_is_read_or_refused(place, data):
     run = RunDirectory(place)
+    run.config.unlink(missing_ok=True)
     run.write_config(config_of(place))
     whole = run.config.read_bytes()
     if data.draw(st.booleans()):
