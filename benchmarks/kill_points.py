@@ -249,10 +249,9 @@ def num_skipped(evaluations: Evaluated) -> int:
 
 def remains(run: ChildRun) -> list[str]:
     """Processes of a run that has ended, and what is left of its episodes."""
-    directories = [run.directory.path / name for name in (AGENTS, SNAPSHOTS)]
-    return [f"process {pid}" for pid in run.leftovers()] + [
-        str(path) for directory in directories for path in [directory, *directory.rglob("*")] if path.exists()
-    ]
+    agents, snapshots = run.directory.path / AGENTS, run.directory.path / SNAPSHOTS
+    left = [path for path in (agents, *snapshots.rglob("*")) if path.exists()]
+    return [*(f"process {pid}" for pid in run.leftovers()), *map(str, left)]
 
 
 def foreign_tokens(columns: TokenColumns, due: TokenColumns | None) -> int:

@@ -129,9 +129,8 @@ def sweep(run_dir: Path, goes_on: Callable[[int], bool]) -> None:
                 _remove(part)
         if stream.name != TRAINING:
             _remove(stream)
-    for empty in directory / TRAINING, directory:
-        with suppress(OSError):
-            empty.rmdir()
+    with suppress(OSError):  # others go on
+        (directory / TRAINING).rmdir()
 
 
 def _remove(path: Path) -> None:
