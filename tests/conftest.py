@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # which find each other as scripts do
 sys.path.append(str(Path(__file__).parents[1] / "studies"))
-# A shell that starts tests in the background, or `nohup`, has signals ignored, and every process of a test inherits
-# that.
+# A shell that starts tests in the background, or nohup, has signals ignored, and all processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in signal.SIGHUP, signal.SIGQUIT:
     signal.signal(number, signal.SIG_DFL)
