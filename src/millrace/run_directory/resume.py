@@ -80,12 +80,12 @@ class Change:
 
 
 def diff(old: Config, new: Config) -> list[Change]:
-    """Every key that differs, in the order of the schema."""
+    """Every key that differs, in the order of the schema. A date that is not given stays."""
     before, after = dict(flat(recorded(old))), dict(flat(recorded(new)))
     return [
         Change(key, before.get(key, ABSENT), after.get(key, ABSENT), _allowed(key, before, after))
         for key in before | after
-        if before.get(key, ABSENT) != after.get(key, ABSENT)
+        if before.get(key, ABSENT) != after.get(key, ABSENT) and (key, after.get(key)) != ("model.date", None)
     ]
 
 
@@ -100,10 +100,10 @@ def with_date(config: Config, run: RunDirectory) -> Config:
 
 
 def check_resume(old: Config, new: Config) -> list[Change]:
-    """The changes, all of them allowed. A date that is not given stays.
+    """The changes, all of them allowed.
 
     Raises: ConfigError naming each change that is not allowed."""
-    changes = [one for one in diff(old, new) if (one.key, one.new) != ("model.date", None)]
+    changes = diff(old, new)
     refused = [f"  `{c.key}`: {c.old!r} -> {c.new!r}" for c in changes if not c.allowed]
     if refused:
         raise ConfigError(
