@@ -6,6 +6,7 @@ import argparse
 import random
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.long import long
@@ -22,7 +23,7 @@ TINY = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tiny.py"))
 )
 def test_what_is_shown_as_right_earns_everything_and_most_mistakes_nothing(tasks, section):
     try:
-        reward = make_reward(section, None)
+        reward = make_reward(section, SimpleNamespace(prompt="prompt"))
     except SandboxError as error:
         pytest.skip(str(error))
     chosen = random.Random(0).sample(list(TINY[tasks]()), 24)
