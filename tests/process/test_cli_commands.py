@@ -114,7 +114,7 @@ def test_a_task_without_answers_is_not_blamed_for_wrong_ones_that_earn_nothing()
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("{", "is not JSON"), ('{"prompt": "a"}', "this has ['prompt']"), ("[1]", "rows.jsonl:1 is a JSON list")],
+    [("{", "is not JSON"), ('{"prompt": "a"}', "this has ['prompt']"), ("[1]", "1 is a JSON list")],
 )
 def test_a_demonstration_that_is_none_is_named(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "rows.jsonl").write_text(line + "\n")
