@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 from millrace.core.errors import ConfigError, DataError, WorkerError
 from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
+from millrace.environments.gateway.agents.agent_launcher import AgentLauncher
 from millrace.environments.gateway.agents.agent_process import AgentProcess
 from millrace.environments.gateway.agents.agents import Agents
 
@@ -353,6 +355,36 @@ def test_an_agent_that_kills_its_launcher_leaves_no_directory(tmp_path: Path) ->
         assert process.wait(SOON_S) is not None
         process.close()
     assert not list((tmp_path / "agents").iterdir())
+
+
+def test_an_agent_that_kills_its_warden_before_the_warden_speaks_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[socket.socket] = []
+
+    def begin(self: AgentLauncher, link: socket.socket) -> None:
+        begun.append(link.dup())
+        threading.Thread(target=warden, args=begun[-1:]).start()
+
+    def warden(link: socket.socket) -> None:
+        with link:
+            link.recv(2**16)
+            link.sendall(b'{"begun": 7}\n')
+
+    monkeypatch.setattr(AgentLauncher, "begin", begin)
+    with Agents(tmp_path / "agents") as agents:
+        process = started(agents, ["true"], {})
+        assert (process.wait(SOON_S), process.pid, len(begun)) == (-signal.SIGKILL, 7, 1)
+        process.close()
+
+
+def test_agents_that_kill_their_warden_at_once_run_once(agents: Agents, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    for _ in range(20):
+        process = started(agents, ["sh", "-c", f"echo x >> {marks}; kill -9 $PPID"], {})
+        assert process.wait(SOON_S) == -signal.SIGKILL
+        process.close()
+    assert len(marks.read_text().split()) == 20
 
 
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGALRM"])

@@ -166,14 +166,13 @@ class Agents:
             link = self._linked()
             process = make(link)
             try:
-                message = _first_message(process, link, data)
+                message = _start(process, link, data)
             except OSError as error:
                 link.close()
                 if isinstance(error, TimeoutError):
                     raise WorkerError(f"an agent did not start within {START_S:g} s") from None
                 continue
             if "started" in message:
-                process.pid = message["started"]
                 link.setblocking(False)
                 self._watch.add(process, link)
                 return process
@@ -265,10 +264,15 @@ def _request(
     }
 
 
-def _first_message(process: AgentProcess, link: socket.socket, request: bytes) -> dict[str, Any]:
-    """Raises: OSError: the launcher or the warden has ended."""
+def _start(process: AgentProcess, link: socket.socket, request: bytes) -> dict[str, Any]:
+    """The warden's word on the start. An agent that began to run may end its warden: it has started, once.
+
+    Raises: OSError: the launcher or the warden has ended, and no agent began.
+    """
     link.sendall(request)
-    message = None
-    while message is None:
-        message = process.receive()
+    while not (message := process.receive()) or "begun" in message:
+        if message:
+            process.pid = message["begun"]
+        elif message == {}:
+            return {"started": process.pid} if process.pid else {}
     return message

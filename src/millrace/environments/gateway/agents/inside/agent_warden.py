@@ -68,19 +68,23 @@ class AgentWarden:
         printed, print_ = os.pipe()
         returned, return_ = os.pipe()
         failure, fail = os.pipe()
+        may_begin, begin = os.pipe()
         began_s, warden = time.monotonic(), os.getpid()
         pid = os.fork()
         if pid == 0:
-            for descriptor in (self._link, self._worker, printed, returned, failure):
+            for descriptor in (self._link, self._worker, printed, returned, failure, begin):
                 os.close(descriptor)
+            os.read(may_begin, 1)
+            os.close(may_begin)
             self._become(request, warden, print_, return_, fail)
-        for descriptor in (print_, return_, fail):
+        self._say({"begun": pid})  # before the agent can kill its warden
+        for descriptor in (print_, return_, fail, may_begin, begin):
             os.close(descriptor)
         if broken := _read_all(failure):
             end_descendants()
             report: dict[str, Any] = json.loads(broken)
             return report
-        self._say({"started": pid})
+        self._say({"started": True})
         try:
             self._watch(pid, output, printed, returned)
         finally:
