@@ -104,12 +104,22 @@ def test_thinking_about_a_call_is_none_and_the_call_behind_it_counts(family: str
 
 @every
 def test_a_call_that_is_cut_off_is_none_that_runs(family: str) -> None:
+    """At any place: a call with a part of its arguments would run as if the model had meant it."""
     template = EVERY[family]
-    whole = turn(template, ("look", SIMPLE))
-    for stop in range(1, len(whole)):
-        calls = read(template, whole[:stop]).calls
-        assert all(isinstance(one, Malformed) or one in (ToolCall("look", SIMPLE), ToolCall("look", {}),
-                   ToolCall("look", {"city": SIMPLE["city"]})) for one in calls)  # fmt: skip
+    for arguments in SIMPLE, HARD, {"days": 12, "city": ""}:
+        whole = turn(template, ("look", arguments))
+        written = read(template, whole).calls
+        for stop in range(1, len(whole)):
+            calls = read(template, whole[:stop]).calls
+            assert all(isinstance(one, Malformed) for one in calls) or calls == written
+
+
+def test_a_call_in_thinking_that_is_cut_off_is_none() -> None:
+    thinking = 'Maybe <tool_call>{"name": "look", "arguments": {}}</tool_call>, or'
+    reader = CallReader(is_opened=True)
+    assert reader.read(thinking, SCHEMAS, is_cut=True) == TurnParts(thinking, "")
+    assert reader.read(f"Hm.</think>{thinking}", SCHEMAS, is_cut=True).calls == (ToolCall("look", {}),)
+    assert CallReader().read(thinking, SCHEMAS, is_cut=True).calls == (ToolCall("look", {}),)
 
 
 @every
