@@ -44,7 +44,7 @@ from kill_points import ENVIRONMENTS, SUITES, Kill, KillPoint, Suite, Verdict, k
 
 sys.path.append(str(ROOT))
 
-from tests.warm import forked, imported
+from tests.warm import end, forked, imported
 
 ATTEMPTS = 3  # of a point at which no turn was under way
 
@@ -211,8 +211,7 @@ def main() -> None:
         with forked(warm):
             broken = kill_everything(options, points, results, directory)
     finally:
-        warm.close()
-        server.wait()
+        end(warm, server)
     wrong = [row for row in results.rows if row["problems"]]
     failed = bool(wrong or broken)
     if not failed:
