@@ -245,12 +245,8 @@ def said(kind: str, answer: Any) -> tuple[str, str, list[tuple[str, Any]]]:
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Ankara"}}'
 WHOLE = ("weather", {"city": "Ankara"})
 CUTS: dict[str, list[Any]] = {
-    "<tool_call": [],
-    "<tool_call>": [],
-    '<tool_call>{"name": "weather"': [],
     '<tool_call>{"name": "weather", "arguments": {': [],
     '<tool_call>{"name": "weather", "arguments": {"city": "An': [],
-    '<tool_call>{"name": "weather", "arguments": {"city": "Ankara"': [],
     '<tool_call>{"name": "weather", "arguments": {"city": "Ankara"}': [],
     CALL: [WHOLE],
     f"{CALL}</tool_call>": [WHOLE],
@@ -341,7 +337,7 @@ def test_the_retry_of_a_call_that_runs_is_no_second_turn(
 @kinds
 @ways
 @forms
-@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 500, 503, 504])
+@pytest.mark.parametrize("status", [400, 409, 503])
 def test_no_sdk_repeats_what_no_retry_cures(
     serving: Callable[..., Served],
     monkeypatch: pytest.MonkeyPatch,

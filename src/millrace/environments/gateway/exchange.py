@@ -28,6 +28,7 @@ from millrace.environments.gateway.surroundings import Answer, Auxiliary, Surrou
 DRAINED_BYTES_MAX = 64 << 20
 """So much of a body that is too long is read and dropped. Then the client reads why."""
 LATE_S = 1
+"""After so long the retry of a call that is late joins it."""
 FAULT = "the {} failed at this request; its log has the traceback"
 
 encode = msgspec.json.encode
