@@ -98,6 +98,8 @@ class Served:
 
     def _client(self, kind: str, of_openai: Any, of_anthropic: Any, retries: int) -> Any:
         named = {"api_key": self.session.key, "max_retries": retries, "timeout": WAIT_S}
+        of_http = httpx2.AsyncClient if "Async" in of_openai.__name__ else httpx2.Client
+        named["http_client"] = of_http(verify=False)  # certificates take most of a client's start
         if kind == "messages":
             client = of_anthropic(base_url=self.server.url, **named)
         else:
