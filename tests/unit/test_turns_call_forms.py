@@ -11,6 +11,7 @@ from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN,
 
 from millrace.core.errors import ConfigError
 from millrace.environments.turns.call_forms.call_reader import CallReader
+from millrace.environments.turns.call_forms.grammars import BracedCalls
 from millrace.environments.turns.call_forms.learn import CallStyle, learn_style
 from millrace.environments.turns.tool_calls import Malformed, ToolCall, TurnParts
 
@@ -218,3 +219,9 @@ def test_bare_json_counts_at_the_end_of_a_turn_alone() -> None:
     assert read(template, '{"name": "fly", "parameters": {"days": 1}}').calls == ()
     [cut] = read(template, call[:-2]).calls
     assert isinstance(cut, Malformed)
+
+
+def test_a_quoted_key_behind_a_space_has_no_quotes() -> None:
+    text = "look{nested:{<escape>a<escape>: 1, <escape>b<escape>: <escape>x<escape>}}"
+    read = BracedCalls("<escape>").read(text, 0, {})
+    assert read is not None and read.calls == [ToolCall("look", {"nested": {"a": 1, "b": "x"}})]
