@@ -43,7 +43,7 @@ two have evaluations too, whose reward workers are among the reward workers. Epi
 snapshots."""
 ENVIRONMENTS = {"turns": "Busy", "restored": "BusyRestoring"}
 EVALUATION, EVERY = "held-out", 5
-SUPERSEDED = "the evaluator was busy"
+SUPERSEDED, REPLACED = "the evaluator was busy", "is evaluated in its place"
 MOMENT_MAX = 60  # of some 100 events of turns in a step
 DELAY_S_MAX = 0.05
 POLL_S = 0.001
@@ -141,6 +141,7 @@ class Verdict:
     problems: list[str]
     evaluated: int = 0  # versions
     superseded: int = 0  # skipped because a newer one was due
+    replaced: int = 0  # by a newer one, because a kill took their weights
     superseded_undisturbed: int = 0
 
 
@@ -195,8 +196,9 @@ class Suite:
         evaluations = evaluations_of(run)
         problems += untrue_evaluations(evaluations, self._evaluations)
         problems += [f"left behind: {left}"] if (left := remains(run)) else []
-        counts = len(evaluations) - num_skipped(evaluations), num_skipped(evaluations)
-        return Verdict(not accounts, equal, foreign, problems, *counts, num_skipped(self._evaluations))
+        done = sum(not reason for reason, _ in evaluations.values())
+        skipped = num_skipped(evaluations), num_skipped(evaluations, REPLACED), num_skipped(self._evaluations)
+        return Verdict(not accounts, equal, foreign, problems, done, *skipped)
 
 
 def columns_of(run: ChildRun) -> dict[int, TokenColumns]:
@@ -233,18 +235,22 @@ def evaluations_of(run: ChildRun) -> Evaluated:
 
 
 def untrue_evaluations(evaluations: Evaluated, due: Evaluated) -> list[str]:
-    """What differs from the undisturbed run. A version may be skipped because a newer one was due."""
-    problems = [] if evaluations.keys() == due.keys() else [f"evaluated {[*evaluations]} of {[*due]}"]
+    """What differs from the undisturbed run. A version may be skipped because a newer one was due, or because
+    a kill took its weights. Then a newer one is evaluated in its place."""
+    missing = due.keys() - evaluations.keys()
+    problems = [f"evaluated {[*evaluations]} of {[*due]}"] if missing else []
+    done = [version for version, (reason, _) in evaluations.items() if not reason]
     for version, (reason, attempts) in evaluations.items():
-        if reason and not reason.startswith(SUPERSEDED):
+        replaced = REPLACED in reason and max(done, default=-1) > version
+        if reason and not reason.startswith(SUPERSEDED) and not replaced:
             problems.append(f"evaluation of version {version} skipped: {reason}")
-        elif not reason and not due[version][0] and attempts != due[version][1]:
+        elif not reason and not due.get(version, ("none", []))[0] and attempts != due[version][1]:
             problems.append(f"evaluation of version {version} has other attempts")
     return problems
 
 
-def num_skipped(evaluations: Evaluated) -> int:
-    return sum(bool(reason) for reason, _ in evaluations.values())
+def num_skipped(evaluations: Evaluated, why: str = SUPERSEDED) -> int:
+    return sum(why in reason for reason, _ in evaluations.values())
 
 
 def remains(run: ChildRun) -> list[str]:

@@ -133,7 +133,7 @@ def play_all(
         if verdict.evaluated or verdict.superseded:
             say(
                 f"{name}: {verdict.evaluated} versions evaluated, {verdict.superseded} skipped for a newer "
-                f"one (undisturbed: {verdict.superseded_undisturbed})"
+                f"one (undisturbed: {verdict.superseded_undisturbed}), {verdict.replaced} replaced by one"
             )
         counted = [kill for kill in played.kills if kill.met or verdict.problems]
         for kill in counted:
