@@ -72,6 +72,17 @@ def refuse_other_content(recorded: Mapping[str, str], current: Mapping[str, str]
         )
 
 
+def refuse_other_hash_seed(recorded: str | None, current: str) -> None:
+    """Raises: DataError: a row that depends on the order of a set would be another row. None: the run began
+    with a Millrace that recorded none."""
+    if recorded not in (None, current):
+        raise DataError(
+            f"the workers of this run had PYTHONHASHSEED={recorded}, and now they would have "
+            f"PYTHONHASHSEED={current}: rows that depend on the order of a set would be other rows\n"
+            "  Go on with the Millrace that began the run, or start a new run"
+        )
+
+
 def _digest(path: Path) -> str:
     state = xxhash.xxh3_128()
     try:
