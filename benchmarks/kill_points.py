@@ -17,6 +17,7 @@ from common import ROOT
 
 sys.path.append(str(ROOT))
 
+from tests import runs
 from tests.turn_runs import make_agent_start, make_start
 
 from millrace.chaos.aftermath import check_ledger, check_served
@@ -37,11 +38,30 @@ SUITES = {
     "agents": ("agent", "reward worker", "replica", "controller"),
     "restored": ("controller", "reward worker", "replica", "relay", "evaluator"),
     "evaluated-agents": ("controller", "reward worker", "replica", "relay", "agent"),
+    "colocated": ("controller", "reward worker", "replica", "relay", "trainer"),
+    "standby": ("trainer", "controller", "trainer", "replica"),
+    "mixture": ("controller", "replica", "relay", "trainer"),
+    "from": ("controller", "replica", "relay", "trainer"),
 }
 """Who is killed, of episodes with an environment, and of those with an agent that asks the gateway. The last
-two have evaluations too, whose reward workers are among the reward workers. Episodes of `restored` go on from
-snapshots."""
-ENVIRONMENTS = {"turns": "Busy", "restored": "BusyRestoring"}
+two of these have evaluations too, whose reward workers are among the reward workers. Episodes of `restored`
+go on from snapshots. Then `turns` on a device that is lent in turns, and with a standby of the trainer; a
+mixture of two tasks; and a run that begins from another run."""
+AGENTS_SUITES = ("agents", "evaluated-agents")
+SINGLE = ("mixture", "from")
+"""Suites without an environment: an episode is one turn."""
+MIXTURE = """task={ kind = "mixture", parts = [
+    { name = "short", task = { kind = "gym", name = "spell_backward", template = "{metadata[word]}>",
+      options = { min_word_len = 3, max_word_len = 4 } } },
+    { name = "long", task = { kind = "gym", name = "spell_backward", template = "{metadata[word]}>",
+      options = { min_word_len = 5, max_word_len = 6 } } },
+] }""".replace("\n", "")
+ENVIRONMENTS = {"turns": "Busy", "restored": "BusyRestoring", "colocated": "Busy", "standby": "Busy"}
+OVERRIDES = {
+    "colocated": ["rollout.colocated=true"],
+    "standby": ["trainer.standby=true"],
+    "mixture": [MIXTURE],
+}
 EVALUATION, EVERY = "held-out", 5
 SUPERSEDED, REPLACED = "the evaluator was busy", "is evaluated in its place"
 MOMENT_MAX = 60  # of some 100 events of turns in a step
@@ -68,7 +88,8 @@ class KillPoint:
 
 def kill_point(suite: str, index: int, seed: int) -> KillPoint:
     rng, roles = random.Random(f"{suite} {index} {seed}"), SUITES[suite]
-    moment, delay_s = rng.randint(1, MOMENT_MAX), rng.uniform(0, DELAY_S_MAX)
+    most, longest_s = (MOMENT_MAX // 10, 0.0) if suite in SINGLE else (MOMENT_MAX, DELAY_S_MAX)
+    moment, delay_s = rng.randint(1, most), rng.uniform(0, longest_s)
     return KillPoint(suite, index, roles[index % len(roles)], moment, delay_s, rng.random())
 
 
@@ -151,13 +172,17 @@ class Suite:
     def __init__(self, name: str, directory: Path, steps: int, deadline_s: float) -> None:
         self.name, self._directory, self._deadline_s = name, directory, deadline_s
         directory.mkdir()
-        self._has_agents = name not in ENVIRONMENTS
-        self._config_file = (make_agent_start if self._has_agents else make_start)(directory)
-        self._overrides = [f"steps={steps}", *SUPERVISION[1:]]
-        if not self._has_agents:
+        self._has_agents = name in AGENTS_SUITES
+        make = runs.make_start if name in SINGLE else make_agent_start if self._has_agents else make_start
+        self._config_file = make(directory)
+        self._overrides = [f"steps={steps}", *SUPERVISION[1:], *OVERRIDES.get(name, ())]
+        if name in ENVIRONMENTS:
             self._overrides += [f"reward.path={directory}/acting.py:{ENVIRONMENTS[name]}"]
         if name in ("restored", "evaluated-agents"):
             self._overrides += [evaluation_of(directory)]
+        if name == "from":
+            parent = runs.train(self._config_file, directory / "parent", "steps=2")
+            self._overrides += [f"model.path={parent.path}"]
         self._config = load(self._config_file, self._overrides)
         run = self.play("undisturbed", []).run
         self._weights, self._columns = weights(run), columns_of(run)
