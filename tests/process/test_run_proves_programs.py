@@ -16,6 +16,8 @@ from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.trials import judge, run_trials
 from millrace.sandbox.sandbox import Sandbox
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 PROMPT = 'def square(x):\n    """Square a number."""\n'
 ROW = {"prompt": PROMPT, "tests": ["assert square(3) == 9"], "canonical_solution": "    return x * x\n"}
 

@@ -151,7 +151,7 @@ def checked(tree: dict[str, Any], runs: Path) -> Config | None:
     return config
 
 
-@settings(fixed, max_examples=100)
+@settings(fixed, max_examples=60)
 @given(changes=combinations())
 @pytest.mark.usefixtures("small_host")
 def test_keys_combined_are_refused_in_words_or_give_a_first_prompt(
@@ -174,7 +174,7 @@ async def _first_prompt(worker: FirstLook) -> Prompt | BadPrompt:
     return await anext(worker.probed(0, any_usable=False))
 
 
-@settings(fixed, max_examples=70)
+@settings(fixed, max_examples=40)
 @given(changes=combinations(SIMULATED))
 @pytest.mark.usefixtures("small_host")
 def test_keys_combined_are_refused_in_words_or_get_to_the_last_step(

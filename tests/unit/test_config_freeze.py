@@ -28,6 +28,8 @@ from millrace.placement.needs import MemoryNeed, Needs
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -17,6 +17,8 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.lineage import Parent
 from millrace.run_directory.run_directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 def run_of(path: Path, *trained: int, admitted: int = 6) -> RunDirectory:
     """A run whose step to version v was trained on the v-th of the groups `trained`."""

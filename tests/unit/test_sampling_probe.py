@@ -33,13 +33,13 @@ def honest(seed: int = 0, spread: float = 2.5) -> Categorical:
 
 @pytest.mark.parametrize("spread", few([0.0, 0.02, 1.0, 2.5, 10.0, 100.0], 2))
 def test_an_honest_engine_passes_under_every_seed(spread: float, options: EngineOptions) -> None:
-    for seed in range(40):
+    for seed in range(16):
         interview("replica-0", "own", honest(seed, spread), options)
 
 
 @long
 def test_an_honest_engine_that_rounds_passes(options: EngineOptions) -> None:
-    for seed in range(40):
+    for seed in range(16):
         engine = dishonest.Rounds(VOCABULARY, seed=seed, spread=2.5)
         interview("replica-0", "own", engine, replace(options, dtype="bfloat16"))
 

@@ -18,6 +18,8 @@ from millrace.core.types import BadPrompt, Prompt, Scored
 from millrace.environments import first_look as looked
 from millrace.environments.tokenizer import make_character_tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,6 +20,8 @@ from millrace.environments.verifiers.reference_completions import (
 )
 from millrace.evaluation.trials import Trial, judge, run_trials, unmet
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 TEXT = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \\{}[]()<>/+-=*.,:;?#'\"|$%^&"
 
 

@@ -15,6 +15,8 @@ from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build
 from millrace.trainer.checks.first_step import try_algorithm
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HEAD = """
 import numpy as np
