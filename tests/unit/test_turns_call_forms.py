@@ -191,6 +191,15 @@ def test_a_template_whose_calls_cannot_be_read_is_refused_by_name() -> None:
         style(writes("{{ raise_exception('no calls here') }}"))
 
 
+def test_a_template_that_shows_no_tools_tells_how_it_takes_arguments() -> None:
+    for call, as_text in {
+        "{{ '```' + f.arguments + '```' }}": True,
+        "{{ f.arguments | tojson }}": False,
+    }.items():
+        template = writes(call).replace("{% if tools %}", "{% if false %}")
+        assert style(template) == CallStyle(None, False, as_text)
+
+
 def test_a_template_without_calls_has_the_marks_that_families_tell_their_models() -> None:
     assert style(NO_CALLS) == CallStyle(None, True, by_marks=True)
     assert not any(style(template).by_marks for template in EVERY.values())

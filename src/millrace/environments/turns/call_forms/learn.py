@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import product, takewhile
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ def learn_style(render: Render) -> CallStyle:
     """Raises: ConfigError: the template writes calls in a form that cannot be read, or fails on calls."""
     shows, opens = _shows_tools(render), _opens_thinking(render)
     if not shows:
-        return CallStyle(None, False, opens_thinking=opens)
+        return CallStyle(None, False, _wants_text(render), opens_thinking=opens)
     written, num_rendered, failure = "", 0, Exception()
     for as_text, named_ids, count, results in product((False, True), (False, True), (2, 1), (False, True)):
         try:
@@ -145,6 +146,15 @@ def _rendered(render: Render, count: int, *, as_text: bool, named_ids: bool, res
         {"role": "assistant", "content": "", "tool_calls": calls},
     ]
     return render([*messages, *(answers if results else ())], prompt=False, tools=PROBE_TOOLS)
+
+
+def _wants_text(render: Render) -> bool:
+    """Whether the template takes arguments of calls as text alone."""
+    for as_text in (False, True):
+        with suppress(Exception):  # a template is a program
+            _rendered(render, 1, as_text=as_text, named_ids=False, results=True)
+            return as_text
+    return False
 
 
 def _behind_head(render: Render, text: str, count: int) -> _Probe:
