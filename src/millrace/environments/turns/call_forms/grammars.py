@@ -23,7 +23,7 @@ PYTHON_CHARACTERS_MAX = 100_000
 _BETWEEN = re.compile(r"[\s,;]*")
 _DECODER = json.JSONDecoder()
 _ENDED = re.compile(r"\s*(?:[\],;]|$)")
-_TEXT = re.compile(r"""(\"{3}|'{3}).*?\1|(["'])(?:\\.|(?!\2).)*\2""", re.DOTALL)
+_TEXT = re.compile(r"""\\.|(\"{3}|'{3}).*?\1|(?P<line>(["'])(?:\\.|(?!\3).)*\3)""", re.DOTALL)
 _BREAK = re.compile(r"(?<!\\)[\r\n]")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -291,9 +291,7 @@ def python_call(name: str, arguments: str) -> ToolCall | Malformed:
     try:
         if len(arguments) > PYTHON_CHARACTERS_MAX:
             raise ValueError(f"more than {PYTHON_CHARACTERS_MAX:,} characters")
-        arguments = _TEXT.sub(
-            lambda found: found[0] if found[1] else _BREAK.sub(_escaped, found[0]), arguments
-        )
+        arguments = _TEXT.sub(_on_one_line, arguments)
         call = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or None in [one.arg for one in call.keywords]:
             raise ValueError("no call")
@@ -304,8 +302,8 @@ def python_call(name: str, arguments: str) -> ToolCall | Malformed:
         return Malformed(f'a call is one line such as {name}(1, name="text")')
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return repr(found[0])[1:-1]
+def _on_one_line(text: re.Match[str]) -> str:
+    return _BREAK.sub(lambda found: repr(found[0])[1:-1], text[0]) if text["line"] else text[0]
 
 
 def _of_types(call: ToolCall, tools: Schemas) -> ToolCall:
