@@ -131,6 +131,32 @@ def test_nulls_that_parquet_adds_are_left_out(tmp_path):
     assert answer["content"] == "" and answer["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [{"name": "add", "arguments": {"a": 1}}],
+        [{"name": "add", "arguments": '{"a": 1}', "function": None}],
+        '[{"function": {"name": "add", "arguments": {"a": 1}}}]',
+        ['{"name": "add", "arguments": {"a": 1}}'],
+    ],
+)
+def test_calls_as_data_sets_write_them_are_those_of_openai(tmp_path, calls):
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    messages, _ = prompt(
+        made(tmp_path, [{"prompt": [ASK, answer, {"role": "tool", "content": "2"}], "answer": "2"}])
+    )
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    "calls", [[{"arguments": {"a": 1}}], [{"function": {"arguments": {}}}], "add", [7], 7]
+)
+def test_what_is_no_call_is_refused_with_its_row(tmp_path, calls):
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    with pytest.raises(DataError, match=r"message 2.* (has a call without a name|is no list of calls)"):
+        made(tmp_path, [{"prompt": [ASK, answer, {"role": "tool", "content": "2"}], "answer": "2"}])
+
+
 def test_parts_of_text_are_joined_and_other_parts_refused(tmp_path):
     parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1 ="}]
     assert prompt(made(tmp_path, [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]))[0] == [

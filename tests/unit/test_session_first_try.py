@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import string
 from pathlib import Path
 
 import pytest
+from tests.unit.call_templates import FAMILIES, NO_CALLS
 
 from millrace.checks.first_try import try_first, warnings
 from millrace.cli import app
@@ -16,7 +18,7 @@ from millrace.config.tables.task import FunctionTaskSection
 from millrace.core.errors import DataError, MillraceError, RewardError
 from millrace.core.types import BadPrompt, Prompt, Scored
 from millrace.environments import first_look as looked
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -61,6 +63,52 @@ def test_rows_that_cannot_be_used_are_told_before_the_run(model: Path, tmp_path:
     config = config_for(model, tmp_path, [*ROWS, {"prompt": ""}], EQUAL, batch={"prompts": 2})
     [warning] = warnings(config, try_first(config))
     assert warning.startswith("1 of the first 4 rows cannot be used")
+
+
+TOOLS = """
+class reward:
+    def reset(self, **row):
+        self.reward = 0.0
+
+    def look(self, city: str) -> str:
+        \'\'\'Look.
+
+        Args:
+            city: where
+        \'\'\'
+        return city
+"""
+GAME = """
+from millrace import Done
+
+class reward:
+    def reset(self, row):
+        pass
+
+    def step(self, action):
+        return Done(1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("template", "environment", "noted"),
+    [(NO_CALLS, TOOLS, True), (NO_CALLS, GAME, False), (FAMILIES["Llama 3.1"], TOOLS, False)],
+    ids=["no calls", "no tools", "calls"],
+)
+def test_calls_that_are_read_by_known_marks_are_told_before_the_run(
+    tmp_path: Path, template: str, environment: str, noted: bool
+) -> None:
+    make_character_tokenizer(tmp_path / "model", string.printable)
+    made = load_tokenizer(tmp_path / "model")
+    made.chat_template = template
+    made.save_pretrained(tmp_path / "model")
+    rows: list[object] = [{"prompt": [{"role": "user", "content": word}], "answer": word} for word in "ab"]
+    more = {"batch": {"prompts": 2}, "rollout": {"max_sequence_tokens": 4000}}
+    config = config_for(tmp_path / "model", tmp_path, rows, environment, **more)
+    kind = {"kind": "environment", "path": f"{tmp_path / 'own.py'}:reward"}
+    config = Config.model_validate({**dump(config), "reward": kind})
+    told = "".join(warnings(config, try_first(config)))
+    assert ("shows tools and writes no calls: a call counts if" in told) == noted
 
 
 @pytest.mark.parametrize(

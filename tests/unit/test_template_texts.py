@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.call_templates import ASK, FAMILIES, NO_CALLS, SAY
@@ -17,6 +18,7 @@ from millrace.environments.gateway.rendering import Rendering
 from millrace.environments.tokenizer import load_dated_tokenizer, load_tokenizer, make_character_tokenizer
 from millrace.run_directory.resume import check_resume, with_date
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.serve.completions import Completions
 
 EACH = "{% for m in messages %}" + SAY + "<|end|>{% endfor %}"
 SWITCH = (
@@ -108,6 +110,20 @@ def test_a_message_that_a_template_leaves_out_is_refused(
         render(config.one_task, made, {"prompt": prompt}, prompt, "row 1")
 
 
+@pytest.mark.parametrize(
+    "messages", [("system", "A.", "system", "B.", "user", "2?"), ("user", "2?", "assistant", "", "user", "")]
+)
+def test_a_served_model_refuses_a_message_that_its_template_leaves_out(
+    tmp_path: Path, messages: tuple[str, ...]
+) -> None:
+    served = Completions(cast(Any, None), tokenizer(tmp_path, DROPS), model="m", max_sequence_tokens=99)
+    pairs = zip(messages[::2], messages[1::2], strict=True)
+    body = {"messages": [{"role": role, "content": text} for role, text in pairs]}
+    with pytest.raises(RefusedCall, match=r"leaves out message [23] ") as refused:
+        served.chat(json.dumps(body).encode())
+    assert refused.value.field == "messages"
+
+
 def test_calls_that_a_template_does_not_write_are_refused_and_those_that_it_writes_are_not(
     tmp_path: Path,
 ) -> None:
@@ -131,6 +147,16 @@ def test_a_date_is_one_for_a_run(tmp_path: Path) -> None:
     dated = load_dated_tokenizer(tmp_path / "model", "2024-02-29")
     assert written(dated, [FIRST]).startswith("2024-02-29 00:00:00<|user|>")
     assert written(load_dated_tokenizer(tmp_path / "model", None), [FIRST])[11:19] == "00:00:00"
+
+
+@pytest.mark.parametrize("begin", ["", "\n", "\n\n", "  ", " \n  ", "  {% if true %}a{% endif %}", "x\n"])
+def test_a_date_changes_nothing_else_of_a_template(tmp_path: Path, begin: str) -> None:
+    plain = begin + "{{ strftime_now('%h %C %g') }}" + NO_CALLS
+    made = tokenizer(tmp_path / "model", plain)
+    made.save_pretrained(tmp_path / "model")
+    dated = load_dated_tokenizer(tmp_path / "model", "2024-02-29")
+    made.chat_template = plain.replace("{{ strftime_now('%h %C %g') }}", "Feb 20 24")
+    assert written(dated, [FIRST]) == written(made, [FIRST])
 
 
 def test_a_run_keeps_the_date_that_it_began_with(tmp_path: Path) -> None:

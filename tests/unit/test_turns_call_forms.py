@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN, rendered
+from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN, rendered, writes
 
 from millrace.core.errors import ConfigError
 from millrace.environments.turns.call_forms.call_reader import CallReader
@@ -187,10 +187,22 @@ def test_a_call_without_arguments(family: str) -> None:
 def test_a_template_whose_calls_cannot_be_read_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"model\.path.* as 'CALL xfirstx WITH"):
         style(UNKNOWN)
+    with pytest.raises(ConfigError, match=r"model\.path.* fails on messages with calls.*: no calls here"):
+        style(writes("{{ raise_exception('no calls here') }}"))
+
+
+def test_a_template_that_shows_no_tools_tells_how_it_takes_arguments() -> None:
+    for call, as_text in {
+        "{{ '```' + f.arguments + '```' }}": True,
+        "{{ f.arguments | tojson }}": False,
+    }.items():
+        template = writes(call).replace("{% if tools %}", "{% if false %}")
+        assert style(template) == CallStyle(None, False, as_text)
 
 
 def test_a_template_without_calls_has_the_marks_that_families_tell_their_models() -> None:
-    assert style(NO_CALLS).form is None and style(NO_CALLS).shows_tools
+    assert style(NO_CALLS) == CallStyle(None, True, by_marks=True)
+    assert not any(style(template).by_marks for template in EVERY.values())
     look = json.dumps({"name": "look", "arguments": HARD})
     for text in (
         f"<tool_call>{look}</tool_call>",
@@ -225,3 +237,42 @@ def test_a_quoted_key_behind_a_space_has_no_quotes() -> None:
     text = "look{nested:{<escape>a<escape>: 1, <escape>b<escape>: <escape>x<escape>}}"
     read = BracedCalls("<escape>").read(text, 0, {})
     assert read is not None and read.calls == [ToolCall("look", {"nested": {"a": 1, "b": "x"}})]
+
+
+@pytest.mark.parametrize("family", ["Llama 4", "GLM-4-0414", "Mistral without marks", "Llama 3.1"])
+def test_a_call_without_a_mark_that_a_text_explains_is_none(family: str) -> None:
+    template = EVERY[family]
+    call = turn(template, ("look", SIMPLE))
+    for answer in (f"I wrote\n{call}\nand saw nothing.", f"{call} is a call."):
+        assert read(template, answer) == TurnParts("", answer, ())
+    assert read(template, f"I wrote\n{call}\nbefore. Now again:\n{call}\n").calls == (
+        ToolCall("look", SIMPLE),
+    )
+
+
+def test_a_function_of_python_in_a_text_is_no_malformed_call() -> None:
+    for answer in ("look(x) is a function of x.", "look(at) - look(to) = 0\nSo it is 0."):
+        assert read(MARKED_TEXTS["Llama 4"], answer) == TurnParts("", answer, ())
+
+
+@pytest.mark.parametrize("family", MARKED_TEXTS)
+@pytest.mark.parametrize("code", ["\ndef f(x):\n    return [x]\n\nf(1)", "a\r\nb", "(\n["])
+def test_a_text_in_a_call_has_several_lines(family: str, code: str) -> None:
+    template = MARKED_TEXTS[family]
+    assert read(template, turn(template, ("look", {"city": code}), ("stop", {}))).calls == (
+        ToolCall("look", {"city": code}),
+        ToolCall("stop", {}),
+    )
+
+
+@pytest.mark.parametrize("family", ["Qwen3-Coder, Qwen 3.5", "Seed-OSS"])
+def test_functions_in_one_block_or_without_it_are_calls(family: str) -> None:
+    template = FAMILIES[family]
+    call = turn(template, ("look", SIMPLE))
+    opening, closing = call[: call.index("<function")], call[call.index("</function>") + 11 :]
+    bare = call.removeprefix(opening).removesuffix(closing)
+    wanted = ToolCall("look", SIMPLE)
+    for text in (f"{opening}{bare}\n{bare}{closing}", f"{bare}\n{bare}", f"{call}\n{bare}{closing}"):
+        assert read(template, text) == TurnParts("", "", (wanted, wanted))
+    for text in (bare, f"{bare}{closing}", f"{opening}{bare}"):
+        assert read(template, f"I look.\n{text}") == TurnParts("", "I look.", (wanted,))

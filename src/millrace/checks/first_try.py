@@ -37,8 +37,8 @@ DEATHS_MAX = 2
 @dataclass(frozen=True)
 class TaskFacts:
     """The first usable prompt in the order of the run, and how many rows the task has. How many of the first
-    `num_probed` rows are unusable, and `reason`, why the first of these is. `keys`: see
-    `FirstLook.prompt_keys`."""
+    `num_probed` rows are unusable, and `reason`, why the first of these is. `keys`, `notes`: see
+    `FirstLook`."""
 
     prompt: Prompt
     rows: int
@@ -46,6 +46,7 @@ class TaskFacts:
     num_unusable: int
     reason: str
     keys: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def warnings(config: Config, first: FirstTry) -> Iterator[str]:
     yield from first.own_warnings
     yield from family_notes(config)
     task, prompts = first.task, config.batch.prompts
+    yield from task.notes
     if task.num_unusable:
         yield (
             f"{task.num_unusable} of the first {task.num_probed} rows cannot be used and are skipped; the "
@@ -128,10 +130,12 @@ async def _try_first(config: Config) -> FirstTry:
         attempts = await worker.call(
             "attempts", usable[:TRIED_ROWS], timeout_s=config.supervision.spawn_timeout_s
         )
+        notes = await worker.call("notes", timeout_s=config.supervision.spawn_timeout_s)
         keys = await _keys(worker, config)
         if worker.dead.done():
             worker = await _start(runtime, config)
-        task = TaskFacts(usable[0], rows, len(prompts), len(unusable), "".join(unusable[:1]), keys)
+        reason = "".join(unusable[:1])
+        task = TaskFacts(usable[0], rows, len(prompts), len(unusable), reason, keys, tuple(notes))
         worker, tried = await _try_reward(runtime, worker, config, attempts)
         if config.reward.prove_references:
             await _prove(worker, config, usable[:PROVED_ROWS])

@@ -47,7 +47,9 @@ def render(
         return messages + (more if isinstance(more, str) else "\n".join(one["content"] for one in more))
     messages = followed(messages, more)
     column = None if isinstance(config, table.GymTaskSection) else config.tools
-    tools = _tools(find_column(columns, column), f"{row_id}: `{column}`") if column is not None else None
+    tools = (
+        None if column is None else _tables(find_column(columns, column), f"{row_id}: `{column}`", "tools")
+    )
     shown = [*(tools or ()), *own_tools]
     written = ConversationText(tokenizer, template_arguments(config))
     try:
@@ -157,7 +159,8 @@ def _message(one: Message, where: str) -> Message:
     role = _role(one)
     if not role:
         raise DataError(f"{where} has no `role`, only {sorted(one)}: a message is {{role, content}}")
-    calls = [_call(call) for call in one.get("tool_calls") or ()]
+    given = _tables(one.get("tool_calls"), f"{where}: `tool_calls`", "calls")
+    calls = [_call(call, where) for call in given or ()]
     rest = {key: value for key, value in one.items() if key not in READ}
     content = _content(_content_of(one), where)
     return {
@@ -190,26 +193,33 @@ def _content(content: Any, where: str) -> str:
     return "".join(texts)
 
 
-def _call(call: Message) -> Message:
-    """A call with its arguments as a table: chat templates write them as JSON, and text would be quoted."""
-    call = without_nulls(call)
-    function = call.get("function")
-    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+def _call(call: Message, where: str) -> Message:
+    """A call with its arguments as a table: chat templates write them as JSON, and text would be quoted. Some
+    data sets write the function alone. Raises: DataError: the call has no name."""
+    if "function" not in call:
+        named = {key: call.pop(key) for key in ("name", "arguments") if key in call}
+        call = {"type": "function", **call, "function": named}
+    function = call["function"]
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise DataError(
+            f"{where} has a call without a name: a call is {{type, function: {{name, arguments}}}}"
+        )
+    if isinstance(function.get("arguments"), str):
         with suppress(ValueError):  # a model may have called a tool with something else
             call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
     return call
 
 
-def _tools(value: Any, where: str) -> list[Message] | None:
-    """Raises: DataError: the tools are no list of tables."""
+def _tables(value: Any, where: str, of: str) -> list[Message] | None:
+    """Tools, or calls. Raises: DataError: they are no list of tables."""
     try:
         value = json.loads(value) if isinstance(value, str) and value.strip() else value
-        tools = [json.loads(one) if isinstance(one, str) else one for one in value or ()]
+        tables = [json.loads(one) if isinstance(one, str) else one for one in value or ()]
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where} is no list of tools: {error}") from error
-    if not all(isinstance(one, dict) for one in tools):
-        raise DataError(f"{where} is no list of tools: each is a table, such as {{type, function}}")
-    return [without_nulls(one) for one in tools] or None
+        raise DataError(f"{where} is no list of {of}: {error}") from error
+    if not all(isinstance(one, dict) for one in tables):
+        raise DataError(f"{where} is no list of {of}: each is a table, such as {{type, function}}")
+    return [without_nulls(one) for one in tables] or None
 
 
 def without_nulls(value: Any) -> Any:

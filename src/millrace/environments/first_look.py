@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.errors import DataError
 from millrace.core.types import BadPrompt, Prompt
 from millrace.environments.chat import find_reference
@@ -17,6 +18,8 @@ from millrace.environments.scores import encodable
 from millrace.environments.stream.asked_row import row_digest
 from millrace.environments.tasks import PROBED_ROWS
 from millrace.environments.tokenizer import encode
+from millrace.environments.turns.call_forms.call_reader import MARKS
+from millrace.environments.turns.call_forms.learn import style_of
 from millrace.environments.verifiers.reference_completions import ReferenceCompletion, told_references
 
 REPEATS_ROWS, REPEATS_S = 1000, 3.0
@@ -57,6 +60,18 @@ class FirstLook(TaskRewardWorker):
 
     async def num_rows(self) -> int:
         return self._parts.rows
+
+    async def notes(self) -> list[str]:
+        """What a run with tools should know of the model's chat template."""
+        if not isinstance(reward := self._config.reward, EnvironmentRewardSection) or self._episodes is None:
+            return []
+        style = style_of(self._tokenizer, self._config.one_task.chat_arguments, refuses=False)
+        if not style.by_marks or not (reward.agent or self._episodes.schemas):
+            return []
+        return [
+            "the chat template of the model (`model.path`) shows tools and writes no calls: a call counts if "
+            f"it is JSON, alone or behind {', '.join(MARKS)}. Others are not seen: see docs/tool-calls.md"
+        ]
 
     async def prompt_keys(self) -> list[str]:
         """Of the first rows in the order of the run: the text of the prompt, as a digest. With an

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 import threading
 from datetime import datetime, time
 from pathlib import Path
@@ -33,7 +34,7 @@ FILE_BYTES_MAX = 256 << 20
 # classes of transformers, which import torch. A reward worker saves 2 s and 100 MB.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _encoding = threading.Lock()
-_DIRECTIVES = (*"YymdBbhAaHIMSpjUWwuVGFTDRefcxXZz", "-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", "%")
+_DIRECTIVES = (*string.ascii_letters, "-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", "%")
 """Of strftime."""
 _DRAWN = re.compile(r"\|\s*random\b|\blipsum\s*\(")
 _PROBE = "a"
@@ -89,11 +90,11 @@ def load_dated_tokenizer(directory: str | Path, date: str | None) -> Any:
 
 def _dated(template: str, day: datetime) -> str:
     """The template with a `strftime_now` of its own. transformers gives it the clock's, and takes no function
-    among the arguments."""
+    among the arguments. It stays at the begin of a line: there Jinja removes space before blocks."""
     if "strftime_now" not in template:
         return template
     words = "".join(f"|replace('%{one}', {json.dumps(day.strftime(f'%{one}'))})" for one in _DIRECTIVES)
-    return f"{{%- macro strftime_now(format) -%}}{{{{- format{words} -}}}}{{%- endmacro -%}}{template}"
+    return f"{{%- macro strftime_now(format) -%}}{{{{- format{words} -}}}}{{%- endmacro %}}\n{template}"
 
 
 def load_tokenizer(directory: str | Path) -> Any:

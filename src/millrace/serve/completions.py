@@ -18,11 +18,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from millrace.core.errors import DeadlineExceeded, WorkerError
+from millrace.core.errors import DataError, DeadlineExceeded, WorkerError
 from millrace.core.types import Finish, Sampling
 from millrace.environments.gateway.calls import RefusedCall
 from millrace.environments.scores import encodable
 from millrace.environments.tokenizer import encode, encode_prompt
+from millrace.environments.turns.conversation_text import ConversationText
 from millrace.evaluation.generate import Completion
 from millrace.serve.shared_engine import EngineFailed, EngineFull, SharedEngine
 
@@ -133,13 +134,10 @@ class Completions:
         if not getattr(self._tokenizer, "chat_template", None):
             return self._ids("".join(f"{one.content}\n\n" for one in messages), encode_prompt)
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                msgspec.to_builtins(messages), tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template raises what it likes
-            message = f"the chat template refuses the messages: {type(error).__name__}: {error}"
-            raise RefusedCall(message, field="messages") from error
-        return self._ids(str(rendered), encode)
+            rendered = ConversationText(self._tokenizer, {}).checked(msgspec.to_builtins(messages))
+        except DataError as error:
+            raise RefusedCall(str(error), field="messages") from error
+        return self._ids(rendered, encode)
 
     def _ids(self, text: str, encoder: Callable[[Any, str], list[int]]) -> list[int]:
         """A text that is too long is mostly refused by its first part: a tokenizer takes seconds for some

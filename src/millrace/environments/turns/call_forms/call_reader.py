@@ -61,7 +61,7 @@ class CallForm(NamedTuple):
             skip = skipped.match(text, stop)
             at = max(skip.end() if skip else stop, begin.start() + 1)
             found.append((begin.start(), at, tuple(read.calls)))
-        return found
+        return found if self.opens else _at_end(found, text)
 
     def _begin(self) -> str:
         if not self.opens:
@@ -69,6 +69,16 @@ class CallForm(NamedTuple):
         return rf"(?:(?:{self.section})\s*)?(?:{self.opens})" if self.section else f"(?:{self.opens})"
 
 
+def _at_end(found: list[tuple[int, int, Calls]], text: str) -> list[tuple[int, int, Calls]]:
+    """Those with nothing but calls behind them: without a mark, others are part of an answer."""
+    first, begin = len(found), len(text)
+    while first and not text[found[first - 1][1] : begin].strip():
+        first -= 1
+        begin = found[first][0]
+    return found[first:]
+
+
+MARKS = "<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "functools["
 KNOWN_MARKS = CallForm(
     JsonCalls(),
     opens=r"<tool_call>|<\|tool_call\|>|\[TOOL_CALLS\]|functools(?=\[)",

@@ -22,6 +22,9 @@ NAME = r"[\w.\-]+?"
 PYTHON_CHARACTERS_MAX = 100_000
 _BETWEEN = re.compile(r"[\s,;]*")
 _DECODER = json.JSONDecoder()
+_ENDED = re.compile(r"\s*(?:[\],;]|$)")
+_TEXT = re.compile(r"""\\.|(\"{3}|'{3}).*?\1|(?P<line>(["'])(?:\\.|(?!\3).)*\3)""", re.DOTALL)
+_BREAK = re.compile(r"(?<!\\)[\r\n]")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -202,6 +205,8 @@ class PythonCalls(NamedTuple):
                 break
             stop = end_of_brackets(text, found.end() - 1)
             call = python_call(found[1], text[found.end() - 1 : stop])
+            if self.bare and isinstance(call, Malformed) and not _ENDED.match(text, stop):
+                break  # a function in a text
             calls.append(_of_types(call, tools) if isinstance(call, ToolCall) else call)
             at = stop
         if not calls:
@@ -282,10 +287,11 @@ def of_schema(text: str, schema: Any) -> Any:
 
 
 def python_call(name: str, arguments: str) -> ToolCall | Malformed:
-    """`arguments`: with their parentheses."""
+    """`arguments`: with their parentheses. Models break lines in texts, which Python does not take."""
     try:
         if len(arguments) > PYTHON_CHARACTERS_MAX:
             raise ValueError(f"more than {PYTHON_CHARACTERS_MAX:,} characters")
+        arguments = _TEXT.sub(_on_one_line, arguments)
         call = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or None in [one.arg for one in call.keywords]:
             raise ValueError("no call")
@@ -294,6 +300,10 @@ def python_call(name: str, arguments: str) -> ToolCall | Malformed:
         return ToolCall(name, values, tuple(map(ast.literal_eval, call.args)))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return Malformed(f'a call is one line such as {name}(1, name="text")')
+
+
+def _on_one_line(text: re.Match[str]) -> str:
+    return _BREAK.sub(lambda found: repr(found[0])[1:-1], text[0]) if text["line"] else text[0]
 
 
 def _of_types(call: ToolCall, tools: Schemas) -> ToolCall:

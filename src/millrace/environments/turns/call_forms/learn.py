@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import product, takewhile
 from typing import Any, NamedTuple
@@ -59,13 +60,15 @@ Render = Callable[..., str]
 class CallStyle(NamedTuple):
     """`form`: None: the template writes no calls. `shows_tools`: it writes the tools on offer. `as_text`:
     it takes arguments as JSON text. `named_ids`: it writes ids `functions.NAME:0` in place of names.
-    `opens_thinking`: a prompt ends with the begin of thinking."""
+    `opens_thinking`: a prompt ends with the begin of thinking. `by_marks`: the template shows tools and
+    writes no calls, so the marks count that families tell their models."""
 
     form: CallForm | None
     shows_tools: bool
     as_text: bool = False
     named_ids: bool = False
     opens_thinking: bool = False
+    by_marks: bool = False
 
 
 NO_STYLE = CallStyle(None, False)
@@ -81,22 +84,32 @@ class _Probe(NamedTuple):
 
 
 def learn_style(render: Render) -> CallStyle:
-    """Raises: ConfigError: the template writes calls in a form that cannot be read."""
+    """Raises: ConfigError: the template writes calls in a form that cannot be read, or fails on calls."""
     shows, opens = _shows_tools(render), _opens_thinking(render)
     if not shows:
-        return CallStyle(None, False, opens_thinking=opens)
-    written = ""
+        return CallStyle(None, False, _wants_text(render), opens_thinking=opens)
+    written, num_rendered, failure = "", 0, Exception()
     for as_text, named_ids, count, results in product((False, True), (False, True), (2, 1), (False, True)):
-        text = _rendered(render, count, as_text=as_text, named_ids=named_ids, results=results)
-        if text is None or _CALLS[0][0] not in text.rpartition(_ASK)[2]:
+        try:
+            text = _rendered(render, count, as_text=as_text, named_ids=named_ids, results=results)
+        except Exception as error:  # a template is a program
+            failure = error
+            continue
+        num_rendered += 1
+        if _CALLS[0][0] not in text.rpartition(_ASK)[2]:
             continue
         probe = _behind_head(render, text, count)
         written = written or probe.text
         form = _form(probe)
         if form is not None and _reads(form, probe):
             return CallStyle(form, True, as_text, named_ids, opens)
+    if not num_rendered:
+        raise ConfigError(
+            "the chat template of the model (`model.path`) shows tools, and fails on messages with calls of "
+            f"tools: {failure}\n  Use another chat template (chat_template.jinja in the model's directory)."
+        )
     if not written:
-        return CallStyle(None, True, opens_thinking=opens)
+        return CallStyle(None, True, opens_thinking=opens, by_marks=True)
     raise ConfigError(
         f"the chat template of the model (`model.path`) writes calls of tools as {written[:200]!r}: this "
         "form cannot be read, so no call of the model would run\n"
@@ -120,8 +133,8 @@ def _opens_thinking(render: Render) -> bool:
     return bool(re.search(r"(<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>|◁think▷)\s*$", prompt))
 
 
-def _rendered(render: Render, count: int, *, as_text: bool, named_ids: bool, results: bool) -> str | None:
-    """A conversation that ends with calls, or with their results. None: the template refuses it."""
+def _rendered(render: Render, count: int, *, as_text: bool, named_ids: bool, results: bool) -> str:
+    """A conversation that ends with calls, or with their results. It raises what the template raises."""
     calls, answers = [], []
     for number, (name, arguments) in enumerate(_CALLS[:count]):
         given: Any = json.dumps(arguments) if as_text else dict(arguments)
@@ -132,10 +145,16 @@ def _rendered(render: Render, count: int, *, as_text: bool, named_ids: bool, res
         {"role": "user", "content": _ASK},
         {"role": "assistant", "content": "", "tool_calls": calls},
     ]
-    try:
-        return render([*messages, *(answers if results else ())], prompt=False, tools=PROBE_TOOLS)
-    except Exception:
-        return None
+    return render([*messages, *(answers if results else ())], prompt=False, tools=PROBE_TOOLS)
+
+
+def _wants_text(render: Render) -> bool:
+    """Whether the template takes arguments of calls as text alone."""
+    for as_text in (False, True):
+        with suppress(Exception):  # a template is a program
+            _rendered(render, 1, as_text=as_text, named_ids=False, results=True)
+            return as_text
+    return False
 
 
 def _behind_head(render: Render, text: str, count: int) -> _Probe:
@@ -198,7 +217,9 @@ def _form(probe: _Probe) -> CallForm | None:
     if grammar is None:
         return None
     if isinstance(grammar, TaggedCalls):
-        grammar, closes = _closed(grammar, closes, ending)
+        block, opens = _block(_mark(opens))
+        section += block
+        grammar, closes = _closed(grammar, closes, ending, opens if block else "")
     return CallForm(
         grammar,
         literal(_mark(opens)),
@@ -222,12 +243,24 @@ def _bare(grammar: Grammar | None) -> Grammar | None:
     return None
 
 
-def _closed(grammar: TaggedCalls, closes: str, ending: str) -> tuple[TaggedCalls, str]:
-    """What stands behind the last argument ends the call. `behind_value` begins it."""
+def _block(opens: str) -> tuple[str, str]:
+    """The mark of a block of calls, if a call has a mark of its own behind it. Models leave a block out, or
+    write several calls into it."""
+    found = re.fullmatch(r"(<[^<>]+>)\s*(<[^<>]+)", opens)
+    return (found[1], found[2]) if found else ("", opens)
+
+
+def _closed(grammar: TaggedCalls, closes: str, ending: str, opens: str) -> tuple[TaggedCalls, str]:
+    """What stands behind the last argument ends the call. `behind_value` begins it. `opens`: of a call in a
+    block, which ends it too."""
     end = closes if closes.strip() else ending
     plain = re.sub(r"\\(.)", r"\1", grammar.behind_value.replace(r"\s*", ""))
     rest = end.strip().removeprefix(plain).strip()
-    return grammar._replace(end=literal(rest)), ""
+    found = re.fullmatch(r"(</[^<>]+>)\s*(</[^<>]+>)", rest)
+    if not opens or not found:
+        return grammar._replace(end=literal(rest)), ""
+    behind = rf"(?=\s*(?:{literal(found[2])}|{literal(opens)}|$))"
+    return grammar._replace(end=literal(found[1]) + behind), found[2]
 
 
 def _shared_begin(one: str, other: str) -> str:
