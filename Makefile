@@ -13,6 +13,8 @@
 # make test-jax     the trainer in JAX, on simulated devices
 # make setup-agents .venv-agents with the SDKs of OpenAI and Anthropic, SkyRL-Gym and textarena, for tests alone
 # make test-agents  the gateway's dialects, as the SDKs write and read them; MCP; SkyRL-Gym; textarena; TRL's form
+# make setup-real     .venv-real with readers of GGUF files, for tests alone
+# make test-real      models in GGUF files, imported and compared with what they were made of
 # make setup-trackers .venv-trackers with W&B, MLflow and Trackio, for tests alone
 # make test-trackers whole runs with each tracker offline, read back by its own package
 # make setup-verifiers  .venv-verifiers and .venv-verifiers-v0, for tests alone
@@ -38,11 +40,12 @@ RAY := .venv-ray
 JAX := .venv-jax
 AGENTS := .venv-agents
 TRACKERS := .venv-trackers
+REAL := .venv-real
 VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-ui quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-ui lanes smoke smoke-agents smoke-trackers smoke-verifiers smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-real setup-ui quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-real test-ui lanes smoke smoke-agents smoke-trackers smoke-verifiers smoke-real smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -84,6 +87,12 @@ setup-trackers: $(TRACKERS)/.installed
 
 $(TRACKERS)/.installed: $(STAMP) scripts/setup-trackers scripts/environment
 	@PYTHON="$(PYTHON)" scripts/setup-trackers
+	@touch $@
+
+setup-real: $(REAL)/.installed
+
+$(REAL)/.installed: $(STAMP) scripts/setup-real scripts/environment
+	@PYTHON="$(PYTHON)" scripts/setup-real
 	@touch $@
 
 setup-verifiers: $(VERIFIERS)/.installed
@@ -142,6 +151,9 @@ test-agents: $(AGENTS)/.installed
 test-trackers: $(TRACKERS)/.installed
 	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest tests/trackers
 
+test-real: $(REAL)/.installed
+	PYTHONPATH=src $(REAL)/bin/python -m pytest tests/real
+
 test-verifiers: $(VERIFIERS)/.installed
 	PYTHONPATH=src $(VERIFIERS)/bin/python -m pytest tests/agents/test_verifiers.py
 	PYTHONPATH=src $(VERIFIERS)-v0/bin/python -m pytest tests/agents/test_verifiers_v0.py
@@ -168,6 +180,9 @@ smoke-agents: $(AGENTS)/.installed
 
 smoke-trackers: $(TRACKERS)/.installed
 	PYTHONPATH=src $(TRACKERS)/bin/python -m pytest $(SMOKE) tests/trackers
+
+smoke-real: $(REAL)/.installed
+	PYTHONPATH=src $(REAL)/bin/python -m pytest $(SMOKE) tests/real
 
 smoke-verifiers: $(VERIFIERS)/.installed
 	PYTHONPATH=src $(VERIFIERS)/bin/python -m pytest $(SMOKE) tests/agents/test_verifiers.py

@@ -17,6 +17,7 @@ from common import ROOT
 
 sys.path.append(str(ROOT))
 
+from tests import runs
 from tests.turn_runs import make_agent_start, make_start
 
 from millrace.chaos.aftermath import check_ledger, check_served
@@ -37,13 +38,32 @@ SUITES = {
     "agents": ("agent", "reward worker", "replica", "controller"),
     "restored": ("controller", "reward worker", "replica", "relay", "evaluator"),
     "evaluated-agents": ("controller", "reward worker", "replica", "relay", "agent"),
+    "colocated": ("controller", "reward worker", "replica", "relay", "trainer"),
+    "standby": ("trainer", "controller", "trainer", "replica"),
+    "mixture": ("controller", "replica", "relay", "trainer"),
+    "from": ("controller", "replica", "relay", "trainer"),
 }
 """Who is killed, of episodes with an environment, and of those with an agent that asks the gateway. The last
-two have evaluations too, whose reward workers are among the reward workers. Episodes of `restored` go on from
-snapshots."""
-ENVIRONMENTS = {"turns": "Busy", "restored": "BusyRestoring"}
+two of these have evaluations too, whose reward workers are among the reward workers. Episodes of `restored`
+go on from snapshots. Then `turns` on a device that is lent in turns, and with a standby of the trainer; a
+mixture of two tasks; and a run that begins from another run."""
+AGENTS_SUITES = ("agents", "evaluated-agents")
+SINGLE = ("mixture", "from")
+"""Suites without an environment: an episode is one turn."""
+MIXTURE = """task={ kind = "mixture", parts = [
+    { name = "short", task = { kind = "gym", name = "spell_backward", template = "{metadata[word]}>",
+      options = { min_word_len = 3, max_word_len = 4 } } },
+    { name = "long", task = { kind = "gym", name = "spell_backward", template = "{metadata[word]}>",
+      options = { min_word_len = 5, max_word_len = 6 } } },
+] }""".replace("\n", "")
+ENVIRONMENTS = {"turns": "Busy", "restored": "BusyRestoring", "colocated": "Busy", "standby": "Busy"}
+OVERRIDES = {
+    "colocated": ["rollout.colocated=true"],
+    "standby": ["trainer.standby=true"],
+    "mixture": [MIXTURE],
+}
 EVALUATION, EVERY = "held-out", 5
-SUPERSEDED = "the evaluator was busy"
+SUPERSEDED, REPLACED = "the evaluator was busy", "is evaluated in its place"
 MOMENT_MAX = 60  # of some 100 events of turns in a step
 DELAY_S_MAX = 0.05
 POLL_S = 0.001
@@ -68,7 +88,8 @@ class KillPoint:
 
 def kill_point(suite: str, index: int, seed: int) -> KillPoint:
     rng, roles = random.Random(f"{suite} {index} {seed}"), SUITES[suite]
-    moment, delay_s = rng.randint(1, MOMENT_MAX), rng.uniform(0, DELAY_S_MAX)
+    most, longest_s = (MOMENT_MAX // 10, 0.0) if suite in SINGLE else (MOMENT_MAX, DELAY_S_MAX)
+    moment, delay_s = rng.randint(1, most), rng.uniform(0, longest_s)
     return KillPoint(suite, index, roles[index % len(roles)], moment, delay_s, rng.random())
 
 
@@ -141,6 +162,7 @@ class Verdict:
     problems: list[str]
     evaluated: int = 0  # versions
     superseded: int = 0  # skipped because a newer one was due
+    replaced: int = 0  # by a newer one, because a kill took their weights
     superseded_undisturbed: int = 0
 
 
@@ -150,13 +172,17 @@ class Suite:
     def __init__(self, name: str, directory: Path, steps: int, deadline_s: float) -> None:
         self.name, self._directory, self._deadline_s = name, directory, deadline_s
         directory.mkdir()
-        self._has_agents = name not in ENVIRONMENTS
-        self._config_file = (make_agent_start if self._has_agents else make_start)(directory)
-        self._overrides = [f"steps={steps}", *SUPERVISION[1:]]
-        if not self._has_agents:
+        self._has_agents = name in AGENTS_SUITES
+        make = runs.make_start if name in SINGLE else make_agent_start if self._has_agents else make_start
+        self._config_file = make(directory)
+        self._overrides = [f"steps={steps}", *SUPERVISION[1:], *OVERRIDES.get(name, ())]
+        if name in ENVIRONMENTS:
             self._overrides += [f"reward.path={directory}/acting.py:{ENVIRONMENTS[name]}"]
         if name in ("restored", "evaluated-agents"):
             self._overrides += [evaluation_of(directory)]
+        if name == "from":
+            parent = runs.train(self._config_file, directory / "parent", "steps=2")
+            self._overrides += [f"model.path={parent.path}"]
         self._config = load(self._config_file, self._overrides)
         run = self.play("undisturbed", []).run
         self._weights, self._columns = weights(run), columns_of(run)
@@ -195,8 +221,9 @@ class Suite:
         evaluations = evaluations_of(run)
         problems += untrue_evaluations(evaluations, self._evaluations)
         problems += [f"left behind: {left}"] if (left := remains(run)) else []
-        counts = len(evaluations) - num_skipped(evaluations), num_skipped(evaluations)
-        return Verdict(not accounts, equal, foreign, problems, *counts, num_skipped(self._evaluations))
+        done = sum(not reason for reason, _ in evaluations.values())
+        skipped = num_skipped(evaluations), num_skipped(evaluations, REPLACED), num_skipped(self._evaluations)
+        return Verdict(not accounts, equal, foreign, problems, done, *skipped)
 
 
 def columns_of(run: ChildRun) -> dict[int, TokenColumns]:
@@ -233,18 +260,22 @@ def evaluations_of(run: ChildRun) -> Evaluated:
 
 
 def untrue_evaluations(evaluations: Evaluated, due: Evaluated) -> list[str]:
-    """What differs from the undisturbed run. A version may be skipped because a newer one was due."""
-    problems = [] if evaluations.keys() == due.keys() else [f"evaluated {[*evaluations]} of {[*due]}"]
+    """What differs from the undisturbed run. A version may be skipped because a newer one was due, or because
+    a kill took its weights. Then a newer one is evaluated in its place."""
+    missing = due.keys() - evaluations.keys()
+    problems = [f"evaluated {[*evaluations]} of {[*due]}"] if missing else []
+    done = [version for version, (reason, _) in evaluations.items() if not reason]
     for version, (reason, attempts) in evaluations.items():
-        if reason and not reason.startswith(SUPERSEDED):
+        replaced = REPLACED in reason and max(done, default=-1) > version
+        if reason and not reason.startswith(SUPERSEDED) and not replaced:
             problems.append(f"evaluation of version {version} skipped: {reason}")
-        elif not reason and not due[version][0] and attempts != due[version][1]:
+        elif not reason and not due.get(version, ("none", []))[0] and attempts != due[version][1]:
             problems.append(f"evaluation of version {version} has other attempts")
     return problems
 
 
-def num_skipped(evaluations: Evaluated) -> int:
-    return sum(bool(reason) for reason, _ in evaluations.values())
+def num_skipped(evaluations: Evaluated, why: str = SUPERSEDED) -> int:
+    return sum(why in reason for reason, _ in evaluations.values())
 
 
 def remains(run: ChildRun) -> list[str]:

@@ -6,7 +6,10 @@
 `turns`: episodes with an environment; a reward worker, a replica or the controller is killed. `agents`:
 episodes of agents that ask by HTTP; an agent, a reward worker (with the gateway in it), a replica or the
 controller. `restored` and `evaluated-agents` have evaluations too, and a relay is killed, or the evaluator.
-Episodes of `restored` go on from snapshots. Each has as many points as `--points` says.
+Episodes of `restored` go on from snapshots. `colocated` and `standby` are `turns` on a device that is lent in
+turns, and with a standby of the trainer, and a trainer is killed too. `mixture` and `from` have one turn an
+episode: two tasks in a mixture, and a run that begins from another run. Each has as many points as `--points`
+says.
 
 A point is a number of events of turns in a step, and a delay. Then one process that is in the middle of a
 turn gets SIGKILL. A run has one point in each step, and its points share the verdict, which compares it with
@@ -44,7 +47,7 @@ from kill_points import ENVIRONMENTS, SUITES, Kill, KillPoint, Suite, Verdict, k
 
 sys.path.append(str(ROOT))
 
-from tests.warm import forked, imported
+from tests.warm import end, forked, imported
 
 ATTEMPTS = 3  # of a point at which no turn was under way
 
@@ -133,7 +136,7 @@ def play_all(
         if verdict.evaluated or verdict.superseded:
             say(
                 f"{name}: {verdict.evaluated} versions evaluated, {verdict.superseded} skipped for a newer "
-                f"one (undisturbed: {verdict.superseded_undisturbed})"
+                f"one (undisturbed: {verdict.superseded_undisturbed}), {verdict.replaced} replaced by one"
             )
         counted = [kill for kill in played.kills if kill.met or verdict.problems]
         for kill in counted:
@@ -211,8 +214,7 @@ def main() -> None:
         with forked(warm):
             broken = kill_everything(options, points, results, directory)
     finally:
-        warm.close()
-        server.wait()
+        end(warm, server)
     wrong = [row for row in results.rows if row["problems"]]
     failed = bool(wrong or broken)
     if not failed:

@@ -47,12 +47,11 @@ def _imported() -> Iterator[object]:
     if find_spec("reasoning_gym") is None:  # an engine's own interpreter has not what whole runs need
         yield None
         return
-    from tests.warm import imported
+    from tests.warm import end, imported
 
     warm, server = imported()
     yield warm
-    warm.close()
-    server.wait()
+    end(warm, server)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -44,6 +44,8 @@ COMMANDS, SCRIPT = ("millrace", "millrace.api.work"), "script.py"
 MAX_PACKET = 128 * 1024
 CLONE_NEWNET = 0x40000000
 exec_worker = forkserver._become
+DEADLINE_S = 300.0
+"""Of an import and of a fork. Imports take 15 s on two cores, and a minute beside other work."""
 ROOM = {"MILLRACE_TEST_ROOM": "." * 8192}  # in /proc/PID/environ, for variables of what is forked
 
 
@@ -80,9 +82,16 @@ class Warm:
             process._prctl(process.PR_SET_CHILD_SUBREAPER, 1)  # so that it becomes our child
             try:
                 socket.send_fds(self._control, [json.dumps(asked).encode()], list(fds))
-                return int(self._control.recv(MAX_PACKET))
+                return self._pid()
             finally:
                 process._prctl(process.PR_SET_CHILD_SUBREAPER, 0)
+
+    def _pid(self) -> int:
+        """Raises: RuntimeError: the child could not begin. TimeoutError: it did not in time."""
+        answer = self._control.recv(MAX_PACKET).decode()
+        if not answer.isdecimal():
+            raise RuntimeError(f"the fork failed: {answer or 'the process that forks has ended'}")
+        return int(answer)
 
     def close(self) -> None:
         self._control.close()
@@ -98,9 +107,26 @@ def imported() -> tuple[Warm, subprocess.Popen[bytes]]:
             env={**os.environ, **ROOM, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=[theirs.fileno()],
         )
-    if not control.recv(MAX_PACKET):
-        raise RuntimeError("it ended while it imported")
+    control.settimeout(DEADLINE_S)
+    try:
+        if not control.recv(MAX_PACKET):
+            raise RuntimeError("it ended while it imported")
+    except BaseException:
+        control.close()
+        server.kill()
+        server.wait()
+        raise
     return Warm(control), server
+
+
+def end(warm: Warm, server: subprocess.Popen[bytes]) -> None:
+    warm.close()
+    try:
+        server.wait(DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+        raise
 
 
 def popen(warm: Warm) -> type[subprocess.Popen]:
@@ -158,7 +184,12 @@ def serve(control: socket.socket, asker: int) -> dict[str, Any]:
             if os.fork():
                 os._exit(0)  # its child goes to the asker, which adopts orphans at this moment
             asked = json.loads(packet)
-            _inherit(asked, fds, control, asker)
+            try:
+                _inherit(asked, fds, control, asker)
+            except Exception as error:
+                with suppress(OSError):  # the asker has its answer already
+                    control.send(f"{type(error).__name__}: {error}".encode())
+                raise
             return dict(asked)
         os.waitpid(between, 0)
         for fd in fds:
@@ -172,7 +203,10 @@ def _inherit(asked: dict[str, Any], fds: list[int], control: socket.socket, aske
     _show(asked["environ"])
     os.umask(asked["umask"])
     os.chdir(asked["directory"])
+    until_s = time.monotonic() + DEADLINE_S
     while os.getppid() != asker:
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"process {asker} has not adopted this one")
         time.sleep(0.001)
     if not asked["command"]:
         with process.ending_at_once():
@@ -236,6 +270,7 @@ def main() -> None:
         ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             control.close()
+            ours.settimeout(DEADLINE_S)
             warm = Warm(ours)
             launcher._start = warm.start  # type: ignore[assignment]
             subprocess.Popen = popen(warm)  # type: ignore[misc]

@@ -293,13 +293,16 @@ def test_a_refusal_is_an_error_with_words_in_each_sdk(
 def test_an_error_in_a_stream_reaches_the_agent(
     gateway: StubGateway, client: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
-    gateway.replies, gateway.fails_in_stream = [TEXT] * 4, True
+    gateway.replies, gateway.fails_in_stream = [TEXT] * 5, True
     with pytest.raises(openai.APIError, match="broken"):
         list(client.chat.completions.create(messages=ASK, model="policy", stream=True))
     with pytest.raises(openai.APIError, match="broken"):
         list(client.completions.create(prompt="How", model="policy", stream=True))
-    kinds = [one.type for one in client.responses.create(input=ASK, model="policy", stream=True)]
-    assert kinds == ["error"]
+    with pytest.raises(openai.APIError, match="broken"):
+        list(client.responses.create(input=ASK, model="policy", stream=True))
+    with pytest.raises(openai.APIError, match="broken"):
+        with client.responses.stream(input=ASK, model="policy") as events:
+            events.get_final_response()
     with pytest.raises(anthropic.APIError, match="broken"):
         list(claude.messages.create(model="policy", max_tokens=1, messages=ASK, stream=True))
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.config.tables.task import EnvironmentRewardSection
+from millrace.environments.turns.call_forms.call_reader import CallReader
 from millrace.environments.turns.environment import Done, Environment, Observation
 from millrace.environments.turns.forms import Form, load_environment
 
@@ -17,7 +18,7 @@ ROW: Any = {"prompt": "13*7=", "reward_spec": {"ground_truth": "91"}}
 def made() -> Environment:
     kind, _ = load_environment(PATH)
     config = EnvironmentRewardSection(path=PATH, turns=2)
-    return Form(kind, PATH, config, prompt="prompt", shown=False)()
+    return Form(kind, PATH, config, prompt="prompt", reader=CallReader(), shown=False)()
 
 
 def test_an_environment_of_skyrl_gym_answers_and_scores() -> None:

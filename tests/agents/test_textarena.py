@@ -74,7 +74,7 @@ class Game(textarena_games.Game):
 def test_a_reward_that_is_no_number_fails_the_episode(play: Any, tmp_path: Path) -> None:
     (tmp_path / "says.py").write_text(SAYS.format(examples=str(EXAMPLES)))
     episode = play(GUESSING, "[5]", path=f"{tmp_path / 'says.py'}:Game")
-    assert episode["outcome"] == "failed" and "'well played'" in episode["reason"]
+    assert episode["outcome"] == "failed" and "of type str: a finite number" in episode["reason"]
 
 
 def test_another_game_needs_another_id_alone(play: Any) -> None:

@@ -16,7 +16,7 @@ from tests.long import few, long
 
 import millrace
 from millrace.cli.app import run as command_line
-from millrace.core.errors import ConfigError, LedgerError
+from millrace.core.errors import ConfigError, DataError, LedgerError
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"rollout.replicas": 1, "checkpoints.every": 1}
@@ -87,7 +87,9 @@ def test_a_closure_trains_live_in_a_running_loop_and_the_run_is_resumed(start: P
     assert [step["version"] for step in again.metrics()] == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match="`seed`: 3 -> 9"):
         again.resume(seed=9)
-    evaluation = millrace.evaluate(again, prompts=3, samples=2)
+    with pytest.raises(DataError, match="no prompt is left to evaluate on"):
+        millrace.evaluate(again, prompts=3, samples=0)
+    evaluation = millrace.evaluate(again, prompts=3, samples=2, with_trained=True)
     assert (evaluation.num_prompts, evaluation.num_unscored, evaluation.model) == (3, 0, str(again.model))
 
 
@@ -120,7 +122,7 @@ def test_a_list_of_rewards_trains_with_a_flaky_function_and_one_of_trl(start: Pa
         assert (one["reward/own/attempts"], one["reward/odd/abstained"]) == (2.0, 1.0 - odd)
     for step in run.metrics():
         assert step["reward_metrics/own/attempts"] == 2.0 and 0 <= step["reward_metrics/odd/abstained"] <= 1
-    evaluation = millrace.evaluate(run, prompts=2, samples=1)
+    evaluation = millrace.evaluate(run, prompts=2, samples=1, with_trained=True)
     assert evaluation.num_unscored < 4
 
 

@@ -10,8 +10,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
+from tests.long import long
 from tests.runs import make_start
 
 from millrace.cli.app import run
@@ -150,6 +152,29 @@ def test_after_kill_9_no_sample_is_lost_or_counted_twice(project: Path, curated:
     assert attempts(project / "killed") == attempts(curated)
     assert recorded.items() <= attempts(curated).items()
     assert table(project / "killed") == table(curated)
+
+
+@long
+def test_a_curation_that_is_killed_ten_times_ends_as_if_it_had_not_been(project: Path, curated: Path) -> None:
+    """Each command is killed after some more rewards, of gold answers at first."""
+    out, calls, rng = project / "killed-again", project / "calls", Random(5)
+    against = f"{project / 'held.jsonl'}:question"
+    arguments = ["--samples", str(SAMPLES), "--against", against]
+    command = [sys.executable, "-m", "millrace", "curate", str(project / "run.toml"), "--out", str(out)]
+    calls.write_text("")
+    for _ in range(10):
+        (project / "pause").write_text(str(calls.stat().st_size + rng.randint(1, 60)))
+        resume = ["--resume"] if out.exists() else []
+        process = subprocess.Popen([*command, *arguments, *resume], cwd=project)
+        deadline_s = time.monotonic() + 120
+        while calls.stat().st_size <= int((project / "pause").read_text()) and process.poll() is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+    (project / "pause").unlink()
+    assert curate(project, out, *arguments, "--resume") == 0
+    assert attempts(out) == attempts(curated) and table(out) == table(curated)
 
 
 def attempts(out: Path) -> dict[tuple[int, int], tuple[list[int], Finish, float | None]]:

@@ -21,6 +21,7 @@ from millrace.ledger.checksums import register
 from millrace.ledger.log import Log
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.runtime import process
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -42,6 +43,15 @@ def test_a_key_that_decides_what_is_learned_cannot_change(start, copy, capsys):
     code, message = resume(start, copy, "optimizer.lr=0.1", "seed=4", capsys=capsys)
     assert code == 2 and "`seed`: 3 -> 4" in message
     seen("resume-changed", message)
+
+
+def test_a_run_whose_workers_had_another_hash_seed_does_not_go_on(start, copy, monkeypatch, capsys):
+    ledger = SqliteLedger(copy.ledger, run={})
+    assert ledger.run["hash_seed"] == process.ONE_HASH_SEED["PYTHONHASHSEED"]
+    ledger.close()
+    monkeypatch.setitem(process.ONE_HASH_SEED, "PYTHONHASHSEED", "7")
+    code, message = resume(start, copy, "steps=5", capsys=capsys)
+    assert code == 1 and "PYTHONHASHSEED=0" in message and "PYTHONHASHSEED=7" in message
 
 
 def test_a_run_that_another_process_holds_is_left_alone(start, copy, capsys):

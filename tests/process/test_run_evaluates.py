@@ -72,6 +72,28 @@ def test_a_killed_controller_evaluates_no_version_twice(start, undisturbed, tmp_
     assert weights(run) == weights(undisturbed)
 
 
+def test_in_place_of_a_version_that_a_killed_controller_had_under_way_a_newer_one_is_evaluated(
+    start, undisturbed, tmp_path
+):
+    command = [sys.executable, "-m", "millrace", "train", str(start), "--run-dir", str(tmp_path / "run")]
+    slow = 'evaluations=[{name = "held-out", every = 4, prompts = 6, samples = 2, share = SHARE}]'
+    run = RunDirectory(tmp_path / "run")
+    resting = [*command, "--set", slow.replace("SHARE", "0.001")]
+    with subprocess.Popen(resting, stdout=subprocess.DEVNULL) as process:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (run.events.exists() and events(run, "step")):
+            assert time.monotonic() < deadline_s, "no step"
+            time.sleep(0.01)
+        process.kill()
+    assert not events(run, "evaluated")
+    resume = [*command, "--set", slow.replace("SHARE", "1.0"), "--resume"]
+    subprocess.run(resume, check=True, timeout=DEADLINE_S, stdout=subprocess.DEVNULL)
+    found = {version: reason for (_, version), reason in evaluated(run).items()}
+    assert "is evaluated in its place" in found.pop(0)
+    assert set(found.values()) == {""} and max(found) == 4
+    assert weights(run) == weights(undisturbed)
+
+
 def test_the_best_checkpoint_is_kept(start, tmp_path):
     each_step = EVALUATIONS.replace("every = 2", "every = 1")
     run = train(start, tmp_path / "run", each_step, "checkpoints.every=1", "steps=7", "optimizer.lr=1e-2")

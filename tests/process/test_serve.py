@@ -214,18 +214,20 @@ def test_who_finds_the_queue_full_is_told_when_to_ask_again_and_the_end_answers_
         waiting = [threads.submit(ask, port, "/v1/completions", {"prompt": one}) for one in "ab"]
         wait_for(engine, 2)
         status, reply, headers = ask(port, "/v1/completions", {"prompt": "c"})
-        assert (status, headers["Retry-After"], reply["error"]["type"]) == (503, "1", "server_error")
+        assert (status, headers["Retry-After"], reply["error"]["type"]) == (503, "5", "server_error")
         engine.stop()
         engine.run()
         for one in waiting:
-            status, reply, _ = one.result()
+            status, reply, headers = one.result()
             assert status == 503 and "the server ends" in reply["error"]["message"]
+            assert headers["x-should-retry"] == "false" and "Retry-After" not in headers
 
 
 def test_a_request_that_is_not_done_in_time_is_given_up(judge):
     with endpoints(judge, requests_max=2, answer_s=0.0) as (engine, port, threads):
         running = threads.submit(engine.run)
-        assert ask(port, "/v1/completions", {"prompt": "S", "temperature": 0})[0] == 504
+        status, _, headers = ask(port, "/v1/completions", {"prompt": "S", "temperature": 0})
+        assert (status, headers["x-should-retry"]) == (504, "false")
         assert engine.num_requests == 0
         engine.stop()
         running.result(WAIT_S)

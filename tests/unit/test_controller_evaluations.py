@@ -54,6 +54,32 @@ def test_the_best_and_those_not_evaluated_yet_keep_their_checkpoints() -> None:
     assert evaluations(done(2, 0.8), version=6).spared(6) == []
 
 
+def test_one_in_place_of_another_is_no_best_where_it_may_have_no_checkpoint() -> None:
+    for keep_best, best in ((True, 2), (False, 5)):
+        known = evaluations(done(2, 0.5), version=6, keep_best=keep_best)
+        assert known.ended(done(5, 0.8)) is not keep_best
+        assert (
+            f"version {best}"
+            in evaluations(
+                done(2, 0.5), done(5, 0.8), done(6, 0.1), version=6, keep_best=keep_best, patience=1
+            ).stop_reason()
+        )
+
+
+def test_a_version_that_is_lost_under_way_begins_again_unless_a_newer_one_waits() -> None:
+    prompt = Prompt(0, "row", token_array([1]), "p")
+    known = evaluations(version=2)
+    known.look(2)
+    assert known.begin("a", 2, [prompt], 0.0) is None
+    assert known.lose() is None and known.waiting.wanted == {"a": 2}
+    skipped = known.begin("a", 3, [prompt], 0.0)
+    assert skipped is not None and (skipped.version, "version 3" in skipped.reason) == (2, True)
+    known.look(4)
+    skipped = known.lose()
+    assert skipped is not None and (skipped.version, "version 4" in skipped.reason) == (3, True)
+    assert known.waiting.wanted == {"a": 4} and known.underway is None
+
+
 def test_spared_checkpoints_stay_when_old_ones_are_removed(tmp_path: Path) -> None:
     for version in range(1, 7):
         (tmp_path / f"v{version:08d}").mkdir()

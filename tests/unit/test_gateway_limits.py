@@ -27,6 +27,7 @@ from tests.gateways import (
 
 from millrace.core.errors import DeadlineExceeded
 from millrace.environments.gateway import exchange, http_answer, server
+from millrace.environments.gateway.calls import RefusedCall
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.server import GatewayServer
 
@@ -57,7 +58,7 @@ def test_too_many_open_calls_are_429(gateway: Gateway, monkeypatch: pytest.Monke
     first = Asked(gateway, session.key)
     pending = taken(session)
     status, answer, headers = ask(gateway, session.key)
-    assert status == 429 and headers["retry-after"] == "1"
+    assert status == 429 and headers["retry-after"] == "15"
     assert "wait for their replies" in answer["error"]["message"]
     pending.answer(reply("x"))
     assert first.answer()[0] == 200
@@ -137,8 +138,9 @@ def test_damaged_requests_are_refused_and_are_no_bugs(gateway: Gateway) -> None:
 def test_a_wait_for_a_reply_has_an_end_and_the_call_goes_on() -> None:
     with own(call_s=0.05) as gateway:
         session = gateway.sessions.open()
-        status, answer, _ = ask(gateway, session.key)
+        status, answer, headers = ask(gateway, session.key)
         assert (status, answer["error"]["message"]) == (504, "no reply within 0.05 s")
+        assert headers["retry-after"] == "1", "the retry joins the call"
         pending = taken(session)
         until(lambda: not pending.awaited)
         pending.answer(reply("late"))
@@ -168,7 +170,8 @@ def test_connections_and_headers_are_bounded() -> None:
             connection.request("POST", PATH, b'{"say": "hi"}', headers)
             assert answer_of(connection)[0] == 200
             with socket.create_connection(("127.0.0.1", gateway.server.port), WAIT_S) as other:
-                assert received(other).startswith(b"HTTP/1.1 503")
+                refused = received(other)
+                assert refused.startswith(b"HTTP/1.1 503") and b"Retry-After: 5\r\n" in refused
             connection.request("POST", PATH, b'{"say": "hi"}', headers | {"x-large": "x" * 5000})
             with pytest.raises((http.client.HTTPException, ConnectionError)):
                 answer_of(connection)
@@ -202,6 +205,27 @@ def test_close_answers_the_calls_that_wait_and_leaves_no_thread_or_socket() -> N
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", gateway.server.port), WAIT_S)
     gateway.server.close()
+
+
+def test_a_request_on_a_connection_that_is_left_while_the_server_closes_is_refused_in_words() -> None:
+    with own() as gateway, closing(gateway.connection()) as connection:
+        session = gateway.sessions.open()
+        assert gateway.server._around is not None
+        gateway.server._around.end = RefusedCall("the gateway is closing", 503)
+        headers = {"Content-Type": "application/json", "x-api-key": session.key}
+        connection.request("POST", PATH, b'{"say": "hi"}', headers)
+        status, answer, told = answer_of(connection)
+    assert (status, answer["error"]["message"]) == (503, "the gateway is closing")
+    assert told["x-should-retry"] == "false" and session.counts.calls == 0
+
+
+def test_an_auxiliary_function_that_is_late_is_not_asked_again() -> None:
+    release = threading.Event()
+    with own(call_s=0.05) as gateway:
+        gateway.server._work.put(lambda: release.wait(WAIT_S) and None)
+        status, _, headers = ask(gateway, gateway.sessions.open().key, "/v1/say/count", b"12345")
+        release.set()
+    assert (status, headers["x-should-retry"]) == (504, "false")
 
 
 def large_answer_begun(gateway: Gateway) -> socket.socket:

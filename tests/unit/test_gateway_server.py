@@ -24,7 +24,12 @@ from tests.gateways import (
     until,
 )
 
+from millrace.environments.gateway.calls import RefusedCall
+from millrace.environments.gateway.dialects.paths import DIALECTS
+from millrace.environments.gateway.open_sessions import OpenSessions
+from millrace.environments.gateway.server import GatewayServer
 from millrace.environments.gateway.sessions import PendingCall, closing_reply
+from millrace.environments.gateway.surroundings import GatewayLimits
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +170,36 @@ def test_two_calls_at_once_are_answered_in_any_order(gateway: Gateway) -> None:
 def test_a_refusal_of_the_environment_has_its_status(gateway: Gateway) -> None:
     session = gateway.sessions.open()
     asked = Asked(gateway, session.key)
-    taken(session).refuse(503, "no engine")
+    taken(session).refuse(RefusedCall("no engine", 503, retry_after_s=7))
     status, answer, headers = asked.answer()
-    assert (status, answer["error"]["message"], headers["retry-after"]) == (503, "no engine", "1")
+    assert (status, answer["error"]["message"], headers["retry-after"]) == (503, "no engine", "7")
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 413, 429, 500, 503, 504])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_without_a_wait_tells_sdks_to_stop(status: int, stream: bool) -> None:
+    with own() as gateway:
+        session = gateway.sessions.open()
+        asked = Asked(gateway, session.key, body={"say": "hi", "stream": stream})
+        taken(session).refuse(RefusedCall("never", status))
+        answered, _, headers = asked.answer()
+        assert (answered, headers["x-should-retry"]) == (status, "false") and "retry-after" not in headers
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503, 504])
+def test_a_refusal_with_a_wait_names_it(gateway: Gateway, status: int) -> None:
+    session = gateway.sessions.open()
+    asked = Asked(gateway, session.key)
+    taken(session).refuse(RefusedCall("later", status, retry_after_s=60))
+    answered, _, headers = asked.answer()
+    assert (answered, headers["retry-after"]) == (status, "60") and "x-should-retry" not in headers
+
+
+def test_a_field_to_blame_is_named_to_the_agent(gateway: Gateway) -> None:
+    session = gateway.sessions.open()
+    asked = Asked(gateway, session.key)
+    taken(session).refuse(RefusedCall("too many", field="stop"))
+    assert asked.answer()[1]["error"]["field"] == "stop"
 
 
 def test_a_stream_is_the_whole_reply_as_events(gateway: Gateway) -> None:
@@ -175,6 +207,7 @@ def test_a_stream_is_the_whole_reply_as_events(gateway: Gateway) -> None:
     with playing(session, "a b"):
         status, content, headers = ask(gateway, session.key, body={"say": "hi", "stream": True})
     assert (status, content) == (200, b"data: a\n\ndata: b\n\ndata: [DONE]\n\n")
+    assert headers["content-length"] == str(len(content)), "a part of it is none of the whole"
     assert headers["content-type"].startswith("text/event-stream")
 
 
@@ -203,7 +236,7 @@ def test_a_stream_that_waits_has_comments_and_then_the_events(gateway: Gateway) 
 def test_an_error_after_a_stream_began_is_an_event(fails: str) -> None:
     with own(grace_s=0.05, keepalive_s=0.02) as gateway, stream_begun(gateway) as (pending, answer):
         if fails == "refuses":
-            pending.refuse(500, "the gateway failed to find an engine")
+            pending.refuse(RefusedCall("the gateway failed to find an engine", 500))
         else:
             pending.answer(reply("bug"))
         event, data, *_ = answer.read().replace(b": keep-alive\n\n", b"").splitlines()
@@ -212,11 +245,56 @@ def test_an_error_after_a_stream_began_is_an_event(fails: str) -> None:
         assert len(gateway.faults) == (fails == "has a bug")
 
 
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("ends", ["refused", "closed", "server"])
+def test_a_stream_that_has_begun_ends_with_the_error_of_its_dialect(path: str, ends: str) -> None:
+    messages = [{"role": "user", "content": "?"}]
+    asked = {"messages": messages, "input": messages, "token_ids": [3], "prompt": "?"}
+    needed = {"generate": "token_ids", "responses": "input"}.get(
+        path.rpartition("/")[2], "prompt" if path == "/v1/completions" else "messages"
+    )
+    body = json.dumps({needed: asked[needed], "stream": True, "max_tokens": 9})
+    sessions = OpenSessions()
+    server = GatewayServer(sessions, DIALECTS, limits=GatewayLimits(grace_s=0.0, keepalive_s=0.02))
+    server.start()
+    session = sessions.open()
+    headers = {"Content-Type": "application/json", "x-api-key": session.key}
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)) as connection:
+        connection.request("POST", path, body, headers)
+        pending = taken(session)
+        answer = connection.getresponse()
+        assert answer.readline() == b": keep-alive\n"
+        {
+            "refused": lambda: pending.refuse(RefusedCall("no engine", 503)),
+            "closed": session.end,
+            "server": server.close,
+        }[ends]()
+        name, *rest = answer.read().replace(b": keep-alive\n\n", b"").strip().split(b"\n")
+    server.close()
+    data = json.loads((rest or [name])[-1].removeprefix(b"data: "))
+    words = {"refused": "no engine", "closed": "this episode has ended", "server": "the gateway is closing"}
+    assert data["error"]["message"] == words[ends], "an SDK raises what has a field `error`"
+    named = path in ("/v1/messages", "/v1/responses")
+    assert (name == b"event: error") == named == (data.get("type") == "error") and len(rest) == named
+
+
+def test_who_was_refused_has_no_reply_even_if_one_came_at_that_moment() -> None:
+    with own(call_s=0.05) as gateway:
+        session = gateway.sessions.open()
+        assert ask(gateway, session.key)[0] == 504
+        pending = taken(session)
+        pending.answer(reply("late"))
+        assert not pending.delivered
+        assert ask(gateway, session.key)[1]["said"] == "late"
+        until(lambda: pending.delivered)
+    assert (session.counts.calls, session.counts.replayed) == (1, 1)
+
+
 def test_an_error_before_a_stream_begins_keeps_its_status() -> None:
     with own() as gateway:
         session = gateway.sessions.open()
         asked = Asked(gateway, session.key, body={"say": "hi", "stream": True})
-        taken(session).refuse(400, "too long")
+        taken(session).refuse(RefusedCall("too long"))
         status, answer, _ = asked.answer()
         assert (status, answer["error"]["message"]) == (400, "too long")
 

@@ -40,7 +40,7 @@ def test_the_first_outcome_counts() -> None:
     session = Session()
     pending = sent(session)
     assert pending.answer(REPLY)
-    assert not pending.refuse(500, "no")
+    assert not pending.refuse(RefusedCall("no", 500))
     assert pending.outcome is REPLY
 
 
@@ -110,10 +110,39 @@ def test_a_retry_repeats_the_call_that_lost_its_connection() -> None:
     assert sent(session, repeats=True) is second
 
 
+def test_an_equal_call_without_the_header_of_a_retry_repeats_only_what_never_arrived() -> None:
+    session = Session()
+    pending = sent(session)
+    session.watch(pending, nothing)
+    session.leave(pending, nothing, delivered=False)
+    again = sent(session)
+    session.watch(again, nothing)
+    assert again is pending and sent(session) is not pending, "a connection waits for the reply"
+    session.leave(again, nothing, delivered=False)
+    pending.answer(REPLY)
+    assert sent(session) is pending
+    session.watch(pending, nothing)
+    session.leave(pending, nothing, delivered=True)
+    assert sent(session) is not pending
+    assert (session.counts.calls, session.counts.joined, session.counts.replayed) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 413])
+def test_a_wait_goes_with_a_status_that_makes_sdks_wait(status: int) -> None:
+    with pytest.raises(ValueError, match="no SDK"):
+        RefusedCall("busy", status, retry_after_s=1)
+
+
+@pytest.mark.parametrize("wait_s", [0, 61, 121])
+def test_a_wait_is_one_that_every_sdk_obeys(wait_s: int) -> None:
+    with pytest.raises(ValueError, match="no SDK"):
+        RefusedCall("busy", 503, retry_after_s=wait_s)
+
+
 def test_a_refused_call_is_tried_again() -> None:
     session = Session()
     pending = sent(session)
-    pending.refuse(503, "busy")
+    pending.refuse(RefusedCall("busy", 503, retry_after_s=1))
     assert sent(session, repeats=True) is not pending
 
 

@@ -23,17 +23,19 @@ def test_a_newer_version_takes_the_place_of_one_that_waits() -> None:
 
 def test_what_leaves_the_relay_first_goes_first() -> None:
     waiting = DueVersions({"a": 8, "b": 4, "c": 9})
-    assert waiting.next(pullable=(4, 8)) == ("b", 4)
-    assert waiting.next(pullable=(8,)) == ("a", 8)
-    assert waiting.next(pullable=()) is None
+    assert waiting.next((4, 8), (4, 8)) == ("b", 4)
+    assert waiting.next((8,), (4, 8)) == ("a", 8)  # another relay has version 4, and this one gets it
+    assert waiting.next((), ()) is None
 
 
-def test_what_no_relay_has_is_gone_once_a_newer_one_is_there() -> None:
+def test_in_place_of_what_no_relay_has_the_nearest_newer_version_is_evaluated() -> None:
     waiting = DueVersions({"a": 8, "b": 4})
-    assert waiting.gone(pullable=()) == []  # a relay that is just restarted
-    assert waiting.gone(pullable=(3,)) == []  # its version is not there yet
-    assert waiting.gone(pullable=(7, 8)) == [("b", 4)]
-    assert waiting.wanted == {"a": 8}
+    assert waiting.next((), ()) is None  # a relay that is just restarted
+    assert waiting.next((3,), (3,)) is None  # its version is not there yet
+    assert waiting.next((3, 7, 9), (3, 7, 9)) == ("b", 7)
+    assert waiting.next((7,), (4, 7)) is None
+    assert waiting.next((9,), (9,)) == ("a", 9)
+    assert waiting.wanted == {"a": 8, "b": 4}
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])

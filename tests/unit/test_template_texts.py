@@ -56,10 +56,12 @@ def test_a_prompt_is_what_the_template_writes_and_so_is_what_follows(
     rendering = Rendering(made, {})
     for begin in ([ChatTurn(role="system", content=text), FIRST], [ChatTurn(role="user", content=text)]):
         assert made.decode(rendering.whole(begin, [])) == written(made, begin)
-    begin, later = [ChatTurn(role="system", content=text), FIRST], [ChatTurn(role="user", content=text)]
-    ids = rendering.after([made.encode("4")[-1], made.eos_token_id], later, [], begin)
-    whole = written(made, [*begin, ChatTurn(role="assistant", content="4"), *later])
-    assert made.decode(ids) == whole.rpartition("<|assistant|>4<|end|>")[2]
+    reply = ChatTurn(role="assistant", content="4")
+    for begin in ([ChatTurn(role="system", content=text), FIRST], [ChatTurn(role="user", content=text)]):
+        for later in ([ChatTurn(role="user", content=text)], [FIRST]):
+            ids = rendering.after([made.encode("4")[-1], made.eos_token_id], later, [], [*begin, reply])
+            whole = written(made, [*begin, reply, *later])
+            assert made.decode(ids) == whole.rpartition("<|assistant|>4<|end|>")[2]
 
 
 @pytest.mark.parametrize("template", [SWITCH, TRIM], ids=["switch", "trim"])

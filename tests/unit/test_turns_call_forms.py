@@ -11,6 +11,7 @@ from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN,
 
 from millrace.core.errors import ConfigError
 from millrace.environments.turns.call_forms.call_reader import CallReader
+from millrace.environments.turns.call_forms.grammars import BracedCalls
 from millrace.environments.turns.call_forms.learn import CallStyle, learn_style
 from millrace.environments.turns.tool_calls import Malformed, ToolCall, TurnParts
 
@@ -104,12 +105,22 @@ def test_thinking_about_a_call_is_none_and_the_call_behind_it_counts(family: str
 
 @every
 def test_a_call_that_is_cut_off_is_none_that_runs(family: str) -> None:
+    """At any place: a call with a part of its arguments would run as if the model had meant it."""
     template = EVERY[family]
-    whole = turn(template, ("look", SIMPLE))
-    for stop in range(1, len(whole)):
-        calls = read(template, whole[:stop]).calls
-        assert all(isinstance(one, Malformed) or one in (ToolCall("look", SIMPLE), ToolCall("look", {}),
-                   ToolCall("look", {"city": SIMPLE["city"]})) for one in calls)  # fmt: skip
+    for arguments in SIMPLE, HARD, {"days": 12, "city": ""}:
+        whole = turn(template, ("look", arguments))
+        written = read(template, whole).calls
+        for stop in range(1, len(whole)):
+            calls = read(template, whole[:stop]).calls
+            assert all(isinstance(one, Malformed) for one in calls) or calls == written
+
+
+def test_a_call_in_thinking_that_is_cut_off_is_none() -> None:
+    thinking = 'Maybe <tool_call>{"name": "look", "arguments": {}}</tool_call>, or'
+    reader = CallReader(is_opened=True)
+    assert reader.read(thinking, SCHEMAS, is_cut=True) == TurnParts(thinking, "")
+    assert reader.read(f"Hm.</think>{thinking}", SCHEMAS, is_cut=True).calls == (ToolCall("look", {}),)
+    assert CallReader().read(thinking, SCHEMAS, is_cut=True).calls == (ToolCall("look", {}),)
 
 
 @every
@@ -208,3 +219,9 @@ def test_bare_json_counts_at_the_end_of_a_turn_alone() -> None:
     assert read(template, '{"name": "fly", "parameters": {"days": 1}}').calls == ()
     [cut] = read(template, call[:-2]).calls
     assert isinstance(cut, Malformed)
+
+
+def test_a_quoted_key_behind_a_space_has_no_quotes() -> None:
+    text = "look{nested:{<escape>a<escape>: 1, <escape>b<escape>: <escape>x<escape>}}"
+    read = BracedCalls("<escape>").read(text, 0, {})
+    assert read is not None and read.calls == [ToolCall("look", {"nested": {"a": 1, "b": "x"}})]

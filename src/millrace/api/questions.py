@@ -36,6 +36,7 @@ def evaluate(
     noise_seed: int = 0,
     data_seed: int = HELD_OUT_SEED,
     correct_at: float = 1.0,
+    with_trained: bool = False,
     **keywords: Unpack[EvaluateKeys],
 ) -> Evaluation:
     """Evaluate a model on a task: greedy and sampled accuracy, pass@k, mean reward.
@@ -49,6 +50,7 @@ def evaluate(
         noise_seed: seed of sampling and of the order of prompts.
         data_seed: `task.data_seed` of a gym task. Another seed than in training makes held-out data.
         correct_at: a reward of at least this is correct.
+        with_trained: also prompts that the run of the model was trained on. They are left out otherwise.
         keywords: configuration keys, as of `train`.
     Raises:
         ConfigError, DataError, RewardError: an argument is wrong.
@@ -57,8 +59,9 @@ def evaluate(
         model = model or (config.model if config.model.exists() else config.path)
         config = config.config
     own = ("model", "reward", "rows", "prompts", "samples", "noise_seed", "data_seed", "correct_at")
-    prepared = prepare(config, Components(reward, rows), keywords, own)
+    prepared = prepare(config, Components(reward, rows), keywords, (*own, "with_trained"))
     held_out = {"model": str(Path(model).absolute()) if model else None, "data_seed": data_seed}
+    held_out["with_trained"] = with_trained
     settings = {"prompts": prompts, "samples": samples, "correct_at": correct_at}
     with TemporaryDirectory(prefix="millrace-") as scratch:
         run = _placed(prepared, Path(scratch))

@@ -76,13 +76,17 @@ def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> di
     """Evaluate the configuration in a directory, on other rows if its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
     from millrace.evaluation.kept import keep_if_of_a_run
+    from millrace.evaluation.trained_on import trained_on
     from millrace.run_directory.models import served_config
 
     config = RunDirectory(Path(run)).read_config()
     model = Path(held_out["model"] or config.model.path)
     with served_config(config, model) as (served, of):
         chosen = held_out_config(served, None, seed=held_out["seed"], data_seed=held_out["data_seed"])
-        result = evaluate(chosen, **settings)
+        trained = None if held_out["with_trained"] else trained_on(of, chosen)
+        result = evaluate(chosen, **settings, trained=trained)
+    if trained and trained.left_out:
+        Terminal(stderr=True).print(f"{trained}.")
     if trouble := keep_if_of_a_run(of, result):
         Terminal(stderr=True).print(trouble)
     return result.to_json() | {"model": str(model)}

@@ -21,11 +21,11 @@ from millrace.cli import (
     compare,
     convert,
     curate,
-    dequantize,
     doctor,
     evaluate,
     export,
     fetch,
+    model_files,
     plan,
     quickstart,
     report,
@@ -33,7 +33,6 @@ from millrace.cli import (
     sft,
     show,
     simulate,
-    text_part,
     trace,
     train,
     try_task,
@@ -62,8 +61,9 @@ app.command("train")(train.command)
 app.command("sweep")(sweep.command)
 app.command("check")(check.command)
 app.command("fetch")(fetch.command)
-app.command("text-part")(text_part.command)
-app.command("dequantize")(dequantize.command)
+app.command("import")(model_files.import_)
+app.command("text-part")(model_files.text_part)
+app.command("dequantize")(model_files.dequantize)
 app.command("sft")(sft.command)
 app.command("eval")(evaluate.command)
 app.command("serve")(serve.command)

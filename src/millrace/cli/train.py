@@ -27,7 +27,7 @@ from millrace.observe.live.structured import StructuredLog
 from millrace.observe.terminal import Terminal
 from millrace.observe.typed import typed
 from millrace.run_directory import run_directory
-from millrace.run_directory.going_on import Start, find_start, start_in
+from millrace.run_directory.going_on import Start, begun_as, find_start, start_in
 from millrace.run_directory.lineage import kept_start
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
@@ -145,8 +145,10 @@ def _config(
             raise typer.BadParameter("--from names the weights, and `--set model.path` others: leave one out")
         overrides = [*overrides, f"model.path={start.model}"]
     elif file is not None and resume:
-        model = kept_start(run_directory.reopen(file.stem, run_dir))
+        run = run_directory.reopen(file.stem, run_dir)
+        model = kept_start(run)
         overrides = [f"model.path={model}", *overrides] if model else overrides
+        return begun_as(load(file, overrides), run)  # `overrides` may name what the run began from
     if file is not None:
         return load(file, overrides)
     if start is None and (not resume or run_dir is None):
@@ -154,8 +156,10 @@ def _config(
             "name a configuration, a run to go on with: --run-dir RUN --resume, or a run to begin from: "
             "--from RUN"
         )
-    kept = (start.run if start else run_directory.reopen("", run_dir)).read_config()
-    return combine(Config, Source(dump(kept), {}), read_overrides(Config, overrides, Path.cwd()))
+    run = start.run if start else run_directory.reopen("", run_dir)
+    kept = Source(dump(run.read_config()), {})
+    config = combine(Config, kept, read_overrides(Config, overrides, Path.cwd()))
+    return config if start else begun_as(config, run)
 
 
 def _open(config: Config, name: str, run_dir: Path | None, resume: bool) -> RunDirectory:

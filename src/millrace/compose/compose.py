@@ -56,12 +56,13 @@ from millrace.placement.joining import joining_places
 from millrace.placement.needs import adapter_shapes, read_needs
 from millrace.rollout.kinds.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
-from millrace.run_directory.content_digests import content_digests, refuse_other_content
+from millrace.run_directory.content_digests import content_digests, refuse_other_start
 from millrace.run_directory.lineage import moments_of
 from millrace.run_directory.resume import with_date
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
+from millrace.runtime.process import ONE_HASH_SEED
 from millrace.runtime.ray.ray_runtime import RayRuntime
 from millrace.runtime.stacks import dump_stacks, dumping
 from millrace.schedule.presets import build
@@ -116,16 +117,16 @@ async def train(
     view = LiveView(console)
     async with AsyncExitStack() as stack:
         stack.callback(os.umask, os.umask(0o077))  # only the owner may read the files of this run
-        content = content_digests(config)
         about = {
             "id": f"{run.path.name}-{uuid4().hex}",  # stays the same when the run directory is moved
             "config_digest": config_digest(config),
             "seed": config.seed,
-            "content": content,
+            "content": content_digests(config),
+            "hash_seed": ONE_HASH_SEED["PYTHONHASHSEED"],
         }
         ledger = SqliteLedger(run.ledger, run=about)
         stack.push(lambda _, error, __: _close(ledger, error))  # its lock came first
-        refuse_other_content(ledger.run.get("content", {}), content)
+        refuse_other_start(ledger.run, about)
         config, scaling_state = with_scaling(with_date(config, run), run)
         run.write_config(config)
         if parts(run.events):

@@ -35,41 +35,21 @@ def render(
     columns: Row,
     prompt: Any,
     row_id: str,
-    more: str | Sequence[Message] = "",
+    more: More = "",
     own_tools: Sequence[Message] = (),
 ) -> str:
     """The text of a prompt, with `more` behind it: text or messages. `own_tools` follow those of the row.
 
     Raises: DataError: the row, or the tokenizer, has not what the prompt needs.
     """
-    added, behind = _text_and_messages(more, as_text=isinstance(prompt, str) and not config.chat)
-    if isinstance(prompt, str):
-        text = _fill(config.template, {**columns, "prompt": prompt}, row_id) + added
-        messages = [{"role": "user", "content": text}, *behind]
-        if not config.chat:
-            if config.system is not None:
-                raise DataError(
-                    f"{row_id}: the prompt is text, and `task.system` needs chat: set `task.chat` to true"
-                )
-            return text
-    elif is_messages(prompt):
-        *before, last = _asked(prompt, row_id)
-        messages = [*before, {**last, "content": last["content"] + added}, *behind]
-    else:
-        kind = type(prompt).__name__
-        raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
-    if not getattr(tokenizer, "chat_template", None):
-        raise DataError(
-            f"{row_id}: the prompt has chat messages, and the model's tokenizer has no chat template.\n"
-            "  Take a chat model, or give the prompt as text"
-        )
-    if config.system is not None and messages[0]["role"] not in ("system", "developer"):
-        messages = [{"role": "system", "content": config.system}, *messages]
+    messages = conversation(config, tokenizer, columns, prompt, row_id)
+    if isinstance(messages, str):
+        return messages + (more if isinstance(more, str) else "\n".join(one["content"] for one in more))
+    messages = followed(messages, more)
     column = None if isinstance(config, table.GymTaskSection) else config.tools
     tools = _tools(find_column(columns, column), f"{row_id}: `{column}`") if column is not None else None
     shown = [*(tools or ()), *own_tools]
     written = ConversationText(tokenizer, template_arguments(config))
-    messages = [_as_taken(one, tokenizer, config) for one in messages]
     try:
         text = written.checked(messages, shown)
     except DataError as error:
@@ -83,6 +63,45 @@ def render(
             '  Take a model for tools, or leave them out: task.tools = "none"'
         )
     return text
+
+
+def conversation(
+    config: table.Task, tokenizer: Any, columns: Row, prompt: Any, row_id: str
+) -> str | list[Message]:
+    """The messages of a prompt, which a chat template renders; without chat the text.
+
+    Raises: DataError: as `render`.
+    """
+    if isinstance(prompt, str):
+        text = _fill(config.template, {**columns, "prompt": prompt}, row_id)
+        messages = [{"role": "user", "content": text}]
+        if not config.chat:
+            if config.system is not None:
+                raise DataError(
+                    f"{row_id}: the prompt is text, and `task.system` needs chat: set `task.chat` to true"
+                )
+            return text
+    elif is_messages(prompt):
+        messages = _asked(prompt, row_id)
+    else:
+        kind = type(prompt).__name__
+        raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"{row_id}: the prompt has chat messages, and the model's tokenizer has no chat template.\n"
+            "  Take a chat model, or give the prompt as text"
+        )
+    if config.system is not None and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": config.system}, *messages]
+    return [_as_taken(one, tokenizer, config) for one in messages]
+
+
+def followed(messages: list[Message], more: More) -> list[Message]:
+    """A text follows the text of the last message."""
+    if isinstance(more, str):
+        *before, last = messages
+        return [*before, {**last, "content": last["content"] + more}]
+    return [*messages, *more]
 
 
 def _as_taken(one: Message, tokenizer: Any, config: table.Task) -> Message:
@@ -108,13 +127,6 @@ def _name_of(tool: Message) -> str:
 def template_arguments(config: table.Task) -> dict[str, Any]:
     """What a chat template gets beside messages and tools."""
     return dict(config.chat_arguments)
-
-
-def _text_and_messages(more: str | Sequence[Message], *, as_text: bool) -> tuple[str, Sequence[Message]]:
-    """What follows a prompt as text, and as messages. A prompt without chat has the contents of messages."""
-    if isinstance(more, str):
-        return more, []
-    return ("\n".join(one["content"] for one in more), []) if as_text else ("", more)
 
 
 def is_messages(value: Any) -> bool:

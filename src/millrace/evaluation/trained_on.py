@@ -37,7 +37,8 @@ class TrainedOn:
             raise DataError(
                 f"{self.run} was trained on each of the {len(self.left_out)} prompts of the task that can be "
                 "used: no prompt is left to evaluate on.\n  Name other rows: `--set task.path=FILE`, or "
-                "`--data-seed N` for a gym task. Or take these: `--with-trained`"
+                "`--data-seed N` for a gym task. Or take these: `--with-trained`, "
+                "in Python `with_trained=True`"
             )
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -69,6 +70,21 @@ def refuse_other_content(recorded: Mapping[str, str], current: Mapping[str, str]
             "these files have changed since the run began (digests of their content):\n"
             + "\n".join(wrong)
             + "\n  Put them back, or start a new run: a resumed run goes on with the same model and data"
+        )
+
+
+def refuse_other_start(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """What a run recorded when it began, and what it would record now. An older run may lack a value.
+
+    Raises: DataError: its files, or the hash seed of its workers, are others.
+    """
+    refuse_other_content(recorded.get("content", {}), current["content"])
+    before, now = recorded.get("hash_seed"), current["hash_seed"]
+    if before not in (None, now):
+        raise DataError(
+            f"the workers of this run had PYTHONHASHSEED={before}, and now they would have "
+            f"PYTHONHASHSEED={now}: rows that depend on the order of a set would be other rows\n"
+            "  Go on with the Millrace that began the run, or start a new run"
         )
 
 

@@ -24,11 +24,13 @@ from millrace.environments.gateway.calls import RefusedCall
 from millrace.environments.scores import encodable
 from millrace.environments.tokenizer import encode, encode_prompt
 from millrace.evaluation.generate import Completion
-from millrace.serve.shared_engine import EngineFailed, SharedEngine
+from millrace.serve.shared_engine import EngineFailed, EngineFull, SharedEngine
 
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TEMPERATURE_MIN = 0.01
 """As in training. Smaller ones divide logits beyond the numbers of a float, and mean 0."""
+FULL_S = 5
+"""In this time some of the requests that run or wait are answered."""
 _SEED_BITS = 62
 _CHARACTERS_A_TOKEN = 8
 """Text seldom has more. A first part of a text with so many shows mostly whether the text is too long."""
@@ -229,9 +231,11 @@ def _sampling(request: SampledRequest, room: int) -> Sampling:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What the engine raises, as a refusal with a status of HTTP."""
+    """What the engine raises, as a refusal with a status of HTTP. Only a full engine answers a retry."""
     try:
         yield
+    except EngineFull as error:
+        raise RefusedCall(str(error), 503, retry_after_s=FULL_S) from error
     except DeadlineExceeded as error:
         raise RefusedCall(str(error), 504) from error
     except EngineFailed as error:

@@ -2,7 +2,7 @@
 
 An evaluator pulls one version, and serves it until every completion is generated. Newer versions come while
 it is busy. Of each evaluation only the newest version that is due waits. An older one is skipped, with a
-reason.
+reason. If no relay has the version that waits any more, the nearest newer one is evaluated in its place.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 SUPERSEDED = "the evaluator was busy until version {version} was due"
-GONE = "its weights had left the relay before the evaluator was free"
-RESUMED = "its weights were gone when the run was resumed"
+GONE = "its weights were gone before the evaluator had them: version {version} is evaluated in its place"
+RESUMED = "its weights were gone when the run was resumed: a newer version is evaluated in its place"
 
 Series = Sequence[tuple[int, float | None]]
 """(version, figure) of one evaluation, in the order of the versions. None: it could not be measured."""
@@ -36,20 +36,17 @@ class DueVersions:
         self.wanted[name] = version
         return skipped
 
-    def next(self, pullable: Collection[int]) -> tuple[str, int] | None:
-        """The evaluation with the oldest `pullable` version: it leaves the relay first. None: there is
+    def next(self, held: Collection[int], pullable: Collection[int]) -> tuple[str, int] | None:
+        """The evaluation with the oldest version that the evaluator's relay has: it leaves the relay first.
+        In place of one that is not even `pullable` from other relays, the nearest newer. None: there is
         none."""
-        ready = [(version, name) for name, version in self.wanted.items() if version in pullable]
+        ready = [
+            (min(newer), name)
+            for name, version in self.wanted.items()
+            if (newer := [one for one in held if one >= version])
+            and (version in newer or version not in pullable)
+        ]
         return min(ready)[::-1] if ready else None
-
-    def gone(self, pullable: Collection[int]) -> list[tuple[str, int]]:
-        """Evaluations whose version is not `pullable` any more, because newer ones are. They wait no
-        longer."""
-        newest = max(pullable, default=-1)
-        lost = [(name, v) for name, v in self.wanted.items() if v not in pullable and v < newest]
-        for name, _ in lost:
-            del self.wanted[name]
-        return lost
 
 
 def rest_s(computed_s: float, share: float) -> float:

@@ -103,18 +103,30 @@ class Evaluations:
             for each in due.due(section.every, first, version, last=self._last):
                 if (name, each) in self._recorded:
                     continue
-                if each < self._resumed:
-                    skipped.append(EvaluationRecord(name, each, reason=due.RESUMED))
-                elif (older := self.waiting.add(name, each)) is not None:
-                    reason = due.SUPERSEDED.format(version=each)
+                if (older := self.waiting.add(name, each)) is not None:
+                    reason = due.RESUMED if older < self._resumed else due.SUPERSEDED.format(version=each)
                     skipped.append(EvaluationRecord(name, older, reason=reason))
         return skipped
 
-    def begin(self, name: str, version: int, prompts: list[Prompt], now_s: float) -> None:
+    def begin(self, name: str, version: int, prompts: list[Prompt], now_s: float) -> EvaluationRecord | None:
+        """Returns the version that is skipped for this one, whose weights are gone; None: none."""
         section = self.sections[name]
         completions = attempts_of(prompts, section.samples)
-        del self.waiting.wanted[name]
+        wanted = self.waiting.wanted.pop(name)
         self.underway = Underway(section, version, now_s, completions, self.configs[name])
+        if wanted == version:
+            return None
+        return EvaluationRecord(name, wanted, reason=due.GONE.format(version=version))
+
+    def lose(self) -> EvaluationRecord | None:
+        """The weights of the evaluation under way are gone, and it begins again with newer ones. Returns as
+        `begin`, if a newer version waits already."""
+        under, self.underway = self.underway, None
+        assert under is not None
+        name, wanted = under.section.name, self.waiting.wanted
+        if (newer := wanted.setdefault(name, under.version)) == under.version:
+            return None
+        return EvaluationRecord(name, under.version, reason=due.GONE.format(version=newer))
 
     def ended(self, record: EvaluationRecord) -> bool:
         """Evaluation `record` is recorded. Returns whether its version is the best so far."""
@@ -126,9 +138,10 @@ class Evaluations:
 
     def _note(self, record: EvaluationRecord) -> None:
         self._recorded.add((record.name, record.version))
-        if not record.reason:
-            by = self.sections[record.name].by
-            self._series[record.name].append((record.version, figure(record.metrics, by)))
+        section = self.sections[record.name]
+        is_due = due.due(section.every, record.version, record.version, last=self._last)
+        if not record.reason and (is_due or not section.keep_best):  # another one may have no checkpoint
+            self._series[record.name].append((record.version, figure(record.metrics, section.by)))
 
     # ------------------------------------------------------------ consequences for the run
 

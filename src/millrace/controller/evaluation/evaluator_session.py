@@ -4,9 +4,9 @@ the completions of an evaluation, and rests so that it computes for no more than
 The schedule does not see the evaluator, and the evaluator works on no trajectory. It waits for versions that
 training publishes anyway. So no batch waits for the evaluator, except for processors that both share.
 
-If the evaluator dies, its successor goes on from the tokens so far under the same weights. If no relay holds
-the weights any more, the evaluation is skipped. An evaluation is recorded complete, once. If the controller
-dies during an evaluation, the resumed run repeats it at the same version, and skips it at another version.
+If the evaluator dies, its successor goes on from the tokens so far under the same weights. An evaluation is
+recorded complete, once. If the controller dies during an evaluation, the resumed run repeats it. If nothing
+holds the weights any more, the nearest newer version is evaluated in their place, and the ledger says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.context import RunContext
-from millrace.controller.evaluation.due import GONE, rest_s
+from millrace.controller.evaluation.due import rest_s
 from millrace.controller.evaluation.evaluation_state import Underway
 from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
 from millrace.controller.reward_pool import RewardPool
@@ -121,24 +121,28 @@ class EvaluatorSession:
         run, state = self._run, self._state
         for record in state.look(run.state.version):
             self._skip(record)
-        for name, version in state.waiting.gone(run.state.relays.pullable({self._host})):
-            self._skip(EvaluationRecord(name, version, reason=GONE))
         for name in state.given_up.keys() & state.waiting.wanted.keys():
             self._skip_given_up(name, state.waiting.wanted.pop(name))
         run.state.pinned = {self._host: frozenset(state.waiting.wanted.values())}
 
     async def _begin(self) -> bool:
         """Whether an evaluation is under way now."""
-        run, state = self._run, self._state
+        state = self._state
         self._look()
-        chosen = state.waiting.next(run.state.relays[self._host].versions)
+        chosen = self._choice()
         if chosen is None:
             return False
         name, version = chosen
         prompts = await self._prompts(name)
-        if prompts and state.waiting.wanted.get(name) == version:
-            state.begin(name, version, prompts, clock.now())
+        if prompts and self._choice() == chosen:
+            skipped = state.begin(name, version, prompts, clock.now())
+            if skipped is not None:
+                self._skip(skipped)
         return state.underway is not None
+
+    def _choice(self) -> tuple[str, int] | None:
+        relays = self._run.state.relays
+        return self._state.waiting.next(relays[self._host].versions, relays.pullable({self._host}))
 
     async def _prompts(self, name: str) -> list[Prompt]:
         """The first usable prompts of evaluation `name`, each row once; none if it is given up."""
@@ -177,7 +181,9 @@ class EvaluatorSession:
                 while under.unscored and under.section.name not in self._state.given_up:
                     await self._news.wait(timeout_s=TICK_S)
         except UnknownVersionError:
-            self._skip(EvaluationRecord(under.section.name, under.version, reason=GONE))
+            self._forget(under)
+            if (skipped := self._state.lose()) is not None:
+                self._skip(skipped)
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -187,7 +187,7 @@ class AgentEnvironment:
                 return pending, self._conversation.place(pending.call)
             except RefusedCall as error:
                 self._refusal = str(error)
-                pending.refuse(error.status, self._refusal)
+                pending.refuse(error)
         return None
 
     def _check(self, call: Call) -> None:

@@ -12,13 +12,30 @@ from millrace.environments.gateway.arguments import canonical
 CallFinish = Literal["stop", "length", "tool_calls"]
 
 
+RETRY_AFTER_S_MAX = 60
+"""OpenAI's SDK tries again after as long as it is told up to 120 s, and beyond that not at all. Others obey
+a minute."""
+
+
 class RefusedCall(DataError):
     """A request that is not answered by a turn. `status`: of HTTP. `field`: of the request, if one is to
-    blame."""
+    blame. `retry_after_s`: the same request may be answered after so long, and at most `RETRY_AFTER_S_MAX`;
+    None: it will not be."""
 
-    def __init__(self, message: str, status: int = 400, field: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        field: str | None = None,
+        *,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.field = status, field
+        self.status, self.field, self.retry_after_s = status, field, retry_after_s
+        if retry_after_s is not None and not (
+            0 < retry_after_s <= RETRY_AFTER_S_MAX and (status in (408, 429) or status >= 500)
+        ):
+            raise ValueError(f"no SDK repeats a request after status {status} and {retry_after_s} s")
 
 
 class CallOfTool(msgspec.Struct, frozen=True):

@@ -20,13 +20,15 @@ from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, RequestStartLine,
 
 from millrace.core.errors import DataError
 from millrace.environments.gateway import admission
-from millrace.environments.gateway.calls import RefusedCall, Reply
-from millrace.environments.gateway.http_answer import HttpAnswer
+from millrace.environments.gateway.calls import RefusedCall
+from millrace.environments.gateway.http_answer import HttpAnswer, retry_headers
 from millrace.environments.gateway.sessions import PendingCall, Session, call_name
 from millrace.environments.gateway.surroundings import Answer, Auxiliary, Surroundings
 
 DRAINED_BYTES_MAX = 64 << 20
 """So much of a body that is too long is read and dropped. Then the client reads why."""
+LATE_S = 1
+"""After so long the retry of a call that is late joins it."""
 FAULT = "the {} failed at this request; its log has the traceback"
 
 encode = msgspec.json.encode
@@ -80,7 +82,7 @@ class Exchange(HTTPMessageDelegate):
         self._later(self._deliver)
 
     def refuse(self, refusal: RefusedCall) -> None:
-        """Answer with an error: with its status, or in a stream that has begun as an event."""
+        """Answer with an error: with its status, or in a stream that has begun as its last event."""
         if self._answer.over:
             return
         if self._session is not None:
@@ -88,10 +90,7 @@ class Exchange(HTTPMessageDelegate):
         if self._answer.streaming:
             self._answer.end_stream(self._error(refusal, as_event=True))
         else:
-            headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
-            if refusal.status in (409, 500):
-                headers["x-should-retry"] = "false"  # SDKs would ask again, and get the same answer
-            self._answer.send(refusal.status, self._error(refusal), headers)
+            self._answer.send(refusal.status, self._error(refusal), retry_headers(refusal.retry_after_s))
         self._leave()
 
     def _run(self, step: Callable[[], None]) -> None:
@@ -136,8 +135,8 @@ class Exchange(HTTPMessageDelegate):
 
     def _begin(self) -> None:
         """The request is here."""
-        if self._refusal is not None:
-            raise self._refusal
+        if refusal := self._refusal or self._around.end:
+            raise refusal
         assert self._session is not None
         body, self._body = b"".join(self._body), []
         path = self._target.path
@@ -168,11 +167,12 @@ class Exchange(HTTPMessageDelegate):
         assert self._pending is not None and self._pending.outcome is not None
         call, outcome = self._pending.call, self._pending.outcome
         if isinstance(outcome, RefusedCall):
-            raise RefusedCall(str(outcome), outcome.status, outcome.field)
+            self.refuse(outcome)
+            return
         dialect = self._around.dialects[self._target.path]
         if call.stream:
             self._answer.end_stream(b"".join(dialect.events(call, outcome)))
-            self._leave()
+            self._leave(delivered=True)
         else:
             self._send(dialect.reply(call, outcome))
 
@@ -199,7 +199,7 @@ class Exchange(HTTPMessageDelegate):
 
     def _send(self, answer: Answer) -> None:
         self._answer.send(200, encode(answer), {})
-        self._leave()
+        self._leave(delivered=True)
 
     def _error(self, refusal: RefusedCall, *, as_event: bool = False) -> bytes:
         """In the form of the path's dialect, or else in OpenAI's."""
@@ -223,20 +223,24 @@ class Exchange(HTTPMessageDelegate):
         self._timers.append(self._around.loop.call_later(after_s, self._run, step))
 
     def _be_late(self) -> None:
-        raise RefusedCall(f"no reply within {self._around.limits.call_s:g} s", 504)
+        """A call goes on, and its retry joins it."""
+        retry_after_s = None if self._pending is None else LATE_S
+        message = f"no reply within {self._around.limits.call_s:g} s"
+        raise RefusedCall(message, 504, retry_after_s=retry_after_s)
 
     def _keep_alive(self) -> None:
         self._answer.keep_alive()
         self._timers.pop()
         self._set_timer(self._around.limits.keepalive_s, self._keep_alive)
 
-    def _leave(self) -> None:
-        """The request is answered, or its client has gone. The call itself may go on."""
-        delivered, self._answer.over = self._answer.over, True
+    def _leave(self, *, delivered: bool = False) -> None:
+        """The request is answered, or its client has gone. The call itself may go on: who was refused has no
+        reply, even if one came in the meantime."""
+        self._answer.over = True
         pending, self._pending = self._pending, None
         if pending is not None and self._session is not None:
-            replied = isinstance(pending.outcome, Reply) and not self._connection.stream.closed()
-            self._session.leave(pending, self.settled, delivered=delivered and replied)
+            delivered = delivered and not self._connection.stream.closed()
+            self._session.leave(pending, self.settled, delivered=delivered)
         self._around.waiting.discard(self.refuse)
         self._cancel_timers()
 

@@ -16,6 +16,11 @@ SEND_S = 60.0
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
+def retry_headers(retry_after_s: int | None) -> dict[str, str]:
+    """What an SDK is told of a refused request. None: it must not ask again, whatever the status."""
+    return {"x-should-retry": "false"} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+
 class HttpAnswer:
     """`writes` gets the write of an answer that the client has yet to read."""
 
@@ -44,8 +49,12 @@ class HttpAnswer:
             self.streaming = True
 
     def end_stream(self, content: bytes) -> None:
-        """`content`: all events."""
-        self._end(self._connection.write(content) if self.streaming else self._head(200, EVENTS, content))
+        """`content`: all events. A stream that has not begun says its length, so that a client never takes a
+        part for the whole."""
+        if self.streaming:
+            self._end(self._connection.write(content))
+        else:
+            self._end(self._head(200, EVENTS | {"Content-Length": str(len(content))}, content))
 
     def _head(self, status: int, headers: dict[str, str], content: bytes) -> Future[None]:
         line = ResponseStartLine("HTTP/1.1", status, responses.get(status, "Unknown"))

@@ -77,14 +77,14 @@ class Rendering:
     def after(
         self, ids: Sequence[int], messages: Sequence[ChatTurn], tools: Tools, begin: Sequence[ChatTurn] = ()
     ) -> list[int]:
-        """The ids between the ids of a reply and the next reply. `begin`: of the conversation, whose system
-        messages may have switches.
+        """The ids between the ids of a reply and the next reply. `begin`: of the conversation. Its messages
+        before the first reply may have switches.
 
         Raises: ConfigError: the template rewrites what precedes the messages.
         """
         before = [
             {"role": one.role, "content": one.content}
-            for one in takewhile(lambda one: one.role == "system", begin)
+            for one in takewhile(lambda one: one.role in ("system", "user"), begin)
         ]
         return self._bridge(tools if self.shows_tools else ()).after(
             ids, [{"role": one.role, "content": one.content} for one in messages], before

@@ -39,11 +39,11 @@ class Replies:
         agent sees the same ids."""
         text, stop = before_stop(self._text(turn.ids), call.stop)
         read = self._read(turn.ids, call.stop)
-        parts = self._reader.read(read, _schemas(call))
+        is_cut = turn.finish == "length" or self._is_cut(call, turn.ids)
+        parts = self._reader.read(read, _schemas(call), is_cut=is_cut)
         calls = self._calls(name, call, parts.calls)
         if parts.calls and not calls:  # the agent gets the text of what is no call of its tools
-            parts = self._reader.read(read, {})
-        is_cut = turn.finish == "length" or self._is_cut(call, turn.ids)
+            parts = self._reader.read(read, {}, is_cut=is_cut)
         finish: CallFinish = "length" if is_cut else "tool_calls" if calls else "stop"
         return Reply(
             id=name,

@@ -37,7 +37,7 @@ BACKLOG = 1024
 READ_BYTES_MAX = 1 << 20
 """A connection holds so many bytes that no request has taken yet."""
 FULL = (
-    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 5\r\n"
     'Connection: close\r\n\r\n{{"error": {{"message": "the {} has too many connections"}}}}'
 )
 
@@ -165,8 +165,9 @@ class GatewayServer:
                 await self._stop.wait()
         finally:
             listener.stop()
+            around.end = RefusedCall(f"the {self._name} is closing", 503)
             for refuse in list(around.waiting):
-                refuse(RefusedCall(f"the {self._name} is closing", 503))
+                refuse(around.end)
             if around.writes:
                 await asyncio.wait(around.writes, timeout=END_S)
             with suppress(TimeoutError):

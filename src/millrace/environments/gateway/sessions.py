@@ -18,6 +18,8 @@ from millrace.environments.gateway.calls import Call, RefusedCall, Reply
 
 CALLS_OPEN_MAX = 64
 """Calls of one session that may wait at once."""
+CALLS_OPEN_S = 15
+"""In this time some of them get their replies. Less than an environment waits for the next call."""
 REPLIES_KEPT_MAX = 64
 KEPT_S = 600.0
 """Replies are kept for retries so long. Keys of ended sessions are remembered so long."""
@@ -62,6 +64,7 @@ class PendingCall:
         self.delivered = False
         """A connection has taken the whole reply."""
         self.watchers: list[Callable[[], None]] = []
+        self.was_watched = False
         self._session = session
 
     @property
@@ -69,13 +72,18 @@ class PendingCall:
         """Whether a connection waits for the reply. If not, the agent may yet send the call again."""
         return bool(self.watchers)
 
+    @property
+    def is_lost(self) -> bool:
+        """A connection has waited, and has ended without the reply."""
+        return self.was_watched and not self.watchers and not self.delivered
+
     def answer(self, reply: Reply) -> bool:
         """Returns whether the reply is the outcome."""
         return self._session.settle(self, reply)
 
-    def refuse(self, status: int, message: str) -> bool:
-        """A status of 408, 429 or above 499 makes an SDK try again. The retry is a new call."""
-        return self._session.settle(self, RefusedCall(message, status))
+    def refuse(self, refusal: RefusedCall) -> bool:
+        """A retry, where the refusal permits one, is a new call."""
+        return self._session.settle(self, refusal)
 
 
 class Session:
@@ -144,7 +152,9 @@ class Session:
             self._kept.clear()
 
     def submit(self, call: Call, name: bytes, *, repeats: bool = False) -> PendingCall:
-        """The call to watch: a new call, or the earlier call with this name if the request repeats a call.
+        """The call to watch: a new call, or the earlier call that the request repeats. It repeats an equal
+        call if it says so (`repeats`), or if the reply to that call never reached the agent: what an agent
+        sends again by itself has no header for it.
 
         Raises: RefusedCall: the session has ended, or has too many open calls.
         """
@@ -152,7 +162,7 @@ class Session:
             if self._ended:
                 raise ended()
             self._forget()
-            earlier = self._earlier(name) if repeats else None
+            earlier = self._earlier(name, repeats)
             if earlier is not None:
                 self.counts.joined += earlier.outcome is None
                 self.counts.replayed += earlier.outcome is not None
@@ -164,7 +174,7 @@ class Session:
                 return pending
             if len(self._open) >= self._calls_open_max:
                 message = f"this episode has {len(self._open)} calls that wait for their replies; ask later"
-                raise RefusedCall(message, 429)
+                raise RefusedCall(message, 429, retry_after_s=CALLS_OPEN_S)
             self.counts.calls += 1
             self._open.append(pending)
             self._untaken.append(pending)
@@ -176,6 +186,7 @@ class Session:
         """Returns whether the call has an outcome already. If not, the outcome's thread calls `settled`."""
         with self._changed:
             pending.watchers.append(settled)
+            pending.was_watched = True
             return pending.outcome is not None
 
     def leave(self, pending: PendingCall, settled: Callable[[], None], *, delivered: bool) -> None:
@@ -204,11 +215,12 @@ class Session:
     def _is_news(self) -> bool:
         return bool(self._untaken or self._woken or self._ended or self._last is not None)
 
-    def _earlier(self, name: bytes) -> PendingCall | None:
-        """Of equal calls, a retry repeats one that has lost its connection, or else the newest."""
+    def _earlier(self, name: bytes, repeats: bool) -> PendingCall | None:
+        """Of equal calls, one that has lost its connection; or else, for what says that it is a retry, the
+        newest."""
         calls = self._by_name.get(name, [])
-        lost = (one for one in calls if not one.awaited and not one.delivered)
-        return next(lost, calls[-1] if calls else None)
+        lost = (one for one in calls if one.is_lost)
+        return next(lost, calls[-1] if calls and repeats else None)
 
     def _forget(self) -> None:
         limit_s = self._clock() - KEPT_S

@@ -43,7 +43,8 @@ class GatewayLimits:
 class Surroundings:
     """`told`: of each path, what GET gives. `name`: of the server, in words for its clients. `hosts`:
     permitted Host headers, or None for all. `work`: runs a function on another thread. `waiting`: refuses
-    each request that waits. `writes`: of answers that their clients have yet to read."""
+    each request that waits. `writes`: of answers that their clients have yet to read. `end`: of the server,
+    which refuses each request from then on."""
 
     sessions: OpenSessions
     dialects: Mapping[str, GatewayDialect]
@@ -59,6 +60,7 @@ class Surroundings:
     faults: int = 0
     waiting: set[Callable[[RefusedCall], None]] = field(default_factory=set)
     writes: set[Future[Any]] = field(default_factory=set)
+    end: RefusedCall | None = None
 
     def fault(self, error: Exception) -> None:
         self.faults += 1

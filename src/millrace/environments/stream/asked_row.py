@@ -22,7 +22,7 @@ PLAIN = (
 
 
 def asked_columns(part: Part, row: int, digest: str) -> Row:
-    """The columns, for one caller, who may change them. An empty digest fits every row.
+    """The columns, as `own_copy`. An empty digest fits every row.
 
     Raises: DataError: the row is broken, or another than that of the digest.
     """
@@ -33,6 +33,11 @@ def asked_columns(part: Part, row: int, digest: str) -> Row:
             "scored.\n  Make the row the same in every process: from a seed of its own, in an order that is "
             "no set's, by the same version of its library, from a file that does not change."
         )
+    return own_copy(columns)
+
+
+def own_copy(columns: Row) -> Row:
+    """The columns, for one caller, who may change them."""
     try:
         return copy.deepcopy(columns)
     except Exception:  # an object that cannot be copied: all callers share it

@@ -6,9 +6,11 @@ encoded again.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 from millrace.core.errors import ConfigError, DataError
@@ -24,15 +26,17 @@ CALL_ID = "call{:05}"
 """The id of a call in its result: nine letters and digits, because some templates want these."""
 
 FRAMES_MAX = 256
-"""Kinds of observations whose frames are kept: roles and names, in order."""
+"""Kinds of observations whose frames are kept: roles and names, in order, behind one begin."""
+
+Begin = str | Sequence[Message]
 
 
 class Bridge(Protocol):
-    def after(
-        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
-    ) -> list[int]:
-        """The ids between the ids of a turn and the next turn. `before`: the system messages of the
-        conversation, which may have switches that a template reads."""
+    def after(self, turn: Sequence[int], observation: str | list[Message], before: Begin = ()) -> list[int]:
+        """The ids between the ids of a turn and the next turn. `before`: the messages that the conversation
+        began with, which may have switches that a template reads.
+
+        Raises: ConfigError: the template cannot append the observation to such a begin."""
 
     def whole(self, observation: str | list[Message]) -> list[int]:
         """The ids of an observation in place of a prompt."""
@@ -48,9 +52,7 @@ class PlainBridge:
         self._encoding, self._first = Encoding(tokenizer), encode_prompt(tokenizer, "")
         self.fits = self._encoding.fits
 
-    def after(
-        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
-    ) -> list[int]:
+    def after(self, turn: Sequence[int], observation: str | list[Message], before: Begin = ()) -> list[int]:
         return self._encoding.plain(_text(observation))
 
     def whole(self, observation: str | list[Message]) -> list[int]:
@@ -134,15 +136,13 @@ class ChatBridge(TemplateBridge):
     """
 
     def _prepare(self) -> None:
-        self._frames: dict[tuple[tuple[str, str], ...], _Frame] = {}
+        self._frames: dict[tuple[Any, ...], _Frame] = {}
         role = "tool" if "tools" in self._arguments else self._role
         self._frame([{"role": role, "content": ""}], _BEGUN)
 
-    def after(
-        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
-    ) -> list[int]:
+    def after(self, turn: Sequence[int], observation: str | list[Message], before: Begin = ()) -> list[int]:
         """Raises: ConfigError: the template cannot append messages of these roles."""
-        messages, begun = self._messages(observation), [*before, *_BEGUN]
+        messages, begun = self._messages(observation), self._begun(before)
         frame = self._frame(messages, begun)
         begin = frame.ended if set(turn[-1:]) & frame.ends else frame.pieces[0]
         ids = self._encoding.template(begin)
@@ -154,6 +154,12 @@ class ChatBridge(TemplateBridge):
         for text, piece in zip(contents, frame.pieces[1:], strict=True):
             ids += self._encoding.plain(text) + self._encoding.template(piece)
         return ids
+
+    def _begun(self, before: Begin) -> list[Message]:
+        """A conversation that began so, up to the first reply."""
+        messages = self._messages(before) if isinstance(before, str) else list(before)
+        asked = any(one["role"] != "system" for one in messages)
+        return [*messages, *_BEGUN[asked:]]
 
     def _switched(self, behind: str, begun: list[Message], messages: list[Message], start: int) -> list[int]:
         """Of messages with a text that the template reads, such as `/no_think`: what it writes then."""
@@ -178,7 +184,7 @@ class ChatBridge(TemplateBridge):
 
     def _frame(self, messages: list[Message], begun: list[Message]) -> _Frame:
         shape = (
-            *((one["role"], one["content"]) for one in begun),
+            blake2b(json.dumps(begun, sort_keys=True, default=str).encode()).digest(),
             *((one["role"], one.get("name", "")) for one in messages),
         )
         frame = self._frames.get(shape)  # another thread may clear the table
@@ -244,7 +250,7 @@ def _numbered(messages: Sequence[Message]) -> list[Message]:
     numbered, calls = [], 0
     for one in messages:
         calls = calls + 1 if one["role"] == "tool" else 0
-        numbered.append({**one, "tool_call_id": CALL_ID.format(calls)} if calls else one)
+        numbered.append({"tool_call_id": CALL_ID.format(calls), **one} if calls else one)
     return numbered
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from millrace.config.tables.task import EnvironmentRewardSection, Task
 from millrace.core.completion.columns import token_array
 from millrace.core.completion.forks import num_seen, num_shared
-from millrace.core.errors import DeadlineExceeded
+from millrace.core.errors import ConfigError, DeadlineExceeded
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.turns.metric_names import ENVIRONMENT_S
 from millrace.core.turns.turn_bounds import NEXT, NO_BOUNDS, is_bound
@@ -29,9 +29,10 @@ from millrace.core.types import (
     Scored,
     ScoreRequest,
 )
-from millrace.environments.chat import More, is_messages
+from millrace.environments.chat import More, conversation, followed, is_messages
 from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import encodable, finite, raised, to_score
+from millrace.environments.stream.asked_row import own_copy
 from millrace.environments.tasks import Task as Rows
 from millrace.environments.tasks import first_usable
 from millrace.environments.turns.bridge import Bridge, PlainBridge
@@ -68,7 +69,9 @@ workers repeat its episodes. The second number is of episodes that cannot be rep
 
 
 class Episodes:
-    """Each call of an environment has a thread. A call that is over `timeout_s` fails, and its thread is lost
+    """`begin` gives the messages that a row's conversation begins with; without chat a text.
+
+    Each call of an environment has a thread. A call that is over `timeout_s` fails, and its thread is lost
     until it ends. `LOST_MAX` lost threads end the worker, and before there are still `THREADS` others. In a
     `trial` every turn of an environment that can be restored begins with a restored one."""
 
@@ -84,10 +87,11 @@ class Episodes:
         snapshots: Snapshots,
         timeout_s: float,
         trial: bool = False,
+        begin: Callable[[Row], str | list[dict[str, Any]]] = lambda row: "",
     ) -> None:
         self._kind, self._name, self._file, self._bridge, self._decode = kind, name, file, bridge, decode
         self._budgets, self._snapshots, self._timeout_s = budgets, snapshots, timeout_s
-        self._trial = trial
+        self._trial, self._begin = trial, begin
         self._recovery = getattr(kind, "recovery", "replayed")
         self._lost_max = UNREPEATED_LOST_MAX if self._recovery == "failed" else LOST_MAX
         self._threads = ThreadPoolExecutor(THREADS + self._lost_max, "environment")
@@ -208,14 +212,17 @@ class Episodes:
 
     def _restore(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
         snapshot = self._snapshots.find(request, row, turns)
-        episode.environment.restore(row, snapshot.data)
-        episode.turns, episode.reward = snapshot.turns, snapshot.reward
+        episode.environment.restore(own_copy(row), snapshot.data)
+        episode.turns, episode.reward, episode.before = snapshot.turns, snapshot.reward, snapshot.before
         episode.rewards.update(snapshot.rewards)
 
     def _repeat(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
         """Raises: RecoveryError: the episode differs from the recorded one."""
-        begun = to_begin(self._name, episode.environment.reset(row))
-        if isinstance(begun, Ids) and request.prompt and list(begun) != list(request.prompt):
+        begun = to_begin(self._name, episode.environment.reset(own_copy(row)))
+        if not isinstance(begun, Ids):
+            messages = self._begin(row)
+            episode.before = () if isinstance(messages, str) else followed(messages, begun)
+        elif request.prompt and list(begun) != list(request.prompt):
             raise RecoveryError(
                 "the first request differs from the one of another agent of this row\n"
                 "  Make the request depend on the row alone: leave out times, random names and directories."
@@ -226,7 +233,7 @@ class Episodes:
             start, stop, _ = request.turns[2 * number - 1]
             _, *follows = forks.get(start, (start, None, 0))
             recorded = [list(request.tokens[start:stop]), *follows]
-            if not isinstance(answer, Observation) or self._appended(request, number, answer) != recorded:
+            if not isinstance(answer, Observation) or self._appended(request, episode, answer) != recorded:
                 raise RecoveryError(
                     f"the repeated episode differs from the recorded one after turn {number}: its "
                     "answers depend on more than the row and the actions\n"
@@ -272,7 +279,7 @@ class Episodes:
         room = _room(answer, request)
         if budget or not self._bridge.fits(length(answer.text), room):
             return self._end(episode, metrics, budget or CONTEXT), Cause.ENDED
-        tokens, after, kept = self._appended(request, episode.turns, answer)
+        tokens, after, kept = self._appended(request, episode, answer)
         if kept + len(tokens) >= room:
             return self._end(episode, metrics, CONTEXT), Cause.ENDED
         if not tokens:  # the next turn could not be told from this one
@@ -286,24 +293,32 @@ class Episodes:
         """Until the next turn. Returns as `_judge`."""
         if self._recovery == "restored":
             data = episode.environment.snapshot()
-            snapshot = EpisodeSnapshot(episode.turns, episode.reward, dict(episode.rewards), data)
+            before = episode.before if isinstance(episode.before, str) else list(episode.before)
+            snapshot = EpisodeSnapshot(episode.turns, episode.reward, dict(episode.rewards), data, before)
             self._snapshots.keep(request, row, observed, snapshot)
             if self._trial:
                 return Cause.TRIAL
         self.open.keep(request, observed, episode)
         return None
 
-    def _appended(self, request: ScoreRequest, turns: int, observation: Observation) -> list[Any]:
-        """The ids of the answer to a turn, and what they follow: `Observed.after` and `Observed.kept`."""
+    def _appended(self, request: ScoreRequest, episode: Episode, observation: Observation) -> list[Any]:
+        """The ids of the answer to the last turn, and what they follow: `Observed.after` and
+        `Observed.kept`."""
         after, text = _after(observation, request), observation.text
         if after == 0:
             ids = list(text) if isinstance(text, Ids) else self._bridge.whole(text)
+            episode.before = () if isinstance(text, Ids) else text
             kept = num_shared(request.prompt, ids[:-1])
             return [ids[kept:], 0, kept]
         if isinstance(text, Ids):
             return [list(text), after, 0]
-        start, stop, _ = request.turns[2 * (observation.after or turns) - 2]
-        return [self._bridge.after(list(request.tokens[start:stop]), text), after, 0]
+        start, stop, _ = request.turns[2 * (observation.after or episode.turns) - 2]
+        turn = list(request.tokens[start:stop])
+        try:
+            ids = self._bridge.after(turn, text, episode.before)
+        except ConfigError:  # the template would write such a begin anew: what the model saw of it stays
+            ids = self._bridge.after(turn, text)
+        return [ids, after, 0]
 
     def _end(self, episode: Episode, metrics: dict[str, float], budget: str) -> Score:
         """`budget`: what was used up; empty: the environment ended the episode."""
@@ -372,6 +387,10 @@ def make_episodes(
     reader = CallReader(style.form, plain=not shown, is_opened=style.opens_thinking)
     form = Form(kind, config.path, config, prompt=rows.prompt, reader=reader, shown=shown)
     bridge: Bridge = PlainBridge(tokenizer)
+
+    def begin(row: Row) -> str | list[dict[str, Any]]:
+        return conversation(task, tokenizer, row, find_column(row, rows.prompt), "the row")
+
     if chat:
         ends = end_ids(model_path, tokenizer)
         bridge = make_chat_bridge(tokenizer, config.role, dict(task.chat_arguments), form.schemas, ends)
@@ -385,4 +404,5 @@ def make_episodes(
         snapshots=Snapshots(run_dir, config.snapshot_bytes, stream),
         timeout_s=config.timeout_s,
         trial=run_dir is None,
+        begin=begin,
     )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from millrace.core.errors import ConfigError
 from millrace.core.turns.stop_strings import before_stop
-from millrace.environments.turns.bridge import Bridge, ChatBridge, TemplateBridge
+from millrace.environments.turns.bridge import Begin, Bridge, ChatBridge, TemplateBridge
 from millrace.environments.turns.call_forms.grammars import checked
 from millrace.environments.turns.environment import Message
 from millrace.environments.turns.tool_calls import TurnParts, TurnText
@@ -108,9 +108,7 @@ class HarmonyBridge(TemplateBridge):
         self._closed = self._ends | self._turns.ends
         self.after([], "")
 
-    def after(
-        self, turn: Sequence[int], observation: str | list[Message], before: Sequence[Message] = ()
-    ) -> list[int]:
+    def after(self, turn: Sequence[int], observation: str | list[Message], before: Begin = ()) -> list[int]:
         """Raises: ConfigError: harmony has no message of this role here."""
         template, plain = self._encoding.template, self._encoding.plain
         ids = [] if self._closed.intersection(turn[-1:]) else template(END)

@@ -11,6 +11,7 @@ from hashlib import blake2b
 
 from millrace.core.completion.columns import token_array
 from millrace.core.types import ScoreRequest
+from millrace.environments.turns.bridge import Begin
 from millrace.environments.turns.environment import Environment
 
 KEPT_MAX = 4096
@@ -30,7 +31,8 @@ class Cause(StrEnum):
 
 
 class Episode:
-    """One environment, after its last answer. `seen`: a digest of all that the model had seen then."""
+    """One environment, after its last answer. `seen`: a digest of all that the model had seen then. `before`:
+    what its conversation began with, for the bridge."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -39,6 +41,7 @@ class Episode:
         self.rewards = Counter[str]()  # by name, over the turns
         self.seconds = 0.0  # of its answers
         self.seen = b""
+        self.before: Begin = ()
 
 
 class OpenEpisodes:

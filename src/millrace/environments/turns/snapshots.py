@@ -38,12 +38,13 @@ class RecoveryError(Exception):
 
 class EpisodeSnapshot(msgspec.Struct, frozen=True):
     """An episode after an answer: its reward until then, also by name. `data`: what `snapshot()` of the
-    environment returned."""
+    environment returned. `before`: as in `Episode`."""
 
     turns: int
     reward: float
     rewards: dict[str, float]
     data: bytes
+    before: str | list[dict[str, Any]] = []
 
 
 class Snapshots:

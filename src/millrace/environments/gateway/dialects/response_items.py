@@ -91,7 +91,8 @@ def _reasoning(item: Fields) -> str:
 def write_items(call: Call, reply: Reply) -> Iterator[dict[str, Any]]:
     """Reasoning, a message and calls, as far as the reply has them. Without calls there is a message.
 
-    The message has the log-probs of all tokens, also of those of reasoning.
+    The message has the log-probs of all tokens, also of those of reasoning. A call is whole, also in a reply
+    that was cut behind it.
     """
     status = "incomplete" if reply.finish == "length" else "completed"
     if reply.reasoning:
@@ -110,4 +111,4 @@ def write_items(call: Call, reply: Reply) -> Iterator[dict[str, Any]]:
         yield {**identity, "status": status, "content": [text]}
     for index, one in enumerate(reply.calls):
         called = {"call_id": one.id, "name": one.name, "arguments": one.arguments}
-        yield {"id": f"fc_{reply.id}_{index}", "type": "function_call", "status": status, **called}
+        yield {"id": f"fc_{reply.id}_{index}", "type": "function_call", "status": "completed", **called}

@@ -65,9 +65,11 @@ class ResponsesDialect(OpenAIErrors):
         return response_events(begun, self.reply(call, reply))
 
     def error_event(self, status: int, message: str, field: str | None = None) -> bytes:
-        """The event has the number 0, because nothing is streamed before a reply is whole."""
-        error = {"code": openai_error(status, message, field)["error"]["type"], "message": message}
-        return event({"type": "error", "sequence_number": 0, **error, "param": field}, "error")
+        """The event has the number 0, because nothing is streamed before a reply is whole. OpenAI's SDK
+        raises an event with the field `error`, and hands on another, after which the stream just ends."""
+        error = openai_error(status, message, field)["error"]
+        told = {"code": error["type"], "message": message, "param": field, "error": error}
+        return event({"type": "error", "sequence_number": 0, **told}, "error")
 
 
 def _conversation(fields: Fields) -> list[ChatTurn]:

@@ -90,12 +90,13 @@ class CallReader:
         self._forms = DEFAULT_FORMS if form is None else (form,)
         self._plain, self._is_opened = plain, is_opened
 
-    def read(self, text: str, tools: Schemas) -> TurnParts:
-        """`tools`: those on offer; without them there are no calls."""
+    def read(self, text: str, tools: Schemas, *, is_cut: bool = False) -> TurnParts:
+        """`tools`: those on offer; without them there are no calls. `is_cut`: the turn has ended by its
+        length, so thinking without an end goes on to there."""
         if isinstance(text, TurnText) and text.parts is not None:
             return text.parts if tools else TurnParts(text.parts.reasoning, text.parts.content)
-        reasoning, rest = self._thought(str(text), tools)
-        _, marked = self._thought(getattr(text, "marked", str(text)), tools)
+        reasoning, rest = self._thought(str(text), tools, is_cut)
+        _, marked = self._thought(getattr(text, "marked", str(text)), tools, is_cut)
         firsts = list[tuple[int, str, Calls]]()
         for form in self._forms if tools else ():
             of_form = marked if form.opens else rest
@@ -115,7 +116,7 @@ class CallReader:
             shared += 1
         return rest[:shared].strip() if begin.strip() else ""
 
-    def _thought(self, text: str, tools: Schemas) -> tuple[str, str]:
+    def _thought(self, text: str, tools: Schemas, is_cut: bool) -> tuple[str, str]:
         """(reasoning, the rest). An end of thinking in an argument of a call is text, unless the turn began
         with thinking."""
         begin = BEGIN_OF_THINKING.match(text)
@@ -131,7 +132,7 @@ class CallReader:
         for end in END_OF_THINKING.finditer(text, after):
             if not any(start <= end.start() < stop for start, stop in calls):
                 return text[after : end.start()].strip(), text[end.end() :].strip()
-        return (text[after:].strip(), "") if begin else ("", text)
+        return (text[after:].strip(), "") if begin or (is_cut and self._is_opened) else ("", text)
 
 
 def plain_calls(text: str, tools: Schemas) -> list[ToolCall | Malformed]:

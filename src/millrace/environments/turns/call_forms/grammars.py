@@ -254,6 +254,7 @@ class BracedCalls(NamedTuple):
                 value, at = self._value(text, at)
                 values.append(value)
             at += text[at] == ","
+            at += len(text[at:]) - len(text[at:].lstrip())
         return (table if keyed else values), at + 1
 
 
