@@ -14,12 +14,12 @@ from fractions import Fraction
 from typing import Any
 
 _Made = Callable[[Any], Any]
-_LISTS: dict[str, tuple[type, _Made]] = {
+_LISTS: dict[str, tuple[type[Any], _Made]] = {
     **{kind.__name__: (kind, kind) for kind in (tuple, set, frozenset, deque)},
     "iterator": (Iterator, iter),
 }
 """By tag: the type of what consists of values, and what makes one of a list of them."""
-_OTHERS: dict[str, tuple[type, _Made, _Made]] = {
+_OTHERS: dict[str, tuple[type[Any], _Made, _Made]] = {
     "bytes": (bytes, bytes.hex, bytes.fromhex),
     "complex": (complex, lambda value: repr(complex(value.real, value.imag)), complex),
     "range": (range, lambda value: [value.start, value.stop, value.step], lambda data: range(*data)),
