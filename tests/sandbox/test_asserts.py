@@ -69,6 +69,32 @@ def test_values_of_python_go_there_and_back(isolated: Sandbox) -> None:
     assert verdict_of(isolated, "def same(x): return x", tests).num_passed == 2
 
 
+SENT = {
+    "a generator": ("    yield from range(x)", "assert list(f(2)) == [0, 1] and f(2) != [0, 1]"),
+    "a map": ("    return map(str, range(x))", "assert ''.join(f(2)) == '01'"),
+    "a range": ("    return range(x)", "assert f(2) == range(2) and f(2) != [0, 1]"),
+    "a deque": ("    return collections.deque([x])", "assert list(f(2)) == [2] and f(2) != [2]"),
+    "a fraction": ("    return fractions.Fraction(x, 4)", "assert f(2) == 0.5"),
+    "a decimal": ("    return decimal.Decimal(x)", "assert f(2) == 2 and str(f(2)) == '2'"),
+    "a range as the argument": ("    return sum(x)", "assert f(range(3)) == f(iter([1, 2])) == 3"),
+    "an exception of its own class": (
+        "    class Own(ValueError): pass\n    raise Own('bad')",
+        "try:\n    f(1)\n    assert 0\nexcept ValueError as error:\n    assert str(error) == 'bad'",
+    ),
+    "an exception of its own": (
+        "    class Own(Exception): pass\n    raise Own('bad')",
+        "try:\n    f(1)\nexcept Exception as one:\n    assert type(one) is Exception and 'Own' in str(one)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENT, ids=[name.replace(" ", "-") for name in SENT])
+def test_what_a_program_gives_is_what_a_test_sees(isolated: Sandbox, name: str) -> None:
+    body, test = SENT[name]
+    code = f"import collections, decimal, fractions\ndef f(x):\n{body}"
+    assert verdict_of(isolated, code, [test]).num_passed == 1
+
+
 HOSTILE = {
     "is equal to everything": (
         "class Equal:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
@@ -130,7 +156,7 @@ def test_a_program_without_the_answer_passes_no_assert(any_level: Sandbox, name:
     ("column", "columns", "message"),
     [
         (["assert f(1) is f(1)"], {}, "compares identity"),
-        (["assert f(x for x in 'ab')"], {}, "a value of type generator cannot be sent"),
+        (["assert f(lambda x: x)"], {}, "a value of type function cannot be sent"),
         (["class Own: pass\nassert f(Own())"], {}, "a value of type Own cannot be sent"),
         (["assert f(1) == g(2)"], {}, r"call \['f', 'g'\].*`entry_point`"),
         (["assert f(1) =="], {}, "no Python"),
@@ -368,6 +394,25 @@ def test_functions_of_pytest_are_tests(bare: Sandbox) -> None:
     assert verdict_of(bare, "def triple(x): return 3 * x", PYTEST).num_passed == 2
     verdict = verdict_of(bare, "def triple(x): return 3", PYTEST)
     assert (verdict.num_passed, verdict.num_tests) == (1, 2)
+
+
+METHOD = "class Solution:\n    def twice(self, x): return 2 * x"
+
+
+@pytest.mark.parametrize("code", [METHOD, "def twice(x): return 2 * x"])
+@pytest.mark.parametrize(
+    ("column", "columns"),
+    [
+        ("def check(candidate):\n    assert candidate(x=2) == 4", {"entry_point": "Solution().twice"}),
+        (["assert Solution().twice(2) == 4"], {}),
+        ("from solution import *\n\ndef test_twice():\n    assert twice(2) == 4\n", {}),
+    ],
+)
+def test_tests_may_name_a_method_of_a_solution_or_import_all(
+    bare: Sandbox, code: str, column: Any, columns: dict[str, Any]
+) -> None:
+    assert verdict_of(bare, code, column, **columns).outcome is ProgramOutcome.PASSED
+    assert verdict_of(bare, code.replace("2 *", "3 *"), column, **columns).num_passed == 0
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,15 @@ def test_a_program_may_write_at_its_end_and_exit_with_success(any_level: Sandbox
     assert any_level.run(code, b"", LIMITS).stdout == b"end\n"
 
 
+@pytest.mark.parametrize(
+    "end", ["exit()", "quit()", "exit(0)", "sys.stdout = None; sys.__stdout__.write('3\\n')"]
+)
+def test_a_program_may_end_as_in_any_python(any_level: Sandbox, end: str) -> None:
+    """Programs of contests call `exit`, which Python has with its module `site` alone."""
+    execution = any_level.run(f"import sys\n'stdout' in {end!r} or print(3)\n{end}", b"", LIMITS)
+    assert (execution.fault, execution.stdout) == (None, b"3\n")
+
+
 def test_a_large_input_reaches_a_program_that_answers_it(any_level: Sandbox) -> None:
     text = "x" * 500_000
     assert any_level.call("def f(x): return x", "f", [[text]], LIMITS).answers == [CallAnswer(text)]

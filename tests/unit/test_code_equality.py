@@ -24,6 +24,7 @@ SAME = [
     ("0.0000000", "0.00000012"),
     ("YES 1.50\n\n", "YES 1.5"),
     ("1  2 \n 3\n", "1 2\n3"),
+    ("3\n", "\n3\n\n"),
     ("9" * 5000 + ".0", "9" * 5000),
 ]
 OTHER = [
@@ -98,6 +99,15 @@ FORMS = [
         CodeTests("f", [[[1, 2], "x"]], [[3]]),
     ),
     ({"inputs": ["[1]\n2"], "outputs": [3], "fn_name": "f"}, CodeTests("f", [[[1], 2]], [3])),
+    ({"inputs": [[1]], "outputs": [3], "fn_name": "Solution().f"}, CodeTests("f", [[1]], [3])),
+    ({"inputs": [[1]], "outputs": [3], "fn_name": "Solution.f"}, CodeTests("f", [[1]], [3])),
+    ({"inputs": ["1"], "outputs": ["3"], "fn_name": ""}, CodeTests(None, ["1"], ["3"])),
+    (
+        [{"input": "1", "output": "3", "testtype": "functional", "metadata": '{"func_name": "f"}'}],
+        CodeTests("f", [[1]], [3]),
+    ),
+    ([{"input": [1], "output": [3], "type": "function_call", "fn_name": "f"}], CodeTests("f", [[1]], [[3]])),
+    ([{"input": [1], "output": 3, "type": "function_call", "fn_name": "f"}], CodeTests("f", [[1]], [3])),
     ({"inputs": ((1,),), "outputs": ((3,),), "fn_name": "f"}, CodeTests("f", [[1]], [(3,)])),
 ]
 
@@ -107,11 +117,23 @@ def test_tests_are_read_in_the_forms_of_public_data_sets(column: Any, tests: Cod
     assert read_tests(column) == tests
 
 
+def test_the_metadata_of_a_row_name_the_function_of_its_tests() -> None:
+    called = '[{"input": "1", "output": "3", "testtype": "functional"}]'
+    printed = '[{"input": "1", "output": "3", "testtype": "stdin"}]'
+    for metadata in ({"func_name": "f"}, '{"func_name": "f"}'):
+        assert read_tests(called, columns={"metadata": metadata}) == CodeTests("f", [[1]], [3])
+        assert read_tests(printed, columns={"metadata": metadata}) == CodeTests(None, ["1"], ["3"])
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [
+        ([{"input": "1", "output": "3", "testtype": "functional"}], "nothing names it"),
         ([{"input": "1"}], 'each test needs "input" and "output"'),
-        ([{"input": "1", "output": "x", "testtype": "functional"}], "an output of the tests is no JSON"),
+        (
+            [{"input": "1", "output": "x", "testtype": "functional", "fn_name": "f"}],
+            "an output of the tests is no JSON",
+        ),
         (
             {"inputs": ["x y"], "outputs": [3], "fn_name": "f"},
             "an input of the tests is a line that is no JSON",

@@ -30,6 +30,9 @@ PLACES = {"/app": "/d/here", "/tests": "/d/tests", "/logs": "/d/logs"}
         ("file:///app/a", "file:///d/here/a"),
         (">/logs/verifier/reward.txt", ">/d/logs/verifier/reward.txt"),
         ("It is in /app.", "It is in /d/here."),
+        ("sqlite:////app/a.db", "sqlite:////d/here/a.db"),
+        ("保存到/app/a.txt中，在/app目录", "保存到/d/here/a.txt中，在/d/here目录"),
+        ("- **/app/a.csv**: the table", "- **/d/here/a.csv**: the table"),
         ("/app", "/d/here"),
     ],
 )
@@ -52,6 +55,8 @@ def test_a_path_of_the_container_becomes_the_place_of_this_trajectory(text: str,
         '"$HOME"/app',
         "$(pwd)/app",
         "*/tests",
+        "glob('**/app')",
+        "sqlite:///app/a.db",
         "http://app/tests",
     ],
 )
@@ -65,6 +70,8 @@ def test_another_path_stays(text: str) -> None:
         ("Write 391 into /app/answer.txt.", "/app", "Write 391 into answer.txt."),
         ("Work in `/app`, see /app/src/*.py.", "/app", "Work in `./`, see src/*.py."),
         ("Work in /app.", "/app", "Work in ./."),
+        ("**/app/a.csv** and 文件/app/b.txt。", "/app", "**a.csv** and 文件b.txt。"),
+        ("写入/answer.txt。", "/", "写入answer.txt。"),
         ("Work in /app/ now", "/app", "Work in ./ now"),
         ("See /srv/task/a and /app/b", "/srv/task", "See a and /app/b"),
         (

@@ -58,6 +58,14 @@ OF_A_FUNCTION = {
     "an answer in words behind a block": f"{F}python\n{ADD}{F}\n<answer>The sum of both.</answer>",
     "PYTHON": f"[PYTHON]\n{ADD}[/PYTHON]\n[TESTS]\nassert add(1, 2) == 3\n[/TESTS]",
     "python": f"[python]\n{ADD}[/python]",
+    "tags of a solution": f"<solution>\n{ADD}</solution>",
+    "tags of code": f"BEGIN SOLUTION\n<code>\n{ADD}</code>\nEND SOLUTION",
+    "words around it, and no fence": f"Sure!\n\nHere is the function:\n\n{ADD}\nThis function adds.\n",
+    "words in Chinese around it": f"以下是代码：\n\n{ADD}\n这个函数把两个数相加。\n",
+    "points of a list behind it, and no fence": f"{ADD}\n**Explanation**\n\n- It adds.\n1. First `a`.\n",
+    "thinking, words, and no fence": f"Hm.\n</think>\nSure!\n\n{ADD}",
+    "the prompt opened the fence, without its language": f"python\n{ADD}{F}\n",
+    "an annotated name in a draft": f"{F}python\nadd: int = 0\n{F}\nNo:\n{F}python\n{ADD}{F}\n",
     "thinking, then an answer": f"<think>\n{DRAFT}</think>\n<answer>\n{F}python\n{ADD}{F}\n</answer>\n",
 }
 
@@ -74,6 +82,9 @@ THAT_PRINTS = {
     "output behind": f"{F}\n{PRINTS}{F}\nFor 1 2 it prints\n{F}\n3\n{F}\n",
     "words as output behind": f"{F}python\n{PRINTS}{F}\n{F}text\nprint(3)\n{F}\n",
     "the prompt opened the fence": f"{PRINTS}{F}\nIt reads two numbers.",
+    "a formula behind": f"{F}python\n{PRINTS}{F}\nThe time is\n{F}\nT(n) = O(n)\n{F}\n",
+    "a block of comments behind": f"{F}python\n{PRINTS}{F}\n{F}python\n# Output: 3\n{F}\n",
+    "words around it, and no fence": f"Here it is:\n\n{PRINTS}\nThis reads two numbers.\n",
     "a draft before": f"{F}python\nprint(3)\n{F}\nNo:\n{F}python\n{PRINTS}{F}\n",
     "a shell behind": f"{F}python\n{PRINTS}{F}\n{F}sh\necho 1 2 | python a.py\n{F}\n",
     "thinking": f"<think>{F}python\nprint(3)\n{F}\n</think>{F}python\n{PRINTS}{F}\n",
@@ -86,6 +97,9 @@ def test_without_a_function_the_program_is_the_last_part_that_looks_like_python(
 
 
 INSIDE = [
+    "N, M = 1, 2\ndef add(a, b):\n    return a + b\n",
+    'def add(a, b):\n    return a + b\nprint("""A sum\nOf two numbers.\nThe End""")\n',
+    "X: int = 1\nadd = lambda a, b: a + b\nA, B = 1, 2\n",
     'def add(a, b):\n    """Add.\n\n    ```python\n    add(1, 2)\n    ```\n    """\n    return a + b\n',
     'def add(a, b):\n    return f"```{a}```"\n',
     "def add(a, b):\n    return a.split('</think>')[-1] + \"</think>\\n\" + '</answer>'\n",

@@ -57,7 +57,7 @@ class CodeReward:
             raise DataError(f"the row has no tests: `reward.tests` names the column {self._config.tests!r}")
         function = self._config.function
         prompt = _text_of(find_column(columns, self._prompt))
-        tests = read_asserts(column, columns, function, prompt) or read_tests(column, function)
+        tests = read_asserts(column, columns, function, prompt) or read_tests(column, function, columns)
         code, given = program_of(completion, tests.function), ""
         if tests.function is not None:
             given = code_given(prompt, tests.function)

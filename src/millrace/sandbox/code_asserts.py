@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ CHECK, CANDIDATE = "check", "candidate"
 SETUP = ("test_setup_code", "test_imports", "challenge_setup")
 PROGRAM = "solution"
 """The module from which tests of pytest import the program's function."""
+_IN_CLASS = re.compile(r"\bSolution(?:\(\))?\.(?=[A-Za-z_])")
 PACKAGES = ("numpy",)
 """Packages that tests may import beside the standard library. A program may not."""
 
@@ -49,7 +51,7 @@ def read_asserts(
     Raises:
         DataError: they are no Python, compare identity, or name several functions and the row none.
     """
-    function = function or columns.get("entry_point")
+    function = function_of(function or columns.get("entry_point"))
     if isinstance(column, str) and column.lstrip().startswith("["):
         column = _from_json(column)
     if isinstance(column, str) and f"def {CHECK}(" in column:
@@ -63,6 +65,7 @@ def read_asserts(
         tests = list(column)
     else:
         return None
+    setup, *tests = (_without_class(each) for each in (setup, *tests))
     trees = [_parsed(each) for each in (setup, *tests)]
     function = function or _called(trees)
     unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE, function}
@@ -70,6 +73,16 @@ def read_asserts(
     if defined := unbound & _bound_in([ast.parse(given)]):
         setup, unbound = f"{given}\n{setup}", unbound - defined
     return CodeAsserts(function, setup, tests, _packages(trees), frozenset(unbound))
+
+
+def function_of(name: str | None) -> str | None:
+    """The function of a name such as `Solution().add`, as data sets from LeetCode have it."""
+    return _IN_CLASS.sub("", name) or None if name else None
+
+
+def _without_class(code: str) -> str:
+    """Tests of a method of `Solution` as tests of a function."""
+    return _IN_CLASS.sub("", code)
 
 
 def code_given(prompt: str, function: str) -> str:
@@ -130,7 +143,7 @@ def _of_module(code: str) -> tuple[str, list[str], str | None]:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
     ]
     rest = ast.unparse(ast.Module([node for node in tree.body if node not in imports], []))
-    name = imported[0] if len(imported) == 1 else None
+    name = imported[0] if len(imported) == 1 and imported[0] != "*" else None
     return (rest, tests, name) if tests else ("", [rest], name)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from millrace.core.errors import DataError
-from millrace.sandbox.code_asserts import CodeAsserts
+from millrace.sandbox.code_asserts import CodeAsserts, function_of
 from millrace.sandbox.equality import is_equal, prints_the_same
 from millrace.sandbox.execution import CallAnswer, Execution, ProgramOutcome
 from millrace.sandbox.inside.limits import Limits
@@ -17,6 +19,7 @@ from millrace.sandbox.sandbox import Sandbox
 NAMES = (("inputs", "outputs"), ("input", "output"))
 CALLS = ("functional", "function_call", "call")
 """How public data sets mark a test that calls a function."""
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class CodeVerdict:
     cpu_s: float
 
 
-def read_tests(column: Any, function: str | None = None) -> CodeTests:
+def read_tests(column: Any, function: str | None = None, columns: Mapping[str, Any] = _NONE) -> CodeTests:
     """The tests of a row, as data or as text of JSON, in the forms of public data sets:
 
     - APPS, TACO: `{"inputs": [...], "outputs": [...], "fn_name": name}`; CodeContests has `input` and
@@ -56,18 +59,19 @@ def read_tests(column: Any, function: str | None = None) -> CodeTests:
 
     Args:
         function: the function to call, instead of `fn_name`. Without both, a program that reads and prints.
+        columns: the row, whose `metadata` may name the function, as in LiveCodeBench.
     Raises:
         DataError: the column has another form; or no test, so that any program would pass.
     """
     if isinstance(column, str):
         column = _from_json(column, "the tests are")
     if isinstance(column, list | tuple) and column and all(isinstance(one, Mapping) for one in column):
-        column = _of_cases(column)
+        column = _of_cases(column, function or _metadata(columns).get("func_name"))
     names = [pair for pair in NAMES if isinstance(column, Mapping) and {*pair} <= set(column)]
     if not names:
         raise DataError(f'the tests need "inputs" and "outputs", and are {str(column)[:80]!r}')
     inputs, outputs = (list(column[name]) for name in names[0])
-    function = function or column.get("fn_name")
+    function = function_of(function or column.get("fn_name"))
     if not inputs or len(inputs) != len(outputs):
         raise DataError(
             f"the tests have {len(inputs)} inputs and {len(outputs)} outputs, they need as many, and one"
@@ -77,17 +81,34 @@ def read_tests(column: Any, function: str | None = None) -> CodeTests:
     return CodeTests(function, [*map(_arguments, inputs)], outputs)
 
 
-def _of_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Tests that are a list of cases, as one table. A case of a function has its output as JSON."""
+def _metadata(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What LiveCodeBench has in `metadata`: a table, or text of JSON."""
+    found = table.get("metadata")
+    if isinstance(found, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(found)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _of_cases(cases: Sequence[Mapping[str, Any]], function: str | None) -> dict[str, Any]:
+    """Tests that are a list of cases, as one table. A case of a function has its output as JSON: as text, or
+    as data."""
     if any(not {"input", "output"} <= set(case) for case in cases):
         raise DataError(f'each test needs "input" and "output", and the first is {str(cases[0])[:80]!r}')
     calls = [case.get("testtype", case.get("type")) in CALLS for case in cases]
     if any(calls) and not all(calls):
         raise DataError("some of the tests call a function, and some print")
     first = cases[0]
-    named = first.get("fn_name") or (first.get("metadata") or {}).get("func_name")
+    named = first.get("fn_name") or _metadata(first).get("func_name")
+    if any(calls) and not (named := named or function):
+        raise DataError(
+            "the tests call a function, and nothing names it: neither `fn_name`, nor `func_name` in the "
+            "column `metadata`. Set `reward.function` where all rows have one name"
+        )
     outputs = [
-        _from_json(case["output"], "an output of the tests is") if is_call else case["output"]
+        _from_json(case["output"], "an output of the tests is")
+        if is_call and isinstance(case["output"], str)
+        else case["output"]
         for case, is_call in zip(cases, calls, strict=True)
     ]
     return {"inputs": [case["input"] for case in cases], "outputs": outputs, "fn_name": named}

@@ -61,13 +61,13 @@ def _is_close(value: float, expected: float) -> bool:
 
 
 def prints_the_same(printed: str, expected: str) -> bool:
-    """Whether two texts have the same words in the same lines; blank lines at the end do not count.
+    """Whether two texts have the same words in the same lines; blank lines at the ends do not count.
 
     Two words that are numbers are equal as numbers: 0.50 is 0.5. They may differ by `TOLERANCE`, of the
     expected number or of 1. An expected integer is exact (see `TOLERANCE`), and two integers are the same
     text.
     """
-    lines = [[line.split() for line in text.rstrip().splitlines()] for text in (printed, expected)]
+    lines = [[line.split() for line in text.strip().splitlines()] for text in (printed, expected)]
     return len(lines[0]) == len(lines[1]) and all(map(_same_words, *lines))
 
 

@@ -1,9 +1,10 @@
 """The program in a completion: which part of the text is to be run.
 
-Fences (of backticks or tildes) and the tags <answer> and [PYTHON] cut a completion into parts. The program is
-the last part that defines the function that the tests call. Without such a part, or without a function, it is
-the last part that looks like Python. A part between tags comes before others, and a part in a fence before
-plain text. What the model wrote is searched here, and never parsed: this process judges it.
+Fences (of backticks or tildes) and tags such as <answer> cut a completion into parts. The program is the last
+part that defines the function that the tests call. Without such a part, or without a function, it is the last
+part that looks like Python. A part between tags comes before others, a block that is marked as Python before
+others, and a part in a fence before plain text. Of plain text, the words before and behind a program are left
+out. What the model wrote is searched here, and never parsed: this process judges it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ NESTED = 4
 """A fence that is so much deeper than the fence before it belongs to the text, as in Markdown."""
 _MARKS = " \t>"
 """What may stand before a fence: space, and the marks of a quotation."""
-_OPENING, _CLOSING = ("<answer>", "[python]"), ("</answer>", "[/python]")
+_OPENING = ("<answer>", "<solution>", "<code>", "[python]")
+_CLOSING = ("</answer>", "</solution>", "</code>", "[/python]")
 _THINK = "<think>"
 _THOUGHT = re.compile(r"(?<!['\"`])</think>(?!['\"\\{]|`(?!``))", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[^A-Za-z]*([A-Za-z][\w+#]*)")
@@ -24,6 +26,12 @@ _STATEMENT = re.compile(
     r"[ \t]*(?:(?:import|from|def|class|async|for|while|if|try|with)\b.*[\w:)]$"
     r"|@\w|[\w.\[\], *()]{1,200}[-+*/%|&^<>]{0,2}=(?!=)|[\w.]{1,200}\()",
 )
+_PROSE = re.compile(
+    r"(?!.*(?:\"\"\"|'''))(?:[iI]?[pP](?:y|ython|YTHON)[\d.]*$|[A-Z][\w'’]*(?:,? [A-Za-z`]|[!,.:]$)"
+    r"|[-*•] |\d+[.)] |#{2,} |\*\*[A-Z`]|[^\x00-\x7f].*[。：，！？:.!?]$)",
+    re.ASCII,
+)
+"""The beginning of a line that is no Python: words, a point of a list, a heading, the language of a fence."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,8 @@ class _Part:
     @property
     def text(self) -> str:
         indent = self.fence.indent if self.fence else 0
-        lines = (line[min(indent, len(line) - len(line.lstrip(_MARKS))) :] for line in self.lines)
-        return "".join(f"{line}\n" for line in lines)
+        lines = [line[min(indent, len(line) - len(line.lstrip(_MARKS))) :] for line in self.lines]
+        return "".join(f"{line}\n" for line in (lines if self.fence else _without_prose(lines)))
 
     @property
     def may_be_python(self) -> bool:
@@ -72,14 +80,21 @@ class _Part:
     def rank(self) -> tuple[bool, bool, bool]:
         return self.is_answer, self.may_be_python, self.fence is not None
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether it is a block of Python that is more than comments."""
+        is_code = any(line.strip(_MARKS) and not line.lstrip(_MARKS).startswith("#") for line in self.lines)
+        return self.fence is not None and self.fence.is_python and is_code
+
     def defines(self, function: str) -> bool:
         name = re.escape(function)
-        pattern = rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|^{name}[ \t]*=|^class[ \t]+{name}\b"
+        pattern = (
+            rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|^{name}[ \t]*(?::[^\n=]*)?=|^class[ \t]+{name}\b"
+        )
         return re.search(pattern, self.text, re.MULTILINE) is not None
 
     def looks_like_python(self) -> bool:
-        is_marked = self.fence is not None and self.fence.is_python
-        return is_marked or (self.may_be_python and self.has_statement)
+        return self.is_marked or (self.may_be_python and self.has_statement)
 
 
 def program_of(completion: str, function: str | None = None) -> str:
@@ -95,12 +110,24 @@ def program_of(completion: str, function: str | None = None) -> str:
     if not scan.has_thought and completion.lstrip().lower().startswith(_THINK):
         return ""
     if len(scan.parts) == 1 and not scan.has_thought and scan.parts[0].fence is None:
-        return completion
+        whole = scan.parts[0]
+        return whole.text if whole.has_statement and whole.text.strip() != completion.strip() else completion
     parts = sorted((part for part in scan.parts if part.text.strip()), key=lambda part: part.rank)
     defining = [part for part in parts if function and part.defines(function)]
     written = [part for part in parts if part.looks_like_python()]
+    written.sort(key=lambda part: (part.is_answer, part.is_marked))
     found = defining or written or parts
     return found[-1].text if found else ""
+
+
+def _without_prose(lines: list[str]) -> list[str]:
+    """Plain text without the words before and behind a program."""
+    is_left_out = [
+        not line.strip() or (_PROSE.match(line.rstrip()) is not None and not _STATEMENT.match(line))
+        for line in lines
+    ]
+    kept = [place for place, is_out in enumerate(is_left_out) if not is_out]
+    return lines[kept[0] : kept[-1] + 1] if kept else []
 
 
 class _Scan:

@@ -8,6 +8,7 @@ little-endian) and JSON. Nothing in this process knows what an answer should be.
 from __future__ import annotations
 
 import atexit
+import builtins
 import ctypes
 import json
 import os
@@ -59,11 +60,13 @@ def run(program: dict[str, Any]) -> None:
 
 
 def begun(name: str) -> ModuleType:
-    """An empty module of that name, for code of others."""
+    """An empty module of that name, for code of others, which may call `exit` as in any Python."""
     module = ModuleType(name)
     sys.modules[name] = module
     sys.argv = [NAME + ".py"]
     sys.stdout, sys.stderr = written(1, buffering=-1), written(2, buffering=1)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc, assignment]
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     random.seed(0)
     return module
 
@@ -84,8 +87,9 @@ def script(code: str, module: ModuleType) -> None:
         sys.excepthook(*sys.exc_info())
     try:
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+            if stream is not None:
+                stream.flush()
     finally:
         os._exit(status & 0xFF)
 
@@ -149,8 +153,12 @@ def described(error: BaseException) -> bytes:
 
 
 def text_of(error: BaseException) -> str:
+    """An exception of a class of its own has the name of the built-in class above it, which tests catch."""
     try:
-        return f"{type(error).__name__}: {error}"[:300]
+        kinds = type(error).__mro__
+        kind = next((one for one in kinds if one.__module__ == "builtins"), kinds[0])
+        name = kinds[0] if kind in (Exception, BaseException) else kind
+        return f"{name.__name__}: {error}"[:300]
     except BaseException:
         return "an error without a message"
 

@@ -7,7 +7,26 @@ decoded consists of Python's own types alone, whoever encoded it: so no value ca
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
+
+_Made = Callable[[Any], Any]
+_LISTS: dict[str, tuple[type[Any], _Made]] = {
+    **{kind.__name__: (kind, kind) for kind in (tuple, set, frozenset, deque)},
+    "iterator": (Iterator, iter),
+}
+"""By tag: the type of what consists of values, and what makes one of a list of them."""
+_OTHERS: dict[str, tuple[type[Any], _Made, _Made]] = {
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "complex": (complex, lambda value: repr(complex(value.real, value.imag)), complex),
+    "range": (range, lambda value: [value.start, value.stop, value.step], lambda data: range(*data)),
+    "fraction": (Fraction, lambda value: [value.numerator, value.denominator], lambda data: Fraction(*data)),
+    "decimal": (Decimal, str, Decimal),
+}
+"""By tag: a type, what JSON has for a value, and what makes the value of that."""
 
 
 def encode(value: Any) -> Any:
@@ -16,6 +35,8 @@ def encode(value: Any) -> Any:
     Raises:
         TypeError: the value is of another type.
         RecursionError: it is too deep, or contains itself.
+    Degenerate:
+        An iterator or a generator -> all that it still gives, as an iterator.
     """
     if value is None or value is True or value is False:
         return value
@@ -30,13 +51,12 @@ def encode(value: Any) -> Any:
         return [encode(each) for each in value]
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(each)] for key, each in dict.items(value)]}
-    for kind in (tuple, set, frozenset):
+    for tag, (kind, _) in _LISTS.items():
         if isinstance(value, kind):
-            return {kind.__name__: [encode(each) for each in value]}
-    if isinstance(value, bytes):
-        return {"bytes": bytes.hex(value)}
-    if isinstance(value, complex):
-        return {"complex": repr(complex(value.real, value.imag))}
+            return {tag: [encode(each) for each in value]}
+    for tag, (kind, written, _) in _OTHERS.items():
+        if isinstance(value, kind):
+            return {tag: written(value)}
     raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
 
 
@@ -47,19 +67,12 @@ def decode(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     ((tag, inner),) = data.items()
-    match tag:
-        case "dict":
-            return {decode(key): decode(each) for key, each in inner}
-        case "tuple":
-            return tuple(map(decode, inner))
-        case "set":
-            return set(map(decode, inner))
-        case "frozenset":
-            return frozenset(map(decode, inner))
-        case "bytes":
-            return bytes.fromhex(inner)
-        case "float":
-            return float(inner)
-        case "complex":
-            return complex(inner)
+    if tag == "dict":
+        return {decode(key): decode(each) for key, each in inner}
+    if tag == "float":
+        return float(inner)
+    if tag in _LISTS:
+        return _LISTS[tag][1]([decode(each) for each in inner])
+    if tag in _OTHERS:
+        return _OTHERS[tag][2](inner)
     raise ValueError(f"no value has the tag {tag!r}")

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from millrace.environments.verifiers.mathematics.plain_numbers import (
     DECIMAL,
+    NO_UNITS,
     PlainNumber,
     read_number,
     tidy,
@@ -29,19 +30,27 @@ _BRACES = re.compile(
 )
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _SAID = re.compile(
-    r"####|\b(?:answer|result|solution|option|choice)\**\s*(?:is\b|[:=])+[\s:*]*", re.IGNORECASE
+    r"####|\b(?:answer|result|solution|option|choice)\**\s*(?:is\b|[:=])+[\s:*]*"
+    r"|(?:答案|答え|정답|\b(?:respuesta|réponse|antwort|resposta|risposta|ответ))\**\s*"
+    r"(?:(?:es|est|ist|é|è)\b|[是为為は:：])+[\s:：*]*",
+    re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$((?:[^$\\]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SIDES = re.compile(r"(?<![<>!:\\])=|\\approx\b|≈|\\equiv\b")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*(?:\([^()=]*\))?'?")
+_QUANTITY = re.compile(r"(?=(?:.*?[A-Za-z]){2})[A-Za-z\d\s+\-*/^_{}()|.']+")
+"""What is no single unknown: `m + n` and `AB`, where `2x` would be an equation that nobody has solved."""
 _PROSE = re.compile(r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|log|exp|max|min|gcd|lcm|mod)\b)[A-Za-z]{3,}")
 _TOKEN = re.compile(
-    rf"(?<![\w.^_{{\\])(?:\d+\s+\d+\s*/\s*\d+|\d*\s*\\frac\s*(?:\{{-?\d+\}}|\d)\s*(?:\{{-?\d+\}}|\d)|\d+\s*/\s*\d+|(?:{DECIMAL})"
+    rf"(?<![A-Za-z\d\u0370-\u03ff.^_{{\\])(?:\d+\s+\d+\s*/\s*\d+|\d*\s*\\frac\s*(?:\{{-?\d+\}}|\d)\s*(?:\{{-?\d+\}}|\d)|\d+\s*/\s*\d+|(?:{DECIMAL})"
     rf"(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|×|·|\*)\s*10\s*\^\s*\{{?\s*[+-]?\d+\s*\}}?)?)(?:\s*\\?%)?"
 )
-_BEFORE = re.compile(r"(.*?)([-+*/×÷^·]|\\times|\\cdot|\\div|\bor\b|\band\b|,)?\s*$", re.DOTALL)
+_BEFORE = re.compile(
+    r"(.*?)([-+*/×÷^·]|\\times|\\cdot|\\div|\b(?:or|and|oder|und|ou|et|o|y|или|и)\b|[,，、或和])?\s*$",
+    re.DOTALL,
+)
 _BEHIND = re.compile(
-    r"\s*(?:[+*/×÷^·]|!(?=\S)|-\s*[\d(\\]|\\(?:times|cdot|div|pi|sqrt|frac)|[a-zA-Z](?![a-zA-Z]))"
+    r"\s*(?:[+*/×÷^·]|!(?=\S)|-\s*[\d(\\]|\\(?:times|cdot|div|pi|sqrt|frac)|[a-zA-Z](?![a-zA-Z])|[百千万萬亿億만억])"
 )
 LENGTH_MAX = 200
 """Characters of an arithmetic expression that is checked."""
@@ -144,11 +153,16 @@ def _last_side(text: str) -> PlainNumber | None:
     if number is None and others and _value(last) is not None:  # 12 = 7 + 5
         *others, last = [*others[:-1], last, others[-1]]
         number = read_number(last)
-    if all(
-        _VARIABLE.fullmatch(side.strip("$ ")) or _value(side) is not None or "\\" in side for side in others
-    ):
-        return number
-    return None
+    return number if all(map(_is_quantity, others)) else None
+
+
+def _is_quantity(side: str) -> bool:
+    """Whether a side of an equation may stand before its number. Nothing: `= 42`."""
+    side = side.strip("$ ")
+    if not side or _VARIABLE.fullmatch(side) or _value(side) is not None or "\\" in side:
+        return True
+    words = set(re.findall(r"[a-z]+", side.lower()))
+    return _QUANTITY.fullmatch(side) is not None and not words & NO_UNITS
 
 
 def _last_number(text: str) -> PlainNumber | None:
@@ -166,12 +180,10 @@ def _last_number(text: str) -> PlainNumber | None:
     match sign:
         case None:
             is_alone = True
-        case "or" | "and" | ",":
-            is_alone = re.search(r"\d\s*$", left) is None
         case "-" | "+":
             is_alone = not has_operand
-        case _:
-            is_alone = False
+        case _:  # a word or a comma between two answers
+            is_alone = sign[0] not in "*/×÷^·\\" and re.search(r"\d\s*$", left) is None
     if not is_alone or _BEHIND.match(text, token.end()):
         return None
     return read_number(("-" if sign == "-" else "") + token[0])

@@ -21,6 +21,7 @@ from millrace.environments.verifiers.mathematics.final_answer import (
     sides,
 )
 from millrace.environments.verifiers.mathematics.plain_numbers import (
+    NO_UNITS,
     PlainNumber,
     same_number,
     tidy,
@@ -36,9 +37,20 @@ FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan",
     "log", "exp", "max", "min", "gcd", "lcm", "mod", "sqrt", "det", "dim", "ker", "deg", "and", "infty"}
 )  # fmt: skip
+_NO_UNITS = NO_UNITS | {"for", "when", "with", "where", "even", "odd", "only", "all", "any", "in"}
 _COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
-_ENDS = " \t\n.,;:!?\"'“”‘’`*_$"
+_OPTION = re.compile(
+    r"(?:\(([A-J])\)|([A-J])[).:])(?=\s)"
+    r"(?!.*(?:\b[A-J][).:]|\([A-J]\)))(?!.*(?:\bor|\band|,)\s+\(?[A-J]\b)",
+    re.DOTALL,
+)
+"""The letter of one option, before its text."""
+_UNIT_BEHIND = re.compile(
+    r"(?<=[\d}\w])\s*\\(?:text|mbox|mathrm)\s*\{\s*([A-Za-z]+\.?(?: [A-Za-z]+\.?)?)\s*\}"
+    r"\s*(?:\^\s*\{?\d\}?)?\s*$"
+)
+_ENDS = " \t\n.,;:!?。，．،।\"'“”‘’`*_$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +158,13 @@ def normal_answer(completion: str) -> str:
 def is_words(text: str) -> bool:
     """Whether a text is compared as text: letters alone, or something with a word of a language. A date, a
     time and a number to another base are text too."""
-    text = tidy(text)
+    text = _without_unit(tidy(text))
     if re.search(r"\d{4}-\d\d-\d\d|\d\s*:\s*\d|^\w+_\{?\d+\}?$", text):
         return True
     bare = _COMMANDS.sub(" ", unwrapped_text(text))
     letters = _LETTERS.findall(bare)
+    if re.search(r"\b[a-zA-Z]!|\)!", bare):  # a factorial
+        return False
     if letters and not re.search(r"[\d+*/^=<>|&\\(\[{_]", re.sub(r"^[(\[]\w[)\]]$", "", bare.strip(_ENDS))):
         return "\\" not in unwrapped_text(text) and not (len(letters) == 1 and _is_greek(letters[0]))
     return any(_is_word(one) for one in letters)
@@ -180,8 +194,10 @@ def plain_words(text: str) -> str:
 
 def _wordings(text: str) -> list[str]:
     """The whole phrase, its formulas, and what follows the last "is" or ":"."""
-    last = re.split(r"\bis\b|:|=", text)[-1]
-    return [text, *formulas(text), last]
+    behind = re.split(r"[:：=]", text)[-1]
+    last = re.split(r"\b(?:is|es|est|ist)\b|是(?=.)", behind)[-1]
+    options = [_OPTION.match(one.strip(_ENDS)) for one in (unwrapped_text(tidy(text)), last)]
+    return [text, *formulas(text), behind, last, *(one[1] or one[2] for one in options if one)]
 
 
 def _formulations(given: FinalAnswer, reference: str) -> list[str]:
@@ -204,10 +220,19 @@ def as_formula(text: str) -> str:
     """A formula without layout, with "or" and "and" as commas."""
     text = tidy(text).strip().strip("$").strip()
     text = re.sub(r"^\\[(\[]|\\[)\]]$", "", text).strip()
-    text = re.sub(r"\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:or|and)\s*\}|\b(?:or|and)\b", ",", text)
+    text = re.sub(r",?\s*(?:\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:or|and)\s*\}|\b(?:or|and)\b)", ",", text)
+    text = _without_unit(text.replace("\\varnothing", "\\emptyset"))
     text = re.sub(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
     text = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi", text)
     return re.sub(r"\.$", "", text.replace("infinity", "\\infty")).strip()
+
+
+def _without_unit(text: str) -> str:
+    """A formula such as `24\\pi \\text{ square units}` without the unit behind it."""
+    unit = _UNIT_BEHIND.search(text)
+    if unit is None or "\\text" in text[: unit.start()] or "\\" not in text[: unit.start()]:
+        return text
+    return text if set(unit[1].lower().split()) & _NO_UNITS else text[: unit.start()]
 
 
 @lru_cache(CACHED)

@@ -29,8 +29,11 @@ _CURRENCY = re.compile(r"(?:\\?\$|[€£¥₹]|\b(?:USD|EUR|GBP|Rs\.?)(?![A-Za-z
 _WRAPPED = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname)\s*\{([^{}]*)\}"
 )
+_LETTERS = r"(?:[^\W\d_\u0370-\u03ff]|[\u0900-\u0dff\u0e31-\u0e4eµμΩ])"
+"""Of a unit, in any script, with its vowel signs. Greek letters are variables."""
 _UNIT = re.compile(
-    r"(?:\s*(?:/|\bper\b|\^\s*\{?\s*-?\d\s*\}?|[²³°'′″]|\^\s*\{?\s*\\circ\s*\}?|\\(?:circ|degree)|\\?cdot|[·-]|[A-Za-zµμΩ]++\.?))*+\s*"
+    r"(?:\s*(?:/|\bper\b|\^\s*\{?\s*-?\d\s*\}?|[²³°'′″]|\^\s*\{?\s*\\circ\s*\}?|\\(?:circ|degree)|\\?cdot|[·-]|"
+    rf"{_LETTERS}++\.?))*+\s*"
 )
 _ATTACHED = re.compile(
     r"(?:[mckdµμn]?m|[kmµμ]?g|lbs?|oz|[km]?[Ll]|[mnµμ]?s|min|hrs?|h|[kM]?W|kWh|[kM]?J|[kM]?Pa|[kMG]?Hz|k?N|[mk]?V|m?A|ft|in|mi|yd|mph|km/h"
@@ -38,13 +41,19 @@ _ATTACHED = re.compile(
 )  # fmt: skip
 _OPERATOR = re.compile(r"\s*(?:[-·²³]|\\?cdot|\^(?!\s*\{?\s*\\circ))")
 _SINGLE = frozenset("mgshLNJWVAKCF")
-_NO_UNITS = frozenset(
+NO_UNITS = frozenset(
     {"or", "and", "plus", "minus", "times", "over", "divided", "to", "mod", "choose", "if", "not",
     "sqrt", "pi", "of", "is", "equals", "than", "more", "less", "squared", "cubed", "factorial"}
 )  # fmt: skip
+_NO_UNIT_SIGNS = re.compile("[或和至到]|以上|以下|未満|から")
 _MULTIPLIERS = {
     **{"dozen": 12, "hundred": 10**2, "thousand": 10**3},
     **{"million": 10**6, "billion": 10**9, "trillion": 10**12},
+    **{"百": 10**2, "千": 10**3, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8},
+    **{"만": 10**4, "억": 10**8, "mil": 10**3, "mille": 10**3, "tausend": 10**3},
+    **{"millón": 10**6, "millones": 10**6, "millionen": 10**6},
+    **{"тысяч": 10**3, "тысячи": 10**3, "миллион": 10**6, "миллиона": 10**6, "миллионов": 10**6},
+    **{"lakh": 10**5, "crore": 10**7, "milliard": 10**9, "milliarden": 10**9},
 }  # fmt: skip
 _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|per cent\b|percentage points?\b)")
 
@@ -112,8 +121,9 @@ def read_number(text: str) -> PlainNumber | None:
     if found is None:
         return None
     number, rest = found
-    if factor := re.match(r"\s+([a-z]+)s?\b", rest.lower()):
-        scale = _MULTIPLIERS.get(factor[1].removesuffix("s"))
+    if factor := re.match(r"\s*([百千万萬亿億만억])|\s+([^\W\d_]+)", rest.lower()):
+        word = factor[1] or factor[2]
+        scale = _MULTIPLIERS.get(word, _MULTIPLIERS.get(word.removesuffix("s")))
         if scale is not None:
             number, rest = PlainNumber(number.value * scale), rest[factor.end() :]
     percent = _PERCENT.match(rest)
@@ -188,9 +198,11 @@ def _is_unit(rest: str, *, attached: bool) -> bool:
         return True
     if not _UNIT.fullmatch(rest) or _OPERATOR.match(rest):
         return False
-    words = re.findall(r"[A-Za-zµμΩ]+", rest.replace("\\circ", "").replace("\\degree", ""))
-    if _NO_UNITS & {word.lower() for word in words} or (
-        words and len(words[0]) == 1 and words[0] not in _SINGLE
+    words = re.findall(rf"{_LETTERS}+", rest.replace("\\circ", "").replace("\\degree", ""))
+    if NO_UNITS & {word.lower() for word in words} or (
+        words and len(words[0]) == 1 and words[0] < "\u0400" and words[0] not in _SINGLE
     ):
         return False
-    return not attached or rest[0].isspace() or _ATTACHED.match(rest) is not None
+    if _NO_UNIT_SIGNS.search(rest):
+        return False
+    return not attached or rest[0].isspace() or rest[0] >= "\u0400" or _ATTACHED.match(rest) is not None

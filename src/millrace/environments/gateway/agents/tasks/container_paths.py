@@ -24,17 +24,19 @@ _BEHIND_VALUE = re.compile(r"([$]\w+|[})])[\"']\Z")
 
 
 def with_places(text: str, places: Mapping[str, str]) -> str:
-    """The text with the place of each path, where a path begins so: /app is no part of /app2 or src/app."""
+    """The text with the place of each path, where a path begins so: /app is no part of /app2 or src/app.
+
+    Before and behind it may be letters of scripts without spaces, and marks of bold text before it."""
     if not places:
         return text
     names = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
-    begin = r"(?:(?<![\w.~}\])*/])|(?<=[\s\"']-[A-Za-z])|(?<=file://))"
+    begin = r"(?:(?<![\w.~}\])*/])|(?<=[\s\"']-[A-Za-z])|(?<=file://)|(?<=:///)|(?<=\s\*\*)|(?<=\A\*\*))"
 
     def placed(match: re.Match[str]) -> str:
         before = text[max(0, match.start() - 80) : match.start()]
         return match[0] if _BEHIND_VALUE.search(before) else places[match[1]]
 
-    return re.sub(rf"{begin}({names})(?![\w-]|\.\w)", placed, text)
+    return re.sub(rf"{begin}({names})(?![\w-]|\.\w)", placed, text, flags=re.ASCII)
 
 
 def for_agent(instruction: str, workdir: str) -> str:
@@ -47,7 +49,8 @@ def for_agent(instruction: str, workdir: str) -> str:
 
 
 def _names_below_root(text: str) -> set[str]:
-    return set(re.findall(r"(?<![\w.~}\])*/<:])/([A-Za-z_][\w.-]*\w)", text)) - _SYSTEM
+    found = re.findall(r"(?<![\w.~}\])*/<:])/([A-Za-z_][\w.-]*\w)", text, re.ASCII)
+    return set(found) - _SYSTEM
 
 
 def rewrite(top: Path, places: Mapping[str, str]) -> None:
