@@ -132,6 +132,47 @@ def test_tools_that_a_template_moves_to_the_last_question_are_refused_for_questi
         bridge.after([], "What is next?")
 
 
+CALLS_FIRST = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
+    "{% elif m.role == 'tool' %}{% set before = messages[loop.index0 - 1] %}"
+    "{% if not (before.tool_calls or before.role == 'tool') %}{{ raise_exception('no call') }}{% endif %}"
+    "{{ '[RESULT]' + m.content + '[/RESULT]' }}"
+    "{% else %}{{ m.content or m.tool_calls | tojson }}</s>{% endif %}{% endfor %}"
+)
+WRITTEN_WITH_CALLS = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
+    "{% elif m.role == 'assistant' %}{{ m.content or m.tool_calls | tojson }}</s>"
+    "{% for r in messages[loop.index0 + 1:] if m.tool_calls and r.role == 'tool' and "
+    "r.tool_call_id in (m.tool_calls | map(attribute='id') | list) %}"
+    "{% if loop.index <= m.tool_calls | length %}{{ '[RESULT]' + r.content + '[/RESULT]' }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [CALLS_FIRST, WRITTEN_WITH_CALLS])
+def test_results_follow_a_turn_where_the_template_takes_them_behind_calls_alone(
+    tokenizer: Any, template: str
+) -> None:
+    tokenizer.chat_template = template
+    end = tokenizer.convert_tokens_to_ids("</s>")
+    bridge = ChatBridge(tokenizer, "user", {}, TOOLS, [end])
+    one, two = {"role": "tool", "content": "7</s>"}, {"role": "tool", "content": "8"}
+    appended = bridge.after([5], [one])
+    assert tokenizer.decode(appended) == "</s>[RESULT]7</s>[/RESULT]" and appended.count(end) == 1
+    assert tokenizer.decode(bridge.after([5, end], [one, two])) == (
+        "[RESULT]7</s>[/RESULT][RESULT]8[/RESULT]"
+    )
+    assert tokenizer.decode(bridge.after([5], "And then?")) == "</s>[INST]And then?[/INST]"
+
+
+def test_results_that_change_the_calls_before_them_are_refused(tokenizer: Any) -> None:
+    tokenizer.chat_template = CALLS_FIRST.replace(
+        "{% else %}", "{% else %}{{ 'done:' if messages[-1].role == 'tool' else 'open:' }}"
+    )
+    with pytest.raises(ConfigError, match="rewrites earlier messages when a message of role 'tool' follows"):
+        ChatBridge(tokenizer, "user", {}, TOOLS)
+
+
 def test_a_plain_bridge_appends_the_text_alone(tokenizer: Any) -> None:
     bridge = PlainBridge(tokenizer)
     for seed in range(20):

@@ -61,11 +61,12 @@ class PlainBridge:
 
 class _Frame(NamedTuple):
     """What a template writes after the text of a turn, around the contents of messages. `ended`: the first of
-    `pieces` if the turn has one of `ends`."""
+    `pieces` if the turn has one of `ends`. `by_calls`: it takes results of tools only behind their calls."""
 
     pieces: list[str]
     ends: frozenset[int]
     ended: str
+    by_calls: bool
 
 
 class TemplateBridge:
@@ -147,10 +148,10 @@ class ChatBridge(TemplateBridge):
         begin = frame.ended if set(turn[-1:]) & frame.ends else frame.pieces[0]
         ids = self._encoding.template(begin)
         contents = [self._written(frame, messages, index, begun) for index in range(len(messages))]
-        behind = self._render([*begun, *messages], True).partition(_REPLY)[2]
+        behind = self._behind(begun, messages, frame.by_calls)
         framed = "".join(text + piece for text, piece in zip(contents, frame.pieces[1:], strict=True))
         if behind != frame.pieces[0] + framed and behind.startswith(frame.pieces[0]):
-            return ids + self._switched(behind, begun, messages, len(frame.pieces[0]))
+            return ids + self._switched(behind, begun, messages, frame)
         for text, piece in zip(contents, frame.pieces[1:], strict=True):
             ids += self._encoding.plain(text) + self._encoding.template(piece)
         return ids
@@ -161,22 +162,24 @@ class ChatBridge(TemplateBridge):
         asked = any(one["role"] != "system" for one in messages)
         return [*messages, *_BEGUN[asked:]]
 
-    def _switched(self, behind: str, begun: list[Message], messages: list[Message], start: int) -> list[int]:
+    def _switched(
+        self, behind: str, begun: list[Message], messages: list[Message], frame: _Frame
+    ) -> list[int]:
         """Of messages with a text that the template reads, such as `/no_think`: what it writes then."""
         try:
             guard, guarded = self._text.guarded(
-                messages, behind, lambda given: self._render([*begun, *given], True).partition(_REPLY)[2]
+                messages, behind, lambda given: self._behind(begun, given, frame.by_calls)
             )
         except DataError as error:
             raise ConfigError(str(error)) from error
-        first, *others = guarded[start:].split(guard)
+        first, *others = guarded[len(frame.pieces[0]) :].split(guard)
         return self._encoding.template(first) + self._text.guarded_ids(others)
 
     def _written(self, frame: _Frame, messages: list[Message], index: int, begun: list[Message]) -> str:
         """The content of a message as the template writes it: some remove space, others write JSON."""
         marked = _marked(messages)
         given = [*marked[:index], messages[index], *marked[index + 1 :]]
-        tail = self._render([*begun, *given], True).partition(_REPLY)[2]
+        tail = self._behind(begun, given, frame.by_calls)
         before = _joined(frame.pieces[: index + 1], 0)
         behind = _joined(frame.pieces[index + 1 :], index + 1)
         fits = tail.startswith(before) and tail.endswith(behind) and len(tail) >= len(before) + len(behind)
@@ -196,27 +199,80 @@ class ChatBridge(TemplateBridge):
         return frame
 
     def _new_frame(self, marked: list[Message], begun: list[Message]) -> _Frame:
-        seen = self._render(begun[:-1], True)
-        before, *others = self._render([*begun, *marked], True).split(_REPLY)
-        longer = self._render([*begun, *marked, begun[-1], *marked], True).split(_REPLY)
         contents = [one["content"] for one in marked]
-        if (
-            len(others) != 1
-            or len(longer) != 3
-            or any(others[0].count(one) != 1 for one in contents)
-            or _bare(before) != _bare(seen)
-            or _bare(longer[0]) != _bare(seen)
-            or _bare(longer[1]) != _bare(others[0])
-            or longer[2] != others[0]
-        ):
-            raise ConfigError(
-                "the chat template rewrites earlier messages when a message of role "
-                f"{marked[0]['role']!r} follows: turns cannot be appended exactly\n"
-                "  Use another template or role (`reward.role`), or `task.chat = false`."
-            )
-        pieces = re.split("|".join(contents), others[0])
+        by_calls = not self._appends(marked, begun) and self._appends_to_calls(marked, begun)
+        behind = self._behind(begun, marked, by_calls)
+        pieces = re.split("|".join(contents), behind)
         end, ended = self._encoding.behind_first_special(pieces[0])
-        return _Frame(pieces, frozenset() if end is None else self._replaced(end), ended)
+        return _Frame(pieces, frozenset() if end is None else self._replaced(end), ended, by_calls)
+
+    def _behind(self, begun: list[Message], messages: Sequence[Message], by_calls: bool) -> str:
+        """What the template writes behind a reply that `messages` follow. `by_calls`: the end of the reply,
+        and what it writes behind the calls of `messages`."""
+        if not by_calls:
+            return self._render([*begun, *messages], True).partition(_REPLY)[2]
+        called: list[Any] = [*begun[:-1], self._calls(messages)]
+        added = self._render([*called, *messages], True)[len(self._render(called, False)) :]
+        return self._render(begun, False).partition(_REPLY)[2] + added
+
+    def _appends(self, marked: list[Message], begun: list[Message]) -> bool:
+        """Whether the template leaves what is before them. Some take results of tools behind calls alone.
+
+        Raises: ConfigError: it does not, and they are no results of tools."""
+        try:
+            seen = self._render(begun[:-1], True)
+            before, *others = self._render([*begun, *marked], True).split(_REPLY)
+            longer = self._render([*begun, *marked, begun[-1], *marked], True).split(_REPLY)
+        except ConfigError:
+            if marked[0]["role"] != "tool":
+                raise
+            return False
+        appends = (
+            len(others) == 1
+            and len(longer) == 3
+            and _bare(before) == _bare(longer[0]) == _bare(seen)
+            and _bare(longer[1]) == _bare(others[0])
+            and longer[2] == others[0]
+            and all(others[0].count(one["content"]) == 1 for one in marked)
+        )
+        if not appends and marked[0]["role"] != "tool":
+            raise self._rewrites(marked)
+        return appends
+
+    def _appends_to_calls(self, marked: list[Message], begun: list[Message]) -> bool:
+        """Raises: ConfigError: the template rewrites the calls when their results follow."""
+        called: list[Any] = [*begun[:-1], self._calls(marked)]
+        closed, written = self._render(called, False), self._render([*called, *marked], True)
+        again = self._render([*called, *marked, *called[-1:], *marked], True)
+        added = written.removeprefix(closed)
+        if (
+            added == written
+            or not again.startswith(_bare(written))
+            or not again.endswith(added)
+            or any(added.count(one["content"]) != 1 for one in marked)
+        ):
+            raise self._rewrites(marked)
+        return True
+
+    def _calls(self, messages: Sequence[Message]) -> dict[str, Any]:
+        results = [one for one in messages if one["role"] == "tool"]
+        names = [tool["function"]["name"] for tool in self._tools] or ["call"]
+        calls = [
+            {
+                "id": CALL_ID.format(number),
+                "type": "function",
+                "function": {"name": one.get("name", names[0]), "arguments": {}},
+            }
+            for number, one in enumerate(results, 1)
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    def _rewrites(self, messages: list[Message]) -> ConfigError:
+        return ConfigError(
+            "the chat template rewrites earlier messages when a message of role "
+            f"{messages[0]['role']!r} follows: turns cannot be appended exactly\n"
+            "  Use another template or role (`reward.role`), or `task.chat = false`."
+        )
 
     def _replaced(self, end: int) -> frozenset[int]:
         """The ends that may stand in place of `end`, the first special token behind a reply. In GLM's
