@@ -48,7 +48,10 @@ def test_a_killed_evaluator_changes_nothing_about_what_is_learned(start, undistu
     run = train(start, tmp_path / "run", EVALUATIONS, sinks=(kill,))
     assert [e.fields["name"] for e in events(run, "worker_died")] == ["evaluator"]
     found = evaluated(run)
-    assert sorted(found) == [("held-out", 0), ("held-out", 2), ("held-out", 4), ("short", 0), ("short", 4)]
+    due = {("held-out", 0), ("held-out", 2), ("held-out", 4), ("short", 0), ("short", 4)}
+    gone = {one for one in due if "is evaluated in its place" in found[one]}  # on a slow machine
+    assert due <= set(found)
+    assert all(found[one] == "" and any(one[0] == each[0] for each in gone) for one in set(found) - due)
     assert found["held-out", 4] == found["short", 4] == ""
     assert weights(run) == weights(undisturbed)
     assert summary(run)["accounting"] == summary(undisturbed)["accounting"]
