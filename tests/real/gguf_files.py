@@ -44,7 +44,7 @@ def write_gguf(
     path: Path,
     model: Any,
     *,
-    pre: str = "smollm",
+    pre: str | None = "smollm",
     kind: str = "gpt2",
     eos: str = "<|endoftext|>",
     template: str | None = TEMPLATE,
@@ -69,7 +69,8 @@ def write_gguf(
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     writer.add_tokenizer_model(kind)
-    writer.add_tokenizer_pre(pre)
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     names = tokens()
     writer.add_token_list(names)
     normal, control = TokenType.NORMAL, TokenType.CONTROL

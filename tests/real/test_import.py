@@ -93,6 +93,8 @@ def test_every_token_that_ends_a_turn_is_an_end(
     [
         ({"pre": "tekken"}, "'gpt2', cut as 'tekken'"),
         ({"kind": "bert"}, "of the kind 'bert'"),
+        ({"kind": "llama"}, "of the kind 'llama'"),
+        ({"pre": None}, "cut as None"),
         (
             {"more": {"llama.rope.scaling.factor": 8.0, "llama.rope.scaling.type": "linear"}},
             "rope.scaling.factor",
@@ -101,7 +103,16 @@ def test_every_token_that_ends_a_turn_is_an_end(
         ({"more_tensors": ("rope_freqs.weight",)}, r"unexpected: rope_freqs.weight"),
         ({"left_out": "blk.1.ffn_up.weight"}, r"missing: model.layers.1.mlp.up_proj.weight"),
     ],
-    ids=["cuts", "kind of tokenizer", "positions", "a key", "a tensor", "no tensor"],
+    ids=[
+        "cuts",
+        "kind of tokenizer",
+        "sentence pieces",
+        "no cuts",
+        "positions",
+        "a key",
+        "a tensor",
+        "no tensor",
+    ],
 )
 def test_what_is_not_known_is_refused_by_name_and_leaves_nothing(
     tmp_path: Path, options: dict[str, Any], says: str

@@ -58,10 +58,16 @@ def evaluate(
     if isinstance(config, Run):
         model = model or (config.model if config.model.exists() else config.path)
         config = config.config
-    own = ("model", "reward", "rows", "prompts", "samples", "noise_seed", "data_seed", "correct_at")
-    prepared = prepare(config, Components(reward, rows), keywords, (*own, "with_trained"))
-    held_out = {"model": str(Path(model).absolute()) if model else None, "data_seed": data_seed}
-    held_out["with_trained"] = with_trained
+    own = (
+        *("model", "reward", "rows", "prompts", "samples"),
+        *("noise_seed", "data_seed", "correct_at", "with_trained"),
+    )
+    prepared = prepare(config, Components(reward, rows), keywords, own)
+    held_out = {
+        "model": str(Path(model).absolute()) if model else None,
+        "data_seed": data_seed,
+        "with_trained": with_trained,
+    }
     settings = {"prompts": prompts, "samples": samples, "correct_at": correct_at}
     with TemporaryDirectory(prefix="millrace-") as scratch:
         run = _placed(prepared, Path(scratch))

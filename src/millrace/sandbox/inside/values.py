@@ -61,7 +61,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The value. Raises ValueError or TypeError: `encode` did not make that."""
+    """The value. Raises: ValueError, TypeError, ArithmeticError: `encode` did not make that."""
     if isinstance(data, list):
         return [decode(each) for each in data]
     if not isinstance(data, dict):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ READ = {
     "vocab_size",
 }
 """Keys of a model that are read. Such as `rope.scaling.factor` is not: positions would be others."""
+LONG = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -86,22 +86,18 @@ def import_gguf(file: Path, out: Path) -> Imported:
         ) from None
     with boundary("`import`", f"read {file}: it is no GGUF file, or is cut off", DataError):
         reader = GGUFReader(file)
-    facts = {key: field.contents() for key, field in reader.fields.items() if not _is_long(key)}
+    facts = {key: field.contents() for key, field in reader.fields.items() if key not in LONG}
     if (family := facts.get("general.architecture")) not in FAMILIES:
         raise DataError(f"{file} is of the family {family!r}. Known are {', '.join(FAMILIES)}")
     _refuse_unread(file, facts)
-    cut = _cut(file, facts)
+    pre = _pre(file, facts)
     with atomic_directory(out, marker="config.json") as directory:
-        tokenizer = _write_tokenizer(file, directory, cut)
+        tokenizer = _write_tokenizer(file, directory, pre)
         model = _load(file, reader.tensors, facts)
         ends = _ends(tokenizer, facts)
         _write_model(model, directory, tokenizer, ends)
         (directory / "README.md").write_text(_note(file, facts, reader.tensors), encoding="utf-8")
         return _look(directory, str(family), str(facts.get("general.license", "not stated")))
-
-
-def _is_long(key: str) -> bool:
-    return key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
 
 
 def _refuse_unread(file: Path, facts: dict[str, Any]) -> None:
@@ -124,34 +120,28 @@ def _head_dim(facts: dict[str, Any]) -> int:
     return int(facts.get(f"{begin}attention.key_length", share))
 
 
-def _cut(file: Path, facts: dict[str, Any]) -> Callable[[Any], None]:
-    """What sets the cuts of a tokenizer. Raises: DataError: a kind of tokenizer that is not known."""
-    kind, pre = facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.pre", "gpt-2")
-    if kind == "llama":  # sentences are pieces as they are
-        return lambda tokenizer: None
+def _pre(file: Path, facts: dict[str, Any]) -> str:
+    """A key of `CUTS`. Raises: DataError: a kind of tokenizer that is not known."""
+    kind, pre = facts.get("tokenizer.ggml.model"), facts.get("tokenizer.ggml.pre")
     if kind != "gpt2" or pre not in CUTS:
         raise DataError(
-            f"{file}: its tokenizer is of the kind {kind!r}, cut as {pre!r}. Known are 'llama', and "
-            f"'gpt2' cut as {', '.join(CUTS)}"
+            f"{file}: its tokenizer is of the kind {kind!r}, cut as {pre!r}. Known is 'gpt2', cut as "
+            f"{', '.join(CUTS)}"
         )
-
-    def cut(tokenizer: Any) -> None:
-        from tokenizers import Regex, pre_tokenizers
-
-        steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ALSO_GPT2)]
-        if (pattern := CUTS[pre]) is not None:
-            steps.insert(0, pre_tokenizers.Split(Regex(pattern), "isolated"))
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-
-    return cut
+    return str(pre)
 
 
-def _write_tokenizer(file: Path, directory: Path, cut: Callable[[Any], None]) -> Any:
+def _write_tokenizer(file: Path, directory: Path, pre: str) -> Any:
+    """The tokenizer as it is read again. Raises: DataError: it cannot be read, or changes `SENTENCE`."""
+    from tokenizers import Regex, pre_tokenizers
     from transformers import AutoTokenizer
 
     with boundary("`import`", f"read the tokenizer of {file}", DataError):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    cut(tokenizer)
+    steps: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ALSO_GPT2)]
+    if (pattern := CUTS[pre]) is not None:
+        steps.insert(0, pre_tokenizers.Split(Regex(pattern), "isolated"))
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.save_pretrained(directory)
     read = AutoTokenizer.from_pretrained(directory)
     ids = read.encode(SENTENCE, add_special_tokens=False)
@@ -170,7 +160,8 @@ def _load(file: Path, tensors: list[Any], facts: dict[str, Any]) -> Any:
         loaded, report = AutoModelForCausalLM.from_pretrained(
             file.parent, config=config, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
         )
-    model = type(loaded)(_plain(loaded.config))
+    del loaded.config.quantization_config  # a model that has it is not saved
+    model = type(loaded)(loaded.config)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
     left = {
@@ -183,12 +174,6 @@ def _load(file: Path, tensors: list[Any], facts: dict[str, Any]) -> Any:
         names = "; ".join(f"{kind}: {', '.join(names[:4])}" for kind, names in left.items() if names)
         raise DataError(f"{file} has {given:,} numbers, and its model {read:,}. Tensors {names}")
     return model
-
-
-def _plain(config: Any) -> Any:
-    """The same configuration, of weights that are not quantised."""
-    del config.quantization_config
-    return config
 
 
 def _rare(tensors: list[Any]) -> list[str]:

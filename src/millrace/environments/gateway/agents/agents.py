@@ -270,9 +270,11 @@ def _start(process: AgentProcess, link: socket.socket, request: bytes) -> dict[s
     Raises: OSError: the launcher or the warden has ended, and no agent began.
     """
     link.sendall(request)
-    while not (message := process.receive()) or "begun" in message:
-        if message:
+    while True:
+        message = process.receive()
+        if message is None:
+            continue
+        if "begun" in message:
             process.pid = message["begun"]
-        elif message == {}:
-            return {"started": process.pid} if process.pid else {}
-    return message
+        else:
+            return {"started": True} if not message and process.pid else message
