@@ -146,11 +146,11 @@ def warnings_of(needs: Needs, host: Host, **sections: Any) -> list[str]:
 
 
 def test_a_micro_batch_that_may_not_fit_is_told_with_the_budget_that_does() -> None:
-    """Kept: 9 + 2 x 7 GB, shared 2.5, for a moment 2 x 1 in the replicas: 6 of 33.5 GB are left for 8.7."""
-    [said] = warnings_of(NEEDS, Host("host", 16, 100 * GB, 335 * GB // 10))
-    assert "a micro-batch of 8,192 tokens, the largest, needs about 8.7 GB in the trainer" in said
-    assert "6.0 GB of host memory are left" in said
-    assert said.endswith("`batch.token_budget` (8,192) to 5,500, or set `model.recompute` to true")
+    """Kept: 9 + 2 x 7 GB, shared 2.5, for a moment 2 x 1 in the replicas: 3 of 30.5 GB are left for 4.6."""
+    [said] = warnings_of(NEEDS, Host("host", 16, 100 * GB, 305 * GB // 10))
+    assert "a micro-batch of 4,096 tokens, the largest, needs about 4.6 GB in the trainer" in said
+    assert "3.0 GB of host memory are left" in said
+    assert said.endswith("`batch.token_budget` (8,192) to 2,500, or set `model.recompute` to true")
     assert not warnings_of(NEEDS, Host("host", 16, 100 * GB, 365 * GB // 10))
     assert "a micro-batch in the trainer" in table(
         assign(config_for(), Host("h", 16, 100 * GB, 365 * GB // 10), NEEDS)

@@ -70,5 +70,5 @@ def test_rows_come_before_threads_of_a_row(threads: int, cut: bool, expected: tu
 
 def test_a_row_has_the_same_tokens_whatever_the_threads() -> None:
     assert row_tokens(30_000_000, 8192) == int(ROW_OPERATIONS / 1.8e8)
-    assert row_tokens(7_000_000_000, 8192) == 1024
+    assert row_tokens(7_000_000_000, 8192) == 512
     assert row_tokens(800_000, 8192) == 8192

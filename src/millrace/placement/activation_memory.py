@@ -21,12 +21,12 @@ or sinks a token's bytes are those of long sequences.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millrace.config.schema import Config
 from millrace.core.types import Sampling
 
-CHUNK_BYTES, GPU_CHUNK_BYTES = 64 << 20, 512 << 20
+CHUNK_BYTES, GPU_CHUNK_BYTES = 32 << 20, 512 << 20
 """Bytes of float32 logits that the trainer computes at once (`trainer.logprobs`). On a GPU, a chunk of few
 tokens would cost more for the gradient of the whole projection than for its own logits."""
 CHUNKS = 3
@@ -65,6 +65,10 @@ class ActivationMemory:
     def trainer_bytes(self) -> int:
         tokens = self.micro_batch_tokens
         return max(self.head.total(tokens), self.layer.total(tokens), self.update_bytes)
+
+    def of_at_most(self, tokens: int) -> ActivationMemory:
+        """If no more tokens than these are computed at once."""
+        return replace(self, micro_batch_tokens=min(self.micro_batch_tokens, tokens))
 
     def tokens_that_fit(self, room: float) -> int:
         """The largest micro-batch for which `room` bytes are enough."""
@@ -107,7 +111,7 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
     return ActivationMemory(
         micro_batch_tokens=-(-tokens // config.trainer.sequence),
         head=_head(config, shape, size, on_gpu=on_gpu),
-        layer=_layer(config, shape, size),
+        layer=_layer(config, shape, size, on_gpu=on_gpu),
         replica_bytes=_replica_bytes(config, shape, size),
         update_bytes=UPDATE_BYTES * shape.largest_weight // config.trainer.ranks if eager else 0,
     )
@@ -115,18 +119,20 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
 
 def _head(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
-    bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. In float32 the
-    gathered weight is no copy that the phase would make anyway."""
+    bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. A CPU has a second
+    copy, rounded and in float32, for the logits. In float32 the gathered weight is no copy that the phase
+    would make anyway."""
     gathered_rounded = _gathers(config) and bool(shape.head_weights) and size < 4
     each = 8 + (4 if _gathers(config) and not gathered_rounded else 0)
-    each -= 2 if size < 4 and on_gpu and not gathered_rounded else 0
+    if size < 4:
+        each += -2 * (not gathered_rounded) if on_gpu else 4
     chunks = CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
     projection = each * shape.vocabulary * shape.hidden // config.trainer.tensor
     token = _kept_token_bytes(config, shape, size) + 12 * shape.hidden
-    return Phase(token, _rounded_bytes(config, shape, size) + chunks + projection)
+    return Phase(token, _rounded_bytes(config, shape, size, on_gpu=on_gpu) + chunks + projection)
 
 
-def _layer(config: Config, shape: Shape, size: int) -> Phase:
+def _layer(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """Weights that gather: the layer's, the next layer's, and gradients in two formats. A tied projection
     stays gathered, with its gradient."""
     weights, matrix = shape.layer_weights, shape.hidden * shape.intermediate
@@ -141,16 +147,18 @@ def _layer(config: Config, shape: Shape, size: int) -> Phase:
     )
     if config.model.recompute:
         token += _layer_token_bytes(config, shape, size)
-    return Phase(token, _rounded_bytes(config, shape, size) + copies // tensor)
+    return Phase(token, _rounded_bytes(config, shape, size, on_gpu=on_gpu) + copies // tensor)
 
 
 def _gathers(config: Config) -> bool:
     return config.trainer.shard * config.trainer.sequence > 1 or config.trainer.offload
 
 
-def _rounded_bytes(config: Config, shape: Shape, size: int) -> int:
-    """Copies of all layers in the computing format, which the gradient needs. Ranks gather such copies."""
-    if size == 4 or config.model.recompute or _gathers(config):
+def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> int:
+    """Copies of all layers in the computing format, which autocast keeps for the gradient. Ranks gather such
+    copies. A trainer on a CPU keeps none (`trainer.kernels.narrow`)."""
+    alone_on_cpu = not on_gpu and config.trainer.ranks == 1
+    if size == 4 or alone_on_cpu or config.model.recompute or _gathers(config):
         return 0
     return size * shape.layers * shape.layer_weights // config.trainer.tensor
 

@@ -26,7 +26,7 @@ from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host, Place
 from millrace.placement.colocated import colocated_devices, colocated_share, turn_bytes
 from millrace.placement.needs import MemoryNeed, Needs
-from millrace.placement.threads import replica_threads, trainer_threads
+from millrace.placement.threads import replica_threads, tokens_at_once, trainer_threads
 
 CONTEXT_BYTES = 500_000_000
 """Memory of a GPU that CUDA takes for each process that opens the GPU (an H100 with torch 2.x: 0.4 to 0.6
@@ -155,6 +155,9 @@ def assign(config: Config, host: Host, needs: Needs, *, trains: bool = True, alo
         rule = replica_threads if worker else trainer_threads
         threads = None if on_gpu else rule(config, host, needs.num_parameters)
         places.append(Place(devices=devices, share=share, python=python, ranks=ranks, threads=threads))
+    if places[0].threads is not None and config.trainer.ranks == 1:
+        tokens = tokens_at_once(config, places[0].threads, needs.num_parameters)
+        needs = replace(needs, activation_memory=needs.activation_memory.of_at_most(tokens))
     slots, versions = relay_slots(config, host, needs, head=trains and not alone)
     placement = Placement(
         host=host,

@@ -20,8 +20,8 @@ from millrace.core.placement import Host
 
 ROW_OPERATIONS = 2e11
 """Two seconds of one core with AVX-512, and at 1 M parameters more than a micro-batch of the default size."""
-ROW_TOKENS_MIN = 1024
-"""With 512 tokens a step takes 8 % more time at 30 M parameters, with 1,024 as much as with 8,192."""
+ROW_TOKENS_MIN = 512
+"""So that two threads share a batch of few tokens, as at 135 M parameters."""
 OPERATIONS = 6
 REPLICA_SHARE = 0.4
 ROW_THREADS_MAX = 8
@@ -41,6 +41,12 @@ def trainer_threads(config: Config, host: Host, parameters: int) -> int:
     budget = config.batch.token_budget
     rows_at_once = budget // row_tokens(parameters, budget)  # all of them have room in one micro-batch
     return min(host.cores, rows_at_once) if config.trainer.ranks == 1 else 1
+
+
+def tokens_at_once(config: Config, threads: int, parameters: int) -> int:
+    """How many tokens a trainer of one rank computes at the same time on a CPU, at most."""
+    row = max(row_tokens(parameters, config.batch.token_budget), config.rollout.max_sequence_tokens)
+    return row * min(threads, ROW_THREADS_MAX)
 
 
 def replica_threads(config: Config, host: Host, parameters: int) -> int:

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import embedding
 from transformers import AttentionInterface
 
 from millrace.devices.gpu import on
 from millrace.trainer.batch.packing import RowSegment
+from millrace.trainer.kernels import narrow
 from millrace.trainer.kernels.composed import composed_attention
 from millrace.trainer.kernels.ragged import Ragged, arrange, attend_ragged
 
@@ -201,15 +202,7 @@ def _attend_blocks(
         if softcap is not None or sinks_H is not None:
             out = composed_attention(query_R, key_R, value_R, block.mask, scaling, softcap, sinks_H)
         else:
-            out = scaled_dot_product_attention(
-                query_R,
-                key_R,
-                value_R,
-                attn_mask=block.mask,
-                is_causal=block.mask is None,
-                scale=scaling,
-                enable_gqa=key.shape[1] != heads,
-            )
+            out = narrow.attention(query_R, key_R, value_R, block.mask, scaling)
         outputs.append(out.transpose(1, 2).reshape(-1, heads * dim))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return embedding(outputs_T, joined).view(1, tokens, heads, dim)

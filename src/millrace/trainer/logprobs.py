@@ -10,6 +10,7 @@ Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's bloc
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from millrace.trainer.recorded.device_token_masks import DeviceTokenMasks
 
-CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 24, 1 << 27  # logits computed at once: 64 and 512 MiB in float32
+CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 23, 1 << 27  # logits computed at once: 32 and 512 MiB in float32
+TURN = threading.Lock()  # rows that are computed at the same time have one row's memory here
 
 
 def token_logprobs(
@@ -48,7 +50,8 @@ def token_logprobs(
                               costs more
         With `group`, V is this rank's block of the vocabulary, and targets are counted from its first token.
     """
-    return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group, token_masks)
+    with TURN:
+        return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group, token_masks)
 
 
 def _scaled_logits(
@@ -128,26 +131,28 @@ class _TokenLogprobs(torch.autograd.Function):
         if kept is not None:  # `statistics` has subtracted the normalizer
             normalizer = torch.zeros_like(normalizer)
         of_logprobs = torch.zeros_like(normalizer) if grads[0] is None else grads[0]
-        factor = wide_factor(weight, hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         frozen = not ctx.needs_input_grad[1]
         grad_weight = torch.zeros(0 if frozen else weight.shape, dtype=_wide(weight), device=weight.device)
         upstream = Upstream(*_local_targets(targets, weight), normalizer, entropy, of_logprobs, grads[1])
         softmax = softmax_on(weight.device, _wide(hidden), ctx.softcap)
-        for start in range(0, hidden.shape[0], ctx.rows):
-            chunk = slice(start, start + ctx.rows)
-            logits = kept
-            if logits is None:
-                logits = _scaled_logits(hidden[chunk], factor, ctx.temperature, ctx.softcap)
-            curve = 1.0
-            if ctx.softcap is not None:  # d softcap tanh(z / softcap) / d z = 1 - tanh^2(z / softcap)
-                curve = 1 - (logits * (ctx.temperature / ctx.softcap)).square_()
-            if ctx.token_masks is not None and kept is None:  # what is not allowed has no slope
-                ctx.token_masks.cut(logits, start)
-            scale = {"temperature": ctx.temperature, "curve": curve}
-            slope = softmax.slopes(logits, upstream.of(chunk), **scale, dtype=factor.dtype)
-            grad_hidden[chunk] = matmul(slope, factor)
-            if not frozen:
-                add_matmul(grad_weight, slope.T, hidden[chunk])
+        with TURN:
+            factor = weight.to(hidden.dtype)
+            wide = factor if kept is not None else wide_factor(factor, hidden.dtype)
+            for start in range(0, hidden.shape[0], ctx.rows):
+                chunk = slice(start, start + ctx.rows)
+                logits = kept
+                if logits is None:
+                    logits = _scaled_logits(hidden[chunk], wide, ctx.temperature, ctx.softcap)
+                curve = 1.0
+                if ctx.softcap is not None:  # d softcap tanh(z / softcap) / d z = 1 - tanh^2(z / softcap)
+                    curve = 1 - (logits * (ctx.temperature / ctx.softcap)).square_()
+                if ctx.token_masks is not None and kept is None:  # what is not allowed has no slope
+                    ctx.token_masks.cut(logits, start)
+                scale = {"temperature": ctx.temperature, "curve": curve}
+                slope = softmax.slopes(logits, upstream.of(chunk), **scale, dtype=factor.dtype)
+                grad_hidden[chunk] = matmul(slope, factor)
+                if not frozen:
+                    add_matmul(grad_weight, slope.T, hidden[chunk])
         of_weight = None if frozen else grad_weight.to(weight.dtype)
         return grad_hidden, of_weight, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Linear layers that compute with `devices.matmul`, also in the backward pass.
+"""Linear layers of a CPU. Some compute with `devices.matmul`, also in the backward pass.
 
 Shape suffixes: T = tokens, I = inputs, O = outputs.
 """
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from millrace.devices.matmul import by_onednn, matmul
+from millrace.trainer.kernels import narrow
 
 
 class _Linear(torch.autograd.Function):
@@ -45,15 +46,16 @@ def _weight_gradient(grad_TO: torch.Tensor, x_TI: torch.Tensor) -> torch.Tensor:
 
 
 def install(model: torch.nn.Module) -> None:
-    """If oneDNN is faster, the linear layers of `model` compute with oneDNN. Layers of adapters do not."""
-    if by_onednn():
-        for module in model.modules():
-            if type(module) is torch.nn.Linear:
-                module.forward = partial(_forward, module)  # type: ignore[method-assign]
+    """The linear layers of `model` compute as is fastest. Layers of adapters do not."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
 def _forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+    if narrow.computes_narrow(x):
+        return narrow.linear(x, layer.weight, layer.bias)
+    if x.dtype != torch.float32 or not by_onednn():
         return F.linear(x, layer.weight, layer.bias)
     out: torch.Tensor = _Linear.apply(x, layer.weight, layer.bias)
     return out
