@@ -122,6 +122,11 @@ HOSTILE = {
         '    reply = b\'{"value": {"object": "equal"}}\'\n'
         "    os.write(4, struct.pack('<Q', len(reply)) + reply); os._exit(0)"
     ),
+    "answers with a value, and changes the arguments": (
+        "import os, struct\ndef f(x):\n"
+        '    reply = b\'{"value": "a", "left": [["b"], {}]}\'\n'
+        "    os.write(4, struct.pack('<Q', len(reply)) + reply); os._exit(0)"
+    ),
     "answers as the tests do": (
         "import os, struct\ndef f(x):\n    for _ in range(3):\n"
         '        reply = b\'{"value": ["passed"]}\'\n'
@@ -190,14 +195,16 @@ def check(candidate):
 """
 
 
-def test_tests_may_import_numpy_and_programs_may_not(any_level: Sandbox) -> None:
+def test_tests_and_programs_may_import_numpy(any_level: Sandbox) -> None:
     right = "def double(items): return [2 * each for each in items]"
     assert verdict_of(any_level, right, NUMPY, entry_point="double").num_passed == 1
     wrong = verdict_of(any_level, right.replace("2 *", "3 *"), NUMPY, entry_point="double")
     assert (wrong.num_passed, wrong.reason) == (0, "test 1 of 1: AssertionError: ")
-    imports = verdict_of(any_level, f"import numpy\n{right}", NUMPY, entry_point="double")
-    assert (imports.outcome, imports.num_passed) == (ProgramOutcome.FAILED, 0)
-    assert "No module named 'numpy'" in imports.reason
+    array = "import numpy\ndef double(items): return 2 * numpy.array(items)"
+    assert verdict_of(any_level, array, NUMPY, entry_point="double").num_passed == 1
+    other = verdict_of(any_level, f"import scipy\n{right}", NUMPY, entry_point="double")
+    assert (other.outcome, other.num_passed) == (ProgramOutcome.FAILED, 0)
+    assert "No module named 'scipy'" in other.reason
 
 
 @pytest.mark.parametrize(

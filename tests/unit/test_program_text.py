@@ -96,6 +96,53 @@ def test_without_a_function_the_program_is_the_last_part_that_looks_like_python(
     assert program_of(THAT_PRINTS[name]).strip() == PRINTS.strip()
 
 
+HELPER = "def double(x):\n    return 2 * x\n"
+USES = "def add(a, b):\n    return double(a) + LIMIT\n"
+SOLVE = "def solve():\n    print(double(int(input())))\n"
+
+
+def block(code: str) -> str:
+    return f"{F}python\n{code}{F}\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "function", "program"),
+    [
+        (block(HELPER) + block("LIMIT = 1\n") + block(USES), "add", HELPER + "LIMIT = 1\n" + USES),
+        (block("import math\n") + block("def add(a, b): return math.pi\n"), "add", None),
+        (block(f"LIMIT = 1\n{USES}") + "where\n" + block(HELPER), "add", f"{HELPER}LIMIT = 1\n{USES}"),
+        (block(HELPER) + block(SOLVE) + "Then:\n" + block("solve()\n"), None, f"{HELPER}{SOLVE}solve()\n"),
+        (block(HELPER + DRAFT) + "Mended:\n" + block(ADD + "print(double(1))\n"), "add", None),
+    ],
+)
+def test_blocks_that_define_what_the_program_lacks_come_before_it(
+    completion: str, function: str | None, program: str | None
+) -> None:
+    whole = "".join(part.partition("python\n")[2] for part in completion.split(F))
+    assert program_of(completion, function) == (program or whole)
+
+
+@pytest.mark.parametrize(
+    ("program", "behind", "function"),
+    [
+        (ADD, "nums = [1]\nprint(add(*nums, 2))\n", "add"),
+        (ADD.replace("a + b", "math.fsum((a, b))"), "import math\nprint(add(1, 2))\n", "add"),
+        (f"{HELPER}{SOLVE}solve()\n", "print(double(3))\n", None),
+        (f"{HELPER}print(double(int(input())))\n", "def test_double():\n    assert double(1) == 2\n", None),
+    ],
+)
+def test_a_use_of_the_program_behind_it_is_no_part_of_it(
+    program: str, behind: str, function: str | None
+) -> None:
+    assert program_of(block(program) + "For example:\n" + block(behind), function) == program
+
+
+def test_an_earlier_program_that_reads_the_input_is_a_draft() -> None:
+    draft = "import math\nLIMIT = 1\nprint(int(input()))\n"
+    program = "print(math.sqrt(int(input())) + LIMIT)\n"
+    assert program_of(block(draft) + block(program)) == program
+
+
 INSIDE = [
     "N, M = 1, 2\ndef add(a, b):\n    return a + b\n",
     'def add(a, b):\n    return a + b\nprint("""A sum\nOf two numbers.\nThe End""")\n',

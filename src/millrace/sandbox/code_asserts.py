@@ -19,7 +19,7 @@ PROGRAM = "solution"
 """The module from which tests of pytest import the program's function."""
 _IN_CLASS = re.compile(r"\bSolution(?:\(\))?\.(?=[A-Za-z_])")
 PACKAGES = ("numpy",)
-"""Packages that tests may import beside the standard library. A program may not."""
+"""Packages that programs and tests may import beside the standard library."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 Fences (of backticks or tildes) and tags such as <answer> cut a completion into parts. The program is the last
 part that defines the function that the tests call. Without such a part, or without a function, it is the last
 part that looks like Python. A part between tags comes before others, a block that is marked as Python before
-others, and a part in a fence before plain text. Of plain text, the words before and behind a program are left
-out. What the model wrote is searched here, and never parsed: this process judges it.
+others, one that reads input and does something with it before one that does not, and a part in a fence before
+plain text. Other blocks come before the program if they define what it uses and lacks. Of plain text, the
+words before and behind a program are left out. What the model wrote is searched here, and never parsed: this
+process judges it.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
 from dataclasses import dataclass, field
 
@@ -32,6 +35,18 @@ _PROSE = re.compile(
     re.ASCII,
 )
 """The beginning of a line that is no Python: words, a point of a list, a heading, the language of a fence."""
+
+
+_DEFINITION = re.compile(
+    r"^(?P<indent>[ \t]*)(?:(?:async[ \t]+)?(?:def|class)[ \t]+(?P<name>\w+)"
+    r"|(?P<value>\w+)[ \t]*=(?!=)[ \t]*(?P<function>lambda)?"
+    r"|(?:from[ \t]+[\w.]+[ \t]+)?import[ \t]+(?P<imports>\w[^#\n]*))",
+    re.MULTILINE,
+)
+_USE = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?=[ \t]*[.(])|(?<![\w.])([A-Z][A-Z\d_]+)\b")
+"""A name that is called, or has an attribute that is asked for; a constant."""
+_READS = re.compile(r"\binput\(|\bstdin\b|\bopen\(0\b|\bread\(0\b|\bfileinput\b")
+_ACTS = re.compile(r"^(?:[A-Za-z_]\w*\(|(?:if|for|while|try|with|print)\b)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,11 @@ class _Part:
         is_code = any(line.strip(_MARKS) and not line.lstrip(_MARKS).startswith("#") for line in self.lines)
         return self.fence is not None and self.fence.is_python and is_code
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it reads input, and does so without being called."""
+        return _READS.search(self.text) is not None and _ACTS.search(self.text) is not None
+
     def defines(self, function: str) -> bool:
         name = re.escape(function)
         pattern = (
@@ -115,9 +135,42 @@ def program_of(completion: str, function: str | None = None) -> str:
     parts = sorted((part for part in scan.parts if part.text.strip()), key=lambda part: part.rank)
     defining = [part for part in parts if function and part.defines(function)]
     written = [part for part in parts if part.looks_like_python()]
-    written.sort(key=lambda part: (part.is_answer, part.is_marked))
+    written.sort(key=lambda part: (part.is_answer, part.is_marked, function is None and part.is_complete))
     found = defining or written or parts
-    return found[-1].text if found else ""
+    return _with_what_it_lacks(found[-1], scan.parts) if found else ""
+
+
+def _with_what_it_lacks(program: _Part, parts: list[_Part]) -> str:
+    """The program, behind the blocks that define what it uses and does not define. A block behind it is a use
+    of it, unless it has definitions alone."""
+    texts, is_behind = [program.text], True
+    lacks = _used(program.text) - _defined(program.text, inside=True)
+    for part in reversed(parts):
+        is_behind = is_behind and part is not program
+        if part is program or part.fence is None or not part.may_be_python or part.is_complete:
+            continue
+        block = part.text
+        if not lacks & _defined(block) or (is_behind and _ACTS.search(block)):
+            continue
+        texts.append(block)
+        lacks = (lacks | _used(block)) - _defined(block, inside=True)
+    return "".join(reversed(texts))
+
+
+def _used(text: str) -> set[str]:
+    return {name for pair in _USE.findall(text) for name in pair} - {*dir(builtins), ""}
+
+
+def _defined(text: str, *, inside: bool = False) -> set[str]:
+    """The names that functions, classes, imports and constants have; `inside`: those in functions too, and of
+    all variables."""
+    names = set[str]()
+    for found in _DEFINITION.finditer(text):
+        is_constant = found["value"] is None or found["value"].isupper() or found["function"]
+        if inside or (is_constant and not found["indent"]):
+            each = (found["imports"] or found["name"] or found["value"]).split(",")
+            names |= {one.split()[-1].strip("()").partition(".")[0] for one in each if one.strip("() ")}
+    return names
 
 
 def _without_prose(lines: list[str]) -> list[str]:
