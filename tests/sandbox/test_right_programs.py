@@ -198,3 +198,20 @@ def test_a_program_may_recurse_deeply_and_ask_for_a_large_stack(any_level: Sandb
     assert any_level.run(deep, b"", LIMITS).stdout == b"0\n"
     asks = "import threading\nthreading.stack_size(2**29)\nprint(threading.stack_size())"
     assert any_level.run(asks, b"", LIMITS).stdout == b"67108864\n"
+
+
+@pytest.mark.parametrize(
+    ("column", "columns"),
+    [
+        ({"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}, {}),
+        ({"fn_name": "add", "inputs": ['"a"\n"b"'], "outputs": ['"ab"']}, {}),
+        ({"fn_name": "add", "inputs": ['"a"\n"b"'], "outputs": ["ab"]}, {}),
+        ({"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}]}, {}),
+        ({"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]}, {}),
+    ],
+)
+def test_tests_of_a_function_are_read_as_their_data_sets_write_them(
+    bare: Sandbox, column: Any, columns: dict[str, Any]
+) -> None:
+    for right, code in [(True, "def add(a, b): return a + b"), (False, "def add(a, b): return '4'")]:
+        assert (verdict_of(bare, code, column, **columns).outcome is ProgramOutcome.PASSED) is right

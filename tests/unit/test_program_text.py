@@ -66,6 +66,23 @@ OF_A_FUNCTION = {
     "thinking, words, and no fence": f"Hm.\n</think>\nSure!\n\n{ADD}",
     "the prompt opened the fence, without its language": f"python\n{ADD}{F}\n",
     "an annotated name in a draft": f"{F}python\nadd: int = 0\n{F}\nNo:\n{F}python\n{ADD}{F}\n",
+    "tags of Python": f"<python>\n{ADD}</python>",
+    "tags with attributes": f'<answer language="python">\n{ADD}</answer>',
+    "a final answer": f"<final_answer>\n{ADD}</final_answer>",
+    "tags in tags": f"<solution><code>\n{ADD}</code></solution>",
+    "HTML": f'<pre><code class="language-python">{ADD}</code></pre>',
+    "a file": f"<file name='add.py'>\n{ADD}</file>",
+    "tags that nobody knows": f"<result>\n{ADD}</result>",
+    "BEGIN and DONE": f"[BEGIN]\n{ADD}[DONE]",
+    "DONE": f"{ADD}[DONE]\n",
+    "the end token of a text": f"{ADD}<|endoftext|>",
+    "rules": f"---\n{ADD}---\n",
+    "a heading of a page": f"=== Solution ===\n{ADD}",
+    "Markdown in a fence": f"{F}`markdown\n{F}python\n{ADD}{F}\n{F}`",
+    "a sentence with an exclamation mark": f"Sure! Here's the code:\n{ADD}\nHope this helps!",
+    "an indented block of Markdown": "Here:\n\n    def add(a, b):\n        return a + b\n\nIt adds.",
+    "not closed, and words behind": f"{F}python\n{ADD}\nThis function adds two numbers.\n",
+    "the language on a line of its own": f"{F}\npython\n{ADD}{F}",
     "thinking, then an answer": f"<think>\n{DRAFT}</think>\n<answer>\n{F}python\n{ADD}{F}\n</answer>\n",
 }
 
@@ -152,6 +169,8 @@ INSIDE = [
     "def add(a, b):\n    return a.split('</think>')[-1] + \"</think>\\n\" + '</answer>'\n",
     'def add(a, b):\n    return "<answer>" + a + "~~~" * 2\n',
     "def add(a, b):  # `+`\n    return ~~~a\n",
+    'def add(a, b):\n    return """\n<html>\n[DONE]\n---\n"""\n',
+    "E, V = 1, 2\ndef add(a, b):\n    return a + b\nX: int = 1\n",
 ]
 
 
@@ -177,7 +196,9 @@ def test_a_completion_without_a_program_stays_what_it_is() -> None:
     assert program_of(f"{F}\n{F}") == ""
 
 
-@pytest.mark.parametrize("piece", [" ", "`", "~", "> ", "```", "<answer>\n", "a=", "</think>\n", "\n```\n"])
+@pytest.mark.parametrize(
+    "piece", [" ", "`", "~", "> ", "```", "<answer>\n", "a=", "</think>\n", "\n```\n", "</answer> ", "<a>\n"]
+)
 def test_a_long_hostile_completion_is_searched_in_linear_time(piece: str) -> None:
     """The work is bounded: a quadratic search of so much text would not end within the test's limit."""
     program_of(piece * 20_000 + "x", "add")

@@ -13,16 +13,23 @@ from __future__ import annotations
 
 import builtins
 import re
+import textwrap
 from dataclasses import dataclass, field
 
 NESTED = 4
 """A fence that is so much deeper than the fence before it belongs to the text, as in Markdown."""
 _MARKS = " \t>"
 """What may stand before a fence: space, and the marks of a quotation."""
-_OPENING = ("<answer>", "<solution>", "<code>", "[python]")
-_CLOSING = ("</answer>", "</solution>", "</code>", "[/python]")
+_TAGS = r"(?:final_?)?(?:answer|solution|code|python|program)|pre|artifact|file"
+_MARKED = "python|begin|code|solution|answer"
+_OPENING = re.compile(rf"\s*(?:(?:<(?:{_TAGS})(?:\s[^<>]*)?>|\[(?:{_MARKED})\])\s*)+", re.IGNORECASE)
+_CLOSING = re.compile(rf"(?:(?:</(?:{_TAGS})>|\[/(?:{_MARKED})\])\s*)+$", re.IGNORECASE)
 _THINK = "<think>"
 _THOUGHT = re.compile(r"(?<!['\"`])</think>(?!['\"\\{]|`(?!``))", re.IGNORECASE)
+TAGS_MAX = 100
+"""Characters of closing tags in a line."""
+_TEXT = ("markdown", "md")
+"""A fence around text, in which fences have their own meaning."""
 _LANGUAGE = re.compile(r"[^A-Za-z]*([A-Za-z][\w+#]*)")
 _PYTHON = re.compile(r"i?py(thon)?\d*", re.IGNORECASE)
 _STATEMENT = re.compile(
@@ -30,11 +37,13 @@ _STATEMENT = re.compile(
     r"|@\w|[\w.\[\], *()]{1,200}[-+*/%|&^<>]{0,2}=(?!=)|[\w.]{1,200}\()",
 )
 _PROSE = re.compile(
-    r"(?!.*(?:\"\"\"|'''))(?:[iI]?[pP](?:y|ython|YTHON)[\d.]*$|[A-Z][\w'’]*(?:,? [A-Za-z`]|[!,.:]$)"
-    r"|[-*•] |\d+[.)] |#{2,} |\*\*[A-Z`]|[^\x00-\x7f].*[。：，！？:.!?]$)",
+    r"(?!.*(?:\"\"\"|'''))(?:[iI]?[pP](?:y|ython|YTHON)[\d.]*$|[A-Z][\w'’]*(?:[,!.]? [A-Za-z`]|[!,.:]$)"
+    r"|[-*•] |\d+[.)] |#{2,} |\*\*[A-Z`]|[^\x00-\x7f].*[。：，！？:.!?]$"
+    r"|</?[A-Za-z|][^<>]*>$|\[/?[A-Z]+\]$|(?:[-=_]{3}|\*\*\*).*$)",
     re.ASCII,
 )
-"""The beginning of a line that is no Python: words, a point of a list, a heading, the language of a fence."""
+"""The beginning of a line that is no Python: words, a point of a list, a heading, the language of a fence, a
+tag, a token of a chat, a rule."""
 
 
 _DEFINITION = re.compile(
@@ -85,7 +94,7 @@ class _Part:
     def text(self) -> str:
         indent = self.fence.indent if self.fence else 0
         lines = [line[min(indent, len(line) - len(line.lstrip(_MARKS))) :] for line in self.lines]
-        return "".join(f"{line}\n" for line in (lines if self.fence else _without_prose(lines)))
+        return "".join(f"{line}\n" for line in _without_prose(lines))
 
     @property
     def may_be_python(self) -> bool:
@@ -131,13 +140,20 @@ def program_of(completion: str, function: str | None = None) -> str:
         return ""
     if len(scan.parts) == 1 and not scan.has_thought and scan.parts[0].fence is None:
         whole = scan.parts[0]
-        return whole.text if whole.has_statement and whole.text.strip() != completion.strip() else completion
+        text = _flush(whole.text) if function and whole.defines(function) else whole.text
+        return text if whole.has_statement and text.strip() != completion.strip() else completion
     parts = sorted((part for part in scan.parts if part.text.strip()), key=lambda part: part.rank)
     defining = [part for part in parts if function and part.defines(function)]
     written = [part for part in parts if part.looks_like_python()]
     written.sort(key=lambda part: (part.is_answer, part.is_marked, function is None and part.is_complete))
     found = defining or written or parts
-    return _with_what_it_lacks(found[-1], scan.parts) if found else ""
+    text = _with_what_it_lacks(found[-1], scan.parts) if found else ""
+    return _flush(text) if defining else text
+
+
+def _flush(text: str) -> str:
+    """A program without the indent that all its lines have. Else an indented text goes on in a function."""
+    return textwrap.dedent(text) if text[:1].isspace() else text
 
 
 def _with_what_it_lacks(program: _Part, parts: list[_Part]) -> str:
@@ -194,12 +210,13 @@ class _Scan:
         if (thought := self._thought(line, part)) is not None:
             self.parts, self.has_thought = [_Part()], True
             line, part = thought, self.parts[-1]
-        if part.fence is None and (tag := _first(line.lstrip().lower(), _OPENING)):
+        if part.fence is None and (tag := _OPENING.match(line)):
             self.parts.append(part := _Part(is_answer=True))
-            line = line.lstrip()[len(tag) :]
-        closes = _last(line.rstrip().lower(), _CLOSING) if part.is_answer else ""
+            line = line[tag.end() :]
+        end = line.rstrip()[-TAGS_MAX:]
+        closes = _CLOSING.search(end) if part.is_answer else None
         if closes:
-            line = line.rstrip()[: -len(closes)]
+            line = line.rstrip()[: closes.start() - len(end)]
         self._cut(line, part)
         if closes:
             self.parts.append(_Part())
@@ -214,6 +231,8 @@ class _Scan:
 
     def _cut(self, line: str, part: _Part) -> None:
         fence = _fence_in(line)
+        if fence is not None and part.fence is None and fence.language.lower() in _TEXT:
+            return
         if fence is None or not _counts(fence, part):
             return part.add(line)
         if fence.lead.strip(_MARKS):
@@ -246,11 +265,3 @@ def _counts(fence: _Fence, part: _Part) -> bool:
     if has_lead:  # `return x` and the fence in one line
         return not fence.info and not set(fence.lead) & set("'\"#")
     return fence.indent < block.indent + NESTED
-
-
-def _first(text: str, tags: tuple[str, ...]) -> str:
-    return next((tag for tag in tags if text.startswith(tag)), "")
-
-
-def _last(text: str, tags: tuple[str, ...]) -> str:
-    return next((tag for tag in tags if text.endswith(tag)), "")
