@@ -403,6 +403,59 @@ def test_functions_of_pytest_are_tests(bare: Sandbox) -> None:
     assert (verdict.num_passed, verdict.num_tests) == (1, 2)
 
 
+OF_CLASSES = {
+    "pytest": """from solution import triple
+
+class TestTriple:
+    def setup_method(self):
+        self.x = 1
+
+    def test_small(self):
+        assert triple(self.x) == 3
+
+    def test_large(self):
+        assert triple(9) == 27
+""",
+    "unittest": """import unittest
+
+class TestTriple(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.y = 9
+
+    def setUp(self):
+        self.x = 1
+
+    def test_small(self):
+        self.assertEqual(triple(self.x), 3)
+
+    def test_large(self):
+        for y in (self.y,):
+            with self.subTest(y=y):
+                self.assertEqual(triple(y), 27)
+
+if __name__ == "__main__":
+    unittest.main()
+""",
+}
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_methods_of_classes_are_tests(bare: Sandbox, name: str) -> None:
+    assert verdict_of(bare, "def triple(x): return 3 * x", OF_CLASSES[name]).num_passed == 2
+    verdict = verdict_of(bare, "def triple(x): return 3", OF_CLASSES[name])
+    assert (verdict.num_passed, verdict.num_tests) == (1, 2)
+
+
+def test_a_unittest_may_expect_an_exception(bare: Sandbox) -> None:
+    tests = OF_CLASSES["unittest"].replace(
+        "self.assertEqual(triple(self.x), 3)", "self.assertRaises(ValueError, triple, 'a')"
+    )
+    right = "def triple(x):\n    if x == 'a': raise ValueError\n    return 3 * x"
+    assert verdict_of(bare, right, tests).num_passed == 2
+    assert verdict_of(bare, "def triple(x): return 3 * x", tests).num_passed == 1
+
+
 METHOD = "class Solution:\n    def twice(self, x): return 2 * x"
 
 
