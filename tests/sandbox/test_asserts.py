@@ -122,6 +122,11 @@ HOSTILE = {
         '    reply = b\'{"value": {"object": "equal"}}\'\n'
         "    os.write(4, struct.pack('<Q', len(reply)) + reply); os._exit(0)"
     ),
+    "answers with a value, and changes the arguments": (
+        "import os, struct\ndef f(x):\n"
+        '    reply = b\'{"value": "a", "left": [["b"], {}]}\'\n'
+        "    os.write(4, struct.pack('<Q', len(reply)) + reply); os._exit(0)"
+    ),
     "answers as the tests do": (
         "import os, struct\ndef f(x):\n    for _ in range(3):\n"
         '        reply = b\'{"value": ["passed"]}\'\n'
@@ -190,14 +195,16 @@ def check(candidate):
 """
 
 
-def test_tests_may_import_numpy_and_programs_may_not(any_level: Sandbox) -> None:
+def test_tests_and_programs_may_import_numpy(any_level: Sandbox) -> None:
     right = "def double(items): return [2 * each for each in items]"
     assert verdict_of(any_level, right, NUMPY, entry_point="double").num_passed == 1
     wrong = verdict_of(any_level, right.replace("2 *", "3 *"), NUMPY, entry_point="double")
     assert (wrong.num_passed, wrong.reason) == (0, "test 1 of 1: AssertionError: ")
-    imports = verdict_of(any_level, f"import numpy\n{right}", NUMPY, entry_point="double")
-    assert (imports.outcome, imports.num_passed) == (ProgramOutcome.FAILED, 0)
-    assert "No module named 'numpy'" in imports.reason
+    array = "import numpy\ndef double(items): return 2 * numpy.array(items)"
+    assert verdict_of(any_level, array, NUMPY, entry_point="double").num_passed == 1
+    other = verdict_of(any_level, f"import scipy\n{right}", NUMPY, entry_point="double")
+    assert (other.outcome, other.num_passed) == (ProgramOutcome.FAILED, 0)
+    assert "No module named 'scipy'" in other.reason
 
 
 @pytest.mark.parametrize(
@@ -394,6 +401,59 @@ def test_functions_of_pytest_are_tests(bare: Sandbox) -> None:
     assert verdict_of(bare, "def triple(x): return 3 * x", PYTEST).num_passed == 2
     verdict = verdict_of(bare, "def triple(x): return 3", PYTEST)
     assert (verdict.num_passed, verdict.num_tests) == (1, 2)
+
+
+OF_CLASSES = {
+    "pytest": """from solution import triple
+
+class TestTriple:
+    def setup_method(self):
+        self.x = 1
+
+    def test_small(self):
+        assert triple(self.x) == 3
+
+    def test_large(self):
+        assert triple(9) == 27
+""",
+    "unittest": """import unittest
+
+class TestTriple(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.y = 9
+
+    def setUp(self):
+        self.x = 1
+
+    def test_small(self):
+        self.assertEqual(triple(self.x), 3)
+
+    def test_large(self):
+        for y in (self.y,):
+            with self.subTest(y=y):
+                self.assertEqual(triple(y), 27)
+
+if __name__ == "__main__":
+    unittest.main()
+""",
+}
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_methods_of_classes_are_tests(bare: Sandbox, name: str) -> None:
+    assert verdict_of(bare, "def triple(x): return 3 * x", OF_CLASSES[name]).num_passed == 2
+    verdict = verdict_of(bare, "def triple(x): return 3", OF_CLASSES[name])
+    assert (verdict.num_passed, verdict.num_tests) == (1, 2)
+
+
+def test_a_unittest_may_expect_an_exception(bare: Sandbox) -> None:
+    tests = OF_CLASSES["unittest"].replace(
+        "self.assertEqual(triple(self.x), 3)", "self.assertRaises(ValueError, triple, 'a')"
+    )
+    right = "def triple(x):\n    if x == 'a': raise ValueError\n    return 3 * x"
+    assert verdict_of(bare, right, tests).num_passed == 2
+    assert verdict_of(bare, "def triple(x): return 3 * x", tests).num_passed == 1
 
 
 METHOD = "class Solution:\n    def twice(self, x): return 2 * x"

@@ -111,7 +111,7 @@ def test_a_prompt_with_half_a_character_is_skipped_in_words(model, tmp_path):
     lines = [json.dumps({"prompt": text, "answer": ""}) for text in ("fine", "ab\ud800c")]
     kinds = {type(prompt): prompt for prompt in Setup(model, tmp_path, lines=lines).prompts(0, 1)}
     assert kinds.keys() == {Prompt, BadPrompt}
-    assert "character 2 of the prompt is half a character ('\\ud800')" in kinds[BadPrompt].reason
+    assert "the prompt: character 2 is half a character ('\\ud800')" in kinds[BadPrompt].reason
 
 
 def test_whatever_goes_wrong_with_one_row_is_that_row_s(model, tmp_path):

@@ -89,3 +89,11 @@ def test_a_separator_in_a_kept_evaluation_breaks_no_line(tmp_path):
 def test_a_separator_in_a_dockerfile_ends_no_instruction():
     found = list(_instructions('FROM python\n# a comment\nRUN echo "a\u2028b" \\\n  && ls\n'))
     assert found == [("FROM", "python"), ("RUN", 'echo "a\u2028b"    && ls')]
+
+
+@pytest.mark.parametrize("column", ["prompt", "completion"])
+def test_half_a_character_of_a_demonstration_is_named_with_its_line(column, tokenizer, tmp_path):
+    row = json.dumps({"prompt": "a", "completion": "b", column: "a\ud83d"})
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' + row + "\n")
+    with pytest.raises(DataError, match=rf"rows.jsonl:2: the {column}: character 1 is half a character"):
+        read_examples(tmp_path / "rows.jsonl", tokenizer, append_eos=False)

@@ -66,6 +66,23 @@ OF_A_FUNCTION = {
     "thinking, words, and no fence": f"Hm.\n</think>\nSure!\n\n{ADD}",
     "the prompt opened the fence, without its language": f"python\n{ADD}{F}\n",
     "an annotated name in a draft": f"{F}python\nadd: int = 0\n{F}\nNo:\n{F}python\n{ADD}{F}\n",
+    "tags of Python": f"<python>\n{ADD}</python>",
+    "tags with attributes": f'<answer language="python">\n{ADD}</answer>',
+    "a final answer": f"<final_answer>\n{ADD}</final_answer>",
+    "tags in tags": f"<solution><code>\n{ADD}</code></solution>",
+    "HTML": f'<pre><code class="language-python">{ADD}</code></pre>',
+    "a file": f"<file name='add.py'>\n{ADD}</file>",
+    "tags that nobody knows": f"<result>\n{ADD}</result>",
+    "BEGIN and DONE": f"[BEGIN]\n{ADD}[DONE]",
+    "DONE": f"{ADD}[DONE]\n",
+    "the end token of a text": f"{ADD}<|endoftext|>",
+    "rules": f"---\n{ADD}---\n",
+    "a heading of a page": f"=== Solution ===\n{ADD}",
+    "Markdown in a fence": f"{F}`markdown\n{F}python\n{ADD}{F}\n{F}`",
+    "a sentence with an exclamation mark": f"Sure! Here's the code:\n{ADD}\nHope this helps!",
+    "an indented block of Markdown": "Here:\n\n    def add(a, b):\n        return a + b\n\nIt adds.",
+    "not closed, and words behind": f"{F}python\n{ADD}\nThis function adds two numbers.\n",
+    "the language on a line of its own": f"{F}\npython\n{ADD}{F}",
     "thinking, then an answer": f"<think>\n{DRAFT}</think>\n<answer>\n{F}python\n{ADD}{F}\n</answer>\n",
 }
 
@@ -96,6 +113,53 @@ def test_without_a_function_the_program_is_the_last_part_that_looks_like_python(
     assert program_of(THAT_PRINTS[name]).strip() == PRINTS.strip()
 
 
+HELPER = "def double(x):\n    return 2 * x\n"
+USES = "def add(a, b):\n    return double(a) + LIMIT\n"
+SOLVE = "def solve():\n    print(double(int(input())))\n"
+
+
+def block(code: str) -> str:
+    return f"{F}python\n{code}{F}\n"
+
+
+@pytest.mark.parametrize(
+    ("completion", "function", "program"),
+    [
+        (block(HELPER) + block("LIMIT = 1\n") + block(USES), "add", HELPER + "LIMIT = 1\n" + USES),
+        (block("import math\n") + block("def add(a, b): return math.pi\n"), "add", None),
+        (block(f"LIMIT = 1\n{USES}") + "where\n" + block(HELPER), "add", f"{HELPER}LIMIT = 1\n{USES}"),
+        (block(HELPER) + block(SOLVE) + "Then:\n" + block("solve()\n"), None, f"{HELPER}{SOLVE}solve()\n"),
+        (block(HELPER + DRAFT) + "Mended:\n" + block(ADD + "print(double(1))\n"), "add", None),
+    ],
+)
+def test_blocks_that_define_what_the_program_lacks_come_before_it(
+    completion: str, function: str | None, program: str | None
+) -> None:
+    whole = "".join(part.partition("python\n")[2] for part in completion.split(F))
+    assert program_of(completion, function) == (program or whole)
+
+
+@pytest.mark.parametrize(
+    ("program", "behind", "function"),
+    [
+        (ADD, "nums = [1]\nprint(add(*nums, 2))\n", "add"),
+        (ADD.replace("a + b", "math.fsum((a, b))"), "import math\nprint(add(1, 2))\n", "add"),
+        (f"{HELPER}{SOLVE}solve()\n", "print(double(3))\n", None),
+        (f"{HELPER}print(double(int(input())))\n", "def test_double():\n    assert double(1) == 2\n", None),
+    ],
+)
+def test_a_use_of_the_program_behind_it_is_no_part_of_it(
+    program: str, behind: str, function: str | None
+) -> None:
+    assert program_of(block(program) + "For example:\n" + block(behind), function) == program
+
+
+def test_an_earlier_program_that_reads_the_input_is_a_draft() -> None:
+    draft = "import math\nLIMIT = 1\nprint(int(input()))\n"
+    program = "print(math.sqrt(int(input())) + LIMIT)\n"
+    assert program_of(block(draft) + block(program)) == program
+
+
 INSIDE = [
     "N, M = 1, 2\ndef add(a, b):\n    return a + b\n",
     'def add(a, b):\n    return a + b\nprint("""A sum\nOf two numbers.\nThe End""")\n',
@@ -105,6 +169,8 @@ INSIDE = [
     "def add(a, b):\n    return a.split('</think>')[-1] + \"</think>\\n\" + '</answer>'\n",
     'def add(a, b):\n    return "<answer>" + a + "~~~" * 2\n',
     "def add(a, b):  # `+`\n    return ~~~a\n",
+    'def add(a, b):\n    return """\n<html>\n[DONE]\n---\n"""\n',
+    "E, V = 1, 2\ndef add(a, b):\n    return a + b\nX: int = 1\n",
 ]
 
 
@@ -130,7 +196,9 @@ def test_a_completion_without_a_program_stays_what_it_is() -> None:
     assert program_of(f"{F}\n{F}") == ""
 
 
-@pytest.mark.parametrize("piece", [" ", "`", "~", "> ", "```", "<answer>\n", "a=", "</think>\n", "\n```\n"])
+@pytest.mark.parametrize(
+    "piece", [" ", "`", "~", "> ", "```", "<answer>\n", "a=", "</think>\n", "\n```\n", "</answer> ", "<a>\n"]
+)
 def test_a_long_hostile_completion_is_searched_in_linear_time(piece: str) -> None:
     """The work is bounded: a quadratic search of so much text would not end within the test's limit."""
     program_of(piece * 20_000 + "x", "add")

@@ -25,7 +25,12 @@ from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
 from millrace.environments.stream.asked_row import asked_columns, row_digest
 from millrace.environments.stream.parts import Part, Parts, made
-from millrace.environments.tokenizer import encode, encode_prompt, load_dated_tokenizer
+from millrace.environments.tokenizer import (
+    check_characters,
+    encode,
+    encode_prompt,
+    load_dated_tokenizer,
+)
 from millrace.environments.turns.environment import Ids
 from millrace.environments.turns.episodes import Episodes, make_episodes
 from millrace.environments.turns.snapshots import TRAINING
@@ -239,7 +244,7 @@ class TaskRewardWorker:
         try:
             text = part.task.prompt_text(row, more, tools)
             self._check_characters(row_id, text)
-            _check_surrogates(row_id, text)
+            check_characters(f"{row_id}: the prompt", text)
             if part.task.is_chat(row):  # a chat template writes its own special tokens
                 tokens = encode(self._tokenizer, text)
             else:
@@ -292,14 +297,3 @@ class TaskRewardWorker:
 
     async def _in_rows(self, make: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._rows, make)
-
-
-def _check_surrogates(row_id: str, text: str) -> None:
-    """Refuse half of a surrogate pair. JSON can contain it, and no tokenizer can encode it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{row_id}: character {error.start} of the prompt is half a character "
-            f"({text[error.start]!a}): write both halves of the pair, or leave it out"
-        ) from None

@@ -154,6 +154,20 @@ def encode(tokenizer: Any, text: str, *, add_special_tokens: bool = False, **opt
         return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, **options))
 
 
+def check_characters(where: str, text: str) -> None:
+    """Refuse half of a surrogate pair. JSON can contain it, and no tokenizer can encode it.
+
+    Raises: DataError.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: character {error.start} is half a character ({text[error.start]!a}): write both "
+            "halves of the pair, or leave it out"
+        ) from None
+
+
 def _refuse_odd(directory: Path) -> None:
     """Raises: DataError: a file of the directory is no plain file. A run of another person may name such a
     file."""

@@ -19,7 +19,7 @@ PROGRAM = "solution"
 """The module from which tests of pytest import the program's function."""
 _IN_CLASS = re.compile(r"\bSolution(?:\(\))?\.(?=[A-Za-z_])")
 PACKAGES = ("numpy",)
-"""Packages that tests may import beside the standard library. A program may not."""
+"""Packages that programs and tests may import beside the standard library."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def read_asserts(
 
     A list of texts: each is a test, as MBPP's `test_list`. `test_setup_code` and `test_imports` of the row
     run first. A text that defines `check(candidate)`, as HumanEval's `test`: one test. A text with functions
-    `test_...`, as pytest has them: each is a test. Another text of Python: one test.
+    `test_...`, or with classes of such methods, as pytest and unittest have them: each is a test. Another
+    text of Python: one test.
 
     Args:
         function: the function to call, before `entry_point` of the row, and the one that the tests name.
@@ -137,14 +138,24 @@ def _of_module(code: str) -> tuple[str, list[str], str | None]:
     tree = _parsed(code)
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == PROGRAM]
     imported = [alias.name for node in imports for alias in node.names]
-    tests = [
-        f"{node.name}()"
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
-    ]
+    tests = [test for node in tree.body for test in _tests_of(node)]
     rest = ast.unparse(ast.Module([node for node in tree.body if node not in imports], []))
     name = imported[0] if len(imported) == 1 and imported[0] != "*" else None
     return (rest, tests, name) if tests else ("", [rest], name)
+
+
+def _tests_of(node: ast.stmt) -> list[str]:
+    """The calls of a test function, or of the test methods of a class, each on an object of its own."""
+    if isinstance(node, ast.FunctionDef):
+        return [f"{node.name}()"] * node.name.startswith("test")
+    if not isinstance(node, ast.ClassDef):
+        return []
+    names = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+    if any("TestCase" in ast.unparse(base) for base in node.bases):
+        call = f"__import__('unittest').TestSuite([{node.name}('{{}}')]).debug()"
+    else:
+        call = f"_one = {node.name}()\n{'_one.setup_method()' * ('setup_method' in names)}\n_one.{{}}()"
+    return [call.format(name) for name in names if name.startswith("test")]
 
 
 def _parsed(code: str) -> ast.Module:

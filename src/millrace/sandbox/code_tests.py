@@ -17,6 +17,7 @@ from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.sandbox import Sandbox
 
 NAMES = (("inputs", "outputs"), ("input", "output"))
+CASES = "test_cases"
 CALLS = ("functional", "function_call", "call")
 """How public data sets mark a test that calls a function."""
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -52,6 +53,7 @@ def read_tests(column: Any, function: str | None = None, columns: Mapping[str, A
 
     - APPS, TACO: `{"inputs": [...], "outputs": [...], "fn_name": name}`; CodeContests has `input` and
       `output`;
+    - SYNTHETIC-1: a list of such cases below `test_cases`;
     - LiveCodeBench: a list of `{"input": text, "output": text, "testtype": "stdin" or "functional"}`.
 
     An input of a function is the list of its arguments, or a text with an argument in JSON in each line.
@@ -65,6 +67,8 @@ def read_tests(column: Any, function: str | None = None, columns: Mapping[str, A
     """
     if isinstance(column, str):
         column = _from_json(column, "the tests are")
+    if isinstance(column, Mapping) and CASES in column:
+        column = column[CASES]
     if isinstance(column, list | tuple) and column and all(isinstance(one, Mapping) for one in column):
         column = _of_cases(column, function or _metadata(columns).get("func_name"))
     names = [pair for pair in NAMES if isinstance(column, Mapping) and {*pair} <= set(column)]
@@ -78,6 +82,8 @@ def read_tests(column: Any, function: str | None = None, columns: Mapping[str, A
         )
     if function is None:
         return CodeTests(None, [*map(_text, inputs)], [*map(_text, outputs)])
+    if all(isinstance(one, str) for one in (*inputs, *outputs)):  # of DeepCoder and PRIME: JSON is JSON
+        outputs = [_of_json(output) for output in outputs]
     return CodeTests(function, [*map(_arguments, inputs)], outputs)
 
 
@@ -112,6 +118,14 @@ def _of_cases(cases: Sequence[Mapping[str, Any]], function: str | None) -> dict[
         for case, is_call in zip(cases, calls, strict=True)
     ]
     return {"inputs": [case["input"] for case in cases], "outputs": outputs, "fn_name": named}
+
+
+def _of_json(text: str) -> Any:
+    """The value of a text of JSON; the text, if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _from_json(text: str, what: str) -> Any:
@@ -172,8 +186,12 @@ def _readings(outputs: list[Any]) -> list[list[Any]]:
 
 
 def _passed(answers: Sequence[CallAnswer], outputs: list[Any]) -> list[bool]:
+    """A function that gives None answers by its first argument too, as those of LeetCode that change it."""
     pairs = zip(answers, outputs, strict=False)
-    return [answer.error is None and is_equal(answer.value, output) for answer, output in pairs]
+    return [
+        answer.error is None and any(is_equal(value, output) for value in (answer.value, *answer.left))
+        for answer, output in pairs
+    ]
 
 
 def _judge_printed(sandbox: Sandbox, code: str, tests: CodeTests, limits: Limits) -> CodeVerdict:

@@ -20,10 +20,14 @@ class ProgramOutcome(Enum):
 
 @dataclass(frozen=True)
 class CallAnswer:
-    """What one call gave: a value of JSON, or the text of an exception."""
+    """What one call gave: a value of JSON, or the text of an exception.
+
+    `left`: of a call that gave None, the first argument as it is then, in a list.
+    """
 
     value: Any = None
     error: str | None = None
+    left: list[Any] = field(default_factory=list, compare=False)
 
 
 @dataclass(frozen=True)

@@ -277,8 +277,10 @@ def parsed(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         message = f"an answer is no JSON that can be read: {type(error).__name__}: {error}"
         raise EndOfProgram(ProgramOutcome.MALFORMED, message[:300]) from None
-    if not isinstance(reply, dict) or set(reply) not in ({"value"}, {"error", "memory"}):
+    if not isinstance(reply, dict) or set(reply) not in ({"value"}, {"value", "left"}, {"error", "memory"}):
         raise EndOfProgram(ProgramOutcome.MALFORMED, "an answer has other keys than a value, or an error")
+    if "left" in reply and (reply["value"] is not None or not isinstance(reply["left"], list)):
+        raise EndOfProgram(ProgramOutcome.MALFORMED, "an answer has arguments that were changed, and a value")
     if "error" in reply and not isinstance(reply["error"], str):
         raise EndOfProgram(ProgramOutcome.MALFORMED, "an error of the program is no text")
     return reply

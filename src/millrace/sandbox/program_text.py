@@ -3,23 +3,33 @@
 Fences (of backticks or tildes) and tags such as <answer> cut a completion into parts. The program is the last
 part that defines the function that the tests call. Without such a part, or without a function, it is the last
 part that looks like Python. A part between tags comes before others, a block that is marked as Python before
-others, and a part in a fence before plain text. Of plain text, the words before and behind a program are left
-out. What the model wrote is searched here, and never parsed: this process judges it.
+others, one that reads input and does something with it before one that does not, and a part in a fence before
+plain text. Other blocks come before the program if they define what it uses and lacks. Of plain text, the
+words before and behind a program are left out. What the model wrote is searched here, and never parsed: this
+process judges it.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
+import textwrap
 from dataclasses import dataclass, field
 
 NESTED = 4
 """A fence that is so much deeper than the fence before it belongs to the text, as in Markdown."""
 _MARKS = " \t>"
 """What may stand before a fence: space, and the marks of a quotation."""
-_OPENING = ("<answer>", "<solution>", "<code>", "[python]")
-_CLOSING = ("</answer>", "</solution>", "</code>", "[/python]")
+_TAGS = r"(?:final_?)?(?:answer|solution|code|python|program)|pre|artifact|file"
+_MARKED = "python|begin|code|solution|answer"
+_OPENING = re.compile(rf"\s*(?:(?:<(?:{_TAGS})(?:\s[^<>]*)?>|\[(?:{_MARKED})\])\s*)+", re.IGNORECASE)
+_CLOSING = re.compile(rf"(?:(?:</(?:{_TAGS})>|\[/(?:{_MARKED})\])\s*)+$", re.IGNORECASE)
 _THINK = "<think>"
 _THOUGHT = re.compile(r"(?<!['\"`])</think>(?!['\"\\{]|`(?!``))", re.IGNORECASE)
+TAGS_MAX = 100
+"""Characters of closing tags in a line."""
+_TEXT = ("markdown", "md")
+"""A fence around text, in which fences have their own meaning."""
 _LANGUAGE = re.compile(r"[^A-Za-z]*([A-Za-z][\w+#]*)")
 _PYTHON = re.compile(r"i?py(thon)?\d*", re.IGNORECASE)
 _STATEMENT = re.compile(
@@ -27,11 +37,25 @@ _STATEMENT = re.compile(
     r"|@\w|[\w.\[\], *()]{1,200}[-+*/%|&^<>]{0,2}=(?!=)|[\w.]{1,200}\()",
 )
 _PROSE = re.compile(
-    r"(?!.*(?:\"\"\"|'''))(?:[iI]?[pP](?:y|ython|YTHON)[\d.]*$|[A-Z][\w'’]*(?:,? [A-Za-z`]|[!,.:]$)"
-    r"|[-*•] |\d+[.)] |#{2,} |\*\*[A-Z`]|[^\x00-\x7f].*[。：，！？:.!?]$)",
+    r"(?!.*(?:\"\"\"|'''))(?:[iI]?[pP](?:y|ython|YTHON)[\d.]*$|[A-Z][\w'’]*(?:[,!.]? [A-Za-z`]|[!,.:]$)"
+    r"|[-*•] |\d+[.)] |#{2,} |\*\*[A-Z`]|[^\x00-\x7f].*[。：，！？:.!?]$"
+    r"|</?[A-Za-z|][^<>]*>$|\[/?[A-Z]+\]$|(?:[-=_]{3}|\*\*\*).*$)",
     re.ASCII,
 )
-"""The beginning of a line that is no Python: words, a point of a list, a heading, the language of a fence."""
+"""The beginning of a line that is no Python: words, a point of a list, a heading, the language of a fence, a
+tag, a token of a chat, a rule."""
+
+
+_DEFINITION = re.compile(
+    r"^(?P<indent>[ \t]*)(?:(?:async[ \t]+)?(?:def|class)[ \t]+(?P<name>\w+)"
+    r"|(?P<value>\w+)[ \t]*=(?!=)[ \t]*(?P<function>lambda)?"
+    r"|(?:from[ \t]+[\w.]+[ \t]+)?import[ \t]+(?P<imports>\w[^#\n]*))",
+    re.MULTILINE,
+)
+_USE = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?=[ \t]*[.(])|(?<![\w.])([A-Z][A-Z\d_]+)\b")
+"""A name that is called, or has an attribute that is asked for; a constant."""
+_READS = re.compile(r"\binput\(|\bstdin\b|\bopen\(0\b|\bread\(0\b|\bfileinput\b")
+_ACTS = re.compile(r"^(?:[A-Za-z_]\w*\(|(?:if|for|while|try|with|print)\b)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -70,7 +94,7 @@ class _Part:
     def text(self) -> str:
         indent = self.fence.indent if self.fence else 0
         lines = [line[min(indent, len(line) - len(line.lstrip(_MARKS))) :] for line in self.lines]
-        return "".join(f"{line}\n" for line in (lines if self.fence else _without_prose(lines)))
+        return "".join(f"{line}\n" for line in _without_prose(lines))
 
     @property
     def may_be_python(self) -> bool:
@@ -85,6 +109,11 @@ class _Part:
         """Whether it is a block of Python that is more than comments."""
         is_code = any(line.strip(_MARKS) and not line.lstrip(_MARKS).startswith("#") for line in self.lines)
         return self.fence is not None and self.fence.is_python and is_code
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it reads input, and does so without being called."""
+        return _READS.search(self.text) is not None and _ACTS.search(self.text) is not None
 
     def defines(self, function: str) -> bool:
         name = re.escape(function)
@@ -111,13 +140,53 @@ def program_of(completion: str, function: str | None = None) -> str:
         return ""
     if len(scan.parts) == 1 and not scan.has_thought and scan.parts[0].fence is None:
         whole = scan.parts[0]
-        return whole.text if whole.has_statement and whole.text.strip() != completion.strip() else completion
+        text = _flush(whole.text) if function and whole.defines(function) else whole.text
+        return text if whole.has_statement and text.strip() != completion.strip() else completion
     parts = sorted((part for part in scan.parts if part.text.strip()), key=lambda part: part.rank)
     defining = [part for part in parts if function and part.defines(function)]
     written = [part for part in parts if part.looks_like_python()]
-    written.sort(key=lambda part: (part.is_answer, part.is_marked))
+    written.sort(key=lambda part: (part.is_answer, part.is_marked, function is None and part.is_complete))
     found = defining or written or parts
-    return found[-1].text if found else ""
+    text = _with_what_it_lacks(found[-1], scan.parts) if found else ""
+    return _flush(text) if defining else text
+
+
+def _flush(text: str) -> str:
+    """A program without the indent that all its lines have. Else an indented text goes on in a function."""
+    return textwrap.dedent(text) if text[:1].isspace() else text
+
+
+def _with_what_it_lacks(program: _Part, parts: list[_Part]) -> str:
+    """The program, behind the blocks that define what it uses and does not define. A block behind it is a use
+    of it, unless it has definitions alone."""
+    texts, is_behind = [program.text], True
+    lacks = _used(program.text) - _defined(program.text, inside=True)
+    for part in reversed(parts):
+        is_behind = is_behind and part is not program
+        if part is program or part.fence is None or not part.may_be_python or part.is_complete:
+            continue
+        block = part.text
+        if not lacks & _defined(block) or (is_behind and _ACTS.search(block)):
+            continue
+        texts.append(block)
+        lacks = (lacks | _used(block)) - _defined(block, inside=True)
+    return "".join(reversed(texts))
+
+
+def _used(text: str) -> set[str]:
+    return {name for pair in _USE.findall(text) for name in pair} - {*dir(builtins), ""}
+
+
+def _defined(text: str, *, inside: bool = False) -> set[str]:
+    """The names that functions, classes, imports and constants have; `inside`: those in functions too, and of
+    all variables."""
+    names = set[str]()
+    for found in _DEFINITION.finditer(text):
+        is_constant = found["value"] is None or found["value"].isupper() or found["function"]
+        if inside or (is_constant and not found["indent"]):
+            each = (found["imports"] or found["name"] or found["value"]).split(",")
+            names |= {one.split()[-1].strip("()").partition(".")[0] for one in each if one.strip("() ")}
+    return names
 
 
 def _without_prose(lines: list[str]) -> list[str]:
@@ -141,12 +210,13 @@ class _Scan:
         if (thought := self._thought(line, part)) is not None:
             self.parts, self.has_thought = [_Part()], True
             line, part = thought, self.parts[-1]
-        if part.fence is None and (tag := _first(line.lstrip().lower(), _OPENING)):
+        if part.fence is None and (tag := _OPENING.match(line)):
             self.parts.append(part := _Part(is_answer=True))
-            line = line.lstrip()[len(tag) :]
-        closes = _last(line.rstrip().lower(), _CLOSING) if part.is_answer else ""
+            line = line[tag.end() :]
+        end = line.rstrip()[-TAGS_MAX:]
+        closes = _CLOSING.search(end) if part.is_answer else None
         if closes:
-            line = line.rstrip()[: -len(closes)]
+            line = line.rstrip()[: closes.start() - len(end)]
         self._cut(line, part)
         if closes:
             self.parts.append(_Part())
@@ -161,6 +231,8 @@ class _Scan:
 
     def _cut(self, line: str, part: _Part) -> None:
         fence = _fence_in(line)
+        if fence is not None and part.fence is None and fence.language.lower() in _TEXT:
+            return
         if fence is None or not _counts(fence, part):
             return part.add(line)
         if fence.lead.strip(_MARKS):
@@ -193,11 +265,3 @@ def _counts(fence: _Fence, part: _Part) -> bool:
     if has_lead:  # `return x` and the fence in one line
         return not fence.info and not set(fence.lead) & set("'\"#")
     return fence.indent < block.indent + NESTED
-
-
-def _first(text: str, tags: tuple[str, ...]) -> str:
-    return next((tag for tag in tags if text.startswith(tag)), "")
-
-
-def _last(text: str, tags: tuple[str, ...]) -> str:
-    return next((tag for tag in tags if text.endswith(tag)), "")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from millrace.sandbox.program import EndOfProgram, Program
 LEVELS = ("namespaces", "landlock", "limits")
 """The strongest first. "limits" is no isolation."""
 PACKAGES_BYTES = 512 * MiB
-"""Tests that import packages have so much more memory: the address space of numpy and its libraries."""
+"""Who imports packages has so much more memory: the address space of numpy and its libraries."""
 START_S = 60.0
 END_S = 10.0
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
@@ -58,7 +59,7 @@ class Sandbox:
     def __init__(self, weakest: str = "landlock", strongest: str = LEVELS[0]) -> None:
         self.missing: dict[str, str] = {}
         self._warm: _WarmProcess | None = None
-        self._warm_tests: _WarmProcess | None = None
+        self._warm_packages: _WarmProcess | None = None
         for level in LEVELS[LEVELS.index(strongest) : LEVELS.index(weakest) + 1]:
             try:
                 self._warm = _WarmProcess(level)
@@ -108,14 +109,12 @@ class Sandbox:
             program.load(code, function, given=given, plain=False)
             _converse(program, made, calls)
 
-        return self._twice(limits or Limits(), False, work)
+        return self._twice(limits or Limits(), False, work, packages_in(given, code))
 
     def examine(
         self, code: str, asserts: CodeAsserts, limits: Limits | None = None, *, given: str = ""
     ) -> Execution:
         """Load a program, and in another process tests that call its function: an answer for each test.
-
-        Tests that import packages run in another warm process, which has these. No program runs there.
 
         Raises:
             DataError: these tests cannot be run.
@@ -127,35 +126,35 @@ class Sandbox:
             Examination(program, start, asserts, limits, made["answers"]).run(code, given)
 
         def start(limits: Limits) -> Program:
-            more = PACKAGES_BYTES if asserts.packages else 0
-            bounds = replace(limits, memory_bytes=limits.memory_bytes + more)
-            return Program(self._warm_for_tests(asserts.packages).control, bounds, False)
+            return self._started(limits, False, bool(asserts.packages))
 
-        return self._twice(limits, False, work)
+        return self._twice(limits, False, work, asserts.packages or packages_in(given, code))
 
-    def _warm_for_tests(self, packages: Sequence[str]) -> _WarmProcess:
-        if not packages:
-            assert self._warm is not None
-            return self._warm
-        if self._warm_tests is None:
-            self._warm_tests = _WarmProcess(self.level, PACKAGES)
-        return self._warm_tests
+    def _started(self, limits: Limits, as_script: bool, has_packages: bool) -> Program:
+        """A program, or tests, in a fork of the warm process that has the packages, or of the one without."""
+        if not has_packages:
+            self._warm = self._warm or _WarmProcess(self.level)
+            return Program(self._warm.control, limits, as_script)
+        self._warm_packages = self._warm_packages or _WarmProcess(self.level, PACKAGES)
+        bounds = replace(limits, memory_bytes=limits.memory_bytes + PACKAGES_BYTES)
+        return Program(self._warm_packages.control, bounds, as_script)
 
     def run(self, code: str, stdin: bytes = b"", limits: Limits | None = None) -> Execution:
         """Run a program that reads `stdin` and prints. Raises SandboxError as `call` does."""
 
         def work(program: Program, made: dict[str, Any]) -> None:
-            program.send({"code": code, "function": None}, stdin)
+            is_file = len(stdin) <= (limits or Limits()).disk_bytes
+            program.send({"code": code, "function": None, "as_file": is_file}, stdin)
             made["stdout"] = program.read_rest()
 
-        return self._twice(limits or Limits(), True, work)
+        return self._twice(limits or Limits(), True, work, packages_in(code))
 
     def close(self) -> None:
         """End the warm processes, and with them every program."""
-        for warm in (self._warm, self._warm_tests):
+        for warm in (self._warm, self._warm_packages):
             if warm is not None:
                 warm.close()
-        self._warm = self._warm_tests = None
+        self._warm = self._warm_packages = None
 
     def __enter__(self) -> Sandbox:
         return self
@@ -164,24 +163,30 @@ class Sandbox:
         self.close()
 
     def _twice(
-        self, limits: Limits, as_script: bool, work: Callable[[Program, dict[str, Any]], None]
+        self,
+        limits: Limits,
+        as_script: bool,
+        work: Callable[[Program, dict[str, Any]], None],
+        packages: Sequence[str] = (),
     ) -> Execution:
-        """Execute; after a failure of the sandbox once more, with a new warm process."""
+        """Execute; after a failure of the sandbox once more, with new warm processes."""
         if limits.processes > 1 and self.level != "namespaces":
             raise SandboxError(f"several processes need the level 'namespaces', here it is {self.level!r}")
         try:
-            return self._execute(limits, as_script, work)
+            return self._execute(limits, as_script, work, packages)
         except SandboxError as error:
             _log.warning("a program is run again, because the sandbox failed: %s", error)
             self.close()
-            return self._execute(limits, as_script, work)
+            return self._execute(limits, as_script, work, packages)
 
     def _execute(
-        self, limits: Limits, as_script: bool, work: Callable[[Program, dict[str, Any]], None]
+        self,
+        limits: Limits,
+        as_script: bool,
+        work: Callable[[Program, dict[str, Any]], None],
+        packages: Sequence[str] = (),
     ) -> Execution:
-        if self._warm is None:
-            self._warm = _WarmProcess(self.level)
-        program = Program(self._warm.control, limits, as_script)
+        program = self._started(limits, as_script, bool(packages))
         made: dict[str, Any] = {"answers": []}
         fault, reason = None, ""
         try:
@@ -221,7 +226,7 @@ def _ask(program: Program, message: Any) -> CallAnswer:
     reply = program.ask(message)
     if reply.get("memory"):
         raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, reply["error"])
-    return CallAnswer(reply.get("value"), reply.get("error"))
+    return CallAnswer(reply.get("value"), reply.get("error"), reply.get("left", [])[:1])
 
 
 class _WarmProcess:
@@ -286,6 +291,11 @@ class _WarmProcess:
         if self._base and os.path.exists(self._base):
             with suppress(OSError):
                 remove_tree(self._base)
+
+
+def packages_in(*codes: str) -> list[str]:
+    """Those of `PACKAGES` that a program names, and may so import."""
+    return [name for name in PACKAGES if any(re.search(rf"\b{name}\b", code) for code in codes)]
 
 
 def readable_paths() -> list[str]:

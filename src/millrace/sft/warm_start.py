@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.core.errors import DataError
 from millrace.environments.data.lines import JsonLines, Row
-from millrace.environments.tokenizer import encode, encode_prompt
+from millrace.environments.tokenizer import check_characters, encode, encode_prompt
 from millrace.sft.sft_config import SupervisedConfig
 
 LINES = 20  # of progress, at most
@@ -77,4 +77,6 @@ def _pair(row: Row, where: str) -> tuple[str, str]:
     pair = row["prompt"], row["completion"]
     if not all(isinstance(text, str) for text in pair):
         raise DataError(f"{where}: `prompt` and `completion` must be strings")
+    for name, text in zip(("prompt", "completion"), pair, strict=True):
+        check_characters(f"{where}: the {name}", text)
     return pair

@@ -8,22 +8,46 @@ little-endian) and JSON. Nothing in this process knows what an answer should be.
 from __future__ import annotations
 
 import atexit
+import bisect
 import builtins
+import collections
+import copy
 import ctypes
+import datetime
+import functools
+import heapq
+import itertools
 import json
+import math
+import operator
 import os
 import random
+import re
+import statistics
+import string
 import struct
 import sys
+import threading
+import typing
 from types import ModuleType
 from typing import Any, TextIO
 
 from millrace.sandbox.inside import landlock, seccomp
-from millrace.sandbox.inside.limits import Limits, apply
+from millrace.sandbox.inside.limits import Limits, MiB, apply
 from millrace.sandbox.inside.syscalls import call, prctl
-from millrace.sandbox.inside.values import decode, encode
+from millrace.sandbox.inside.values import decode, encode, to_json
 
 CALLS, REPLIES = 3, 4
+COMMON = (
+    *(typing, string, re, datetime, random, statistics, functools, itertools, operator, copy),
+    *(math, bisect, heapq, collections),
+)
+RECURSION_MAX = 50_000
+"""As LiveCodeBench sets it."""
+STACK_BYTES = 64 * MiB
+"""Programs of contests ask for the stack of a thread by what a judge has, and need less."""
+INPUT = 3
+"""An empty file for the input of a program that reads and prints."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 CAPABILITY_VERSION_3 = 0x20080522
 NAME = "solution"
@@ -49,6 +73,9 @@ def run(program: dict[str, Any]) -> None:
     """Execute `program["code"]`; with `program["function"]`, answer calls until there are no more."""
     function = program["function"]
     module = begun(NAME if function else "__main__")
+    sys.setrecursionlimit(RECURSION_MAX)
+    stack_size = threading.stack_size
+    threading.stack_size = lambda size=0: stack_size(min(size, STACK_BYTES))
     if function:
         code = program["code"]
         if program.get("given"):
@@ -56,7 +83,21 @@ def run(program: dict[str, Any]) -> None:
             code = receive(CALLS)
         serve(code, function, module, program.get("plain", False))
     else:
+        if program["as_file"]:
+            read_as_file(INPUT)
+        os.close(INPUT)
+        sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
         script(program["code"], module)
+
+
+def read_as_file(descriptor: int) -> None:
+    """Make the standard input a file, as judges of contests have it: its size is known, and it can be mapped
+    and read again."""
+    while part := os.read(0, 1 << 20):
+        while part:
+            part = part[os.write(descriptor, part) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.dup2(descriptor, 0)
 
 
 def begun(name: str) -> ModuleType:
@@ -66,9 +107,21 @@ def begun(name: str) -> ModuleType:
     sys.argv = [NAME + ".py"]
     sys.stdout, sys.stderr = written(1, buffering=-1), written(2, buffering=1)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc, assignment]
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    vars(builtins).update({**common_names(), **vars(builtins), "exit": sys.exit, "quit": sys.exit})
     random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
     return module
+
+
+def common_names() -> dict[str, Any]:
+    """What LeetCode, APPS and LiveCodeBench have imported before a program: it may use `List`, `inf` or
+    `heapq` without an import."""
+    names: dict[str, Any] = {}
+    for module in COMMON:
+        public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+        names.update({name: vars(module)[name] for name in public})
+    return names | {module.__name__: module for module in (*COMMON, sys)}
 
 
 def written(descriptor: int, buffering: int) -> TextIO:
@@ -108,7 +161,8 @@ def loaded(code: str, module: ModuleType) -> bytes:
 
 
 def serve(code: str, function: str, module: ModuleType, plain: bool) -> None:
-    """Load the program, and answer calls with `{"value": ...}` or `{"error": ..., "memory": ...}`.
+    """Load the program, and answer calls with `{"value": ...}` or `{"error": ..., "memory": ...}`. With
+    the value None, `left` may have the arguments as they are after the call.
 
     `plain`: a call has arguments and keywords, and they and the answers are as inside/values.py has them.
     """
@@ -123,9 +177,8 @@ def serve(code: str, function: str, module: ModuleType, plain: bool) -> None:
     while called is not None:
         arguments = receive(CALLS)
         try:
-            reply = dumps(
-                {"value": called_plainly(called, *arguments) if plain else called(*arguments)}
-            ).encode()
+            told = called_plainly(called, *arguments) if plain else called_once(called, arguments)
+            reply = dumps(told, default=to_json).encode()
         except BaseException as error:
             reply = described(error)
         answer(write, reply)
@@ -133,8 +186,21 @@ def serve(code: str, function: str, module: ModuleType, plain: bool) -> None:
     os._exit(0)
 
 
-def called_plainly(called: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    return encode(called(*map(decode, arguments), **{name: decode(each) for name, each in keywords.items()}))
+def called_once(called: Any, arguments: list[Any]) -> dict[str, Any]:
+    """What a call gave. A function that gives None may have changed its first argument."""
+    value = called(*arguments)
+    return {"value": None, "left": arguments[:1]} if value is None and arguments else {"value": value}
+
+
+def called_plainly(called: Any, arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """What a call gave. Of a function that gives None, also its arguments, if it has changed them."""
+    given = [decode(each) for each in arguments]
+    named = {name: decode(each) for name, each in keywords.items()}
+    value = encode(called(*given, **named))
+    left = [arguments, keywords]
+    if value is None:
+        left = [[*map(encode, given)], {name: encode(each) for name, each in named.items()}]
+    return {"value": value} if left == [arguments, keywords] else {"value": None, "left": left}
 
 
 def find(module: ModuleType, function: str) -> Any:

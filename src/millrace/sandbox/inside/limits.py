@@ -49,7 +49,7 @@ def apply(limits: Limits, *, count_tasks: bool) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 64,
-        resource.RLIMIT_STACK: 8 * MiB,
+        resource.RLIMIT_STACK: 64 * MiB,
     }
     if count_tasks:
         bounds[resource.RLIMIT_NPROC] = 1 + limits.processes + limits.threads

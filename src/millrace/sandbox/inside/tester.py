@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from millrace.sandbox.inside import guest
-from millrace.sandbox.inside.values import decode, encode
+from millrace.sandbox.inside.values import decode, encode, write_back
 
 FILE = "tests"
 CALLS_MAX = 10_000
@@ -99,6 +99,10 @@ def called(*args: Any, **keywords: Any) -> Any:
     except TypeError as error:
         raise CannotBeAsked(f"an argument of the function: {error}") from None
     answer = exchange(message)
+    if "left" in answer:
+        left, named = answer["left"]
+        write_back(list(args), [*map(decode, left)])
+        write_back(dict(keywords), {name: decode(each) for name, each in named.items()})
     if "error" not in answer:
         return decode(answer["value"])
     name, _, text = answer["error"].partition(": ")

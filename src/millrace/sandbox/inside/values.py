@@ -1,32 +1,66 @@
 """Plain values as JSON, between a program and the tests that call its functions.
 
 None, True, False, numbers, texts and lists are themselves. Others have a tag: `{"tuple": [...]}`. What is
-decoded consists of Python's own types alone, whoever encoded it: so no value can lie about what it equals.
+decoded consists of types of Python and numpy alone, whoever encoded it: so no value can lie about what it
+equals.
 """
 
 from __future__ import annotations
 
+import builtins
+import datetime
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
+import sys
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import PurePath, PurePosixPath
 from typing import Any
+from uuid import UUID
 
 _Made = Callable[[Any], Any]
-_LISTS: dict[str, tuple[type[Any], _Made]] = {
+_LISTS: dict[str, tuple[Any, _Made]] = {
     **{kind.__name__: (kind, kind) for kind in (tuple, set, frozenset, deque)},
+    "keys": (KeysView, lambda data: dict.fromkeys(data).keys()),
+    "items": (ItemsView, lambda data: dict(data).items()),
+    "values": (ValuesView, lambda data: dict(enumerate(data)).values()),
     "iterator": (Iterator, iter),
+    "array": (array, list),
 }
 """By tag: the type of what consists of values, and what makes one of a list of them."""
-_OTHERS: dict[str, tuple[type[Any], _Made, _Made]] = {
-    "bytes": (bytes, bytes.hex, bytes.fromhex),
+_DICTS: dict[str, tuple[Any, _Made]] = {
+    "Counter": (Counter, lambda pairs: Counter(dict(pairs))),
+    "OrderedDict": (OrderedDict, OrderedDict),
+    "dict": (Mapping, dict),
+}
+"""By tag: a type of tables, and what makes one of pairs."""
+_OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
+    "bytes": (bytes | memoryview, lambda value: bytes(value).hex(), bytes.fromhex),
+    "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
     "complex": (complex, lambda value: repr(complex(value.real, value.imag)), complex),
     "range": (range, lambda value: [value.start, value.stop, value.step], lambda data: range(*data)),
+    "slice": (slice, lambda value: [value.start, value.stop, value.step], lambda data: slice(*data)),
     "fraction": (Fraction, lambda value: [value.numerator, value.denominator], lambda data: Fraction(*data)),
     "decimal": (Decimal, str, Decimal),
+    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+    "timedelta": (
+        datetime.timedelta,
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda data: datetime.timedelta(*data),
+    ),
+    "path": (PurePath, str, PurePosixPath),
+    "uuid": (UUID, str, UUID),
+    "ellipsis": (type(...), str, lambda _: ...),
 }
 """By tag: a type, what JSON has for a value, and what makes the value of that."""
+_TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
+_FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
+"""Of a `defaultdict`: what it makes for a key that is missing."""
+_NO_LISTS = set | frozenset | bytes | bytearray | memoryview
 
 
 def encode(value: Any) -> Any:
@@ -49,14 +83,35 @@ def encode(value: Any) -> Any:
         return str.__str__(value)
     if isinstance(value, list):
         return [encode(each) for each in value]
-    if isinstance(value, dict):
-        return {"dict": [[encode(key), encode(each)] for key, each in dict.items(value)]}
+    return _composed(value) or _other(value)
+
+
+def _composed(value: Any) -> dict[str, Any] | None:
+    """What consists of values; None: the value does not."""
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", None)):
+        return {"namedtuple": [type(value).__name__, list(names), [encode(each) for each in value]]}
+    for tag, (kind, _) in _DICTS.items():
+        if isinstance(value, kind):
+            factory: Any = getattr(value, "default_factory", None)
+            pairs = [[encode(key), encode(each)] for key, each in value.items()]
+            is_known = factory in _FACTORIES.values()
+            return {"defaultdict": [factory.__name__, pairs]} if is_known else {tag: pairs}
     for tag, (kind, _) in _LISTS.items():
         if isinstance(value, kind):
             return {tag: [encode(each) for each in value]}
+    return None
+
+
+def _other(value: Any) -> Any:
     for tag, (kind, written, _) in _OTHERS.items():
         if isinstance(value, kind):
             return {tag: written(value)}
+    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
+        return {"type": value.__name__}
+    if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
+        return encode(value.item())
+    if numpy and isinstance(value, numpy.ndarray):
+        return {"ndarray": [value.dtype.str, encode(value.tolist())]}
     raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
 
 
@@ -67,12 +122,79 @@ def decode(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     ((tag, inner),) = data.items()
-    if tag == "dict":
-        return {decode(key): decode(each) for key, each in inner}
-    if tag == "float":
-        return float(inner)
-    if tag in _LISTS:
-        return _LISTS[tag][1]([decode(each) for each in inner])
-    if tag in _OTHERS:
-        return _OTHERS[tag][2](inner)
+    match tag:
+        case "float":
+            return float(inner)
+        case "type":
+            return _TYPES[inner]
+        case "namedtuple":
+            return namedtuple(inner[0], inner[1])(*map(decode, inner[2]))
+        case "defaultdict":
+            return defaultdict(_FACTORIES[inner[0]], _pairs(inner[1]))
+        case "ndarray":
+            return _array(*inner)
+        case _ if tag in _DICTS:
+            return _DICTS[tag][1](_pairs(inner))
+        case _ if tag in _LISTS:
+            return _LISTS[tag][1]([decode(each) for each in inner])
+        case _ if tag in _OTHERS:
+            return _OTHERS[tag][2](inner)
     raise ValueError(f"no value has the tag {tag!r}")
+
+
+def _pairs(data: Any) -> list[tuple[Any, Any]]:
+    return [(decode(key), decode(each)) for key, each in data]
+
+
+def _array(kind: str, data: Any) -> Any:
+    """An array of numbers or texts; where nobody has imported numpy, a list."""
+    numpy, value = sys.modules.get("numpy"), decode(data)
+    if numpy is None:
+        return value
+    if (dtype := numpy.dtype(kind)).kind not in "biufcSU":
+        raise ValueError(f"no array has values of the kind {kind!r}")
+    return numpy.array(value, dtype)
+
+
+def to_json(value: Any) -> Any:
+    """What JSON has for a value that it does not know, for tests that are JSON: what has an order is a list.
+
+    Raises: TypeError: JSON has nothing for it, as for a set.
+    """
+    if isinstance(value, Decimal | Fraction):
+        return int(value) if value == int(value) else float(value)
+    if hasattr(value, "tolist"):  # of numpy, or an array
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable) and not isinstance(
+        value, set | frozenset | bytes | bytearray | memoryview
+    ):
+        return list(value)
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
+
+
+def write_back(value: Any, left: Any) -> Any:
+    """Give an argument the content that a function has left in it. Returns the value: it is the same object
+    where its type can change."""
+    match value, left:
+        case list(), list():
+            value[:] = [*map(write_back, value, left), *left[len(value) :]]
+        case dict(), dict():
+            items = {
+                key: write_back(value[key], each) if key in value else each for key, each in left.items()
+            }
+            value.clear()
+            value.update(items)
+        case (set(), set()) | (deque(), deque()):
+            value.clear()
+            (value.update if isinstance(value, set) else value.extend)(left)
+        case bytearray(), bytearray():
+            value[:] = left
+        case tuple(), tuple() if len(value) == len(left):
+            for one, other in zip(value, left, strict=True):
+                write_back(one, other)
+            return value if value == left else left
+        case _:
+            return left
+    return value

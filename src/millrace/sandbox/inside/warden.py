@@ -119,11 +119,11 @@ class Warden:
         try:
             prctl(guest.PR_SET_PDEATHSIG, signal.SIGKILL)
             arrange_descriptors(
-                {0: self._calls, 1: self._replies, 2: self._output, 3: tell}
+                {0: self._calls, 1: self._replies, 2: self._output, 3: os.memfd_create("input"), 4: tell}
                 if as_script
                 else {0: 0, 1: self._output, 2: self._output, 3: self._calls, 4: self._replies, 5: tell}
             )
-            tell = 3 if as_script else 5
+            tell = 4 if as_script else 5
             guest.lock(self._level, self._limits, self._readable, directory)
             os.close(tell)
         except BaseException as error:

@@ -6,31 +6,14 @@ its socket is closed.
 
 from __future__ import annotations
 
-import bisect  # noqa: F401 - imported once here, for the programs
-import collections  # noqa: F401
-import copy  # noqa: F401
-import dataclasses  # noqa: F401
-import datetime  # noqa: F401
-import decimal  # noqa: F401
-import fractions  # noqa: F401
-import functools  # noqa: F401
 import gc
-import heapq  # noqa: F401
 import importlib
-import itertools  # noqa: F401
 import json
-import math  # noqa: F401
-import operator  # noqa: F401
 import os
-import re  # noqa: F401
 import resource
 import signal
 import socket
-import statistics  # noqa: F401
-import string  # noqa: F401
 import sys
-import traceback  # noqa: F401
-import typing  # noqa: F401
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 

@@ -104,8 +104,8 @@ def _phrase(text: str) -> str:
     line."""
     said = list(_SAID.finditer(text))
     for found in reversed(said):
-        behind = text[found.end() :].strip().partition("\n")[0].strip()
-        if behind and behind.strip("*_: "):
+        lines = text[found.end() :].splitlines()
+        if behind := next((line.strip() for line in lines if re.search(r"[^\W_]", line)), ""):
             return behind[:PHRASE_MAX]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     numbered = [line for line in lines if re.search(r"\d|\$|\\[(\[]", line)]

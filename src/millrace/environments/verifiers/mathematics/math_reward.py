@@ -41,11 +41,13 @@ _NO_UNITS = NO_UNITS | {"for", "when", "with", "where", "even", "odd", "only", "
 _COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _OPTION = re.compile(
-    r"(?:\(([A-J])\)|([A-J])[).:])(?=\s)"
+    r"(?:\(([A-J])\)|([A-J])[).:]|([A-J])(?=,? (?:because|since)\b))(?=\s|,)"
     r"(?!.*(?:\b[A-J][).:]|\([A-J]\)))(?!.*(?:\bor|\band|,)\s+\(?[A-J]\b)",
     re.DOTALL,
 )
 """The letter of one option, before its text."""
+_OPTIONS = re.compile(r"\(?[A-J]\)?(?:(?:\s*[,;&、]\s*(?:and\s+)?|\s+and\s+|\s*)\(?[A-J]\)?)+")
+"""Letters of several options."""
 _UNIT_BEHIND = re.compile(
     r"(?<=[\d}\w])\s*\\(?:text|mbox|mathrm)\s*\{\s*([A-Za-z]+\.?(?: [A-Za-z]+\.?)?)\s*\}"
     r"\s*(?:\^\s*\{?\d\}?)?\s*$"
@@ -189,6 +191,10 @@ def plain_words(text: str) -> str:
     text = re.sub(r"\s*:\s*", ":", re.sub(r"\s+", " ", text)).strip(_ENDS)
     if re.fullmatch(r"\(\w\)|\[\w\]", text):
         text = text[1:-1]
+    if _OPTIONS.fullmatch(text):
+        letters = re.findall(r"[A-J](?![a-z])", text)
+        if letters == sorted(letters) or not text.isalpha():  # `BA` is no pair of options
+            return ",".join(sorted(letters))
     return text if len(text) == 1 else text.casefold()
 
 
@@ -197,7 +203,7 @@ def _wordings(text: str) -> list[str]:
     behind = re.split(r"[:：=]", text)[-1]
     last = re.split(r"\b(?:is|es|est|ist)\b|是(?=.)", behind)[-1]
     options = [_OPTION.match(one.strip(_ENDS)) for one in (unwrapped_text(tidy(text)), last)]
-    return [text, *formulas(text), behind, last, *(one[1] or one[2] for one in options if one)]
+    return [text, *formulas(text), behind, last, *(one[one.lastindex or 1] for one in options if one)]
 
 
 def _formulations(given: FinalAnswer, reference: str) -> list[str]:

@@ -16,6 +16,10 @@ ROUNDED = 6
 """With so many decimals or more, a number may be the rounded form of the other."""
 
 _SPACES = re.compile(r"(?<!\\)\\[!,;: ]|\\q?quad\b|~|[\u00a0\u2000-\u200a\u202f\u3000]")
+_LAYOUT = re.compile(
+    r"\\(?:left|right|displaystyle|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge|bf|rm|it)\b\s*"
+    r"|\\(?:color|textcolor|phantom|label)\s*(?:\[\w+\])?\s*\{[^{}]*\}\s*"
+)
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
 _FRACTION = re.compile(
     r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(-?\d+)\s*\}|(\d))|(\d+)\s*/\s*(\d+)"
@@ -25,9 +29,11 @@ DECIMAL = rf"(?:(?:{_GROUPED})(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _DECIMAL = re.compile(
     rf"({DECIMAL})\.?(?:[eE]([+-]?\d+)|\s*(?:\\times|\\cdot|×|·|\*)\s*10\s*\^\s*\{{?\s*([+-]?\d+)\s*\}}?)?"
 )
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?\s*(\d+)\s*\}?")
 _CURRENCY = re.compile(r"(?:\\?\$|[€£¥₹]|\b(?:USD|EUR|GBP|Rs\.?)(?![A-Za-z]))\s*")
 _WRAPPED = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname)\s*\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|operatorname|underline|ensuremath|bold(?:symbol)?|bm)"
+    r"\s*\{([^{}]*)\}"
 )
 _LETTERS = r"(?:[^\W\d_\u0370-\u03ff]|[\u0900-\u0dff\u0e31-\u0e4eµμΩ])"
 """Of a unit, in any script, with its vowel signs. Greek letters are variables."""
@@ -95,7 +101,7 @@ def tidy(text: str) -> str:
     )
     text = text.replace("{,}", ",").replace("\u2212", "-").replace("\\%", "%")
     text = re.sub(r"(?<!\\)\\!", "", text)
-    text = re.sub(r"\\left\b\s*|\\right\b\s*|\\displaystyle\b\s*", "", text)
+    text = _LAYOUT.sub("", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text)
     text = re.sub(r"(?<=\d)\\[!,;:](?=\d{3})", ",", text) if re.search(r"\d\\[!,;:]\d{3}", text) else text
     return _SPACES.sub(" ", text).strip()
@@ -117,7 +123,7 @@ def read_number(text: str) -> PlainNumber | None:
         return None
     text = _without_frame(unwrapped_text(text))
     sign, text = _sign(text)
-    found = _mixed(text) or _fraction(text) or _decimal(text)
+    found = _mixed(text) or _fraction(text) or _repeating(text) or _decimal(text)
     if found is None:
         return None
     number, rest = found
@@ -177,6 +183,16 @@ def _fraction(text: str) -> tuple[PlainNumber, str] | None:
 def _ratio(found: re.Match[str]) -> Fraction | None:
     top, bottom = (int(one) for one in found.groups() if one is not None)
     return Fraction(top, bottom) if bottom else None
+
+
+def _repeating(text: str) -> tuple[PlainNumber, str] | None:
+    """0.1\\overline{6}"""
+    found = _REPEATING.match(text)
+    if not found:
+        return None
+    start, period = found[1] + found[2], found[3]
+    share = Fraction(int(start + period) - int(start or "0"), 10 ** len(found[2]) * (10 ** len(period) - 1))
+    return PlainNumber(share), text[found.end() :]
 
 
 def _decimal(text: str) -> tuple[PlainNumber, str] | None:

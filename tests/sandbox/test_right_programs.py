@@ -1,0 +1,217 @@
+"""Right programs as people write them: what they return, change, read, import and leave out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millrace.sandbox.code_asserts import read_asserts
+from millrace.sandbox.code_tests import judge, read_tests
+from millrace.sandbox.execution import CallAnswer, ProgramOutcome
+from millrace.sandbox.inside.limits import Limits
+from millrace.sandbox.program import EndOfProgram, parsed
+from millrace.sandbox.sandbox import Sandbox
+
+LIMITS = Limits(cpu_s=2, wall_s=60, memory_bytes=256 * 2**20)
+
+
+def verdict_of(sandbox: Sandbox, code: str, column: Any, **columns: Any) -> Any:
+    tests = read_asserts(column, columns) or read_tests(column, None, columns)
+    return judge(sandbox, code, tests, LIMITS)
+
+
+RETURNED = {
+    "date": ("datetime.date(2024, 1, 2)", "f() == datetime.date(2024, 1, 2)"),
+    "datetime": ("datetime.datetime(2024, 1, 2, 3, 4, 5, 6)", "f().microsecond == 6 and f().year == 2024"),
+    "moment": (
+        "datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)",
+        "f() == datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)",
+    ),
+    "time": ("datetime.time(1, 2)", "f() == datetime.time(1, 2)"),
+    "timedelta": ("datetime.timedelta(days=1, hours=1)", "f() == datetime.timedelta(hours=25)"),
+    "Counter": ("collections.Counter('aab')", "f()['z'] == 0 and f().most_common(1) == [('a', 2)]"),
+    "OrderedDict": ("collections.OrderedDict(a=1, b=2)", "f().popitem(last=False) == ('a', 1)"),
+    "defaultdict": ("collections.defaultdict(list, a=[1])", "f() == {'a': [1]} and f()['b'] == []"),
+    "defaultdict-of-its-own": ("collections.defaultdict(lambda: 3, a=1)", "f() == {'a': 1}"),
+    "namedtuple": ("collections.namedtuple('P', 'x y')(1, [2])", "f() == (1, [2]) and f().y == [2]"),
+    "keys": ("{'a': 1, 'b': 2}.keys()", "f() == {'a', 'b'} and list(f()) == ['a', 'b']"),
+    "values": ("{'a': 1, 'b': 1}.values()", "list(f()) == [1, 1]"),
+    "items": ("{'a': [1]}.items()", "list(f()) == [('a', [1])]"),
+    "proxy": ("types.MappingProxyType({'a': 1})", "f() == {'a': 1}"),
+    "bytearray": ("bytearray(b'ab')", "f() == bytearray(b'ab')"),
+    "memoryview": ("memoryview(b'ab')", "bytes(f()) == b'ab'"),
+    "array": ("array.array('i', [1, 2])", "list(f()) == [1, 2]"),
+    "path": ("pathlib.Path('a') / 'b'", "f() == pathlib.Path('a/b')"),
+    "uuid": ("uuid.UUID(int=7)", "f().int == 7"),
+    "slice": ("slice(1, 2)", "f() == slice(1, 2)"),
+    "ellipsis": ("...", "f() is ..."),
+    "type": ("[int, str]", "f() == [int, str]"),
+    "numpy-number": ("numpy.int64(3)", "f() == 3"),
+    "numpy-truth": ("numpy.bool_(True)", "f() is True"),
+    "numpy-array": ("numpy.array([[1, 2]])", "f() == [[1, 2]]"),
+}
+MODULES = "array, collections, datetime, pathlib, types, uuid"
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_a_test_sees_the_value_that_a_program_returns(bare: Sandbox, name: str) -> None:
+    value, claim = RETURNED[name]
+    numpy = ", numpy" if "numpy" in value else ""
+    code = f"import {MODULES}{numpy}\ndef f(): return {value}"
+    assert verdict_of(bare, code, [f"import {MODULES}\nassert {claim}"]).num_passed == 1
+
+
+def test_an_array_is_one_where_the_tests_have_numpy(bare: Sandbox) -> None:
+    code = "import numpy as np\ndef f(x): return x * np.array([1.5, 2])"
+    tests = [
+        "import numpy as np\nassert f(np.array([2, 2])).dtype == float and f(np.float64(2)).shape == (2,)",
+        "assert np.array_equal(f(2), np.array([3, 4]))",
+        "assert f(np.array([2, 3])).tolist() == [3, 7]",
+    ]
+    assert verdict_of(bare, code, tests).num_passed == 2
+
+
+@pytest.mark.parametrize(
+    "value", ["slice", "b'ab'", "{1, 2}", "datetime.date(2024, 1, 1)", "collections.Counter('aa')"]
+)
+def test_an_argument_is_of_the_type_that_the_test_gives(bare: Sandbox, value: str) -> None:
+    modules = "import collections, datetime\n"
+    code = f"{modules}def f(x): return type(x).__name__"
+    assert verdict_of(bare, code, [f"{modules}assert f({value}) == type({value}).__name__"]).num_passed == 1
+
+
+CHANGED = {
+    "a list": ("xs.sort()", "xs = [3, 1]", "xs == [1, 3]"),
+    "a slice": ("xs[:] = xs[1:]", "xs = [1, 2, 3]", "xs == [2, 3]"),
+    "a longer list": ("xs.append(xs[0])", "xs = [1]", "xs == [1, 1]"),
+    "rows": ("[row.reverse() for row in xs] and None", "row = [1, 2]; xs = [row, [3]]", "row == [2, 1]"),
+    "a table": ("xs.pop('a') and xs.update(b=2)", "xs = {'a': 1}", "xs == {'b': 2}"),
+    "a table in a table": ("xs['a'].append(1)", "a = []; xs = {'a': a}", "a == [1]"),
+    "a set": ("xs.add(1)", "xs = {2}", "xs == {1, 2}"),
+    "a deque": ("xs.rotate(1)", "import collections; xs = collections.deque([1, 2])", "list(xs) == [2, 1]"),
+    "bytes": ("xs.reverse()", "xs = bytearray(b'ab')", "xs == b'ba'"),
+    "a list in a tuple": ("xs[0].append(1)", "a = []; xs = (a, 1)", "a == [1]"),
+    "a Counter": ("xs.update('a')", "import collections; xs = collections.Counter('a')", "xs['a'] == 2"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("call", ["f(xs)", "f(xs=xs)"])
+def test_a_test_sees_what_a_function_without_a_result_does_to_its_arguments(
+    bare: Sandbox, name: str, call: str
+) -> None:
+    body, setup, claim = CHANGED[name]
+    test = f"{setup}\n{call}\nassert {claim}"
+    assert verdict_of(bare, f"def f(xs): {body}", [test], entry_point="f").num_passed == 1
+    assert verdict_of(bare, "def f(xs): pass", [test], entry_point="f").num_passed == 0
+
+
+def test_a_function_with_a_result_changes_nothing_that_a_test_compares_it_with(bare: Sandbox) -> None:
+    tests = ["xs = [2, 1]\nassert f(xs) == sorted(xs)"]
+    assert verdict_of(bare, "def f(xs):\n    xs.clear()\n    return xs", tests).num_passed == 0
+
+
+@pytest.mark.parametrize("left", ["1", "[[1]]", "{}"])
+def test_an_answer_with_a_value_has_no_changed_arguments(left: str) -> None:
+    with pytest.raises(EndOfProgram, match=r"arguments that were changed"):
+        parsed(f'{{"value": 1, "left": {left}}}'.encode())
+
+
+GIVEN = {
+    "a deque": ("return collections.deque([x])", [1]),
+    "a generator": ("yield x", [1]),
+    "a map": ("return map(str, [x])", ["1"]),
+    "a range": ("return range(x)", [0]),
+    "keys": ("return {x: 2}.keys()", [1]),
+    "a decimal": ("return decimal.Decimal(x) / 2", 0.5),
+    "a fraction": ("return [fractions.Fraction(x, 2)]", [0.5]),
+    "a whole decimal": ("return decimal.Decimal(10) ** 20", 10**20),
+    "a proxy": ("return types.MappingProxyType({'a': x})", {"a": 1}),
+    "a number of numpy": ("import numpy; return numpy.int64(x)", 1),
+    "an array of numpy": ("import numpy; return numpy.array([x])", [1]),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_a_function_returns_is_compared_as_json_writes_it(bare: Sandbox, name: str) -> None:
+    body, output = GIVEN[name]
+    code = f"import collections, decimal, fractions, types\ndef f(x): {body}"
+    tests = {"fn_name": "f", "inputs": [[1], [1]], "outputs": [output, output]}
+    assert verdict_of(bare, code, tests).outcome is ProgramOutcome.PASSED
+
+
+def test_a_function_without_a_result_answers_by_its_first_argument(bare: Sandbox) -> None:
+    tests = {"fn_name": "order", "inputs": [[[2, 1], 7], [[1, 2], 7]], "outputs": [[1, 2], [1, 2]]}
+    code = "class Solution:\n    def order(self, nums, k): nums.sort()"
+    assert verdict_of(bare, code, tests).outcome is ProgramOutcome.PASSED
+    assert verdict_of(bare, code.replace("nums.sort()", "pass"), tests).num_passed == 1
+    finds = "def order(nums, k):\n    nums.sort()\n    return nums.index(k) if k in nums else None"
+    assert verdict_of(bare, finds, {**tests, "outputs": [None, None]}).num_passed == 2
+    answers = bare.call(code, "order", [[[2, 1], 7]], LIMITS).answers
+    assert answers == [CallAnswer(None)] and answers[0].left == [[1, 2]]
+
+
+WITHOUT_IMPORTS = [
+    "def f(x: List[int]) -> Optional[int]: return min(inf, x)",
+    "def f(x): return Counter([x]).most_common(1)[0][0]",
+    "@cache\ndef f(x): return heapq.nsmallest(1, [x])[0] + bisect_left([], x)",
+    "class Solution:\n    @lru_cache(None)\n    def f(self, x): return gcd(x, 0) or math.floor(0.5)",
+    "def f(x): return reduce(operator.add, accumulate([x]))",
+]
+
+
+@pytest.mark.parametrize("code", WITHOUT_IMPORTS)
+def test_names_that_judges_of_contests_import_are_there(bare: Sandbox, code: str) -> None:
+    tests = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, 2]}
+    assert verdict_of(bare, code, tests).outcome is ProgramOutcome.PASSED
+
+
+SUMS = "\nfor line in lines: print(sum(map(int, line.split())))"
+READS = {
+    "the size of the file": "import os\nlines = os.read(0, os.fstat(0).st_size).splitlines()",
+    "a file in memory": "import io, os\nlines = io.BytesIO(os.read(0, os.fstat(0).st_size))",
+    "a map": "import mmap\nlines = mmap.mmap(0, 0, access=mmap.ACCESS_READ)[:].splitlines()",
+    "twice": "import sys\nsys.stdin.read()\nsys.stdin.seek(0)\nlines = sys.stdin.read().splitlines()",
+    "by its number": "lines = open(0)",
+    "its bytes": "import sys\nlines = sys.stdin.buffer",
+    "by both": "import sys\nlines = [input(), sys.stdin.readline()]",
+    "the one, then the other": "import sys\nlines = [next(sys.stdin), input()]",
+    "with numpy": "import sys\nimport numpy as np\nlines = ['3 0', str(np.loadtxt(sys.stdin, int)[1].sum())]",
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_the_input_is_a_file_as_judges_of_contests_have_it(bare: Sandbox, name: str) -> None:
+    tests = {"inputs": ["1 2\n3 4\n"], "outputs": ["3\n7\n"]}
+    verdict = verdict_of(bare, READS[name] + SUMS, tests)
+    assert verdict.outcome is ProgramOutcome.PASSED, verdict.output
+
+
+def test_an_input_that_is_larger_than_a_file_may_be_is_read_too(bare: Sandbox) -> None:
+    limits = Limits(cpu_s=2, wall_s=60, disk_bytes=1000)
+    assert bare.run("print(len(input()))", b"x" * 2000, limits).stdout == b"2000\n"
+
+
+def test_a_program_may_recurse_deeply_and_ask_for_a_large_stack(any_level: Sandbox) -> None:
+    deep = "import functools\n@functools.cache\ndef g(n): return n and g(n - 1)\nprint(g(20_000))"
+    assert any_level.run(deep, b"", LIMITS).stdout == b"0\n"
+    asks = "import threading\nthreading.stack_size(2**29)\nprint(threading.stack_size())"
+    assert any_level.run(asks, b"", LIMITS).stdout == b"67108864\n"
+
+
+@pytest.mark.parametrize(
+    ("column", "columns"),
+    [
+        ({"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}, {}),
+        ({"fn_name": "add", "inputs": ['"a"\n"b"'], "outputs": ['"ab"']}, {}),
+        ({"fn_name": "add", "inputs": ['"a"\n"b"'], "outputs": ["ab"]}, {}),
+        ({"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": 3}]}, {}),
+        ({"test_cases": [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]}, {}),
+    ],
+)
+def test_tests_of_a_function_are_read_as_their_data_sets_write_them(
+    bare: Sandbox, column: Any, columns: dict[str, Any]
+) -> None:
+    for right, code in [(True, "def add(a, b): return a + b"), (False, "def add(a, b): return '4'")]:
+        assert (verdict_of(bare, code, column, **columns).outcome is ProgramOutcome.PASSED) is right
