@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train, weights
 
 from millrace.compose.examine import examine
@@ -64,6 +65,7 @@ def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, und
     assert weights(run) == weights(undisturbed)
 
 
+@long
 def test_a_killed_replica_loses_nothing_of_cut_sampling(start, tmp_path):
     cut = ("sampling.top_p=0.9",)
     undisturbed = train(start, tmp_path / "undisturbed", *cut)
