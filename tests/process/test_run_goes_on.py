@@ -118,6 +118,7 @@ def test_the_command_that_began_a_run_from_another_resumes_it_too(
     assert run.versions()[-1] == 3
 
 
+@long
 def test_a_run_killed_before_its_first_checkpoint_goes_on_as_if_it_had_not_been(
     start: Path, undisturbed: RunDirectory, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_killed_replica_loses_nothing_of_cut_sampling(start, tmp_path):
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-5
 
 
+@long
 def test_a_killed_trainer_repeats_all_optimizer_steps_of_a_batch(start, tmp_path):
     several = "batch.minibatches=2", "batch.epochs=2", "algorithm.kind=gspo"
     undisturbed = train(start, tmp_path / "undisturbed", *several)
