@@ -44,6 +44,8 @@ REAL := .venv-real
 VERIFIERS := .venv-verifiers
 
 export OMP_NUM_THREADS ?= 1
+# Some thousand processes import the same modules: what is compiled of them is kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-real setup-ui quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-real test-ui lanes smoke smoke-agents smoke-trackers smoke-verifiers smoke-real smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
 
@@ -115,10 +117,10 @@ lint: $(STAMP)
 DECISIONS := tests/tidy tests/unit tests/simulation tests/gpu
 RUNS := tests/process tests/sandbox tests/ranks tests/netns tests/engines tests/chaos tests/learning
 
-# Decisions and mathematics, beside the one process of mypy; then what runs processes of its own.
+# Decisions and mathematics, beside the one process of mypy; then what runs processes of its own, and waits for them.
 test: $(STAMP)
 	$(MAKE) --jobs 2 lint test-decisions
-	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(RUNS)
+	$(BIN)/pytest -n 3 --dist worksteal -m "not long" $(RUNS)
 
 test-decisions: $(STAMP)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(DECISIONS)

@@ -3,9 +3,10 @@ tests of whole runs share: a start, a run that nothing disturbed, and a quick wa
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,18 @@ if find_spec("hypothesis"):
 
     settings.register_profile("any machine", deadline=None)
     settings.load_profile("any machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: the garbage collector need not look at it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

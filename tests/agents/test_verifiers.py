@@ -28,8 +28,9 @@ def run(model: Path, tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize(("texts", "scored"), [(["hm", "91"], 1.0), (["90"], 0.0)])
+@pytest.mark.parametrize(
+    ("texts", "scored"), [pytest.param(["hm", "91"], 1.0, marks=pytest.mark.smoke), (["90"], 0.0)]
+)
 def test_a_taskset_is_scored_by_verifiers_over_chat_completions(
     run: Any, texts: list[str], scored: float
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
-SMOKE = {"overhead", "simulator_speed", "weights"}
+SMOKE = {"overhead", "weights"}
 TIMEOUT_S = 280.0
 SKIPPED = "skipped: "
 CASES = [

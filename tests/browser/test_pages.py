@@ -124,7 +124,6 @@ def test_a_view_fits_every_window_and_says_nothing_wrong(ui: str, browser: Any, 
         assert_fits_everywhere(page)
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "heading"), [("report", "2 runs compared"), ("simulated", "Timeline of areal")]
 )

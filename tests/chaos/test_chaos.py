@@ -11,7 +11,7 @@ from threading import Timer
 import pytest
 from kill_points import SUITES, Suite, Verdict, kill_point
 from tests import turn_runs
-from tests.long import long
+from tests.long import few, long
 
 from millrace.chaos import aftermath
 from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
@@ -29,7 +29,7 @@ def failed(checks):
     return [check for check in checks if not check.holds]
 
 
-@pytest.mark.parametrize(("schedule", "seed"), [("synchronous", 1), ("laminar", 2)])
+@pytest.mark.parametrize(("schedule", "seed"), few([("laminar", 2), ("synchronous", 1)]))
 def test_a_run_under_attack_loses_nothing_and_leaves_nothing(schedule, seed, start, tmp_path):
     overrides = [f"schedule.kind={schedule}", "steps=12", *SUPERVISION]
     assert not failed(attack(start, tmp_path / "run", overrides, 6, seed)[0])
@@ -45,6 +45,7 @@ def test_a_run_in_turns_is_attacked_at_its_hand_overs_and_loses_nothing(schedule
     assert not failed(attack(start, tmp_path / "run", overrides, 8, seed)[0])
 
 
+@long
 def test_episodes_of_several_turns_are_attacked_and_none_is_lost(tmp_path):
     overrides = ["schedule.kind=areal", "schedule.eta=1", "steps=12", *SUPERVISION]
     assert not failed(attack(turn_runs.make_start(tmp_path), tmp_path / "run", overrides, 6, 5)[0])
@@ -76,6 +77,7 @@ def test_a_run_of_agents_killed_in_their_turns_ends_with_the_same_weights(tmp_pa
 WITHOUT_JAX = pytest.mark.skipif(find_spec("jax") is None, reason="needs JAX: make test-jax")
 
 
+@long
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=WITHOUT_JAX)])
 def test_a_run_killed_at_any_point_resumes_to_the_same_weights(backend, start, tmp_path):
     assert not failed(kill_and_resume(start, tmp_path, [f"trainer.backend={backend}"], 1, 3))

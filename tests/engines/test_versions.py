@@ -161,7 +161,6 @@ def test_before_the_first_version_work_waits(fresh_bench: OpenBench) -> None:
     bench.check(bench.drain().values())
 
 
-@pytest.mark.smoke
 @pytest.mark.computed
 def test_greedy_takes_the_largest_logit_and_tells_its_logprob_at_temperature_1(bench_of: OpenBench) -> None:
     bench = bench_of()

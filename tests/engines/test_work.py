@@ -99,7 +99,6 @@ def test_a_resumed_member_of_a_group_comes_out_right(bench_of: OpenBench) -> Non
     bench.check(bench.play(works))
 
 
-@pytest.mark.smoke
 @pytest.mark.computed
 def test_another_seed_samples_other_tokens(bench_of: OpenBench) -> None:
     bench = bench_of()
@@ -212,7 +211,6 @@ def test_a_newer_lease_replaces_the_older_one(bench_of: OpenBench) -> None:
     bench.check([one])
 
 
-@pytest.mark.smoke
 def test_what_is_released_goes_on_elsewhere(bench_of: OpenBench, fresh_bench: OpenBench) -> None:
     bench, other = bench_of(), fresh_bench()
     for each in (bench, other):

@@ -143,7 +143,6 @@ def test_a_checkpoint_of_another_model_or_trainer_is_refused(tmp_path: Path) -> 
         load_checkpoint(fresh(tmp_path), path)
 
 
-@pytest.mark.smoke
 def test_a_process_killed_while_it_saves_leaves_no_checkpoint(tmp_path: Path) -> None:
     """It is killed as soon as Orbax has files of the next checkpoint, and once more at the digests."""
     older = save(trained(tmp_path), tmp_path / "saved")

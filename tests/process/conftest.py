@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import start_methods
+from tests.long import few
 
 from millrace.core.types import Endpoint
 
 
-@pytest.fixture(params=list(start_methods.METHODS))
+@pytest.fixture(params=few(start_methods.METHODS))
 def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have every `LocalRuntime` start its workers so, here and in scripts that import `start_methods`."""
     monkeypatch.setitem(start_methods.DEFAULTS, "place", start_methods.METHODS[request.param])

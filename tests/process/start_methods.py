@@ -1,4 +1,4 @@
-"""The two ways in which the local runtime starts a worker. A test of one is a test of both."""
+"""The two ways in which the local runtime starts a worker. `make test-long` runs every test with both."""
 
 from __future__ import annotations
 

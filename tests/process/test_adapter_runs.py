@@ -59,6 +59,7 @@ def test_a_killed_trainer_changes_nothing_about_the_result(start, undisturbed, t
     assert weights(run) == weights(undisturbed)
 
 
+@long
 def test_a_killed_run_resumes_to_the_same_weights(start, undisturbed, tmp_path):
     run = RunDirectory(tmp_path / "run")
     sets = [part for key in ADAPTER for part in ("--set", key)]

@@ -186,6 +186,7 @@ def test_what_ends_a_run_is_raised_in_the_script(start: Path, tmp_path: Path) ->
         )
 
 
+@long
 def test_an_interrupt_finishes_the_step_and_the_run_goes_on_later(start: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("**{", "steps=100_000, **{"))
     command = [sys.executable, str(tmp_path / "script.py"), str(start), str(tmp_path / "run")]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import covering
 
 pytestmark = pytest.mark.usefixtures("warm")
 LOUD = """
@@ -68,14 +69,12 @@ def answer(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize(
-    ("command", "more"),
-    [("try-task", ["-n", "1"]), ("eval", ["--prompts", "1", "--samples", "1"])],
-    ids=["try-task", "eval"],
+    ("reward", "command"), covering(REWARDS, ["try-task -n 1", "eval --prompts 1 --samples 1"])
 )
-def test_the_standard_output_is_json_alone(start, tmp_path, reward, command, more):
-    json.loads(answer(command, *configured(start, tmp_path, reward), *more, "--json"))
+def test_the_standard_output_is_json_alone(start, tmp_path, reward, command):
+    name, *more = command.split()
+    json.loads(answer(name, *configured(start, tmp_path, reward), *more, "--json"))
 
 
 def test_the_standard_output_of_a_run_is_lines_of_json_alone(start, tmp_path):

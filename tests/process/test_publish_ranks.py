@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from tests.long import long
+from tests.long import few, long
 from torch import nn
 
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, kind_of
@@ -97,7 +97,7 @@ def as_bytes(weights: dict[str, torch.Tensor]) -> list[NamedBuffer]:
     ]
 
 
-@pytest.fixture(scope="module", params=[XXH3, MULTILINEAR])
+@pytest.fixture(scope="module", params=few([XXH3, MULTILINEAR]))
 def published(tmp_path_factory, request):
     """What the four ranks say, and what the relay and a replica say of the same versions."""
     relay = RelayWorker("relay", 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, trained
-from tests.long import long
+from tests.long import few, long
 from tests.runs import events, train, weights
 from tests.turn_runs import make_agent_start
 
@@ -52,7 +52,7 @@ def test_what_an_agent_asked_and_heard_is_what_is_trained(calm):
     assert not (calm.path / DIRECTORY).exists()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", few([1, 2]))
 def test_agents_killed_in_a_turn_change_nothing(seed, agents, calm, tmp_path):
     at = plan(agents, "held", seed, 4)
     with Killer(tmp_path) as killer:

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train, weights
 
 from millrace.ledger.reading.reader import LedgerReader
@@ -75,6 +76,7 @@ def test_a_killed_controller_evaluates_no_version_twice(start, undisturbed, tmp_
     assert weights(run) == weights(undisturbed)
 
 
+@long
 def test_in_place_of_a_version_that_a_killed_controller_had_under_way_a_newer_one_is_evaluated(
     start, undisturbed, tmp_path
 ):

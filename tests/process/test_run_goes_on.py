@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from tests import runs
-from tests.long import long
+from tests.long import few, long
 
 import millrace
 from millrace.cli.app import run as command_line
@@ -105,18 +105,20 @@ def test_a_new_run_goes_on_with_moments_and_needs_its_parent_no_more(
     assert json.loads(capsys.readouterr().out)["figures"]["began with"][0] is None
 
 
+@pytest.mark.parametrize("begins_with", few(["a checkpoint", "a run"]))
 def test_the_command_that_began_a_run_from_another_resumes_it_too(
-    start: Path, undisturbed: RunDirectory, tmp_path: Path
+    begins_with: str, start: Path, undisturbed: RunDirectory, tmp_path: Path
 ) -> None:
-    for name in (undisturbed.path, undisturbed.checkpoint(2)):
-        run = RunDirectory(tmp_path / name.name)
-        words = ["--set", f"model.path={name}", "--run-dir", str(run.path), "--set", "checkpoints.every=1"]
-        assert command_line(["train", str(start), *words, "--set", "steps=1"]) == 0
-        assert command_line(["train", str(start), *words, "--set", "steps=2", "--resume"]) == 0
-        assert command_line(["train", *words, "--set", "steps=3", "--resume"]) == 0
-        assert run.versions()[-1] == 3
+    name = undisturbed.path if begins_with == "a run" else undisturbed.checkpoint(2)
+    run = RunDirectory(tmp_path / name.name)
+    words = ["--set", f"model.path={name}", "--run-dir", str(run.path), "--set", "checkpoints.every=1"]
+    assert command_line(["train", str(start), *words, "--set", "steps=1"]) == 0
+    assert command_line(["train", str(start), *words, "--set", "steps=2", "--resume"]) == 0
+    assert command_line(["train", *words, "--set", "steps=3", "--resume"]) == 0
+    assert run.versions()[-1] == 3
 
 
+@long
 def test_a_run_killed_before_its_first_checkpoint_goes_on_as_if_it_had_not_been(
     start: Path, undisturbed: RunDirectory, tmp_path: Path
 ) -> None:

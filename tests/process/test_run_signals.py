@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.long import long
 from tests.process.test_cli_commands import wait_for_steps
 
 from millrace.compose.interrupt import INTERRUPTED
@@ -66,6 +67,7 @@ def test_one_signal_shows_every_stack_and_another_to_every_process_saves(start: 
     nothing_is_lost(run)
 
 
+@long
 def test_a_terminal_that_closes_ends_a_run_after_its_step(start: Path, tmp_path: Path) -> None:
     """The kernel sends SIGHUP, and every write to the terminal fails from then on."""
     ours, theirs = pty.openpty()

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from tests.long import long
 from tests.runs import events, summary, train, weights
 
 from millrace.compose.examine import examine
@@ -64,6 +65,7 @@ def test_a_killed_worker_changes_nothing_about_the_result(role, when, start, und
     assert weights(run) == weights(undisturbed)
 
 
+@long
 def test_a_killed_replica_loses_nothing_of_cut_sampling(start, tmp_path):
     cut = ("sampling.top_p=0.9",)
     undisturbed = train(start, tmp_path / "undisturbed", *cut)
@@ -74,6 +76,7 @@ def test_a_killed_replica_loses_nothing_of_cut_sampling(start, tmp_path):
     assert summary(run)["logprob_gap_staleness0"]["max"] < 1e-5
 
 
+@long
 def test_a_killed_trainer_repeats_all_optimizer_steps_of_a_batch(start, tmp_path):
     several = "batch.minibatches=2", "batch.epochs=2", "algorithm.kind=gspo"
     undisturbed = train(start, tmp_path / "undisturbed", *several)

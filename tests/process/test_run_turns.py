@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.long import long
+from tests.long import few, long
 from tests.runs import events, summary, train, weights
 from tests.turn_runs import make_start
 
@@ -157,7 +157,7 @@ def test_what_was_sampled_and_observed_is_what_is_trained(calm):
         assert [gap[1] < 1e-4 for gap in step.fields["logprob_gap"].values()] == [True]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", few([1, 2]))
 def test_reward_workers_killed_in_a_turn_change_nothing(seed, turns, calm, tmp_path):
     at = plan(turns, "held", seed, 4)
     with Killer(tmp_path) as killer:
@@ -167,7 +167,7 @@ def test_reward_workers_killed_in_a_turn_change_nothing(seed, turns, calm, tmp_p
     check(run, calm)
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", few([4, 3]))
 def test_replicas_killed_in_a_turn_change_nothing(seed, turns, calm, tmp_path):
     at = sorted(random.Random(seed).sample(range(1, 60), 4))
     with Killer(tmp_path, at) as killer:
@@ -221,8 +221,9 @@ def test_an_episode_that_cannot_be_repeated_fails_and_the_run_goes_on(turns, tmp
     assert failed and all("cannot be repeated" in one["reason"] for one in failed)
 
 
-def test_an_environment_that_hangs_fails_alone(turns, tmp_path):
-    at = plan(turns, "held", 7, 3)
+@pytest.mark.parametrize("times", few([1, 3]))
+def test_an_environment_that_hangs_fails_alone(times, turns, tmp_path):
+    at = plan(turns, "held", 7, times)
     run = train(turns, tmp_path / "run", "reward.timeout_s=5")
     failed = failures(run)
     assert 1 <= len(failed) <= len(at)

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.long import long
+from start_methods import METHODS
+from tests.long import covering, long
 
 from conformance import WAIT_S
 from millrace.runtime import process
@@ -87,9 +88,14 @@ def named_files(pid: int) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-@pytest.mark.usefixtures("start_method")
-def test_nothing_outlives_a_controller_that_gets(number: signal.Signals, mark: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "start_method"),
+    covering([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], METHODS),
+    indirect=["start_method"],
+)
+def test_nothing_outlives_a_controller_that_gets(
+    number: signal.Signals, start_method: str, mark: str, tmp_path: Path
+) -> None:
     with start_parent(mark, tmp_path) as parent:
         assert parent.stdout is not None
         assert [parent.stdout.readline() for _ in range(2)] == ["main\n", "ready\n"], "__main__ ran once"

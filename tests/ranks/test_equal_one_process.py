@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.long import long
+from tests.long import few, long
 from tests.ranks import work
 from tests.ranks.together import together
 from trainer_doubles import CONFIGS, save_tiny_model
@@ -40,7 +40,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: save_tiny_model(directory / family, family, **HEADS, **UNEVEN) for family in FAMILIES}
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=few(reversed(SHAPES)))
 def errors(request: pytest.FixtureRequest, paths: dict[str, Path]) -> dict[Any, float]:
     return together(request.param, work.errors, SHAPES[request.param], paths)[0]
 

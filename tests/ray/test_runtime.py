@@ -218,7 +218,6 @@ def test_what_cannot_be_pickled_fails_its_own_call_only(address: str) -> None:
     with_worker(RayRuntime(address), use)
 
 
-@pytest.mark.smoke
 def test_a_large_message_arrives_whole(address: str) -> None:
     async def use(worker: RayHandle) -> None:
         value = bytearray(os.urandom(8_000_000))

@@ -15,7 +15,7 @@ from millrace.sim.explore.worlds import small_config
 from millrace.sim.roles.world import World
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Faults
-from tests.long import few
+from tests.long import covering, few
 
 SCHEDULES: dict[str, Schedule] = {
     "synchronous": Synchronous(),
@@ -76,9 +76,10 @@ def test_at_staleness_1_unfinished_trajectories_go_on_with_the_next_version() ->
     assert max(event["staleness_max"] for event in outcome.of("step")) == 1
 
 
-@pytest.mark.parametrize("worker", ["trainer", "replica-0", "replica-*", "relay"])
-@pytest.mark.parametrize("point", few(range(8), 2))
-@pytest.mark.parametrize("name", ["synchronous", "areal 1"])
+@pytest.mark.parametrize(
+    ("name", "worker", "point"),
+    covering(["synchronous", "areal 1"], ["trainer", "replica-0", "replica-*", "relay"], range(8)),
+)
 def test_a_worker_that_dies_at_a_hand_over_stops_nobody(name: str, worker: str, point: int) -> None:
     """Sleeping and waking take long here, so most of these moments are within a hand-over."""
     config, costs = colocated(SCHEDULES[name]), Costs(sleep_s=0.3, wake_s=0.3)

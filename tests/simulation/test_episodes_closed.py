@@ -13,6 +13,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import small_config, with_turns
 from millrace.sim.roles import SimRewardWorker
 from millrace.sim.simulation import Scenario, simulate
+from tests.long import few
 
 
 class OpenTurns:
@@ -55,9 +56,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
     [RLAX(acceptance_staleness=2), Millrace(mix="never"), RollPacker(), RollFlash(mix="never"), Laminar()],
     ids=lambda one: one.kind,
 )
-def test_no_episode_stays_open_behind_one_that_begins_again(turns: OpenTurns, schedule: Any) -> None:
+@pytest.mark.parametrize("seeds", few([range(2), range(2, 8)]))
+def test_no_episode_stays_open_behind_one_that_begins_again(
+    turns: OpenTurns, schedule: Any, seeds: range
+) -> None:
     restarted = 0
-    for seed in range(4):
+    for seed in seeds:
         scenario = with_turns(Scenario(small_config(schedule, steps=8, seed=seed)))
         outcome = simulate(scenario, Invariants(scenario))
         assert outcome.accounting.balanced

@@ -23,7 +23,7 @@ from millrace.sim.simulation import Outcome, Scaling, Scenario, simulate
 from millrace.sim.virtual import loop
 from millrace.sim.virtual.faults import Crash, Failures, Faults, Partitions
 from millrace.sim.virtual.sim_runtime import SimHandle, SimRuntime
-from tests.long import long
+from tests.long import few, long
 
 SCHEDULES: tuple[Schedule, ...] = (
     Synchronous(),
@@ -192,7 +192,7 @@ def test_the_relay_of_a_host_ends_with_its_last_replica_and_begins_again_with_th
     assert not outcome.of("worker_died")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", few(range(6), 3))
 def test_relays_of_hosts_that_joined_die_again_and_again(seed: int) -> None:
     faults = Faults(failures=(Failures("relay-host*", 1.0), Failures("replica-*", 4.0)))
     outcome = growing((1.0, 4), (4.0, 1), (6.0, 3), schedule=SCHEDULES[seed % len(SCHEDULES)], faults=faults)

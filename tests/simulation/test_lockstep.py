@@ -13,7 +13,7 @@ from millrace.core.fairness import LengthMoments, fairness
 from millrace.sim.costs.interface import Costs
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Observer, Scenario, simulate
-from tests.long import long
+from tests.long import covering, long
 
 LOCKSTEP = Path(__file__).parents[2] / "benchmarks" / "lockstep.py"
 STEPS = 24
@@ -41,16 +41,16 @@ def steps(function, staleness_max, costs, steps=STEPS):
 SLOW_TRAINER, SLOW_REPLICA = Costs(step_base_s=5.0), Costs(step_base_s=1e-3)
 
 
-@pytest.mark.parametrize("costs", [SLOW_TRAINER, SLOW_REPLICA], ids=["trainer slow", "replica slow"])
-@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+@pytest.mark.parametrize(("staleness", "costs"), covering([0, 1, 2, 4], [SLOW_TRAINER, SLOW_REPLICA]))
 def test_every_token_has_the_staleness_that_was_asked_for(staleness, costs):
     seen = steps("fixed", staleness, costs)
     histograms = [list(step["staleness_histogram"]) for step in seen]
     assert histograms == [[min(index, staleness)] for index in range(STEPS)]
 
 
-@pytest.mark.parametrize("costs", [SLOW_TRAINER, SLOW_REPLICA], ids=["trainer slow", "replica slow"])
-@pytest.mark.parametrize("function", ["in_order", "first_ready"])
+@pytest.mark.parametrize(
+    ("function", "costs"), covering(["in_order", "first_ready"], [SLOW_TRAINER, SLOW_REPLICA])
+)
 def test_rounds_of_two_batches_have_the_same_staleness_in_either_order(function, costs):
     seen = steps(function, 2, costs)
     histograms = [list(step["staleness_histogram"]) for step in seen]

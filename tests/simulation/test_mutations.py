@@ -271,7 +271,7 @@ MUTATIONS: dict[Plant, range] = {
     heartbeat_never_asked_for: range(100),
     cancel_swallowed: range(11, 30),
     step_applied_twice: range(32, 80),
-    replay_forgotten: range(8, 30),
+    replay_forgotten: range(11, 30),
     relay_not_filled_again: range(16, 100),
     bound_off_by_one: range(10),
     take_ignores_deadlines: range(11, 40),

@@ -18,7 +18,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import random_world, small_config, with_turns
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
-from tests.long import few
+from tests.long import covering, few
 
 CRASHES = Faults(
     failures=(Failures("trainer", 4.0), Failures("replica-*", 6.0)),
@@ -59,8 +59,7 @@ def run(schedule, *, faults=Faults(), turns=True):
     return simulate(scenario, watch), [g for g in watch.groups if g.members]
 
 
-@pytest.mark.parametrize("faults", [Faults(), CRASHES], ids=["calm", "crashes"])
-@pytest.mark.parametrize("schedule", PRESETS, ids=repr)
+@pytest.mark.parametrize(("schedule", "faults"), covering(PRESETS, [Faults(), CRASHES]))
 def test_a_batch_has_the_first_complete_trajectories_and_the_rest_ends_with_a_reason(schedule, faults):
     outcome, groups = run(schedule, faults=faults)
     assert outcome.accounting.balanced and not outcome.accounting.in_flight

@@ -14,6 +14,7 @@ from millrace.sim.explore.worlds import SCHEDULES, small_config
 from millrace.sim.roles import sim_trainer
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Crash, Failures, Faults
+from tests.long import covering, few
 
 
 class NothingPoisonous(Invariants):
@@ -34,8 +35,7 @@ CRASHES = replace(
 )
 
 
-@pytest.mark.parametrize("faults", [POISONOUS, CRASHES], ids=["calm", "crashes"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize(("schedule", "faults"), covering(SCHEDULES, [POISONOUS, CRASHES]))
 def test_a_run_goes_on_without_the_trajectories_that_cannot_be_trained_on(schedule, faults):
     scenario = Scenario(small_config(schedule, steps=12), faults=faults)
     outcome = simulate(scenario, NothingPoisonous(scenario))
@@ -44,10 +44,11 @@ def test_a_run_goes_on_without_the_trajectories_that_cannot_be_trained_on(schedu
     assert outcome.accounting.in_flight == 0 or faults is CRASHES
 
 
-def test_a_batch_is_rejected_alike_after_a_crash():
+@pytest.mark.parametrize("moments_s", few([[0.4, 1.3], [0.9, 2.1, 3.3]]))
+def test_a_batch_is_rejected_alike_after_a_crash(moments_s):
     """Under `synchronous` the weights at the end are the same, whenever trainer and controller died."""
     finals = set()
-    for died_s in (None, 0.4, 0.9, 1.3, 2.1, 3.3):
+    for died_s in (None, *moments_s):
         crashes = () if died_s is None else (Crash("trainer", died_s), Crash("trainer", 2 * died_s))
         controller = () if died_s is None else (1.5 * died_s, 3 * died_s)
         faults = replace(POISONOUS, crashes=crashes, controller_crashes=controller)

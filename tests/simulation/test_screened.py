@@ -16,7 +16,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import SCHEDULES, small_config
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
-from tests.long import long
+from tests.long import covering, few, long
 
 CRASHES = Faults(
     failures=(Failures("trainer", 4.0), Failures("replica-*", 6.0)),
@@ -43,8 +43,7 @@ def run(schedule, *, faults=Faults(), first=FIRST, size=SIZE, colocated=False, *
     return simulate(scenario, watch), watch.groups
 
 
-@pytest.mark.parametrize("faults", [Faults(), CRASHES], ids=["calm", "crashes"])
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize(("schedule", "faults"), covering(SCHEDULES, [Faults(), CRASHES]))
 def test_a_group_is_trained_whole_or_its_rest_never_starts(schedule, faults):
     outcome, groups = run(schedule, faults=faults)
     assert outcome.accounting.balanced
@@ -80,7 +79,7 @@ def test_on_one_device_in_turns_too_a_group_is_trained_whole(schedule):
     assert outcome.accounting.rejected
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+@pytest.mark.parametrize("schedule", few(SCHEDULES, 4), ids=repr)
 def test_a_failed_score_is_no_reward_and_the_run_ends(schedule):
     outcome, groups = run(schedule, failed_fraction=0.3, abstained_fraction=0.1)
     assert outcome.accounting.balanced

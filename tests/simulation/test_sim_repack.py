@@ -15,6 +15,7 @@ from millrace.sim.explore.invariants import Invariants
 from millrace.sim.explore.worlds import crowded, small_config
 from millrace.sim.simulation import Scenario, simulate
 from millrace.sim.virtual.faults import Faults, Lag
+from tests.long import few
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def gather(config: Config) -> Schedule:
     return replace(presets.build(config.model_copy(update={"schedule": Laminar()})), repack_rule=Gather())
 
 
-@pytest.mark.parametrize(("length", "lag_s", "seed"), [(40.0, 0.4, 6), (60.0, 0.5, 8)])
+@pytest.mark.parametrize(("length", "lag_s", "seed"), few([(40.0, 0.4, 6), (60.0, 0.5, 8)]))
 def test_who_still_waits_for_a_slow_source_takes_no_other_version_meanwhile(
     length: float, lag_s: float, seed: int
 ) -> None:

@@ -9,7 +9,7 @@ from millrace.config.tables.schedules import AReaL, Laminar, Millrace, Schedule
 from millrace.sim.explore.worlds import small_config
 from millrace.sim.simulation import Outcome, Scenario, simulate
 from millrace.sim.virtual.faults import Failures, Faults
-from tests.long import long
+from tests.long import few, long
 
 SCHEDULES = [AReaL(eta=4), Laminar(staleness_max=4), Millrace(staleness_max=4)]
 STEPS = 40
@@ -22,7 +22,7 @@ def run(schedule: Schedule, slots: int, seed: int) -> Outcome:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", few(range(2)))
 def test_a_run_with_two_versions_under_a_bound_of_four_trains_everything(
     schedule: Schedule, seed: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 from tests.tidy.sources import ROOT, Module, modules, parse, tracked_files
 
@@ -10,6 +11,7 @@ MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
 
+@cache
 def everything() -> list[Module]:
     """The package, and the tracked files beside it."""
     tracked = [path for path in tracked_files() if path.suffix == ".py" and ROOT / "src" not in path.parents]

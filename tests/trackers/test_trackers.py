@@ -31,8 +31,8 @@ def command(start: Path, run: RunDirectory, *more: str) -> list[str]:
 class Trackers:
     """What the four trackers have of a run."""
 
-    def __init__(self, run: RunDirectory, stores: Path) -> None:
-        self._run, self._stores = run.path, stores
+    def __init__(self, run: RunDirectory, stores: Path, project: str = "p") -> None:
+        self._run, self._stores, self._project = run.path, stores, project
 
     def read(self, name: str) -> Steps:
         match name:
@@ -41,8 +41,8 @@ class Trackers:
             case "wandb":
                 return of_wandb(self._run)
             case "mlflow":
-                return of_mlflow(self._stores, "p") if (self._stores / "mlflow.db").exists() else []
-        return of_trackio("p")
+                return of_mlflow(self._stores, self._project) if (self._stores / "mlflow.db").exists() else []
+        return of_trackio(self._project)
 
 
 NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -106,6 +106,20 @@ def test_a_tracker_has_the_run_s_own_values_and_no_step_twice(
 
 
 @pytest.mark.smoke
+def test_a_run_of_two_steps_is_in_every_tracker(
+    start: Path, stores: Path, offline: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRACKIO_DIR", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, offline[name])
+    run = RunDirectory(tmp_path / "run")
+    projects = [f"observe.{name}=short" for name in NAMES[1:]]
+    arguments = command(start, run, *(word for one in ["steps=2", *projects] for word in ("--set", one)))
+    said = subprocess.DEVNULL
+    subprocess.run(arguments, env=offline, stdout=said, cwd=stores, check=True, timeout=DEADLINE_S)
+    trackers = Trackers(run, stores, "short")
+    assert [[version for version, _ in trackers.read(name)] for name in NAMES] == [[1, 2]] * len(NAMES)
+
+
 def test_nothing_failed_in_this_run(resumed: tuple[RunDirectory, Trackers, int]) -> None:
     run, _, _ = resumed
     warned = [e.fields for e in read_events(run.events) if e.kind == "warned" and e.fields["source"] in NAMES]

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.long import few
 from trainer_doubles import make_batch, make_trainer
 
 from millrace.algorithms import ComparedGroup
@@ -59,7 +60,7 @@ def found_gradient(config, batch, old, pi, **changes):
 
 
 @pytest.mark.parametrize("kind", PRESETS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", few([0, 1]))
 def test_a_preset_gives_the_gradient_of_its_reference(kind, seed):
     batch = large_batch(seed)
     old, pi = tables(batch, seed)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
+from tests.long import long
 
 from millrace.checks import derived
 from millrace.checks.preflight import preflight
@@ -151,12 +152,26 @@ def checked(tree: dict[str, Any], runs: Path) -> Config | None:
     return config
 
 
-@settings(fixed, max_examples=60)
+@settings(fixed, max_examples=20)
 @given(changes=combinations())
 @pytest.mark.usefixtures("small_host")
 def test_keys_combined_are_refused_in_words_or_give_a_first_prompt(
     base: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
+    refused_or_prompted(base, tmp_path, changes)
+
+
+@long
+@settings(fixed, max_examples=100)
+@given(changes=combinations())
+@pytest.mark.usefixtures("small_host")
+def test_more_keys_combined_are_refused_in_words_or_give_a_first_prompt(
+    base: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    refused_or_prompted(base, tmp_path, changes)
+
+
+def refused_or_prompted(base: dict[str, Any], tmp_path: Path, changes: dict[str, Any]) -> None:
     config = checked(tree_of(base, changes), tmp_path)
     if config is None:
         return

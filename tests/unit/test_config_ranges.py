@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import long
 
 from millrace.algorithms import TokenLogprobs
 from millrace.algorithms import build as build_algorithm
@@ -110,11 +111,27 @@ def assert_sound(config: Config) -> None:
         build_schedule(config)
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=[f"{key}-{kind or ''}" for key, kind in LEAVES])
-@settings(max_examples=25, deadline=None, derandomize=True)
+every_leaf = pytest.mark.parametrize("leaf", LEAVES, ids=[f"{key}-{kind or ''}" for key, kind in LEAVES])
+
+
+@every_leaf
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(value=hostile_values)
 def test_a_hostile_value_is_refused_by_name_or_does_no_harm(leaf: tuple[str, str | None], value: Any) -> None:
-    key, kind = leaf
+    refused_by_name_or_harmless(*leaf, value)
+
+
+@long
+@every_leaf
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(value=hostile_values)
+def test_more_hostile_values_are_refused_by_name_or_do_no_harm(
+    leaf: tuple[str, str | None], value: Any
+) -> None:
+    refused_by_name_or_harmless(*leaf, value)
+
+
+def refused_by_name_or_harmless(key: str, kind: str | None, value: Any) -> None:
     try:
         config = validate(Config, tree_with(key, kind, value), {})
     except ConfigError as error:

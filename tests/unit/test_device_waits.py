@@ -10,6 +10,7 @@ import torch
 from device_watch import META, DeviceWatch, HostReads, meta_as_gpu, watched
 from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of
 from test_algorithms_presets import PRESETS, large_batch
+from tests.long import covering
 from trainer_doubles import CONFIGS as TRAINED
 from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
@@ -77,8 +78,7 @@ def micro_batch(trainer, batch, progress, dtype=torch.float32) -> DeviceWatch:
         return watched(lambda: trainer._backward(row, prepared.flat, progress, first=True))
 
 
-@pytest.mark.parametrize("progress", [0.0, 0.5])
-@pytest.mark.parametrize("kind", PRESETS)
+@pytest.mark.parametrize(("kind", "progress"), covering(PRESETS, [0.0, 0.5]))
 def test_a_micro_batch_of_every_preset_waits_for_nothing(kind, progress):
     trainer = make_trainer(PRESETS[kind](), max_tokens=20, epochs=2)
     assert micro_batch(trainer, large_batch(), progress).waits == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -169,6 +171,7 @@ class Watched(Observer):
         self.on_event = self.evidence
 
 
+@cache
 def simulated(tool_s: float) -> Evidence:
     """A synchronous run whose turns take some seconds to write, and `tool_s` to answer."""
     scenario = with_turns(Scenario(small_config(Synchronous(), steps=12)))
@@ -189,7 +192,7 @@ def test_answers_that_take_as_long_as_turns_are_no_fault() -> None:
 
 
 def test_answers_that_nobody_waits_for_are_no_fault() -> None:
-    seen = simulated(30.0)
+    seen = deepcopy(simulated(30.0))
     for version, step in seen.by_version.items():
         assert step.batch is not None
         busy = replace(step.batch, step_s=1.0, wait_s=0.1)

@@ -35,7 +35,7 @@ def options(slots: int, prefill_chunk: int) -> dict[str, int]:
     return {"slots": slots, "prefill_chunk": prefill_chunk, "max_sequence_tokens": 400}
 
 
-@pytest.mark.parametrize("name", few(CONFIGS, 6))
+@pytest.mark.parametrize("name", few(CONFIGS, 3))
 def test_batching_and_chunking_do_not_change_a_bit(name: str) -> None:
     model = make_model(name, scale=1.2)
     together = run(make_exact_engine(model, **options(24, 512)), works())

@@ -7,6 +7,7 @@ import torch
 from engine_models import CONFIGS, make_engine, make_model, make_work, run
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.long import few
 
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling
@@ -29,7 +30,7 @@ def test_without_exactness_nothing_is_padded() -> None:
     assert "; not exact" in make_engine(make_model()).computes
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", few(CONFIGS, 6))
 def test_rows_computed_alone_give_what_one_product_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(name)
     expected = run(make_engine(model), WORKS)

@@ -6,6 +6,7 @@ import flash_double
 import pytest
 import torch
 from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of, run, weights_into
+from tests.long import covering
 
 from millrace.core.types import Sampling
 from millrace.devices.gpu import has_flash
@@ -24,8 +25,7 @@ def works():
     return [make_work(i, prompt_of(i, n), s) for i, (n, s) in enumerate(zip(lengths, settings, strict=True))]
 
 
-@pytest.mark.parametrize("name", SERVED)
-@pytest.mark.parametrize("slots", [3, 11])
+@pytest.mark.parametrize(("name", "slots"), covering(SERVED, [3, 11]))
 def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
     model = make_model(name, scale=1.5)
     expected = run(make_engine(model, slots=slots, prefill_chunk=24), works())

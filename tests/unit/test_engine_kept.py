@@ -18,6 +18,7 @@ from engine_models import (
     prompt_of,
     weights_into,
 )
+from tests.long import few
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Finish, Sampling, Work
@@ -67,7 +68,7 @@ def prefilled(engine: TorchEngine, works: Sequence[Work]) -> int:
     return engine.load().prefilled_tokens - before
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", few(CONFIGS, 6))
 def test_the_next_turn_computes_new_tokens_alone_and_gives_the_same_bits(name: str) -> None:
     model = make_model(name)
     kept, dropped = (make_exact_engine(model, keep_kv=keep, slots=4) for keep in (True, False))
@@ -82,7 +83,7 @@ def test_the_next_turn_computes_new_tokens_alone_and_gives_the_same_bits(name: s
     assert kept.load().reused_tokens > dropped.load().reused_tokens == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", few(range(6), 2))
 def test_whatever_comes_and_goes_the_tokens_are_those_of_an_engine_that_keeps_nothing(seed: int) -> None:
     """Episodes of groups come and go in random order on few slots, and weights change in between."""
     models = [make_model(seed=n) for n in range(2)]

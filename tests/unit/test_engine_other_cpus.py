@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.long import few
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "DNNL_MAX_CPU_ISA": "AVX2"}
 SSE = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "DNNL_MAX_CPU_ISA": "SSE41"}
@@ -21,7 +22,7 @@ TESTS = ("test_engine_determinism.py", "test_engine_parity.py", "test_engine_swa
 SELECTED = "biases or bfloat16"
 
 
-@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("cpu", few(CPUS))
 def test_exactness_and_parity_hold_on_other_cpus(cpu: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **CPUS[cpu]}
     done = subprocess.run(

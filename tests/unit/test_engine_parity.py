@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_models import CONFIGS, EOS, make_engine, make_model, make_work, prompt_of, run, teacher_forced
+from tests.long import few
 from transformers import LlamaConfig, PhiConfig
 
 from millrace.core.errors import DataError
@@ -19,7 +20,7 @@ from millrace.rollout.model_tokens import load_tokenizer, text_decoder
 PROMPT_LENGTHS = (1, 2, 17, 64, 90)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", few(CONFIGS, 6))
 def test_greedy_output_equals_generate(name: str) -> None:
     model = make_model(name)
     engine = make_engine(model, prefill_chunk=24)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import few
 from tests.unit import gateway_streams
 
 from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, Reply
@@ -87,8 +88,9 @@ def come_back(path: str, reply: Reply, *, stream: bool) -> list[ChatTurn]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
-def test_a_reply_comes_back_as_an_equal_turn(path: str, stream: bool) -> None:
-    @settings(max_examples=80, database=None, derandomize=True)
+@pytest.mark.parametrize("examples", few([20, 80]))
+def test_a_reply_comes_back_as_an_equal_turn(path: str, stream: bool, examples: int) -> None:
+    @settings(max_examples=examples, database=None, derandomize=True)
     @given(replies())
     def holds(reply: Reply) -> None:
         user, turn, then = come_back(path, reply, stream=stream)

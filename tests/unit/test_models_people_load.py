@@ -17,6 +17,7 @@ import torch
 from common import parts_of
 from engine_models import make_work, run
 from model_table import Facts, cell, ends, facts, refusal, row
+from tests.long import few
 from tokenizers import Tokenizer, decoders, models
 from trainer_doubles import sequence_logprobs
 from transformers import AutoConfig, PreTrainedTokenizerFast
@@ -164,7 +165,7 @@ def test_completions_end_with_every_end_that_the_row_names(name: str, tmp_path: 
     assert len(names) == len(ends(each)) and all(cell(name) in row(each) for name in names)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", few(TRAINED, 8))
 def test_trainer_engine_and_transformers_agree_and_an_end_stops_generation(name: str, model_of: Any) -> None:
     directory = model_of(name)
     engine = load_engine(str(directory), device="cpu", slots=4, max_sequence_tokens=128)

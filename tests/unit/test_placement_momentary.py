@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.long import covering
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -96,12 +97,13 @@ FAMILIES: dict[str, tuple[Any, Shape]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(
+    ("family", "number", "group"), covering(FAMILIES, [(torch.float32, 4), (torch.bfloat16, 2)], [1, 4])
+)
 def test_activations_are_about_what_torch_saves(
-    family: str, dtype: torch.dtype, size: int, group: int
+    family: str, number: tuple[torch.dtype, int], group: int
 ) -> None:
+    dtype, size = number
     kind, shape = FAMILIES[family]
     longest = {"max_sequence_tokens": 32 + (TOKENS - 32) // group}
     estimated_bytes = (

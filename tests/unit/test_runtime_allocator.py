@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.long import few
 
 from millrace.runtime.local.launcher import ALLOCATOR, DEFAULTS
 
@@ -16,10 +17,13 @@ NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 @pytest.mark.parametrize(
     ("own", "settings"),
-    [
-        ({}, "expandable_segments:True"),
-        *(({name: "max_split_size_mb:64"}, "max_split_size_mb:64") for name in NAMES),
-    ],
+    few(
+        [
+            ({}, "expandable_segments:True"),
+            *(({name: "max_split_size_mb:64"}, "max_split_size_mb:64") for name in NAMES),
+        ],
+        2,
+    ),
 )
 def test_torch_reads_the_setting_of_workers_or_of_the_environment(own: dict[str, str], settings: str) -> None:
     assert DEFAULTS.items() > ALLOCATOR.items()

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from tests.long import covering, few
 
 from millrace.compose.interrupt import INTERRUPTED, run_stoppable
 from millrace.runtime.process import ENDING
@@ -144,10 +145,14 @@ def ended(program: str, **how: Any) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize(
     "number",
-    [
-        *(signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU, signal.SIGALRM, signal.SIGVTALRM),
-        *(signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT, signal.SIGRTMIN, signal.SIGRTMAX),
-    ],
+    few(
+        [
+            *(signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2, signal.SIGXCPU, signal.SIGRTMAX, signal.SIGALRM),
+            *(signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
+            signal.SIGRTMIN,
+        ],
+        5,
+    ),
 )
 def test_every_signal_that_ends_a_process_asks_first(number: int) -> None:
     assert number in ENDING
@@ -166,8 +171,10 @@ def test_no_signal_that_could_end_a_run_is_forgotten() -> None:
     assert left == {signal.SIGKILL, signal.SIGSYS, DUMP_STACKS}
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    covering([signal.SIGTERM, signal.SIGHUP, signal.SIGINT], [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2]),
+)
 def test_a_program_that_sends_two_signals_means_one_end(first: int, second: int) -> None:
     assert ended(sends(first, second, second)) == (3, b"saved\n")
 

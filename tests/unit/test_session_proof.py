@@ -82,8 +82,14 @@ def test_a_reference_answer_that_cannot_score_refuses_the_run_with_its_row(
     config = config_for(model, tmp_path, answers, **reward)
     with pytest.raises(DataError, match=f"(?s)1 of {len(answers)} reference answers.*{says}"):
         try_first(config)
-    allowed = config_for(model, tmp_path, answers, **reward, prove_references=False)
-    assert try_first(allowed).task.rows == len(answers)
+
+
+@pytest.mark.parametrize("reward", [{"kind": "exact"}, SUM])
+def test_a_run_that_proves_no_reference_answers_begins_with_any(
+    model: Path, tmp_path: Path, reward: dict[str, Any]
+) -> None:
+    allowed = config_for(model, tmp_path, ["a", ["b"]], **reward, prove_references=False)
+    assert try_first(allowed).task.rows == 2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.long import covering
 from trainer_doubles import CONFIGS, VOCAB, sequence_logprobs, tiny_model
 
 from millrace.trainer import attention
@@ -47,12 +48,12 @@ def gradients(model, values):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
-@pytest.mark.parametrize("alphabet", [VOCAB, 2])
-@pytest.mark.parametrize(("budget", "overhead"), [(4096, ONE_CALL), (4096, MANY_CALLS), (60, ONE_CALL)])
-def test_packed_logprobs_and_gradients_equal_one_forward_per_sequence(
-    family, alphabet, budget, overhead, monkeypatch
-):
+@pytest.mark.parametrize(
+    ("family", "alphabet", "calls"),
+    covering(sorted(CONFIGS), [VOCAB, 2], [(4096, ONE_CALL), (4096, MANY_CALLS), (60, ONE_CALL)]),
+)
+def test_packed_logprobs_and_gradients_equal_one_forward_per_sequence(family, alphabet, calls, monkeypatch):
+    budget, overhead = calls
     monkeypatch.setattr(attention, "CALL_OVERHEAD", overhead)
     packed, plain, trees = tiny_model(family), tiny_model(family, "eager"), make_trees(alphabet=alphabet)
     ours, theirs = packed_logprobs(packed, trees, budget, 0.7), plain_logprobs(plain, trees, 0.7)

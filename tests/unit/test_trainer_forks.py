@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from test_algorithms_presets import MAX_TOKENS, PRESETS
+from tests.long import few
 from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model, whole_sequences
 
 from millrace.algorithms import build
@@ -118,7 +119,7 @@ KINDS = "grpo", "dapo", "dr_grpo", "gspo", "mt_grpo", "ppo"
 """One of each normalisation, of a sequence-level ratio, of advantages by turn, and of a critic."""
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *MORE])
+@pytest.mark.parametrize("kind", few([*KINDS, *MORE], 6))
 def test_several_rows_of_one_trajectory_have_the_loss_and_the_gradient_of_one_row(kind):
     algorithm = build(MORE[kind] if kind in MORE else PRESETS[kind]())
     batch = in_turns(make_batch(groups=2))

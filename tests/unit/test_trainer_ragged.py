@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from test_trainer_attention import gradients, make_trees, packed_logprobs, plain_logprobs
+from tests.long import covering
 from trainer_doubles import CONFIGS, VOCAB, tiny_model
 
 from millrace.core.supported import SINKS
@@ -46,8 +47,7 @@ def served(monkeypatch):
     monkeypatch.setattr(trainer_model, "serves", lambda *_: True)
 
 
-@pytest.mark.parametrize("family", sorted(set(CONFIGS) - COMPOSED))
-@pytest.mark.parametrize("alphabet", [VOCAB, 2])
+@pytest.mark.parametrize(("family", "alphabet"), covering(sorted(set(CONFIGS) - COMPOSED), [VOCAB, 2]))
 def test_one_call_without_padding_gives_the_logprobs_and_gradients_of_each_sequence(family, alphabet, served):
     packed, plain, trees = tiny_model(family), tiny_model(family, "eager"), make_trees(alphabet=alphabet)
     ours, theirs = packed_logprobs(packed, trees, 4096, 0.7), plain_logprobs(plain, trees, 0.7)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.long import covering
 from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN, rendered, writes
 
 from millrace.core.errors import ConfigError
@@ -103,16 +104,15 @@ def test_thinking_about_a_call_is_none_and_the_call_behind_it_counts(family: str
     assert read(template, f"<think>\n{call}\n</think>\n\nParis").calls == ()
 
 
-@every
-def test_a_call_that_is_cut_off_is_none_that_runs(family: str) -> None:
+@pytest.mark.parametrize(("family", "arguments"), covering(EVERY, [HARD, SIMPLE, {"days": 12, "city": ""}]))
+def test_a_call_that_is_cut_off_is_none_that_runs(family: str, arguments: dict[str, Any]) -> None:
     """At any place: a call with a part of its arguments would run as if the model had meant it."""
     template = EVERY[family]
-    for arguments in SIMPLE, HARD, {"days": 12, "city": ""}:
-        whole = turn(template, ("look", arguments))
-        written = read(template, whole).calls
-        for stop in range(1, len(whole)):
-            calls = read(template, whole[:stop]).calls
-            assert all(isinstance(one, Malformed) for one in calls) or calls == written
+    whole = turn(template, ("look", arguments))
+    written = read(template, whole).calls
+    for stop in range(1, len(whole)):
+        calls = read(template, whole[:stop]).calls
+        assert all(isinstance(one, Malformed) for one in calls) or calls == written
 
 
 def test_a_call_in_thinking_that_is_cut_off_is_none() -> None:

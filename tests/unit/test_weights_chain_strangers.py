@@ -31,20 +31,26 @@ BRIEF_S = 2.0  # also a loaded machine shakes hands within it
 BRIEF = msgspec.structs.replace(DEADLINES, connect_s=BRIEF_S)
 
 
+def answers(address, said):
+    """The greeting of the relay there, and all that it answers, to who says this."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.settimeout(DEADLINE_S)
+        greeting = stranger.recv(40, socket.MSG_WAITALL)
+        with suppress(OSError):
+            stranger.sendall(said)
+        answer = b""
+        with suppress(OSError):
+            while more := stranger.recv(1000):
+                answer += more
+    return greeting, answer
+
+
 def test_strangers_are_refused_one_by_one_and_the_relay_serves_on():
-    with hosts("a", deadlines=BRIEF) as (a,), hosts("b") as (b,):
+    said = (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(64), bytes(range(256)) * 400)
+    with hosts("a", deadlines=BRIEF) as (a,), hosts("b") as (b,), ThreadPoolExecutor(len(said)) as strangers:
         digest = a.publish(1, model(1))
-        host, port = a.address.split(":")
-        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(64), bytes(range(256)) * 400):
-            with socket.create_connection((host, int(port))) as stranger:
-                stranger.settimeout(DEADLINE_S)
-                greeting = stranger.recv(40, socket.MSG_WAITALL)
-                with suppress(OSError):
-                    stranger.sendall(said)
-                answer = b""
-                with suppress(OSError):
-                    while more := stranger.recv(1000):
-                        answer += more
+        for greeting, answer in strangers.map(answers, [a.address] * len(said), said):
             assert greeting.startswith(MAGIC) and answer in (b"", REFUSED)
         assert b.fetch(1, digest, a.address).versions == [1]
 

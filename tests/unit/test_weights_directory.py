@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.long import covering
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import ConfigError, UnknownVersionError, WeightsError
@@ -150,8 +151,13 @@ def test_every_anchor_ends_a_chain_and_old_chains_are_removed(directory):
     assert all(restore(directory, Host().memory, v, DIGESTS[v]) for v in (6, 7, 8, 9))
 
 
-@pytest.mark.parametrize("how", [flipped, lambda data: data[: len(data) // 2], lambda data: None])
-@pytest.mark.parametrize("name", ["v00000003.delta", "v00000002.delta", "v00000003.json", "v00000002.json"])
+@pytest.mark.parametrize(
+    ("how", "name"),
+    covering(
+        [flipped, lambda data: data[: len(data) // 2], lambda data: None],
+        ["v00000003.delta", "v00000002.delta", "v00000003.json", "v00000002.json"],
+    ),
+)
 def test_a_broken_link_is_passed_by_way_of_the_anchor(directory, how, name):
     filled(directory, 6, anchor_every=4, keep=9)
     follower = Host()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.long import long
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import UnknownVersionError
@@ -25,6 +26,8 @@ from millrace.weights.store.history import OlderVersions
 NUM = 400_003
 SLOT_BYTES = 2 * NUM + 4
 WAIT_S = 30.0
+SHARES = st.lists(st.sampled_from([0.0, 1e-4, 1e-2, 0.1, 1.0]), min_size=3, max_size=10)
+"""Of what changes with each version."""
 
 
 def tensors(data: np.ndarray) -> list[NamedBuffer]:
@@ -85,12 +88,20 @@ def opened(slots: int = 2, versions: int = 9) -> Iterator[Host]:
         os.close(int(host.endpoint.path.rsplit("/", 1)[1]))
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    slots=st.integers(2, 3),
-    shares=st.lists(st.sampled_from([0.0, 1e-4, 1e-2, 0.1, 1.0]), min_size=3, max_size=10),
-)
+@settings(max_examples=6, deadline=None)
+@given(slots=st.integers(2, 3), shares=SHARES)
 def test_every_version_that_is_held_comes_back_and_the_deltas_stay_within_half_a_slot(slots, shares):
+    all_come_back(slots, shares)
+
+
+@long
+@settings(max_examples=60, deadline=None)
+@given(slots=st.integers(2, 3), shares=SHARES)
+def test_so_it_is_in_more_runs(slots, shares):
+    all_come_back(slots, shares)
+
+
+def all_come_back(slots, shares):
     with opened(slots) as host:
         models = [first()]
         host.publish(0, models[0])
