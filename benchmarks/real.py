@@ -4,8 +4,8 @@
 
 `make real` makes such a DIRECTORY. TREE is another version of Millrace with a `.venv` of its own, which runs
 in float32 in the same rounds. The task is sums of two numbers. Time counts from the end of the first step.
-Memory is the trainer's peak of resident memory, Python and torch included. The gap is that of the log-probs of
-engine and trainer at staleness 0, in nats.
+Memory is the peak of the trainer's resident memory, with Python and torch. The gap is that of the log-probs
+of engine and trainer at staleness 0, in nats.
 """
 
 from __future__ import annotations
