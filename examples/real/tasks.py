@@ -117,7 +117,8 @@ def _question(rng: random.Random) -> Row:
     sign = rng.choice(list(QUESTIONS))
     b, a = sorted(rng.sample(range(12, 1000), 2))
     asked = rng.choice(QUESTIONS[sign]).format(a=a, b=b)
-    messages = [{"role": "system", "content": "Call the calculator with <tool>, then write what it answers."}]
+    system = "Call the calculator with <tool>, then write what it answers."
+    messages = [{"role": "system", "content": system}]
     for question, call, result in EXAMPLES:
         messages += [
             {"role": "user", "content": question},
@@ -138,8 +139,8 @@ def held_out_questions() -> list[Row]:
 
 
 class Calculator:
-    """`<tool>12 * 31</tool>` is answered with the product. Any other text ends the episode. It is worth 1 if it
-    is the right number, and the calculator was called."""
+    """`<tool>12 * 31</tool>` is answered with the product. Any other text ends the episode. It is worth 1 if
+    it is the right number, and the calculator was called."""
 
     CALL = re.compile(r"<tool>\s*(\d{1,9}) ([-+*]) (\d{1,9})\s*</tool>")
 

@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 900.0
 SHORT = """
-steps=2 batch.prompts=2 batch.group_size=4 sampling.max_tokens=12 rollout.max_sequence_tokens=96 checkpoints.every=1
-optimizer.lr=1e-12 evaluations=[{name="held-out",prompts=2,samples=0,task.kind="function",task.path="TASKS",task.chat=true}]
+steps=2 batch.prompts=2 batch.group_size=4 sampling.max_tokens=12 rollout.max_sequence_tokens=96
+checkpoints.every=1 optimizer.lr=1e-12
+evaluations=[{name="held-out",prompts=2,samples=0,task.kind="function",task.path="TASKS",task.chat=true}]
 """
 """At such a learning rate no weight changes, so nothing is learned."""
 
