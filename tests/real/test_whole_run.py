@@ -40,7 +40,6 @@ def first(directory: Path) -> subprocess.CompletedProcess[str]:
     return real(directory)
 
 
-@pytest.mark.smoke
 def test_a_short_run_of_the_real_model_says_that_it_learned_nothing_and_that_all_else_holds(
     first: subprocess.CompletedProcess[str], directory: Path
 ) -> None:
@@ -52,7 +51,6 @@ def test_a_short_run_of_the_real_model_says_that_it_learned_nothing_and_that_all
     assert (directory / "arithmetic.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.smoke
 def test_what_is_done_is_not_done_again(first: subprocess.CompletedProcess[str], directory: Path) -> None:
     again = real(directory)
     assert again.returncode == 1 and "$ millrace" in first.stdout and "$ millrace" not in again.stdout
