@@ -1,5 +1,5 @@
-"""Linear layers and attention of a CPU that computes matmuls in bfloat16. Both keep less for the backward
-pass than autocast does, and attention takes less time.
+"""Attention by torch's fused kernels, and linear layers and attention of a CPU that computes matmuls in
+bfloat16. These two keep less for the backward pass than autocast does, and attention takes less time.
 
 Shape suffixes: T = tokens, I = inputs, O = outputs, R = segments, H = heads, Q = queries, K = keys, D = head
 dimension.
