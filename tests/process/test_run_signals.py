@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.commands.test_cli_commands import wait_for_steps
 from tests.long import long
-from tests.process.test_cli_commands import wait_for_steps
 
 from millrace.compose.interrupt import INTERRUPTED
 from millrace.ledger.reading.reader import LedgerReader
