@@ -45,6 +45,7 @@ FAMILIES = {
     "Mistral v3": writes(
         '{{ (f | tojson)[:-1] + ", \\"id\\": \\"" + c.id + "\\"}" }}', "[TOOL_CALLS] [", "]", ", ", NINE
     ),
+    "Apertus": writes("{{ {f.name: f.arguments} | tojson }}", "<|tools_prefix|>[", "]<|tools_suffix|>", ", "),
     "Mistral v11": writes("[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
     "Mistral v11 with ids": writes(
         "[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]{{ f.arguments | tojson }}", only=NINE

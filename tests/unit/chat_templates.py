@@ -221,6 +221,35 @@ STYLES = {
         "</s>",
         exact=False,  # its end token is not in the template
     ),
+    "begins_reasoning_in_words": Style(
+        _each(
+            "{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}",
+            "{{ '<|assistant|>\nThis is how I reason:\n' }}",
+        ),
+        "<|end|>",
+        TOOL,
+        False,
+    ),
+    "reply_behind_recipient": Style(
+        _each(
+            LLAMA3_HEAD % "m.role" + "{{ ('>>>all\n' if m.role == 'assistant' else '') + m.content }}"
+            "{{ '<|eot_id|>' }}",
+            LLAMA3_PROMPT + "{{ '>>>' }}",
+        ),
+        "<|eot_id|>",
+        TOOL,
+        False,
+    ),
+    "space_behind_results": Style(
+        _each(
+            "{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
+            "{{ '\\n' if m.role == 'tool' and not loop.last }}{{ '<|im_end|>\\n' }}",
+            "{{ '<|im_start|>assistant\n' }}",
+        ),
+        "<|im_end|>",
+        TOOL,
+        False,
+    ),
     "falcon": Style(
         _each(
             "{{ ('\\n' if not loop.first else '') + m.role.title() + ': ' + m.content }}",
@@ -239,6 +268,9 @@ REFUSED = {
         "{{ m.role + (m.content if loop.last else m.content[:3]) + '</s>' }}", "{{ 'assistant' }}"
     ),
     "counts_turns": _each("{{ m.role + m.content }}", "{{ 'turn ' ~ (messages | length) }}"),
+    "changes_the_question_behind_a_reply": _each(
+        "{{ ('old ' if not loop.last else '') + m.role + m.content + '</s>' }}", "{{ 'assistant' }}"
+    ),
     "fails": _each("{{ raise_exception('no') if m.role == 'assistant' }}", ""),
 }
 SPECIAL = [

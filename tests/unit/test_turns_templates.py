@@ -165,6 +165,54 @@ def test_results_follow_a_turn_where_the_template_takes_them_behind_calls_alone(
     assert tokenizer.decode(bridge.after([5], "And then?")) == "</s>[INST]And then?[/INST]"
 
 
+BEHIND_CALLS = (
+    "{{ tools | tojson if tools }}{% set calls = namespace(all=[], number=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '<|user|>' + m.content }}"
+    "{% elif m.role == 'tool' %}{% for call in calls.all if call.id == m.tool_call_id %}"
+    "{{ '<|output|>' + SHOWN + '=' }}{% endfor %}{{ m.content + '<|end|>' }}"
+    "{% else %}{% if m.tool_calls %}{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}"
+    "{% set calls.all = calls.all + m.tool_calls %}"
+    "{% else %}{{ m.content }}{% endif %}{{ '</s>' }}{% endif %}{% endfor %}"
+    "{{ '<|assistant|>' if add_generation_prompt }}"
+)
+
+
+def test_a_result_has_what_the_template_takes_from_its_call(tokenizer: Any) -> None:
+    tokenizer.chat_template = BEHIND_CALLS.replace("SHOWN", "call.function.name")
+    end = tokenizer.convert_tokens_to_ids("</s>")
+    bridge = ChatBridge(tokenizer, "user", {}, TOOLS, [end])
+    result = {"role": "tool", "name": "look", "content": "7"}
+    assert tokenizer.decode(bridge.after([5, end], [result])) == "<|output|>look=7<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("shown", ["(loop.index0 | string)", "'call ' ~ calls.all.index(call)"])
+def test_numbers_of_calls_through_a_conversation_are_refused_by_name(tokenizer: Any, shown: str) -> None:
+    numbered = "{% for call in calls.all %}{% if call.id == m.tool_call_id %}"
+    tokenizer.chat_template = (
+        BEHIND_CALLS.replace("{% for call in calls.all if call.id == m.tool_call_id %}", numbered)
+        .replace("'=' }}{% endfor %}", "'=' }}{% endif %}{% endfor %}")
+        .replace("SHOWN", shown)
+    )
+    with pytest.raises(ConfigError, match="numbers the calls of a conversation"):
+        ChatBridge(tokenizer, "user", {}, TOOLS)
+
+
+def test_a_turn_that_has_ended_gets_no_part_of_the_end_before_its_own(tokenizer: Any) -> None:
+    """A reply is closed by `<|bot|><|turn_end|>`. A turn may end with either, or with another end."""
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|turn_begin|>' + m.role }}{% if m.role == 'assistant' %}"
+        "{{ '<|user|>' + m.content + '<|bot|>' }}{% else %}{{ m.content }}{% endif %}{{ '<|turn_end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|turn_begin|>assistant<|observation|>' }}{% endif %}"
+    )
+    bot, end, other = tokenizer.convert_tokens_to_ids(["<|bot|>", "<|turn_end|>", "</s>"])
+    bridge = ChatBridge(tokenizer, "user", {}, (), [end, other])
+    follows = "<|turn_begin|>userand<|turn_end|><|turn_begin|>assistant<|observation|>"
+    assert tokenizer.decode(bridge.after([7, bot], "and")) == "<|turn_end|>" + follows
+    assert tokenizer.decode(bridge.after([7, bot, end], "and")) == follows
+    assert tokenizer.decode(bridge.after([7, other], "and")) == follows
+    assert tokenizer.decode(bridge.after([7], "and")) == "<|bot|><|turn_end|>" + follows
+
+
 def test_results_that_change_the_calls_before_them_are_refused(tokenizer: Any) -> None:
     tokenizer.chat_template = CALLS_FIRST.replace(
         "{% else %}", "{% else %}{{ 'done:' if messages[-1].role == 'tool' else 'open:' }}"

@@ -22,6 +22,7 @@ from millrace.environments.turns.environment import Message
 
 _REPLY, _CONTENT = "xReplyx", "xContent{}x"
 _THINKING = re.compile(r"<think>\s*(</think>\s*)?$")
+_DIGITS = re.compile(r"\d+")
 CALL_ID = "call{:05}"
 """The id of a call in its result: nine letters and digits, because some templates want these."""
 
@@ -61,11 +62,11 @@ class PlainBridge:
 
 class _Frame(NamedTuple):
     """What a template writes after the text of a turn, around the contents of messages. `ended`: the first of
-    `pieces` if the turn has one of `ends`. `by_calls`: it takes results of tools only behind their calls."""
+    `pieces` behind a turn that ends with this token. `by_calls`: it takes results of tools only behind their
+    calls."""
 
     pieces: list[str]
-    ends: frozenset[int]
-    ended: str
+    ended: dict[int, str]
     by_calls: bool
 
 
@@ -145,8 +146,7 @@ class ChatBridge(TemplateBridge):
         """Raises: ConfigError: the template cannot append messages of these roles."""
         messages, begun = self._messages(observation), self._begun(before)
         frame = self._frame(messages, begun)
-        begin = frame.ended if set(turn[-1:]) & frame.ends else frame.pieces[0]
-        ids = self._encoding.template(begin)
+        ids = self._encoding.template(frame.ended.get(turn[-1] if turn else -1, frame.pieces[0]))
         contents = [self._written(frame, messages, index, begun) for index in range(len(messages))]
         behind = self._behind(begun, messages, frame.by_calls)
         framed = "".join(text + piece for text, piece in zip(contents, frame.pieces[1:], strict=True))
@@ -200,11 +200,10 @@ class ChatBridge(TemplateBridge):
 
     def _new_frame(self, marked: list[Message], begun: list[Message]) -> _Frame:
         contents = [one["content"] for one in marked]
-        by_calls = not self._appends(marked, begun) and self._appends_to_calls(marked, begun)
+        by_calls = self._by_calls(marked, begun)
         behind = self._behind(begun, marked, by_calls)
         pieces = re.split("|".join(contents), behind)
-        end, ended = self._encoding.behind_first_special(pieces[0])
-        return _Frame(pieces, frozenset() if end is None else self._replaced(end), ended, by_calls)
+        return _Frame(pieces, self._ended(pieces[0]), by_calls)
 
     def _behind(self, begun: list[Message], messages: Sequence[Message], by_calls: bool) -> str:
         """What the template writes behind a reply that `messages` follow. `by_calls`: the end of the reply,
@@ -227,11 +226,13 @@ class ChatBridge(TemplateBridge):
             if marked[0]["role"] != "tool":
                 raise
             return False
+        asked, answered = self._asked(begun[:-1]), self._asked([*begun, *marked]).rpartition(_REPLY)[2]
         appends = (
             len(others) == 1
             and len(longer) == 3
-            and _bare(before) == _bare(longer[0]) == _bare(seen)
-            and _bare(longer[1]) == _bare(others[0])
+            and _same_up_to_reply(asked, seen, before)
+            and _same_up_to_reply(asked, before, longer[0])
+            and _same_up_to_reply(answered, others[0], longer[1])
             and longer[2] == others[0]
             and all(others[0].count(one["content"]) == 1 for one in marked)
         )
@@ -239,22 +240,55 @@ class ChatBridge(TemplateBridge):
             raise self._rewrites(marked)
         return appends
 
-    def _appends_to_calls(self, marked: list[Message], begun: list[Message]) -> bool:
-        """Raises: ConfigError: the template rewrites the calls when their results follow."""
-        called: list[Any] = [*begun[:-1], self._calls(marked)]
-        closed, written = self._render(called, False), self._render([*called, *marked], True)
-        again = self._render([*called, *marked, *called[-1:], *marked], True)
-        added = written.removeprefix(closed)
-        if (
-            added == written
-            or not again.startswith(_bare(written))
-            or not again.endswith(added)
-            or any(added.count(one["content"]) != 1 for one in marked)
-        ):
-            raise self._rewrites(marked)
-        return True
+    def _asked(self, messages: Sequence[Message]) -> str:
+        """Without the head of a reply; empty: the template cannot."""
+        try:
+            return self._render(messages, False)
+        except ConfigError:
+            return ""
 
-    def _calls(self, messages: Sequence[Message]) -> dict[str, Any]:
+    def _by_calls(self, marked: list[Message], begun: list[Message]) -> bool:
+        """Whether results of tools are to be written behind their calls: the template takes them nowhere
+        else, or writes more there, such as the name of the tool.
+
+        Raises: ConfigError: the template rewrites what the model saw, or numbers the calls."""
+        appends = self._appends(marked, begun)
+        if marked[0]["role"] != "tool":
+            return False
+        called: list[Any] = [*begun[:-1], self._calls(marked)]
+        later = [
+            {**one, "tool_call_id": CALL_ID.format(number)}
+            for number, one in enumerate(marked, len(marked) + 1)
+        ]
+        try:
+            closed, written = self._render(called, False), self._render([*called, *marked], True)
+            again = self._render([*called, *marked, self._calls(later, len(marked) + 1), *later], True)
+        except ConfigError:
+            if appends:
+                return False
+            raise
+        for number in range(1, len(marked) + 1):
+            again = again.replace(CALL_ID.format(len(marked) + number), CALL_ID.format(number))
+        tail = written[len(_shared_begin(closed, written)) :]
+        if not again.endswith(tail) and _DIGITS.sub("0", again).endswith(_DIGITS.sub("0", tail)):
+            raise ConfigError(
+                "the chat template numbers the calls of a conversation, and a result names the number of its "
+                "call: a result that is appended alone would name another call\n  Use another template."
+            )
+        follows = (
+            written.startswith(closed)
+            and (
+                _bare(again).startswith(_bare(written))
+                or _same_up_to_reply(self._asked([*called, *marked]), written, again)
+            )
+            and again.endswith(tail)
+            and all(tail.count(one["content"]) == 1 for one in marked)
+        )
+        if not follows and not appends:
+            raise self._rewrites(marked)
+        return follows and not (appends and _bare(self._behind(begun, marked, False)).endswith(_bare(tail)))
+
+    def _calls(self, messages: Sequence[Message], first: int = 1) -> dict[str, Any]:
         results = [one for one in messages if one["role"] == "tool"]
         names = [tool["function"]["name"] for tool in self._tools] or ["call"]
         calls = [
@@ -263,7 +297,7 @@ class ChatBridge(TemplateBridge):
                 "type": "function",
                 "function": {"name": one.get("name", names[0]), "arguments": {}},
             }
-            for number, one in enumerate(results, 1)
+            for number, one in enumerate(results, first)
         ]
         return {"role": "assistant", "content": "", "tool_calls": calls}
 
@@ -274,14 +308,27 @@ class ChatBridge(TemplateBridge):
             "  Use another template or role (`reward.role`), or `task.chat = false`."
         )
 
-    def _replaced(self, end: int) -> frozenset[int]:
-        """The ends that may stand in place of `end`, the first special token behind a reply. In GLM's
-        template that token begins the next message: no other end may stand in its place."""
+    def _ended(self, piece: str) -> dict[int, str]:
+        """What follows a turn, by the token that has ended it: what `piece` has behind that token. The
+        model's other ends stand in place of the last one that closes a message. In GLM's template the first
+        token begins the next message: no other end may stand in its place."""
         closed = ""
         with suppress(ConfigError):  # some templates want a question at the end
             closed = self._render(_BEGUN, False).partition(_REPLY)[2]
-        closes = self._encoding.behind_first_special(closed)[0] == end
-        return self._ends | {end} if closes else frozenset({end})
+        first, behind = self._encoding.behind_first_special(piece)
+        if first is None:
+            return {}
+        ended, rest = {first: behind}, behind
+        if self._encoding.behind_first_special(closed)[0] != first:
+            return ended
+        closed = _shared_begin(closed, piece)
+        while (token := self._encoding.behind_first_special(rest)[0]) is not None:
+            rest = self._encoding.behind_first_special(rest)[1]
+            if len(piece) - len(rest) > len(closed):
+                break
+            ended.setdefault(token, rest)
+            behind = rest if token in self._ends else behind
+        return {**dict.fromkeys(self._ends, behind), **ended}
 
 
 _BEGUN: list[Message] = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": _REPLY}]
@@ -318,6 +365,20 @@ def _joined(pieces: Sequence[str], first: int) -> str:
     return text
 
 
+def _same_up_to_reply(asked: str, one: str, other: str) -> bool:
+    """Whether two texts are the same up to the head of a reply, but for space. The head of a reply in a
+    prompt may open thinking, or leave to the model what the template writes of a reply that is history.
+
+    `asked`: the text without a head; empty: unknown."""
+    one, other, asked = _bare(one), _bare(other), _bare(asked)
+    return one == other or bool(asked and one.startswith(asked) and other.startswith(asked))
+
+
+def _shared_begin(one: str, other: str) -> str:
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))]
+
+
 def _bare(text: str) -> str:
-    """Without the begin of thinking at the end, and without space there."""
-    return _THINKING.sub("", text.rstrip()).rstrip()
+    """Without space, and without the begin of thinking at the end."""
+    return "".join(_THINKING.sub("", text.rstrip()).split())

@@ -48,7 +48,8 @@ def literal(text: str) -> str:
 
 
 class JsonCalls(NamedTuple):
-    """`{"name": ..., "arguments": {...}}`, alone, several, or in a list. Each path leads through tables."""
+    """`{"name": ..., "arguments": {...}}`, alone, several, or in a list. Each path leads through tables.
+    Without paths a call is `{NAME: {...}}`."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments",)
@@ -66,6 +67,9 @@ class JsonCalls(NamedTuple):
             calls += [self.call(one) for one in (value if isinstance(value, list) and value else [value])]
 
     def call(self, value: Any) -> ToolCall | Malformed:
+        if not self.name:
+            keyed = list(value.items()) if isinstance(value, dict) else []
+            return checked(*keyed[0]) if len(keyed) == 1 else Malformed("a call is {NAME: {...}}")
         name = _at(value, self.name)
         if not isinstance(name, str):
             value = value.get("function") if isinstance(value, dict) else None

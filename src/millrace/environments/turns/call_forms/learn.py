@@ -236,7 +236,7 @@ def _mark(opens: str) -> str:
 
 def _bare(grammar: Grammar | None) -> Grammar | None:
     match grammar:
-        case JsonCalls():
+        case JsonCalls() if grammar.name:
             return BareJsonCalls(grammar)
         case NamedCalls() | PythonCalls():
             return grammar._replace(bare=True)
@@ -282,6 +282,8 @@ def _core(text: str, at: int, name: str, arguments: Mapping[str, Any]) -> _Core 
     if named < 0:
         return None
     for start, value, stop in _objects(text, at):
+        if value == {name: arguments}:
+            return _Core(start, stop, JsonCalls((), ()))
         paths = _paths(value, name), _paths(value, arguments)
         if all(paths):
             return _Core(start, stop, JsonCalls(paths[0][0], paths[1][0]))
