@@ -25,7 +25,20 @@ WITHOUT = {"`algorithm.clip`": {"clip": "none", "clip_dual": None}, "`algorithm.
 
 
 def inert_text(kind: str, **changes: Any) -> str:
-    return "\n".join(inert(validate(Config, BASE | {"algorithm": {"kind": kind}} | changes, {})))
+    """Of a configuration that sets the clip."""
+    algorithm = {"kind": kind, "clip": PRESETS[kind]().clip}
+    return "\n".join(inert(validate(Config, BASE | {"algorithm": algorithm} | changes, {})))
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"kind": "dapo"}, {"clip_high": 0.3}])
+@pytest.mark.parametrize("schedule", [STALE, SYNCHRONOUS])
+def test_a_default_that_nobody_set_is_not_told(algorithm: Any, schedule: Any) -> None:
+    assert inert(validate(Config, BASE | schedule | {"algorithm": algorithm}, {})) == []
+
+
+def test_a_choice_of_the_preset_is_told() -> None:
+    (line,) = inert(validate(Config, BASE | STALE | {"algorithm": {"kind": "gspo"}}, {}))
+    assert line.startswith('`algorithm.ratio` ("sequence") changes nothing')
 
 
 def first_gradient(algorithm: Any, *, stale: bool) -> Any:
@@ -57,7 +70,7 @@ def test_exactly_what_changes_no_gradient_is_told(kind: str, stale: bool) -> Non
 
 
 def test_the_key_that_makes_it_act_is_named() -> None:
-    (line,) = inert(validate(Config, BASE | STALE | {"algorithm": {"kind": "dapo"}}, {}))
+    (line,) = inert_text("dapo", **STALE).splitlines()
     assert line.startswith('`algorithm.clip` ("ppo") changes nothing: a batch gets one optimizer step')
     assert "Set `batch.minibatches` to 2 or more" in line
     assert (

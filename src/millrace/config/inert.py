@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millrace.config.schema import Config
-from millrace.config.tables.algorithms import PolicyGradient
+from millrace.config.tables.algorithms import PRESETS, PolicyGradient
 
 
 def inert(config: Config) -> list[str]:
     """Describes the keys without effect in a run of `config`, the reason, and the key that gives them an
-    effect.
+    effect. A default that neither the configuration nor the preset sets is none of them.
 
     Degenerate:
         An algorithm of one's own -> nothing is known of it: empty.
@@ -24,8 +24,9 @@ def inert(config: Config) -> list[str]:
 
 def _inert(config: Config, a: PolicyGradient) -> Iterator[str]:
     one, on_policy = config.batch.minibatches * config.batch.epochs == 1, config.staleness_bound == 0
+    chosen = a.model_fields_set | PRESETS[a.kind].defaults.keys()
     of_ratio = [f'`algorithm.ratio` ("{a.ratio}")'] if a.ratio == "sequence" else []
-    of_ratio += [f'`algorithm.clip` ("{a.clip}")'] if a.clip != "none" else []
+    of_ratio += [f'`algorithm.clip` ("{a.clip}")'] if a.clip != "none" and "clip" in chosen else []
     several = "Set `batch.minibatches` to 2 or more"
     if one and of_ratio and a.anchor == "proximal":
         yield (
