@@ -16,11 +16,10 @@ def inert(config: Config) -> list[str]:
     effect. A default that neither the configuration nor the preset sets is none of them.
 
     Degenerate:
-        Nobody chose the algorithm -> nobody expects an effect: empty.
         An algorithm of one's own -> nothing is known of it: empty.
     """
-    algorithm, is_chosen = config.algorithm, "algorithm" in config.model_fields_set
-    return list(_inert(config, algorithm)) if is_chosen and isinstance(algorithm, PolicyGradient) else []
+    algorithm = config.algorithm
+    return list(_inert(config, algorithm)) if isinstance(algorithm, PolicyGradient) else []
 
 
 def _inert(config: Config, a: PolicyGradient) -> Iterator[str]:
