@@ -97,6 +97,131 @@ def test_paths_of_the_container_are_mapped_in_every_file_of_the_tests(agents: Ag
     assert reward(agents, task, "echo 391 > answer.txt") == 0.5
 
 
+GRADE = "&& echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+WRITTEN = "grep -q 391 /app/answer.txt"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tests/test.sh": f"/tests/check {GRADE}", "tests/check": f"#!/bin/sh\n{WRITTEN}\n"},
+        {"tests/test.sh": f"#!/bin/bash\nif {WRITTEN}\nthen\n  true {GRADE}fi\n".replace("\n", "\r\n")},
+        {
+            "tests/test.sh": f"bash /tests/check.sh {GRADE}",
+            "tests/check.sh": f"if {WRITTEN}; then\r\n exit 0\r\nfi\r\nexit 1\r\n",
+        },
+        {"tests/test.sh": f"\ufeff#!/bin/bash\n{WRITTEN} {GRADE}"},
+        {"tests/test.sh": f"{WRITTEN} && printf '\\xef\\xbb\\xbf1' > /logs/verifier/reward.txt"},
+        {
+            "tests/test.sh": "#!/usr/bin/env python3\nright = '391' in open('/app/answer.txt').read()\n"
+            "print(int(right), file=open('/logs/verifier/reward.txt', 'w'))\n",
+        },
+        {"tests/test.sh": f"rm -r /logs/verifier; mkdir /logs/verifier; {WRITTEN} {GRADE}"},
+        {
+            "environment/Dockerfile": "FROM ubuntu\nWORKDIR /root\n",
+            "tests/test.sh": f"grep -q 391 ~/answer.txt {GRADE}",
+        },
+        {"tests/test.sh": f"no-such-python || {WRITTEN} {GRADE}"},
+    ],
+    ids=[
+        "no right",
+        "CR LF",
+        "CR LF below",
+        "mark",
+        "mark in the reward",
+        "Python",
+        "new logs",
+        "home",
+        "or",
+    ],
+)
+def test_tests_run_as_in_a_container(agents: Agents, tmp_path: Path, files: dict[str, str]) -> None:
+    path = task_at(tmp_path, files)
+    for name, text in files.items():
+        (path / name).write_bytes(text.encode())
+    assert reward(agents, read_task(path), "echo 391 > answer.txt") == 1.0
+
+
+def test_links_to_paths_of_the_container_lead_into_the_directories(agents: Agents, tmp_path: Path) -> None:
+    path = task_at(
+        tmp_path,
+        {
+            "tests/test.sh": f"bash /tests/link.sh {GRADE}",
+            "tests/check.sh": "grep -q 391 /app/data/link.txt\n",
+            "environment/real.txt": "391\n",
+            "environment/data/other.txt": "",
+        },
+    )
+    (path / "tests" / "link.sh").symlink_to("/tests/check.sh")
+    (path / "environment" / "data" / "link.txt").symlink_to("/app/real.txt")
+    assert reward(agents, read_task(path), "grep -q 391 data/link.txt") == 1.0
+
+
+def test_what_dockerignore_names_is_not_copied(agents: Agents, tmp_path: Path) -> None:
+    names = ("solution.sh", "a/b/x.pyc", "a/kept.pyc", "a/b/y.txt", "secret/key")
+    path = task_at(
+        tmp_path,
+        {
+            **{f"environment/{name}": "" for name in names},
+            "environment/.dockerignore": "# no copies\nsolution.sh\n**/*.pyc\nsecret/\n!a/kept.pyc\n",
+            "tests/test.sh": "cd /app; find a secret solution.sh -type f | sort > logs/files\n"
+            f"cmp logs/files /tests/files {GRADE}",
+            "tests/files": "a/b/y.txt\na/kept.pyc\n",
+        },
+    )
+    assert reward(agents, read_task(path)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f"no-such-tool /app {GRADE}", "the command `no-such-tool`"),
+        (f"python -m no_such_module {GRADE}", "the Python module `no_such_module`"),
+        (f"python -c 'import no_such_module' {GRADE}", "the Python module `no_such_module`"),
+        (f"python /tests/check.py {GRADE}", "the Python module `no_such_module`"),
+        (f"python -m pytest -p no:cacheprovider /tests/check.py {GRADE}", "module `no_such_module`"),
+        (f"python -m pytest --no-such /tests/check.py {GRADE}", "a pytest that takes `--no-such`"),
+    ],
+)
+def test_tests_that_need_what_this_machine_has_not_are_an_error(
+    agents: Agents, tmp_path: Path, script: str, words: str
+) -> None:
+    files = {"tests/test.sh": script, "tests/check.py": "import no_such_module\n"}
+    with pytest.raises(RewardError, match=words):
+        reward(agents, read_task(task_at(tmp_path, files)))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"python /app/solution.py {GRADE}",
+        f"PATH=$PATH:/app sort-it {GRADE}",
+        f"cd /app; python -c 'import sorter' {GRADE}",
+        f"cd /app; PYTHONPATH=. python -m pytest -p no:cacheprovider /tests/check.py {GRADE}",
+    ],
+)
+def test_what_the_agent_did_not_make_or_has_not_earns_nothing(
+    agents: Agents, tmp_path: Path, script: str
+) -> None:
+    files = {
+        "instruction.md": "Write sort-it and sorter.py, and solution.py.\n",
+        "tests/test.sh": script,
+        "tests/check.py": "import solution\n",
+    }
+    task = read_task(task_at(tmp_path, files))
+    assert reward(agents, task, "echo import no_such_module > solution.py") == 0.0
+
+
+def test_a_path_outside_of_workdir_needs_a_container(agents: Agents, tmp_path: Path) -> None:
+    files = {
+        "environment/Dockerfile": "FROM ubuntu\nWORKDIR /app/src\n",
+        "tests/test.sh": "bash /tests/check\n",
+        "tests/check": "ls /app/src /app/build\n",
+    }
+    with pytest.raises(DataError, match="check names /app, which is outside of WORKDIR"):
+        reward(agents, read_task(task_at(tmp_path, files)))
+
+
 def test_a_task_that_works_in_the_root_is_mapped_too(agents: Agents, tmp_path: Path) -> None:
     files = {
         "environment/Dockerfile": "FROM python:3.13\nWORKDIR /\n",

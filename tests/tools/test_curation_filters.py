@@ -42,7 +42,7 @@ def reasons(drops: filters.Drops) -> dict[int, Reason]:
 def test_words_have_no_punctuation_and_numbers_no_commas_of_thousands() -> None:
     assert words_of("It's 1,250 $x$ + 3.5, (Yes!)") == ["it", "s", "1250", "x", "+", "3.5", "yes"]
     assert words_of("日本 go") == ["日", "本", "go"]
-    assert figures_of(words_of("3 * 4 is b")) == ("*", "3", "4")
+    assert figures_of(words_of("3 * 4 is b")) == ("3", "*", "4")
     assert normalized("  Two\n Lines ") == "two lines"
 
 

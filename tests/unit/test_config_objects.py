@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from millrace import algorithms
 from millrace.config.load import load
+from millrace.config.objects import load_function
 from millrace.core.errors import ConfigError
 from millrace.environments.rewards import make_reward
 from millrace.environments.tasks import make_task
@@ -67,3 +73,23 @@ def test_what_is_not_what_it_should_be_is_refused_by_name(overrides, message):
     with pytest.raises(ConfigError, match=message):
         algorithms.build(config.algorithm)
         presets.build(config)
+
+
+@pytest.mark.parametrize("name", ["own_check", "own-check", "own.check", "json"])
+def test_a_spawned_process_finds_the_functions_of_a_file_whose_name_is_free(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / f"{name}.py").write_text("def check(text):\n    return text + '!'\n")
+    check, file = load_function("reward.path", f"{tmp_path / name}.py:check")
+    assert check("a") == "a!" and file == str(tmp_path / f"{name}.py")
+    assert json.loads("1") == 1
+    if name in ("json", "own.check"):
+        assert check.__module__.startswith("millrace_own_")
+        return
+    told = subprocess.run(
+        [sys.executable, "-c", "import pickle, sys; print(pickle.load(sys.stdin.buffer)('b'))"],
+        input=pickle.dumps(check),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert told.stdout == b"b!\n"

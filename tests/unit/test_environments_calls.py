@@ -18,7 +18,7 @@ from millrace.environments.tasks import make_task
 from millrace.environments.verifiers.sum_calls import PLAIN, make_calls
 
 MAIN_THREAD = """
-import asyncio, contextvars, os, signal, subprocess, threading
+import asyncio, contextvars, os, signal, subprocess, sys, threading
 from math_verify import parse, verify
 
 IMPORTED = os.getpid()
@@ -73,6 +73,44 @@ def waits(completion, answer):
 
 def leaves(completion, answer):
     raise SystemExit(3)
+
+def forks(completion, answer, ends=lambda: None):
+    child = os.fork()
+    if child == 0:
+        return ends()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {"reward": float(answer in completion), "code": code}
+
+def forks_and_leaves(completion, answer):
+    return forks(completion, answer, lambda: sys.exit(3))
+
+def forks_and_raises(completion, answer):
+    return forks(completion, answer, lambda: 1 / 0)
+
+def forks_and_answers(completion, answer):
+    return forks(completion, answer)
+
+async def forks_on_the_loop(completion, answer):
+    return forks(completion, answer, lambda: sys.exit(3))
+
+def cancelled(completion, answer):
+    raise asyncio.CancelledError
+
+def interrupted(completion, answer):
+    raise KeyboardInterrupt
+
+async def cancelled_on_the_loop(completion, answer):
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
+
+async def interrupted_on_the_loop(completion, answer):
+    raise KeyboardInterrupt
+
+def leaves_an_alarm(completion, answer):
+    left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    signal.alarm(60)
+    return {"reward": 1.0, "left_s": left_s}
 
 def keeps(completion, answer, row):
     row["seen"] = row.get("seen", 0) + 1
@@ -132,6 +170,32 @@ def test_a_function_that_leaves_has_failed_and_the_next_call_is_scored(calls):
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("forks_and_leaves", 3.0),
+        ("forks_and_raises", 1.0),
+        ("forks_and_answers", 0.0),
+        ("forks_on_the_loop", 3.0),
+    ],
+)
+def test_a_child_that_a_function_forks_never_answers_for_it(calls, name, code):
+    wanted = [Scored(value, {"code": code}) for value in (1.0, 0.0, 1.0)]
+    assert scores(calls(name), "2", "3", "2") == wanted
+
+
+def test_an_alarm_that_a_function_leaves_does_not_ring_in_the_next(calls):
+    assert scores(calls("leaves_an_alarm"), "2", "2") == [Scored(1.0, {"left_s": 0.0})] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["cancelled", "interrupted", "cancelled_on_the_loop", "interrupted_on_the_loop"]
+)
+def test_an_error_that_stops_programs_is_a_failure_of_its_call_alone(calls, name):
+    for score in scores(calls(name), "a", "b"):
+        assert isinstance(score, Failed) and f"{name} raised" in score.reason
 
 
 def test_the_end_of_a_call_is_not_waited_for_beyond_its_deadline(calls):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 from pathlib import Path
 
@@ -22,6 +25,11 @@ from millrace.environments.tasks import make_task
 
 SUMS = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=12)
+
+
+def all_of(path):
+    rows = open_rows(str(path))
+    return [dict(rows[index]) for index in range(len(rows))]
 
 
 def lines(rows):
@@ -69,6 +77,75 @@ def test_a_pattern_and_a_directory_join_their_files_in_the_order_of_names(tmp_pa
         open_rows(str(tmp_path))
     with pytest.raises(DataError, match="no file fits the pattern"):
         open_rows(str(tmp_path / "dev-*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.JSONL", lines(SUMS[:3])),
+        ("rows.json", lines(SUMS[:3])),
+        ("rows.Csv", "question,answer\n0 + 1 =,1\n1 + 1 =,2\n2 + 1 =,3\n"),
+        ("sep.csv", "sep=;\r\nquestion;answer\r\n0 + 1 =;1\r\n1 + 1 =;2\r\n2 + 1 =;3\r\n"),
+        ("blank.csv", "\n\nquestion,answer\n0 + 1 =,1\n\n1 + 1 =,2\n2 + 1 =,3\n"),
+    ],
+)
+def test_rows_are_read_under_other_names_and_behind_other_first_lines(tmp_path, name, content):
+    (tmp_path / name).write_text(content, newline="")
+    assert all_of(tmp_path / name) == all_of(tmp_path) == SUMS[:3]
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.pq", "rows.parq", "rows.PARQUET", "rows.feather", "rows.arrow", "stream.arrow"]
+)
+def test_tables_are_read_under_other_names_and_as_streams(tmp_path, name):
+    table = pyarrow.Table.from_pylist(SUMS)
+    with open(tmp_path / name, "wb") as file:
+        if name.lower().endswith(("pq", "parq", "parquet")):
+            pyarrow.parquet.write_table(table, file)
+        else:
+            made = pyarrow.ipc.new_stream if name.startswith("stream") else pyarrow.ipc.new_file
+            with made(file, table.schema) as writer:
+                for batch in table.to_batches(max_chunksize=7):
+                    writer.write_batch(batch)
+    assert all_of(tmp_path / name) == all_of(tmp_path) == SUMS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("b.jsonl.gz", gzip.compress(b"{}"), "packed with gzip"),
+        ("b.jsonl", gzip.compress(b"{}"), "packed with gzip"),
+        ("b.csv.xz", lzma.compress(b"a"), "packed with xz"),
+        ("b.json.bz2", bz2.compress(b"a"), "packed with bzip2"),
+        ("b.jsonl.zst", pyarrow.compress(b"{}", "zstd", asbytes=True), "packed with zstd"),
+        ("b.csv", b"PK\x03\x04", "archive"),
+        ("b.parquet", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("b.jsonl", b"<!DOCTYPE html>", "HTML"),
+        ("b.csv", b"a,b,a\n1,2,3\n", "two columns 'a'"),
+        ("b.csv", b'a,b\n"1,2\n3,4\n5,6\n', "ends in line 4, has quotes that are not closed"),
+    ],
+)
+def test_a_file_whose_rows_would_be_lost_is_refused(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        open_rows(str(tmp_path / name))
+    with pytest.raises(DataError, match=words):
+        open_rows(str(tmp_path))
+
+
+def test_a_packed_file_in_a_directory_is_not_passed_over(tmp_path):
+    (tmp_path / "a.jsonl").write_text(lines(SUMS))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines(SUMS).encode()))
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    with pytest.raises(DataError, match=r"several formats \(.gz, .jsonl\)"):
+        open_rows(str(tmp_path))
+    (tmp_path / "b.jsonl.gz").unlink()
+    assert len(open_rows(str(tmp_path))) == 40
+
+
+def test_a_cell_may_be_long(tmp_path):
+    (tmp_path / "long.csv").write_text(f'prompt,answer\n"{"x" * 200_000}",1\n')
+    assert len(open_rows(str(tmp_path / "long.csv"))[0]["prompt"]) == 200_000
 
 
 def test_a_name_of_a_hub_as_a_path_is_told_the_kind(tmp_path):

@@ -217,7 +217,7 @@ def test_items_of_the_assistant_that_follow_each_other_are_one_turn() -> None:
         ChatTurn(role="tool", content="1", call_id="a"),
         ChatTurn(role="assistant", reasoning="So.", content="One."),
         ChatTurn(role="assistant", reasoning="More."),
-        ChatTurn(role="system", content="Stop."),
+        ChatTurn(role="developer", content="Stop."),
     ]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import string
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,11 +14,18 @@ from tests.long import few
 from tests.unit.call_templates import ASK, FAMILIES, NO_CALLS, SAY
 
 from millrace.config.schema import Config
+from millrace.config.tables import task as table
 from millrace.core.errors import DataError
 from millrace.environments.chat import render
 from millrace.environments.gateway.calls import CallOfTool, ChatTurn, RefusedCall
+from millrace.environments.gateway.dialects.chat import ChatDialect
 from millrace.environments.gateway.rendering import Rendering
-from millrace.environments.tokenizer import load_dated_tokenizer, load_tokenizer, make_character_tokenizer
+from millrace.environments.tokenizer import (
+    encode,
+    load_dated_tokenizer,
+    load_tokenizer,
+    make_character_tokenizer,
+)
 from millrace.run_directory.resume import check_resume, with_date
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.serve.completions import Completions
@@ -65,6 +74,42 @@ def test_a_prompt_is_what_the_template_writes_and_so_is_what_follows(
             ids = rendering.after([made.encode("4")[-1], made.eos_token_id], later, [], [*begin, reply])
             whole = written(made, [*begin, reply, *later])
             assert made.decode(ids) == whole.rpartition("<|assistant|>4<|end|>")[2]
+
+
+KNOWS = EACH.replace(SAY, SAY + "{{ 'BY: ' if m.role == 'developer' else '' }}") + ASK
+REFUSES = (
+    EACH.replace(SAY, "{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}" + SAY) + ASK
+)
+SKIPS = EACH.replace(SAY, "{% if m.role != 'developer' %}" + SAY) + ASK
+SKIPS = SKIPS.replace("<|end|>{% endfor", "<|end|>{% endif %}{% endfor")
+WRITES = EACH.replace(SAY, SAY + "{{ m.role }}: ") + ASK
+
+
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [(KNOWS, "developer"), (WRITES, "developer"), (REFUSES, "system"), (SKIPS, "system")],
+)
+def test_a_developer_is_one_where_the_template_takes_one_and_else_the_system(
+    tmp_path: Path, template: str, role: Any
+) -> None:
+    made = tokenizer(tmp_path, template)
+    body = {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "2+2?"}]}
+    given = ChatDialect().read(json.dumps(body).encode()).messages
+    assert made.decode(Rendering(made, {}).whole(given, [])) == written(
+        made, [ChatTurn(role=role, content="Be kind."), FIRST]
+    )
+    later = [ChatTurn(role="developer", content="Be short."), FIRST]
+    reply = ChatTurn(role="assistant", content="4")
+    ids = Rendering(made, {}).after([made.encode("4")[-1], made.eos_token_id], later, [], [FIRST, reply])
+    whole = written(made, [FIRST, reply, ChatTurn(role=role, content="Be short."), FIRST])
+    behind = whole[whole.index("<|end|>", whole.index("<|assistant|>4")) :].removeprefix("<|end|>")
+    assert made.decode(ids) == behind
+
+
+def test_a_template_that_writes_capitals_leaves_nothing_out(tmp_path: Path) -> None:
+    made = tokenizer(tmp_path, EACH.replace("{{ m.content }}", "{{ m.content | upper }}") + ASK)
+    asked = [ChatTurn(role="user", content="Why?")]
+    assert "WHY?" in made.decode(Rendering(made, {}).whole(asked, []))
 
 
 @pytest.mark.parametrize("template", [SWITCH, TRIM], ids=["switch", "trim"])
@@ -123,6 +168,36 @@ def test_a_served_model_refuses_a_message_that_its_template_leaves_out(
     with pytest.raises(RefusedCall, match=r"leaves out message [23] ") as refused:
         served.chat(json.dumps(body).encode())
     assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "Why"}, {"type": "text", "text": "?"}]},
+        {"role": "user", "content": "Why?", "name": "Ada"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": "So.", "reasoning_content": "Hm."},
+    ],
+)
+def test_a_served_chat_is_that_of_a_row(tmp_path: Path, message: dict[str, Any]) -> None:
+    shows = "{{ m.name }}{{ m.reasoning_content }}"
+    made = tokenizer(tmp_path, EACH.replace(SAY, SAY + shows) + ASK)
+    asked, engine = list[list[int]](), SimpleNamespace()
+    engine.submit = lambda tokens, *_: asked.append(tokens) or Future()
+    messages = [{"role": "user", "content": "2?"}, message, {"role": "user", "content": "And?"}]
+    served = Completions(cast(Any, engine), made, model="m", max_sequence_tokens=999)
+    served.chat(json.dumps({"messages": messages}).encode())
+    config = table.FileTaskSection(path="x", chat=True)
+    assert asked == [encode(made, render(config, made, {}, messages, "row 1"))]
+
+
+@pytest.mark.parametrize(
+    "content", [[{"type": "image_url", "image_url": {"url": "x"}}], [1], 1, [{"type": "text", "text": None}]]
+)
+def test_a_served_chat_is_of_text_alone(tmp_path: Path, content: Any) -> None:
+    served = Completions(cast(Any, None), tokenizer(tmp_path, TRIM), model="m", max_sequence_tokens=99)
+    with pytest.raises(RefusedCall, match=r"messages\[0\]\.content"):
+        served.chat(json.dumps({"messages": [{"role": "user", "content": content}]}).encode())
 
 
 def test_calls_that_a_template_does_not_write_are_refused_and_those_that_it_writes_are_not(

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,14 +82,23 @@ def _from_file(key: str, source: str) -> ModuleType:
     file = Path(source).resolve()
     if not file.is_file():
         raise ConfigError(f"`{key}`: no file {source} (looked in {Path.cwd()}): check the path")
-    # A name of its own: `reward.py` must not hide, or be hidden by, an installed module `reward`.
-    name = f"millrace_own_{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    name = _name_of(file)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"`{key}`: {source} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up here
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
     spec.loader.exec_module(module)
     return module
+
+
+def _name_of(file: Path) -> str:
+    """The name that a process knows the file by which the file's functions spawn. Where this name means
+    another module, such as an installed one, a name of its own."""
+    with suppress(ImportError, ValueError, AttributeError):  # no name of a module
+        found = importlib.util.find_spec(file.stem)
+        if found is not None and found.origin is not None and Path(found.origin) == file:
+            return file.stem
+    return f"millrace_own_{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from collections import defaultdict
@@ -23,7 +24,12 @@ _OPTIONAL = re.compile("[\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06
 """Vowel points of Hebrew and Arabic, which texts may leave out."""
 _SIGNS = frozenset("*/%^\u2030\u066a\u00b0")  # beside the symbols of mathematics and of currencies
 _MARKUP = frozenset("$|~")  # no figures, though Unicode has them among those symbols
-_BULLET = re.compile(r"^[ \t]*[*+\-\u2190-\u21ff>]+[ \t]+(?=[^\W\d])", re.MULTILINE)
+_BULLET = re.compile(r"^[ \t]*(?:[*+\-\u2190-\u21ff>]+|\d{1,3}[.)])[ \t]+(?=[^\W\d])", re.MULTILINE)
+_TAG = re.compile(
+    r"</?(?:a|b|blockquote|br|code|div|em|h[1-6]|hr|i|img|li|ol|p|pre|span|strong|sub|sup|table|tbody|td|th|thead|tr|u|ul)"
+    r"(?:\s[^<>]*)?/?>|(?<=\])\((?:https?:|mailto:|[/#])[^()\s]*\)"
+)
+"""Of HTML, and the address of a link of Markdown."""
 _EMPHASIS = re.compile(r"(?<![\w)\]*])\*+(?=\S)|(?<=[^\s*])\*+(?![\w(\[*])")
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # the golden ratio, odd: each place in a run weighs differently
 
@@ -47,14 +53,17 @@ def words_of(text: str) -> list[str]:
     spaces. Punctuation, bullets and markup of every script do not count, nor do the commas of thousands.
     Digits of every script are those of ASCII."""
     pattern, ignored = _pattern()
-    plain = _OPTIONAL.sub("", _BULLET.sub("", ignored.sub("", _folded(text))))
+    shown = _TAG.sub(" ", html.unescape(_folded(text)))
+    plain = _OPTIONAL.sub("", _BULLET.sub("", ignored.sub("", shown)))
     found = pattern.findall(_EMPHASIS.sub(" ", " ".join(plain.split())))
-    return [_number(word) if word[0].isdecimal() else word for word in found]
+    return [_number(word) if word[-1].isdecimal() else word for word in found]
 
 
 def _number(word: str) -> str:
     return "".join(
-        str(unicodedata.decimal(one)) if one.isdecimal() else "." for one in word if one not in ",\u066c"
+        str(unicodedata.decimal(one)) if one.isdecimal() else "-" if one == "-" else "."
+        for one in word
+        if one not in ",\u066c"
     )
 
 
@@ -69,7 +78,7 @@ def _pattern() -> tuple[re.Pattern[str], re.Pattern[str]]:
     marks = "".join(one for kind in ("Mn", "Mc") for one in kinds[kind] if one not in variants)
     signs = re.escape("".join({*kinds["Sm"], *kinds["Sc"], *_SIGNS} - _MARKUP))
     pattern = (
-        r"\d+(?:[.,\u066b\u066c]\d+)*"
+        r"(?:(?<![^\s(\[{=,$*/^])-)?\d+(?:[.,\u066b\u066c]\d+)*"
         rf"|(?=[^\W\d_])[{_UNSPACED}][{marks}]*"
         rf"|[^\W\d_{_UNSPACED}]+(?:[{marks}]+[^\W\d_{_UNSPACED}]*)*"
         rf"|[{signs}]"
@@ -78,8 +87,8 @@ def _pattern() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def figures_of(words: Sequence[str]) -> tuple[str, ...]:
-    """Numbers and signs of arithmetic, sorted. Texts with other figures ask for another answer."""
-    return tuple(sorted(word for word in words if not word[0].isalpha()))
+    """Numbers and signs of arithmetic, in order. Texts with other figures ask for another answer."""
+    return tuple(word for word in words if not word[0].isalpha())
 
 
 def runs_of(words: Sequence[str], length: int) -> Hashes:

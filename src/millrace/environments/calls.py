@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 from millrace.core.errors import OutOfMemory
 from millrace.core.types import Failed, Score
@@ -76,18 +82,23 @@ def score_plainly(
 
     A plain function may return a coroutine, for example a lambda around an async function.
     """
-    result = _called(reward, arguments)
-    if not inspect.isawaitable(result):
-        score: Score = result
-        return score
-    late = f"{reward.name} took longer than its deadline"
-    return loop.run_until_complete(_awaited(reward, result, loop.time() + left_s, late))
+    try:
+        result = _called(reward, arguments)
+        if not inspect.isawaitable(result):
+            score: Score = result
+            return score
+        late = f"{reward.name} took longer than its deadline"
+        return loop.run_until_complete(_awaited(reward, result, loop.time() + left_s, late))
+    finally:
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)  # an alarm that was left on would end the next call
 
 
 def _called(reward: Reward, arguments: Arguments) -> Any:
     """The score, or what a coroutine function returned."""
     try:
-        returned = reward(*arguments)
+        with _one_process():
+            returned = reward(*arguments)
     except MemoryError as error:
         raise _out_of_memory(reward, error) from None
     except BaseException as error:  # not even SystemExit may end the process
@@ -99,14 +110,40 @@ async def _awaited(reward: Reward, awaitable: Any, ends_s: float, late: str) -> 
     limit = asyncio.timeout_at(ends_s)
     try:
         async with limit:
-            returned = await awaitable
+            with _one_process():
+                returned = await awaitable
     except TimeoutError as error:
         return Failed(late) if limit.expired() else raised(reward.name, error, reward.file)
     except MemoryError as error:
         raise _out_of_memory(reward, error) from None
-    except (Exception, SystemExit) as error:
+    except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        return raised(reward.name, error, reward.file)  # of a task of the reward's own
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         return raised(reward.name, error, reward.file)
     return to_score(reward.name, returned)
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """A child that the function forks, and that leaves the function, ends as a program does. It would give
+    the answer of its parent again."""
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != pid:
+            _end_child(sys.exception())
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    with suppress(BaseException):
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+    code = getattr(error, "code", 1) if error is not None else 0
+    os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
 
 def too_long(name: str, timeout_s: float) -> str:

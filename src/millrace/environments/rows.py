@@ -13,7 +13,13 @@ from millrace.config.objects import load_function
 from millrace.core.errors import DataError, boundary
 from millrace.environments.data.arrow import ArrowRows, mapped_parquet
 from millrace.environments.data.cells import CellRows
-from millrace.environments.data.files import SUFFIXES, check_exists, row_files
+from millrace.environments.data.files import (
+    SUFFIXES,
+    check_exists,
+    format_of,
+    refuse_packed,
+    row_files,
+)
 from millrace.environments.data.lines import JsonLines, Row, as_object, not_utf8
 
 FORMATS = f"{', '.join(SUFFIXES)}, a directory of such files, or one from `datasets.save_to_disk`"
@@ -88,7 +94,8 @@ def open_rows(path: str) -> Rows:
 def _open(file: Path) -> Rows:
     if file.is_dir():
         return _saved(file)
-    match file.suffix:
+    refuse_packed(file)
+    match format_of(file):
         case ".jsonl" | ".ndjson":
             return JsonLines(file)
         case ".json":
@@ -163,6 +170,10 @@ def _json(file: Path) -> Rows:
         rows = json.loads(file.read_bytes())
     except UnicodeDecodeError as error:
         raise not_utf8(str(file), error) from error
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # JSON Lines often have this suffix
+            return JsonLines(file)
+        raise
     if not isinstance(rows, list):
         raise DataError(
             f"{file} holds a JSON {type(rows).__name__}: expected a list of objects, or use .jsonl"

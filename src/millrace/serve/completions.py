@@ -50,9 +50,23 @@ class SampledRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+    type: Literal["text"] = "text"
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`reasoning_content`: of the assistant."""
+
     role: Literal["system", "developer", "user", "assistant"]
-    content: str
+    content: str | list[TextPart] | None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        content = self.content
+        return "".join(one.text for one in content) if isinstance(content, list) else content or ""
 
 
 class ChatRequest(SampledRequest, kw_only=True):
@@ -132,9 +146,10 @@ class Completions:
         """The ids of a chat: the special tokens are the template's alone, as in training. Without a chat
         template: the texts, with a blank line after each."""
         if not getattr(self._tokenizer, "chat_template", None):
-            return self._ids("".join(f"{one.content}\n\n" for one in messages), encode_prompt)
+            return self._ids("".join(f"{one.text}\n\n" for one in messages), encode_prompt)
         try:
-            rendered = ConversationText(self._tokenizer, {}).checked(msgspec.to_builtins(messages))
+            plain = [{**msgspec.to_builtins(one), "content": one.text} for one in messages]
+            rendered = ConversationText(self._tokenizer, {}).checked(plain)
         except DataError as error:
             raise RefusedCall(str(error), field="messages") from error
         return self._ids(rendered, encode)

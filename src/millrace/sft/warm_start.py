@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import DataError
+from millrace.environments.data.files import refuse_packed
 from millrace.environments.data.lines import JsonLines, Row
 from millrace.environments.tokenizer import check_characters, encode, encode_prompt
 from millrace.sft.sft_config import SupervisedConfig
@@ -60,6 +61,7 @@ def read_examples(path: Path, tokenizer: Any, *, append_eos: bool) -> list[Examp
             "`data.append_eos` is true, but the tokenizer has no end-of-sequence token.\n"
             "  Give it one (`eos_token` in tokenizer_config.json), or set `data.append_eos` to false"
         )
+    refuse_packed(path)
     end = [tokenizer.eos_token_id] if append_eos else []
     examples = []
     rows = JsonLines(path)

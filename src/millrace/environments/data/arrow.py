@@ -35,8 +35,14 @@ class ArrowRows:
         import pyarrow  # type: ignore[import-untyped]
 
         self._file = file
-        self._reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(file)))
-        sizes = [self._reader.get_batch(n).num_rows for n in range(self._reader.num_record_batches)]
+        source = pyarrow.memory_map(str(file))
+        try:
+            reader = pyarrow.ipc.open_file(source)
+            self._batch = reader.get_batch
+            sizes = [reader.get_batch(n).num_rows for n in range(reader.num_record_batches)]
+        except pyarrow.ArrowInvalid:  # a stream, as `datasets` writes
+            batches = list(pyarrow.ipc.open_stream(source))
+            self._batch, sizes = batches.__getitem__, [one.num_rows for one in batches]
         self._starts = np.cumsum([0, *sizes])
 
     def __len__(self) -> int:
@@ -47,7 +53,7 @@ class ArrowRows:
             raise IndexError(index)
         with boundary(f"{self._file}:{index}", "cannot be read", DataError):
             batch = int(np.searchsorted(self._starts, index, "right")) - 1
-            rows = self._reader.get_batch(batch).slice(index - int(self._starts[batch]), 1).to_pylist()
+            rows = self._batch(batch).slice(index - int(self._starts[batch]), 1).to_pylist()
         return rows[0]
 
     def place(self, index: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import mmap
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from millrace.core.errors import DataError
 from millrace.environments.data.lines import UTF16, Row, mapped, not_utf8
 
 DELIMITERS = ",;\t|"
+_NAMED = re.compile("sep=(.)")
+"""A first line of spreadsheets, which names the delimiter."""
 
 
 class CellRows:
@@ -23,18 +26,40 @@ class CellRows:
 
     def __init__(self, file: Path) -> None:
         self._file, self._bytes = file, _utf8(file)
-        lines = self._lines()
-        header = next(lines, "")
-        self._delimiter = max(
-            DELIMITERS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), []))
-        )
+        csv.field_size_limit(max(csv.field_size_limit(), len(self._bytes)))
+        header = next(filter(str.strip, self._lines()), "")
+        named = _NAMED.fullmatch(header.strip())
+        self._delimiter = named[1] if named else max(DELIMITERS, key=lambda mark: len(_cells(header, mark)))
         reader = csv.reader(self._lines(), delimiter=self._delimiter)
         self._spans = array("q")  # line, start and end of each row
-        self._names, end = next(reader, []), self._read
+        records = (cells for cells in reader if any(cells))
+        self._names = next(records, [])
+        if named:
+            self._names = next(records, [])
+        self._refuse_names_twice()
+        end = self._read
         for cells in reader:
             if cells:
                 self._spans.extend((reader.line_num, end, self._read))
             end = self._read
+        if len(self):
+            self._refuse_open_quotes()
+
+    def _refuse_names_twice(self) -> None:
+        if twice := [name for name in self._names if name and self._names.count(name) > 1]:
+            raise DataError(f"{self._file} has two columns {twice[0]!r}: give one of them another name")
+
+    def _refuse_open_quotes(self) -> None:
+        """Quotes that never close make one cell of all rows behind them."""
+        line, start, end = self._spans[-3:]
+        text = io.StringIO(self._bytes[start:end].decode(), newline="")
+        try:
+            next(csv.reader(text, delimiter=self._delimiter, strict=True))
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                raise DataError(
+                    f"{self._file}: the last row, which ends in line {line}, has quotes that are not closed"
+                ) from None
 
     def _lines(self) -> Iterator[str]:
         """The text by lines. `_read` is the number of bytes of those that were given."""
@@ -63,6 +88,10 @@ class CellRows:
 
     def place(self, index: int) -> str:
         return str(self._spans[3 * index])
+
+
+def _cells(header: str, delimiter: str) -> list[str]:
+    return next(csv.reader([header], delimiter=delimiter), [])
 
 
 def _split(content: mmap.mmap | bytes) -> Iterator[bytes]:

@@ -9,8 +9,45 @@ from pathlib import Path
 from millrace.core.errors import DataError
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+OTHER_NAMES = {".pq": ".parquet", ".parq": ".parquet", ".feather": ".arrow", ".ipc": ".arrow"}
+ABOUT = ("dataset_infos.json",)
+"""Files about a data set, without rows of it."""
+_PACKED = {
+    b"\x1f\x8b": "packed with gzip",
+    b"BZh": "packed with bzip2",
+    b"\xfd7zXZ": "packed with xz",
+    b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"PK\x03\x04": "an archive (zip), as spreadsheets are",
+    b"version https://git-lfs": "a pointer of Git LFS: `git lfs pull` fetches the file",
+    b"<!DOCTYPE": "a page of HTML",
+    b"<html": "a page of HTML",
+}
+_PACKERS = (".gz", ".bz2", ".xz", ".zst", ".zip")
 SAVED = ("dataset_dict.json", "dataset_info.json")
 """A directory with one of these was written by `datasets.save_to_disk`, and is read whole."""
+
+
+def format_of(file: Path) -> str:
+    """The suffix that names the format. Capital letters and other usual suffixes mean the same."""
+    suffix = file.suffix.lower()
+    return OTHER_NAMES.get(suffix, suffix)
+
+
+def refuse_packed(file: Path) -> None:
+    """Raises: DataError: the bytes are of no format of rows, whatever the name of the file says."""
+    if not file.is_file():
+        raise DataError(f"{file} is no regular file: write the rows into one")
+    with file.open("rb") as opened:
+        begin = opened.read(32)
+    for magic, what in _PACKED.items():
+        if begin.startswith(magic):
+            raise DataError(f"{file} is {what}. Rows are read from plain files: put one in its place")
+
+
+def _has_rows(file: Path) -> bool:
+    """By its name, also if it must be unpacked first."""
+    plain = Path(file.stem) if file.suffix.lower() in _PACKERS else file
+    return format_of(plain) in SUFFIXES and file.name not in ABOUT
 
 
 def is_pattern(path: str) -> bool:
@@ -48,8 +85,8 @@ def row_files(path: str) -> list[Path]:
     if not Path(path).is_dir() or is_saved(Path(path)):
         return [Path(path)]
     visible = (file for file in Path(path).rglob("*") if not _hidden(file.relative_to(path)))
-    files = sorted(file for file in visible if file.suffix in SUFFIXES and file.is_file())
-    suffixes = sorted({file.suffix for file in files})
+    files = sorted(file for file in visible if _has_rows(file) and file.is_file())
+    suffixes = sorted({format_of(file) for file in files})
     if not files:
         raise DataError(f"{path} is not a data set that can be read: it has no file of {', '.join(SUFFIXES)}")
     if len(suffixes) > 1:

@@ -9,7 +9,7 @@ from millrace.config.carried import is_carried
 from millrace.config.tables.task import FileTaskSection, HubTaskSection, Task
 from millrace.core.errors import DataError, boundary
 from millrace.environments.data.arrow import mapped_parquet
-from millrace.environments.data.files import check_exists, row_files
+from millrace.environments.data.files import check_exists, format_of, row_files
 from millrace.environments.data.hub import fetched_file
 
 
@@ -25,5 +25,5 @@ def prepare_rows(task: Task) -> None:
             check_exists(task.path)
             for file in row_files(task.path):
                 with boundary(str(file), "cannot be read", DataError):
-                    if file.suffix == ".parquet":
+                    if format_of(file) == ".parquet":
                         mapped_parquet(file)

@@ -49,7 +49,7 @@ class CallOfTool(msgspec.Struct, frozen=True):
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One message. `calls` and `reasoning`: of the assistant. `call_id`: the call that a tool answers."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
     calls: tuple[CallOfTool, ...] = ()
     call_id: str = ""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
+
+from msgspec.structs import replace
 
 from millrace.core.errors import ConfigError, DataError
 from millrace.environments.gateway.calls import ChatTurn, RefusedCall
@@ -59,8 +62,25 @@ class Rendering:
         except (ConfigError, DataError) as error:
             raise RefusedCall(str(error), field="messages") from error
 
+    @cached_property
+    def _knows_developer(self) -> bool:
+        """Whether the template takes the role `developer`. Another template gets `system` in its place."""
+        probe = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
+        try:
+            self._text.checked(probe)
+        except DataError:
+            return False
+        return True
+
+    def _taken(self, messages: Sequence[ChatTurn]) -> list[ChatTurn]:
+        return [
+            replace(one, role="system") if one.role == "developer" and not self._knows_developer else one
+            for one in messages
+        ]
+
     def _ids(self, messages: Sequence[ChatTurn], tools: Tools, style: CallStyle) -> list[int]:
         """Some templates take ids of calls with nine letters and digits alone."""
+        messages = self._taken(messages)
         try:
             return self._text.ids([_message(one, style) for one in messages], tools)
         except DataError as error:
@@ -84,11 +104,10 @@ class Rendering:
         """
         before = [
             {"role": one.role, "content": one.content}
-            for one in takewhile(lambda one: one.role in ("system", "user"), begin)
+            for one in takewhile(_is_before_replies, self._taken(begin))
         ]
-        return self._bridge(tools if self.shows_tools else ()).after(
-            ids, [{"role": one.role, "content": one.content} for one in messages], before
-        )
+        later = [{"role": one.role, "content": one.content} for one in self._taken(messages)]
+        return self._bridge(tools if self.shows_tools else ()).after(ids, later, before)
 
     def _bridge(self, tools: Tools) -> Bridge:
         key = json.dumps(list(tools), sort_keys=True).encode()
@@ -127,6 +146,10 @@ def make_rendering(
     if getattr(tokenizer, "chat_template", None):
         return Rendering(tokenizer, arguments, ends)
     return PlainRendering(tokenizer)
+
+
+def _is_before_replies(one: ChatTurn) -> bool:
+    return one.role in ("system", "developer", "user")
 
 
 def _lines(messages: Sequence[ChatTurn]) -> str:

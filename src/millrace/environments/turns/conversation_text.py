@@ -173,8 +173,8 @@ def _may_join(token: str, texts: Sequence[str]) -> bool:
 
 
 def _is_shown(shown: str, text: str, number: int, marks: Sequence[str]) -> bool:
-    if shown:
-        return f"xText{number}x" in shown
+    if shown:  # a template may write a text in capitals
+        return f"xtext{number}x" in shown.casefold()
     return marks[number].strip() in text or json.dumps(marks[number])[1:-1] in text
 
 

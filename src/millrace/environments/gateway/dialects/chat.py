@@ -21,13 +21,7 @@ from millrace.environments.gateway.dialects.openai_shapes import OpenAIErrors, t
 from millrace.environments.gateway.dialects.server_sent import DELTA_TOKENS, DONE, event, slices
 from millrace.environments.gateway.dialects.tool_schemas import take_tools
 
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
+ROLES = ("system", "developer", "user", "assistant", "tool")
 OLD = "is an older form of calls: write `tools` and `tool_calls`"
 
 
@@ -109,11 +103,9 @@ def _turn(message: Fields) -> ChatTurn:
         message.refuse("role", f"is {shown(role)}: it must be one of {', '.join(ROLES)}")
     content = plain_text(message.take("content"), message.path("content"))
     name = message.text("name")
-    match ROLES[role]:
-        case "system":
-            return ChatTurn(role="system", content=content, name=name)
-        case "user":
-            return ChatTurn(role="user", content=content, name=name)
+    match role:
+        case "system" | "developer" | "user" as role:
+            return ChatTurn(role=role, content=content, name=name)
         case "tool":
             return ChatTurn(role="tool", content=content, name=name, call_id=message.text("tool_call_id"))
     message.refuse_given(("function_call",), OLD)

@@ -67,12 +67,8 @@ def _part(item: Fields) -> ChatTurn:
 def _message(item: Fields) -> ChatTurn:
     content = plain_text(item.take("content"), item.path("content"))
     match item.text("role"):
-        case "system" | "developer":
-            return ChatTurn(role="system", content=content)
-        case "user":
-            return ChatTurn(role="user", content=content)
-        case "assistant":
-            return ChatTurn(role="assistant", content=content)
+        case "system" | "developer" | "user" | "assistant" as role:
+            return ChatTurn(role=role, content=content)
     item.refuse("role", "must be system, developer, user or assistant")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,40 @@ def read_dockerfile(path: Path) -> PlainImage:
             case _:
                 raise needs_container(path, f"{instruction} {rest}", "more than FROM, WORKDIR and COPY")
     return PlainImage(workdir, tuple(_copied(path, copies, workdir)))
+
+
+class LeftOut:
+    """What is not copied of a directory: the Dockerfile, and what .dockerignore names.
+
+    The last pattern that fits counts; behind `!` is what stays. `*` is within a name, and `**/` any folders.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        path = top / ".dockerignore"
+        text = files.read(path, BYTES_MAX).decode("utf-8-sig") if path.is_file() else ""
+        lines = [line.strip() for line in text.split("\n")]
+        patterns = [line for line in lines if line and not line.startswith("#")]
+        self._keeps = any(one.startswith("!") for one in patterns)
+        self._patterns = [(_ignored(one.lstrip("!")), one[0] != "!") for one in ("Dockerfile", *patterns)]
+
+    def has(self, path: Path) -> bool:
+        name, left_out = path.relative_to(self._top).as_posix(), path.name == ".dockerignore"
+        for pattern, leaves_out in self._patterns:
+            if pattern.fullmatch(name):
+                left_out = leaves_out
+        return left_out and not (self._keeps and path.is_dir())
+
+    def names(self, directory: str, names: Sequence[str]) -> set[str]:
+        """As `shutil.copytree` asks."""
+        return {name for name in names if self.has(Path(directory) / name)}
+
+
+def _ignored(pattern: str) -> re.Pattern[str]:
+    escaped = re.escape(posixpath.normpath(pattern.strip()).lstrip("/"))
+    for text, meaning in ((r"\*\*/", "(?:.*/)?"), (r"\*\*", ".*"), (r"\*", "[^/]*"), (r"\?", "[^/]")):
+        escaped = escaped.replace(text, meaning)
+    return re.compile(f"{escaped}(?:/.*)?")
 
 
 def needs_container(path: Path, line: str, why: str) -> DataError:

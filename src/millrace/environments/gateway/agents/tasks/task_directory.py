@@ -12,9 +12,10 @@ import msgspec
 
 from millrace.core import files
 from millrace.core.errors import DataError
-from millrace.environments.gateway.agents.tasks.container_paths import for_agent
+from millrace.environments.gateway.agents.tasks.container_paths import for_agent, link_inside
 from millrace.environments.gateway.agents.tasks.dockerfile import (
     WHOLE,
+    LeftOut,
     PlainImage,
     needs_container,
     read_dockerfile,
@@ -49,21 +50,22 @@ class TaskDirectory(msgspec.Struct, frozen=True, kw_only=True):
         top = self.path / "environment"
         if self.image is None or not top.is_dir():
             return
+        left_out = LeftOut(top)
         for copied in self.image.copies:
             sources = [top] if copied.source in (".", "./") else sorted(top.glob(copied.source))
+            sources = [source for source in sources if source == top or not left_out.has(source)]
             if not sources:
                 raise DataError(f"{top}/Dockerfile copies {copied.source!r}, and there is no such file")
             for source in sources:
                 target = directory / copied.target
                 if source.is_dir():
-                    left_out = (
-                        shutil.ignore_patterns("Dockerfile", ".dockerignore") if source == top else None
-                    )
-                    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=left_out)
+                    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=left_out.names)
                 else:
                     target = target / source.name if copied.into else target
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy2(source, target, follow_symlinks=False)
+        if self.image.path != "/":
+            link_inside(directory, self.image.path)
 
 
 def read_task(path: Path | str, *, in_container: bool = False) -> TaskDirectory:

@@ -13,7 +13,13 @@ from millrace.core import files
 from millrace.core.errors import DataError, RewardError
 from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
 from millrace.environments.gateway.agents.agents import Agents
-from millrace.environments.gateway.agents.tasks.container_paths import places_of, rewrite, with_places
+from millrace.environments.gateway.agents.tasks.container_paths import (
+    HOME,
+    places_of,
+    rewrite,
+    with_places,
+)
+from millrace.environments.gateway.agents.tasks.missing_tools import missing_tools, noted_commands
 from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory
 
 REWARD_BYTES_MAX = 2**20
@@ -31,7 +37,8 @@ def run_tests(agents: Agents, task: TaskDirectory, directory: Path) -> float:
         directory: where the agent worked. The reward is read from its logs/verifier/reward.json: a number,
             or an object with `reward` or with one entry; or else from reward.txt there, as Harbor does it.
     Raises:
-        RewardError: the tests wrote no reward, or did not end.
+        RewardError: the tests wrote no reward, did not end, or needed what this machine has not.
+        DataError: they name a path that no directory of the trajectory is.
     """
     if re.search(r"[^\w./-]", str(directory)):
         raise RewardError(f"tests cannot run in {str(directory)!r}: a shell would split or change this path")
@@ -50,20 +57,36 @@ def run_tests(agents: Agents, task: TaskDirectory, directory: Path) -> float:
             places = places_of(task.image.path, directory, tests, logs.parent, names)
             rewrite(tests, places)
             environment = {name: with_places(value, places) for name, value in environment.items()}
+            if task.image.path == HOME:
+                environment = {"HOME": str(directory), **environment}
         end = agents.run_beside(
-            ["bash", str(tests / "test.sh")],
+            _command(tests / "test.sh"),
             directory,
             log=logs / "test-stdout.txt",
-            environment=environment,
+            environment={**noted_commands(Path(private)), **environment},
             limits=AgentLimits() if task.memory_mb is None else AgentLimits(memory_mb=task.memory_mb),
             timeout_s=task.test_timeout_s,
         )
+        missing = missing_tools(Path(private), logs / "test-stdout.txt", tests, task.instruction)
     if end.killed:
         raise RewardError(
             f"the tests of {task.path} did not end within {task.test_timeout_s:g} s "
             f"(`verifier.timeout_sec`). They said: {end.last_words[-WORDS:].strip()}"
         )
-    return _read_reward(task, logs, end)
+    reward = _read_reward(task, logs, end)
+    if reward < 1 and missing:
+        raise RewardError(
+            f"the tests of {task.path} could not run: this machine has not {', '.join(missing)}. They gave "
+            f"{reward:g}, and said: {end.last_words[-WORDS:].strip()}"
+        )
+    return reward
+
+
+def _command(script: Path) -> list[str]:
+    """Bash runs a script, unless the first line names another interpreter than a shell."""
+    first = script.read_bytes().split(b"\n", 1)[0].decode(errors="replace").strip()
+    other = first.startswith("#!") and not re.search(r"\b(ba|da|z|k)?sh\b", first)
+    return [str(script)] if other else ["bash", str(script)]
 
 
 def _read_reward(task: TaskDirectory, logs: Path, end: AgentEnd) -> float:
@@ -75,7 +98,7 @@ def _read_reward(task: TaskDirectory, logs: Path, end: AgentEnd) -> float:
                     value["reward"] if "reward" in value or len(value) != 1 else next(iter(value.values()))
                 )
         else:
-            value = files.read(logs / "reward.txt", REWARD_BYTES_MAX).decode().strip()
+            value = files.read(logs / "reward.txt", REWARD_BYTES_MAX).decode("utf-8-sig").strip()
         if isinstance(value, bool | str | int | float) and math.isfinite(reward := float(value)):
             return reward
         raise ValueError(f"{value!r} is no finite number")
