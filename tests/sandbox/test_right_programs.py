@@ -112,6 +112,49 @@ def test_a_function_with_a_result_changes_nothing_that_a_test_compares_it_with(b
     assert verdict_of(bare, "def f(xs):\n    xs.clear()\n    return xs", tests).num_passed == 0
 
 
+UNIQUE = "def f(xs):\n    xs[:] = sorted({*xs})\n    xs.append(9)\n    return len(xs) - 1"
+LOOKED_AT = {
+    "the beginning": "xs = [1, 1, 2]\nk = f(xs)\nassert k == 2\nassert xs[:k] == [1, 2]",
+    "in one assert": "xs = [1, 1, 2]\nassert f(xs) == 2 and xs[:2] == [1, 2]",
+    "in a pair": "xs = [1, 1, 2]\nassert (f(xs), xs[:2]) == (2, [1, 2])",
+    "by keyword": "xs = [1, 1, 2]\nk = f(xs=xs)\nassert sorted(xs[:k]) == [1, 2]",
+    "one by one": "xs, want = [1, 1, 2], [1, 2]\nk = f(xs)\nassert k == 2\n"
+    "for i in range(k):\n    assert xs[i] == want[i]",
+    "cases": "for xs, want in [([1, 1], [1]), ([2, 1], [1, 2])]:\n    k = f(xs)\n    assert xs[:k] == want",
+    "a copy": "xs = [1, 1, 2]\nwant = sorted(set(xs))\nk = f(xs)\nassert xs[:k] == want",
+    "check": "def check(candidate):\n    xs = [1, 1, 2]\n    assert candidate(xs) == 2\n"
+    "    assert xs[:2] == [1, 2]",
+    "pytest": "from solution import f\ndef test_f():\n    xs = [2, 2, 1]\n    k = f(xs)\n"
+    "    assert xs[:k] == [1, 2]",
+    "unittest": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+    "        xs = [2, 2, 1]\n        k = f(xs)\n        self.assertEqual(xs[:k], [1, 2])",
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_a_test_sees_what_a_function_with_a_result_does_to_an_argument(bare: Sandbox, name: str) -> None:
+    test = LOOKED_AT[name]
+    column: Any = test if name in ("check", "pytest", "unittest") else [test]
+    assert verdict_of(bare, UNIQUE, column, entry_point="f").num_passed == 1
+    kept = "def f(xs): return len({*xs})"
+    assert verdict_of(bare, kept, column, entry_point="f").num_passed == 0
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "xs = [2, 1]\nassert f(xs) == sorted(xs)\nassert xs != [7]",
+        "xs = [2, 1]\nr = f(xs)\nassert r == sorted(xs) and xs != [7]",
+        "xs = [2, 1]\nr = f(xs)\nwant = sorted(xs)\nassert r == want\nassert xs != [7]",
+        "xs = ys = [2, 1]\nzs = xs\nr = f(xs)\nassert r == zs and xs != [7]",
+        "xs = [2, 1]\nr = f(xs)\ndef same(a, b): return a == b\nassert same(r, sorted(xs))\nassert xs != [7]",
+    ],
+)
+def test_no_function_changes_both_sides_of_a_comparison(bare: Sandbox, test: str) -> None:
+    empties = "def f(xs):\n    xs.clear()\n    return []"
+    assert verdict_of(bare, empties, [test], entry_point="f").num_passed == 0
+
+
 @pytest.mark.parametrize("left", ["1", "[[1]]", "{}"])
 def test_an_answer_with_a_value_has_no_changed_arguments(left: str) -> None:
     with pytest.raises(EndOfProgram, match=r"arguments that were changed"):
