@@ -8,6 +8,7 @@ import pytest
 
 from millrace.sandbox.code_asserts import read_asserts
 from millrace.sandbox.code_tests import judge, read_tests
+from millrace.sandbox.equality import is_equal
 from millrace.sandbox.execution import CallAnswer, ProgramOutcome
 from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.program import EndOfProgram, parsed
@@ -258,3 +259,42 @@ def test_tests_of_a_function_are_read_as_their_data_sets_write_them(
 ) -> None:
     for right, code in [(True, "def add(a, b): return a + b"), (False, "def add(a, b): return '4'")]:
         assert (verdict_of(bare, code, column, **columns).outcome is ProgramOutcome.PASSED) is right
+
+
+FOREIGN: list[tuple[str, list[Any], list[Any]]] = [
+    ("{3, 1, 2}", [[1, 2, 3], [3, 1, 2], "{1, 2, 3}", "{3, 2, 1}"], [[1, 2], [1, 2, 2], [1, 2, 4], "{1, 2}"]),
+    ("frozenset('a')", [["a"], "{'a'}"], [["b"], [], "a"]),
+    ("set()", [[], "set()"], [None, [0], "{}"]),
+    ("[{1, 2}, {3}]", [[[2, 1], [3]]], [[[3], [1, 2]]]),
+    ("{'a': {2, 1}}", [{"a": [1, 2]}], [{"a": [1]}]),
+    ("[2, 1]", [[2, 1], "(2, 1)"], [[1, 2], "[2, 1]", "(1, 2)", "{1, 2}"]),
+    ("(1, (2, 'a'))", [[1, [2, "a"]], "(1, (2, 'a'))"], ["(1, 2)", [1, 2, "a"]]),
+    ("datetime.date(2024, 1, 2)", ["2024-01-02"], ["2024-01-03", "2024-1-2", [2024, 1, 2]]),
+    ("datetime.datetime(2024, 1, 2, 3)", ["2024-01-02T03:00:00", "2024-01-02 03:00:00"], ["2024-01-02"]),
+    ("datetime.time(1, 2)", ["01:02:00"], ["01:03:00"]),
+    ("datetime.timedelta(days=1)", ["1 day, 0:00:00"], [86400, "1 day"]),
+    ("b'ab'", ["ab", "b'ab'", [97, 98]], ["abc", [97], "6162"]),
+    ("bytearray(b'ab')", ["ab", [97, 98]], ["ba"]),
+    ("decimal.Decimal('1.50')", [1.5, "1.50"], [1.6, "1.5", True]),
+    ("fractions.Fraction(1, 3)", [1 / 3, "1/3"], ["2/6", 0.3]),
+    ("complex(1, 2)", ["(1+2j)"], ["1+3j", [1, 3]]),
+    ("uuid.UUID(int=7)", ["00000000-0000-0000-0000-000000000007"], [7]),
+    ("pathlib.Path('a') / 'b'", ["a/b"], ["a"]),
+    ("{'\\0set': [1, 1]}", [], [[1], [1, 1]]),
+    ("{'\\0set': 1}", [], [1, [1]]),
+    ("{'\\0bytes': [1]}", [], [[1]]),
+    ("{'\\0number': [1, 2, 3]}", [], [1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("value", "right", "wrong"), FOREIGN)
+def test_what_json_has_not_equals_each_form_that_data_sets_give_it(
+    bare: Sandbox, value: str, right: list[Any], wrong: list[Any]
+) -> None:
+    outputs = [*right, *wrong, {"no": "list of one"}]
+    code = f"import datetime, decimal, fractions, pathlib, uuid\ndef f(x): return {value}"
+    column = {"fn_name": "f", "inputs": [[1]] * len(outputs), "outputs": outputs}
+    answers = bare.call(code, "f", column["inputs"], LIMITS).answers
+    passed = [is_equal(answer.value, each) for answer, each in zip(answers, outputs, strict=True)]
+    assert passed == [True] * len(right) + [False] * (len(wrong) + 1)
+    assert verdict_of(bare, code, column).num_passed == len(right)

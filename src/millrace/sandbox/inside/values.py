@@ -60,7 +60,11 @@ _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
 _TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
 """Of a `defaultdict`: what it makes for a key that is missing."""
-_NO_LISTS = set | frozenset | bytes | bytearray | memoryview
+_BYTES = bytes | bytearray | memoryview
+_TEXTS = datetime.date | datetime.time | datetime.timedelta | complex | UUID | PurePath
+SET, BYTES, TEXT, NUMBER = "\0set", "\0bytes", "\0text", "\0number"
+"""Keys of a table that stands for what JSON has not: its members, its digits, its text, a number and its
+text. Tests that are JSON may expect such a value in several forms (sandbox/equality.py)."""
 
 
 def encode(value: Any) -> Any:
@@ -157,19 +161,24 @@ def _array(kind: str, data: Any) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """What JSON has for a value that it does not know, for tests that are JSON: what has an order is a list.
+    """What stands in JSON for a value that it does not know, for tests that are JSON: what has an order is a
+    list.
 
-    Raises: TypeError: JSON has nothing for it, as for a set.
+    Raises: TypeError: nothing does.
     """
     if isinstance(value, Decimal | Fraction):
-        return int(value) if value == int(value) else float(value)
+        return {NUMBER: [int(value) if value == int(value) else float(value), str(value)]}
+    if isinstance(value, set | frozenset):
+        return {SET: list(value)}
+    if isinstance(value, _BYTES):
+        return {BYTES: bytes(value).hex()}
+    if isinstance(value, _TEXTS):
+        return {TEXT: str(value)}
     if hasattr(value, "tolist"):  # of numpy, or an array
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Iterable) and not isinstance(
-        value, set | frozenset | bytes | bytearray | memoryview
-    ):
+    if isinstance(value, Iterable):
         return list(value)
     raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
 
