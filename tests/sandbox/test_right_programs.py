@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from millrace.core.errors import DataError
 from millrace.sandbox.code_asserts import read_asserts
 from millrace.sandbox.code_tests import judge, read_tests
 from millrace.sandbox.equality import is_equal
@@ -298,3 +299,47 @@ def test_what_json_has_not_equals_each_form_that_data_sets_give_it(
     passed = [is_equal(answer.value, each) for answer, each in zip(answers, outputs, strict=True)]
     assert passed == [True] * len(right) + [False] * (len(wrong) + 1)
     assert verdict_of(bare, code, column).num_passed == len(right)
+
+
+OWN = """
+import dataclasses, enum
+class P:
+    def __init__(self, x): self.x = x
+    def __eq__(self, other): return True
+    def __bool__(self): return True
+class Node:
+    __slots__ = ("val", "next")
+    def __init__(self, val, next=None): self.val, self.next = val, next
+@dataclasses.dataclass
+class D:
+    x: int
+class E(enum.Enum):
+    A = 1
+def f(x): return {"p": [P(1)], "node": Node(1, Node(2)), "d": (D(3), D(3), D(4)), "e": E.A}[x]
+"""
+
+
+@pytest.mark.parametrize(
+    ("claim", "is_right"),
+    [
+        ("f('p')[0].x == 1", True),
+        ("f('p') == f('p')", True),
+        ("type(f('p')[0]).__name__ == 'P'", True),
+        ("f('node').next.val == 2 and f('node').next.next is None", True),
+        ("f('d')[0] == f('d')[1] and f('d')[0] != f('d')[2]", True),
+        ("f('e').name == 'A' and f('e').value == 1", True),
+        ("f('p')[0] == 1", False),
+        ("f('p') == [1]", False),
+        ("f('p')[0].x == 2", False),
+        ("f('p')[0].y == 1", False),
+    ],
+)
+def test_an_object_of_the_programs_own_class_is_what_its_attributes_are(
+    bare: Sandbox, claim: str, is_right: bool
+) -> None:
+    assert verdict_of(bare, OWN, [f"assert {claim}"], entry_point="f").num_passed == is_right
+
+
+def test_a_test_that_needs_a_class_of_the_program_is_the_rows_fault(bare: Sandbox) -> None:
+    with pytest.raises(DataError, match="'P' is not defined"):
+        verdict_of(bare, OWN, ["assert f('p') == [P(1)]"], entry_point="f")

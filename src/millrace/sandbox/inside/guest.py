@@ -35,7 +35,7 @@ from typing import Any, TextIO
 from millrace.sandbox.inside import landlock, seccomp
 from millrace.sandbox.inside.limits import Limits, MiB, apply
 from millrace.sandbox.inside.syscalls import call, prctl
-from millrace.sandbox.inside.values import decode, encode, to_json
+from millrace.sandbox.inside.values import PROGRAM, decode, encode, to_json
 
 CALLS, REPLIES = 3, 4
 COMMON = (
@@ -50,7 +50,7 @@ INPUT = 3
 """An empty file for the input of a program that reads and prints."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 CAPABILITY_VERSION_3 = 0x20080522
-NAME = "solution"
+NAME = PROGRAM
 
 
 def lock(level: str, limits: Limits, readable: list[str], private: str) -> None:
