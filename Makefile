@@ -2,8 +2,12 @@
 # make quickstart   train a small model with asynchronous RL, here, in minutes
 # make real         train SmolLM2-135M-Instruct on three tasks, here; started again it goes on
 # make study-staleness  what staleness costs at three sizes, for each correction: runs of many hours, resumed
-# make test         lint, and every promise tested once
-# make test-long    further seeds, sizes and whole runs of what `make test` runs
+# make test         lint, and every promise of the core tested once
+# make test-sandbox   programs in the sandbox: attempts to get out, right ones, tests of others
+# make test-ranks     several ranks of a trainer; hosts as network namespaces
+# make test-commands  every command as a process of its own: its errors, signals, files
+# make test-tools     what stands beside a run: pages, doctor, planner, curation, sweeps
+# make test-long    further seeds, sizes and whole runs of all of these
 # make setup-vllm   .venv-vllm with vLLM for CPUs, for rollout.engine = "vllm"
 # make test-vllm    every test of an engine, and whole runs, with vLLM
 # make setup-sglang .venv-sglang with SGLang for CPUs, for tests alone
@@ -22,7 +26,7 @@
 # make test-verifiers  environments of the package `verifiers`, v1 and v0, as agents
 # make test-ui      every page of `millrace ui` in Chromium
 # make lanes        every lane whole, that is every make test-NAME and bench-quick; lanes of what changed: CHANGED=1
-# make smoke        a minute of every lane
+# make smoke        a minute or two of every lane
 # make bench        every benchmark
 # make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
 # make study-echo-chamber  which of three formats RL amplifies, by scale and by KL: tables and plots, within an hour
@@ -48,7 +52,7 @@ export OMP_NUM_THREADS ?= 1
 # Some thousand processes import the same modules: what is compiled of them is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-real setup-ui quickstart real test test-decisions test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-real test-ui lanes smoke smoke-agents smoke-trackers smoke-verifiers smoke-real smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
+.PHONY: setup setup-vllm setup-sglang setup-ray setup-jax setup-agents setup-trackers setup-verifiers setup-real setup-ui quickstart real test test-core test-sandbox test-ranks test-commands test-tools test-long test-vllm test-sglang test-ray test-jax test-agents test-trackers test-verifiers test-real test-ui lanes smoke smoke-sandbox smoke-ranks smoke-commands smoke-tools smoke-agents smoke-trackers smoke-verifiers smoke-real smoke-ui smoke-jax smoke-ray smoke-sglang smoke-vllm smoke-bench smoke-long lint bench bench-quick study-echo-chamber study-staleness docs dist lock audit clean
 
 setup: $(STAMP)
 
@@ -118,19 +122,31 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-DECISIONS := tests/tidy tests/unit tests/simulation tests/gpu
-RUNS := tests/process tests/sandbox tests/ranks tests/netns tests/engines tests/chaos tests/learning
+CORE := tests/process tests/engines tests/chaos tests/learning tests/tidy tests/unit tests/simulation tests/gpu
+AROUND := tests/sandbox tests/ranks tests/netns tests/commands tests/tools
+TOGETHER := -n 3 --dist worksteal
 
-# Decisions and mathematics, beside the one process of mypy; then what runs processes of its own, and waits for them.
+# What runs processes waits for them beside decisions and mathematics, and beside the one process of mypy.
 test: $(STAMP)
-	$(MAKE) --jobs 2 lint test-decisions
-	$(BIN)/pytest -n 3 --dist worksteal -m "not long" $(RUNS)
+	$(MAKE) --jobs 2 lint test-core
 
-test-decisions: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(DECISIONS)
+test-core: $(STAMP)
+	$(BIN)/pytest $(TOGETHER) -m "not long" $(CORE)
+
+test-sandbox: $(STAMP)
+	$(BIN)/pytest $(TOGETHER) -m "not long" tests/sandbox
+
+test-ranks: $(STAMP)
+	$(BIN)/pytest $(TOGETHER) -m "not long" tests/ranks tests/netns
+
+test-commands: $(STAMP)
+	$(BIN)/pytest $(TOGETHER) -m "not long" tests/commands
+
+test-tools: $(STAMP)
+	$(BIN)/pytest $(TOGETHER) -m "not long" tests/tools
 
 test-long: $(STAMP)
-	$(BIN)/pytest -n 2 --dist worksteal -m long $(DECISIONS) $(RUNS)
+	$(BIN)/pytest -n 2 --dist worksteal -m long $(CORE) $(AROUND)
 
 test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm --within-process
@@ -180,6 +196,12 @@ smoke:
 	@scripts/lanes --smoke
 
 SMOKE := -m smoke --exitfirst
+
+# These are short: their smoke is the whole lane.
+smoke-sandbox: test-sandbox
+smoke-ranks: test-ranks
+smoke-commands: test-commands
+smoke-tools: test-tools
 
 smoke-agents: $(AGENTS)/.installed
 	PYTHONPATH=src $(AGENTS)/bin/python -m pytest --exitfirst tests/agents/test_sdk_conformance.py

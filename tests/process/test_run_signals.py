@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.commands.test_cli_commands import wait_for_steps
 from tests.long import long
-from tests.process.test_cli_commands import wait_for_steps
 
 from millrace.compose.interrupt import INTERRUPTED
 from millrace.ledger.reading.reader import LedgerReader
@@ -43,6 +43,10 @@ def nothing_is_lost(run: RunDirectory) -> None:
     assert not [event for event in read_events(run.events) if event.kind == "worker_died"]
 
 
+def started(run: RunDirectory) -> set[str]:
+    return {event.fields["name"] for event in read_events(run.events) if event.kind == "worker_started"}
+
+
 def until(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + WAIT_S
     while not condition():
@@ -53,6 +57,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_one_signal_shows_every_stack_and_another_to_every_process_saves(start: Path, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     process = begun(start, run, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    until(lambda: {"trainer", "replica-0", "replica-1"} <= started(run))  # none answers before that
     process.send_signal(signal.SIGUSR1)
     stacks = run.logs / "controller.stacks"
     until(lambda: stacks.exists() and "-- task" in stacks.read_text())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.process.failure_rows import rows
+from tests.commands.failure_rows import rows
 
-TESTS = sorted((Path(__file__).parents[1] / "process").glob("test_failures_*.py"))
+TESTS = sorted((Path(__file__).parents[1] / "commands").glob("test_failures_*.py"))
 NAMED = re.compile(r'"((?:[a-z]+-)+[a-z0-9]+)"')
 
 

@@ -94,3 +94,8 @@ def test_a_share_of_sequences_without_an_environment_is_told() -> None:
         validate(Config, BASE | STALE | {"algorithm": {"clip": "none", "sequence_share": 0.5}}, {})
     )
     assert line.startswith("`algorithm.sequence_share` (0.5) changes nothing")
+
+
+def test_of_an_algorithm_that_nobody_chose_nothing_is_told() -> None:
+    assert inert(validate(Config, BASE, {})) == []
+    assert inert(validate(Config, BASE | {"algorithm": {"clip": "ppo"}}, {})) != []

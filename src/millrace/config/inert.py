@@ -16,10 +16,11 @@ def inert(config: Config) -> list[str]:
     effect.
 
     Degenerate:
+        Nobody chose the algorithm -> nobody expects an effect: empty.
         An algorithm of one's own -> nothing is known of it: empty.
     """
-    algorithm = config.algorithm
-    return list(_inert(config, algorithm)) if isinstance(algorithm, PolicyGradient) else []
+    algorithm, is_chosen = config.algorithm, "algorithm" in config.model_fields_set
+    return list(_inert(config, algorithm)) if is_chosen and isinstance(algorithm, PolicyGradient) else []
 
 
 def _inert(config: Config, a: PolicyGradient) -> Iterator[str]:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from placement_needs import GB, ON_CPU, ON_GPU
+from tests.unit.placement_needs import GB, ON_CPU, ON_GPU
 
 from millrace.api.configure import Components
 from millrace.api.helper_process import WorkProcess

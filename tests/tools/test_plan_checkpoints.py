@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.unit.test_plan_search import QUESTION, RESULT
+from tests.tools.test_plan_search import QUESTION, RESULT
 
 from millrace.api.planned import checkpoints
 from millrace.sim.costs.hardware import DEVICE_MTBF_H, device

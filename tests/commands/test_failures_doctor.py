@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from failure_rows import seen
-from tests.unit.doctor_worlds import World, make_model, recorded
+from tests.tools.doctor_worlds import World, make_model, recorded
 
 from millrace.cli.app import run
 from millrace.observe.doctor.rules import diagnose

@@ -8,8 +8,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from observe_events import step
 from tests.look_runs import write_run
+from tests.unit.observe_events import step
 
 from millrace.config.freeze import record
 from millrace.look.drawing.runs_table import runs_page

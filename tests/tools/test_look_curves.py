@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from observe_events import step
 from tests.look_runs import write_run
+from tests.unit.observe_events import step
 
 from millrace.config.freeze import record
 from millrace.core.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from doctor_worlds import World, even_tokens, make_model, recorded
+from tests.tools.doctor_worlds import World, even_tokens, make_model, recorded
 
 from millrace.core.types import Failed, Scored
 from millrace.observe.doctor.rules import diagnose

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from observe_events import step
 from tests.look_runs import write_run
+from tests.unit.observe_events import step
 
 from millrace.api.run import Run
 from millrace.look.curves import run_curves

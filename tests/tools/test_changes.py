@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.long import long
+from tests.tools.test_calibrate import TRUE, calibration, config
 
 from millrace.config.tables.schedules import Synchronous
 from millrace.sim import Workload
@@ -13,8 +15,6 @@ from millrace.sim.calibrate.learn import Calibration
 from millrace.sim.costs.lengths import LogNormal
 from millrace.sim.report.measure import Measure, measure
 from millrace.sim.simulation import Scale, Scenario
-from tests.long import long
-from tests.simulation.test_calibrate import TRUE, calibration, config
 
 
 def ratios(answer: Outlook) -> dict[str, float | None]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.published import rlax
-
 from tests.long import long
 
 STRONG = rlax.Size(

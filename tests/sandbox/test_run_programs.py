@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.long import long
-from tests.runs import CONFIG, events, make_model, summary, train, weights
 
 import millrace
 from conformance import WAIT_S
@@ -28,6 +26,8 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime import process
 from millrace.sandbox.sandbox import Sandbox
+from tests.long import long
+from tests.runs import CONFIG, events, make_model, summary, train, weights
 
 pytestmark = pytest.mark.usefixtures("warm")
 PROGRAM = "def f(x):\n for _ in range(%d_000_000): pass\n return x + %d\n"

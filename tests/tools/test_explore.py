@@ -9,13 +9,13 @@ import subprocess
 import sys
 
 import pytest
+from tests.long import few, long
 
 from millrace.config.tables.schedules import Laminar
 from millrace.config.tables.training import BatchShape
 from millrace.controller.state.run_state import RunState
 from millrace.sim.explore.verdicts import explore, try_seed
 from millrace.sim.explore.worlds import random_world, small_config
-from tests.long import few, long
 
 SEEDS, CHUNK = 300, 20
 HARD = range(13, 21)  # between them: every kind of fault

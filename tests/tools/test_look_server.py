@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from observe_events import step
 from tests.look_runs import PROMPT, write_run
+from tests.unit.observe_events import step
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
 from millrace.curation.curate import Curation, CurationOptions

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from observe_events import event, step
 from tests.look_runs import PROMPT, config, events, write_run
+from tests.unit.observe_events import event, step
 
 from millrace.compose.examine import count_rewards, evidence_of, examine
 from millrace.config.freeze import record
