@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from millrace.core.errors import DataError
 from millrace.sandbox.code_asserts import read_asserts
 from millrace.sandbox.code_tests import judge, read_tests
+from millrace.sandbox.equality import is_equal
 from millrace.sandbox.execution import CallAnswer, ProgramOutcome
 from millrace.sandbox.inside.limits import Limits
 from millrace.sandbox.program import EndOfProgram, parsed
@@ -110,6 +112,49 @@ def test_a_test_sees_what_a_function_without_a_result_does_to_its_arguments(
 def test_a_function_with_a_result_changes_nothing_that_a_test_compares_it_with(bare: Sandbox) -> None:
     tests = ["xs = [2, 1]\nassert f(xs) == sorted(xs)"]
     assert verdict_of(bare, "def f(xs):\n    xs.clear()\n    return xs", tests).num_passed == 0
+
+
+UNIQUE = "def f(xs):\n    xs[:] = sorted({*xs})\n    xs.append(9)\n    return len(xs) - 1"
+LOOKED_AT = {
+    "the beginning": "xs = [1, 1, 2]\nk = f(xs)\nassert k == 2\nassert xs[:k] == [1, 2]",
+    "in one assert": "xs = [1, 1, 2]\nassert f(xs) == 2 and xs[:2] == [1, 2]",
+    "in a pair": "xs = [1, 1, 2]\nassert (f(xs), xs[:2]) == (2, [1, 2])",
+    "by keyword": "xs = [1, 1, 2]\nk = f(xs=xs)\nassert sorted(xs[:k]) == [1, 2]",
+    "one by one": "xs, want = [1, 1, 2], [1, 2]\nk = f(xs)\nassert k == 2\n"
+    "for i in range(k):\n    assert xs[i] == want[i]",
+    "cases": "for xs, want in [([1, 1], [1]), ([2, 1], [1, 2])]:\n    k = f(xs)\n    assert xs[:k] == want",
+    "a copy": "xs = [1, 1, 2]\nwant = sorted(set(xs))\nk = f(xs)\nassert xs[:k] == want",
+    "check": "def check(candidate):\n    xs = [1, 1, 2]\n    assert candidate(xs) == 2\n"
+    "    assert xs[:2] == [1, 2]",
+    "pytest": "from solution import f\ndef test_f():\n    xs = [2, 2, 1]\n    k = f(xs)\n"
+    "    assert xs[:k] == [1, 2]",
+    "unittest": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+    "        xs = [2, 2, 1]\n        k = f(xs)\n        self.assertEqual(xs[:k], [1, 2])",
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_a_test_sees_what_a_function_with_a_result_does_to_an_argument(bare: Sandbox, name: str) -> None:
+    test = LOOKED_AT[name]
+    column: Any = test if name in ("check", "pytest", "unittest") else [test]
+    assert verdict_of(bare, UNIQUE, column, entry_point="f").num_passed == 1
+    kept = "def f(xs): return len({*xs})"
+    assert verdict_of(bare, kept, column, entry_point="f").num_passed == 0
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "xs = [2, 1]\nassert f(xs) == sorted(xs)\nassert xs != [7]",
+        "xs = [2, 1]\nr = f(xs)\nassert r == sorted(xs) and xs != [7]",
+        "xs = [2, 1]\nr = f(xs)\nwant = sorted(xs)\nassert r == want\nassert xs != [7]",
+        "xs = ys = [2, 1]\nzs = xs\nr = f(xs)\nassert r == zs and xs != [7]",
+        "xs = [2, 1]\nr = f(xs)\ndef same(a, b): return a == b\nassert same(r, sorted(xs))\nassert xs != [7]",
+    ],
+)
+def test_no_function_changes_both_sides_of_a_comparison(bare: Sandbox, test: str) -> None:
+    empties = "def f(xs):\n    xs.clear()\n    return []"
+    assert verdict_of(bare, empties, [test], entry_point="f").num_passed == 0
 
 
 @pytest.mark.parametrize("left", ["1", "[[1]]", "{}"])
@@ -215,3 +260,86 @@ def test_tests_of_a_function_are_read_as_their_data_sets_write_them(
 ) -> None:
     for right, code in [(True, "def add(a, b): return a + b"), (False, "def add(a, b): return '4'")]:
         assert (verdict_of(bare, code, column, **columns).outcome is ProgramOutcome.PASSED) is right
+
+
+FOREIGN: list[tuple[str, list[Any], list[Any]]] = [
+    ("{3, 1, 2}", [[1, 2, 3], [3, 1, 2], "{1, 2, 3}", "{3, 2, 1}"], [[1, 2], [1, 2, 2], [1, 2, 4], "{1, 2}"]),
+    ("frozenset('a')", [["a"], "{'a'}"], [["b"], [], "a"]),
+    ("set()", [[], "set()"], [None, [0], "{}"]),
+    ("[{1, 2}, {3}]", [[[2, 1], [3]]], [[[3], [1, 2]]]),
+    ("{'a': {2, 1}}", [{"a": [1, 2]}], [{"a": [1]}]),
+    ("[2, 1]", [[2, 1], "(2, 1)"], [[1, 2], "[2, 1]", "(1, 2)", "{1, 2}"]),
+    ("(1, (2, 'a'))", [[1, [2, "a"]], "(1, (2, 'a'))"], ["(1, 2)", [1, 2, "a"]]),
+    ("datetime.date(2024, 1, 2)", ["2024-01-02"], ["2024-01-03", "2024-1-2", [2024, 1, 2]]),
+    ("datetime.datetime(2024, 1, 2, 3)", ["2024-01-02T03:00:00", "2024-01-02 03:00:00"], ["2024-01-02"]),
+    ("datetime.time(1, 2)", ["01:02:00"], ["01:03:00"]),
+    ("datetime.timedelta(days=1)", ["1 day, 0:00:00"], [86400, "1 day"]),
+    ("b'ab'", ["ab", "b'ab'", [97, 98]], ["abc", [97], "6162"]),
+    ("bytearray(b'ab')", ["ab", [97, 98]], ["ba"]),
+    ("decimal.Decimal('1.50')", [1.5, "1.50"], [1.6, "1.5", True]),
+    ("fractions.Fraction(1, 3)", [1 / 3, "1/3"], ["2/6", 0.3]),
+    ("complex(1, 2)", ["(1+2j)"], ["1+3j", [1, 3]]),
+    ("uuid.UUID(int=7)", ["00000000-0000-0000-0000-000000000007"], [7]),
+    ("pathlib.Path('a') / 'b'", ["a/b"], ["a"]),
+    ("{'\\0set': [1, 1]}", [], [[1], [1, 1]]),
+    ("{'\\0set': 1}", [], [1, [1]]),
+    ("{'\\0bytes': [1]}", [], [[1]]),
+    ("{'\\0number': [1, 2, 3]}", [], [1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("value", "right", "wrong"), FOREIGN)
+def test_what_json_has_not_equals_each_form_that_data_sets_give_it(
+    bare: Sandbox, value: str, right: list[Any], wrong: list[Any]
+) -> None:
+    outputs = [*right, *wrong, {"no": "list of one"}]
+    code = f"import datetime, decimal, fractions, pathlib, uuid\ndef f(x): return {value}"
+    column = {"fn_name": "f", "inputs": [[1]] * len(outputs), "outputs": outputs}
+    answers = bare.call(code, "f", column["inputs"], LIMITS).answers
+    passed = [is_equal(answer.value, each) for answer, each in zip(answers, outputs, strict=True)]
+    assert passed == [True] * len(right) + [False] * (len(wrong) + 1)
+    assert verdict_of(bare, code, column).num_passed == len(right)
+
+
+OWN = """
+import dataclasses, enum
+class P:
+    def __init__(self, x): self.x = x
+    def __eq__(self, other): return True
+    def __bool__(self): return True
+class Node:
+    __slots__ = ("val", "next")
+    def __init__(self, val, next=None): self.val, self.next = val, next
+@dataclasses.dataclass
+class D:
+    x: int
+class E(enum.Enum):
+    A = 1
+def f(x): return {"p": [P(1)], "node": Node(1, Node(2)), "d": (D(3), D(3), D(4)), "e": E.A}[x]
+"""
+
+
+@pytest.mark.parametrize(
+    ("claim", "is_right"),
+    [
+        ("f('p')[0].x == 1", True),
+        ("f('p') == f('p')", True),
+        ("type(f('p')[0]).__name__ == 'P'", True),
+        ("f('node').next.val == 2 and f('node').next.next is None", True),
+        ("f('d')[0] == f('d')[1] and f('d')[0] != f('d')[2]", True),
+        ("f('e').name == 'A' and f('e').value == 1", True),
+        ("f('p')[0] == 1", False),
+        ("f('p') == [1]", False),
+        ("f('p')[0].x == 2", False),
+        ("f('p')[0].y == 1", False),
+    ],
+)
+def test_an_object_of_the_programs_own_class_is_what_its_attributes_are(
+    bare: Sandbox, claim: str, is_right: bool
+) -> None:
+    assert verdict_of(bare, OWN, [f"assert {claim}"], entry_point="f").num_passed == is_right
+
+
+def test_a_test_that_needs_a_class_of_the_program_is_the_rows_fault(bare: Sandbox) -> None:
+    with pytest.raises(DataError, match="'P' is not defined"):
+        verdict_of(bare, OWN, ["assert f('p') == [P(1)]"], entry_point="f")

@@ -277,3 +277,12 @@ def test_every_answer_of_the_mathematics_example_is_worth_1_and_no_other_rows_an
         own += reward(f"It is \\boxed{{{row['answer']}}}.", row["answer"], row)
         others += reward(f"It is \\boxed{{{other['answer']}}}.", row["answer"], row)
     assert (own, others) == (len(rows), 0) and len(rows) >= 40
+
+
+@pytest.mark.parametrize(
+    "text", ["```json\n[1, 2]\n```", "```\n[1, 2.0]\n```", "\n```JSON\n[\n1,\n2\n]\n  ```\n"]
+)
+def test_a_value_of_json_may_be_in_a_fence(text):
+    reward = ExactReward(None, answer_is="json")
+    assert reward(text, [1, 2], {}) == 1.0
+    assert reward(text, [2, 1], {}) == reward(f"{text}\n[3]", [1, 2], {}) == 0.0

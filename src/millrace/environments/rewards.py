@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from millrace.environments.tasks import Task, first_usable
 from millrace.environments.verifiers.judge import JudgeReward
 from millrace.environments.verifiers.mathematics.math_reward import MathReward
 from millrace.environments.verifiers.pattern import PatternReward
+
+_FENCED = re.compile(r"```(?:json\w*)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 
 
 class Reward(Protocol):
@@ -69,7 +72,7 @@ class ExactReward:
     """1 if the extracted answer equals the reference as text, without surrounding space; else 0.
 
     A reference that is a number, a truth value or a date is equal to each plain way to write it. `answer_is`
-    says what a list is.
+    says what a list is. A value of JSON may be in a fence, with nothing around it.
     """
 
     name, is_async = "exact match", False
@@ -88,5 +91,6 @@ class ExactReward:
         if text is None:
             return 0.0
         if self._is_json:
-            return float(identical(json_value(text), references[0]))
+            fenced = _FENCED.fullmatch(text)
+            return float(identical(json_value(fenced[1] if fenced else text), references[0]))
         return float(any(equals(text, one) for one in references))

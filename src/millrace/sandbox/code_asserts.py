@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core.errors import DataError
+from millrace.sandbox.code_changes import sees_changes
 from millrace.sandbox.program_text import program_of
 
 CHECK, CANDIDATE = "check", "candidate"
@@ -26,7 +27,8 @@ PACKAGES = ("numpy",)
 class CodeAsserts:
     """Tests that call `function`. `setup` runs before the first of them. `packages` are what they import.
 
-    `unbound` are names that they load and nobody defines.
+    `unbound` are names that they load and nobody defines. `sees_changes`: they look at what a call that
+    returns something has left in its arguments.
     """
 
     function: str
@@ -34,6 +36,7 @@ class CodeAsserts:
     tests: list[str]
     packages: list[str] = field(default_factory=list)
     unbound: frozenset[str] = frozenset()
+    sees_changes: bool = False
 
 
 def read_asserts(
@@ -73,7 +76,8 @@ def read_asserts(
     given = code_given(prompt, function)
     if defined := unbound & _bound_in([ast.parse(given)]):
         setup, unbound = f"{given}\n{setup}", unbound - defined
-    return CodeAsserts(function, setup, tests, _packages(trees), frozenset(unbound))
+    sees = sees_changes(trees, {CANDIDATE, function})
+    return CodeAsserts(function, setup, tests, _packages(trees), frozenset(unbound), sees)
 
 
 def function_of(name: str | None) -> str | None:

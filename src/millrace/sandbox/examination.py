@@ -48,7 +48,8 @@ class Examination:
             DataError: the row's tests cannot be run, whatever the program is.
             SandboxError.
         """
-        self._program.load(code, self._asserts.function, given=given, plain=True)
+        sees_changes = self._asserts.sees_changes
+        self._program.load(code, self._asserts.function, given=given, plain=True, sees_changes=sees_changes)
         tester = self._start(self._left())
         try:
             self._ended(tester, {"code": self._asserts.setup, "names": self._names}, -1)
@@ -74,6 +75,8 @@ class Examination:
                         raise DataError("the setup of the tests calls the program, which only tests may")
                     self._has_called = True
                     message = self._program.ask([arguments, keywords])
+                    if not self._asserts.sees_changes:
+                        message.pop("changed", None)
                     if message.get("memory"):
                         raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, message["error"])
                 case ["passed"]:

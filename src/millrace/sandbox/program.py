@@ -19,6 +19,8 @@ from millrace.sandbox.execution import ProgramOutcome
 from millrace.sandbox.inside.guest import MEMORY
 from millrace.sandbox.inside.limits import Limits
 
+KEYS = ({"value"}, {"value", "left"}, {"value", "changed"}, {"error", "memory"})
+"""Of an answer (see `guest.serve`)."""
 TAIL_BYTES = 2000
 ENDING_S = 0.5
 MOST = 0.5
@@ -95,16 +97,18 @@ class Program:
             self._step()
         return bytes(self._received)
 
-    def load(self, code: str, function: str, *, given: str, plain: bool) -> None:
+    def load(self, code: str, function: str, *, given: str, plain: bool, sees_changes: bool = False) -> None:
         """Have the program executed, so that it answers calls of `function` (inside/guest.py).
 
         Args:
             given: code of the row, which is executed before. Then nothing of the program is there yet.
+            sees_changes: of a call that returns something, also tell what it has left in its arguments.
         Raises:
             EndOfProgram: the program raises, or ends. SandboxError.
             DataError: the code that is given raises, or ends.
         """
-        begin = {"code": code, "given": given, "function": function, "plain": plain}
+        begin: dict[str, Any] = {"code": code, "given": given, "function": function}
+        begin |= {"plain": plain, "sees_changes": sees_changes}
         if given:
             try:
                 why = self.ask({**begin, "code": None}).get("error")
@@ -277,7 +281,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         message = f"an answer is no JSON that can be read: {type(error).__name__}: {error}"
         raise EndOfProgram(ProgramOutcome.MALFORMED, message[:300]) from None
-    if not isinstance(reply, dict) or set(reply) not in ({"value"}, {"value", "left"}, {"error", "memory"}):
+    if not isinstance(reply, dict) or set(reply) not in KEYS:
         raise EndOfProgram(ProgramOutcome.MALFORMED, "an answer has other keys than a value, or an error")
     if "left" in reply and (reply["value"] is not None or not isinstance(reply["left"], list)):
         raise EndOfProgram(ProgramOutcome.MALFORMED, "an answer has arguments that were changed, and a value")

@@ -35,7 +35,7 @@ from typing import Any, TextIO
 from millrace.sandbox.inside import landlock, seccomp
 from millrace.sandbox.inside.limits import Limits, MiB, apply
 from millrace.sandbox.inside.syscalls import call, prctl
-from millrace.sandbox.inside.values import decode, encode, to_json
+from millrace.sandbox.inside.values import PROGRAM, decode, encode, to_json
 
 CALLS, REPLIES = 3, 4
 COMMON = (
@@ -50,7 +50,7 @@ INPUT = 3
 """An empty file for the input of a program that reads and prints."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 CAPABILITY_VERSION_3 = 0x20080522
-NAME = "solution"
+NAME = PROGRAM
 
 
 def lock(level: str, limits: Limits, readable: list[str], private: str) -> None:
@@ -81,7 +81,8 @@ def run(program: dict[str, Any]) -> None:
         if program.get("given"):
             answer(os.write, loaded(program["given"], module))
             code = receive(CALLS)
-        serve(code, function, module, program.get("plain", False))
+        sees_changes = program.get("sees_changes", False)
+        serve(code, function, module, program.get("plain", False), sees_changes)
     else:
         if program["as_file"]:
             read_as_file(INPUT)
@@ -160,9 +161,10 @@ def loaded(code: str, module: ModuleType) -> bytes:
     return b'{"value":null}'
 
 
-def serve(code: str, function: str, module: ModuleType, plain: bool) -> None:
+def serve(code: str, function: str, module: ModuleType, plain: bool, sees_changes: bool = False) -> None:
     """Load the program, and answer calls with `{"value": ...}` or `{"error": ..., "memory": ...}`. With
-    the value None, `left` may have the arguments as they are after the call.
+    the value None, `left` may have the arguments as they are after the call; with another value and
+    `sees_changes`, `changed` may have them.
 
     `plain`: a call has arguments and keywords, and they and the answers are as inside/values.py has them.
     """
@@ -177,7 +179,11 @@ def serve(code: str, function: str, module: ModuleType, plain: bool) -> None:
     while called is not None:
         arguments = receive(CALLS)
         try:
-            told = called_plainly(called, *arguments) if plain else called_once(called, arguments)
+            told = (
+                called_plainly(called, *arguments, sees_changes=sees_changes)
+                if plain
+                else called_once(called, arguments)
+            )
             reply = dumps(told, default=to_json).encode()
         except BaseException as error:
             reply = described(error)
@@ -192,15 +198,20 @@ def called_once(called: Any, arguments: list[Any]) -> dict[str, Any]:
     return {"value": None, "left": arguments[:1]} if value is None and arguments else {"value": value}
 
 
-def called_plainly(called: Any, arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """What a call gave. Of a function that gives None, also its arguments, if it has changed them."""
+def called_plainly(
+    called: Any, arguments: list[Any], keywords: dict[str, Any], *, sees_changes: bool
+) -> dict[str, Any]:
+    """What a call gave. Of a function that gives None, also its arguments, if it has changed them; with
+    `sees_changes` of each function."""
     given = [decode(each) for each in arguments]
     named = {name: decode(each) for name, each in keywords.items()}
     value = encode(called(*given, **named))
     left = [arguments, keywords]
-    if value is None:
+    if value is None or sees_changes:
         left = [[*map(encode, given)], {name: encode(each) for name, each in named.items()}]
-    return {"value": value} if left == [arguments, keywords] else {"value": None, "left": left}
+    if left == [arguments, keywords]:
+        return {"value": value}
+    return {"value": value, "left" if value is None else "changed": left}
 
 
 def find(module: ModuleType, function: str) -> Any:

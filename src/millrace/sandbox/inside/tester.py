@@ -99,8 +99,8 @@ def called(*args: Any, **keywords: Any) -> Any:
     except TypeError as error:
         raise CannotBeAsked(f"an argument of the function: {error}") from None
     answer = exchange(message)
-    if "left" in answer:
-        left, named = answer["left"]
+    if arguments := answer.get("left") or answer.get("changed"):
+        left, named = arguments
         write_back(list(args), [*map(decode, left)])
         write_back(dict(keywords), {name: decode(each) for name, each in named.items()})
     if "error" not in answer:

@@ -1,6 +1,7 @@
 """Plain values as JSON, between a program and the tests that call its functions.
 
-None, True, False, numbers, texts and lists are themselves. Others have a tag: `{"tuple": [...]}`. What is
+None, True, False, numbers, texts and lists are themselves. Others have a tag: `{"tuple": [...]}`. An object
+of a class of the program has a name and attributes. What is
 decoded consists of types of Python and numpy alone, whoever encoded it: so no value can lie about what it
 equals.
 """
@@ -15,8 +16,10 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from decimal import Decimal
+from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -60,7 +63,13 @@ _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
 _TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
 """Of a `defaultdict`: what it makes for a key that is missing."""
-_NO_LISTS = set | frozenset | bytes | bytearray | memoryview
+_BYTES = bytes | bytearray | memoryview
+_TEXTS = datetime.date | datetime.time | datetime.timedelta | complex | UUID | PurePath
+PROGRAM = "solution"
+"""The module of a program. An object of its classes passes as what its attributes are."""
+SET, BYTES, TEXT, NUMBER = "\0set", "\0bytes", "\0text", "\0number"
+"""Keys of a table that stands for what JSON has not: its members, its digits, its text, a number and its
+text. Tests that are JSON may expect such a value in several forms (sandbox/equality.py)."""
 
 
 def encode(value: Any) -> Any:
@@ -106,6 +115,8 @@ def _other(value: Any) -> Any:
     for tag, (kind, written, _) in _OTHERS.items():
         if isinstance(value, kind):
             return {tag: written(value)}
+    if type(value).__module__ == PROGRAM:
+        return {"object": [type(value).__name__, {name: encode(each) for name, each in _attributes(value)}]}
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
     if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
@@ -113,6 +124,16 @@ def _other(value: Any) -> Any:
     if numpy and isinstance(value, numpy.ndarray):
         return {"ndarray": [value.dtype.str, encode(value.tolist())]}
     raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Enum):
+        return [("name", value.name), ("value", value.value)]
+    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
+    return [
+        *getattr(value, "__dict__", {}).items(),
+        *((n, getattr(value, n)) for n in slots if hasattr(value, n)),
+    ]
 
 
 def decode(data: Any) -> Any:
@@ -129,6 +150,9 @@ def decode(data: Any) -> Any:
             return _TYPES[inner]
         case "namedtuple":
             return namedtuple(inner[0], inner[1])(*map(decode, inner[2]))
+        case "object":
+            made = type(inner[0], (SimpleNamespace,), {})
+            return made(**{name: decode(each) for name, each in inner[1].items()})
         case "defaultdict":
             return defaultdict(_FACTORIES[inner[0]], _pairs(inner[1]))
         case "ndarray":
@@ -157,19 +181,24 @@ def _array(kind: str, data: Any) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """What JSON has for a value that it does not know, for tests that are JSON: what has an order is a list.
+    """What stands in JSON for a value that it does not know, for tests that are JSON: what has an order is a
+    list.
 
-    Raises: TypeError: JSON has nothing for it, as for a set.
+    Raises: TypeError: nothing does.
     """
     if isinstance(value, Decimal | Fraction):
-        return int(value) if value == int(value) else float(value)
+        return {NUMBER: [int(value) if value == int(value) else float(value), str(value)]}
+    if isinstance(value, set | frozenset):
+        return {SET: list(value)}
+    if isinstance(value, _BYTES):
+        return {BYTES: bytes(value).hex()}
+    if isinstance(value, _TEXTS):
+        return {TEXT: str(value)}
     if hasattr(value, "tolist"):  # of numpy, or an array
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, Iterable) and not isinstance(
-        value, set | frozenset | bytes | bytearray | memoryview
-    ):
+    if isinstance(value, Iterable):
         return list(value)
     raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
 

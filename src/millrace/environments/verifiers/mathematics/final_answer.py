@@ -2,7 +2,7 @@
 
 The last box that is not empty; else the last `<answer>`; else what follows the last "answer is", "Answer:"
 or `####`; else the end of the last line that has a number or a formula. Reasoning up to `</think>` does not
-count where text follows it.
+count where text follows it. What prose denies is no answer, nor is a check behind the answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from millrace.environments.verifiers.mathematics.asserted import (
+    is_denied,
+    without_checks,
+    without_contrast,
+)
 from millrace.environments.verifiers.mathematics.plain_numbers import (
     DECIMAL,
     NO_UNITS,
@@ -46,12 +51,15 @@ _TOKEN = re.compile(
     rf"(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|×|·|\*)\s*10\s*\^\s*\{{?\s*[+-]?\d+\s*\}}?)?)(?:\s*\\?%)?"
 )
 _BEFORE = re.compile(
-    r"(.*?)([-+*/×÷^·]|\\times|\\cdot|\\div|\b(?:or|and|oder|und|ou|et|o|y|или|и)\b|[,，、或和])?\s*$",
+    r"(.*?)([-+*/×÷^·]|\\times|\\cdot|\\div|\b(?:or|and|oder|und|ou|et|o|y|или|и)\b(?:\s+(?:maybe|perhaps|possibly|even))?"
+    r"|[,，、或和])?\s*$",
     re.DOTALL,
 )
 _BEHIND = re.compile(
     r"\s*(?:[+*/×÷^·]|!(?=\S)|-\s*[\d(\\]|\\(?:times|cdot|div|pi|sqrt|frac)|[a-zA-Z](?![a-zA-Z])|[百千万萬亿億만억])"
 )
+_RELATION = re.compile(r"(?:\\(?:neq?|leq?|geq?|lt|gt)\b|!=|[≠≤≥]|(?<![-=])[\w)}]\s*[<>]=?)\s*$")
+_MARKUP = re.compile(r"</?[A-Za-z][^<>]*>")
 LENGTH_MAX = 200
 """Characters of an arithmetic expression that is checked."""
 POWER_MAX = 64
@@ -78,9 +86,15 @@ def final_answer(completion: str) -> FinalAnswer | None:
             return FinalAnswer(box, True)
     for tag in reversed(_TAG.findall(text)):
         if tag.strip():
-            return FinalAnswer(_phrase(tag), not _PROSE.search(tag))
-    phrase = _phrase(text)
-    return FinalAnswer(phrase, False) if phrase else None
+            return _asserted(tag) if _PROSE.search(tag) else FinalAnswer(_phrase(tag), True)
+    return _asserted(text)
+
+
+def _asserted(text: str) -> FinalAnswer | None:
+    phrase = without_contrast(_phrase(text))
+    last = [*_FORMULA.finditer(phrase)] or [*_TOKEN.finditer(phrase)]
+    is_none = not phrase or (last and is_denied(phrase, *last[-1].span()))
+    return None if is_none else FinalAnswer(phrase, False)
 
 
 def boxes(text: str) -> Iterator[str]:
@@ -107,7 +121,7 @@ def _phrase(text: str) -> str:
         lines = text[found.end() :].splitlines()
         if behind := next((line.strip() for line in lines if re.search(r"[^\W_]", line)), ""):
             return behind[:PHRASE_MAX]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = without_checks([line.strip() for line in text.splitlines() if line.strip()])
     numbered = [line for line in lines if re.search(r"\d|\$|\\[(\[]", line)]
     return (numbered or lines or [""])[-1][-PHRASE_MAX:]
 
@@ -184,7 +198,7 @@ def _last_number(text: str) -> PlainNumber | None:
             is_alone = not has_operand
         case _:  # a word or a comma between two answers
             is_alone = sign[0] not in "*/×÷^·\\" and re.search(r"\d\s*$", left) is None
-    if not is_alone or _BEHIND.match(text, token.end()):
+    if not is_alone or _BEHIND.match(text, token.end()) or _RELATION.search(_MARKUP.sub(" ", left)):
         return None
     return read_number(("-" if sign == "-" else "") + token[0])
 
