@@ -147,19 +147,11 @@ def _result(task: str, model: Path, options: argparse.Namespace) -> Result:
 
 def _evaluate(config: Config, model: Path | None, named: Sequence[str], prompts: int) -> Evaluation:
     """As `millrace eval`, on the rows of the run's own evaluation. No row of them is trained on."""
-    held_out = config.evaluations[0].task
-    assert not (held_out is None or held_out.kind == "gym"), "the configuration names its held-out rows"
-    words = [
-        *named,
-        "--set",
-        f"task.path={held_out.path}",
-        *([] if model is None else ["--model", str(model)]),
-    ]
-    _print_command("eval", *words, "--prompts", str(prompts), "--samples", "1")
-    other = config.model_copy(update={"task": held_out})
-    return evaluate(
-        held_out_config(other, model, seed=0, data_seed=HELD_OUT_SEED), prompts=prompts, samples=1
-    )
+    rows = config.evaluations[0].name
+    served = [] if model is None else ["--model", str(model)]
+    _print_command("eval", *named, *served, "--evaluation", rows, "--prompts", str(prompts), "--samples", "1")
+    held_out = held_out_config(config, model, seed=0, data_seed=HELD_OUT_SEED, evaluation=rows)
+    return evaluate(held_out, prompts=prompts, samples=1)
 
 
 def _millrace(*words: str) -> None:

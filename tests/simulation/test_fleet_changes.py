@@ -119,7 +119,8 @@ def test_a_controller_that_dies_goes_on_with_the_number_asked_for_last():
 
 
 def test_the_first_event_says_what_of_the_algorithm_changes_nothing():
-    (started,) = run(replicas=1).of("run_started")
+    config = small_config(Millrace(), replicas=1, algorithm={"kind": "grpo", "clip": "ppo"})
+    (started,) = played(Scenario(config, costs=SLOW)).of("run_started")
     assert [line.split(" changes")[0] for line in started["inert"]] == ['`algorithm.clip` ("ppo")']
 
 

@@ -13,6 +13,7 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.core.errors import ConfigError, DataError
+from millrace.evaluation.evaluate import held_out_config
 from millrace.run_directory.content_digests import content_digests, refuse_other_content
 from millrace.run_directory.resume import check_resume
 
@@ -34,6 +35,17 @@ def test_without_a_task_of_its_own_an_evaluation_has_other_rows_of_the_gym_task(
     assert isinstance(task, GymTaskSection) and isinstance(config.task, GymTaskSection)
     assert task.data_seed == config.task.data_seed + 1
     assert config.of_evaluation(one).reward == config.reward
+
+
+def test_an_evaluation_is_run_again_by_its_name(tmp_path: Path) -> None:
+    text = FILE + '[[evaluations]]\nname = "b"\ntask = { kind = "file", path = "b.jsonl" }\nreward = "math"\n'
+    config = loaded(tmp_path, text + '[[evaluations]]\nname = "none"\ncanary = "wrong-gold"\n')
+    chosen = held_out_config(config, None, seed=3, data_seed=2, evaluation="b")
+    assert isinstance(chosen.task, FileTaskSection) and chosen.task.path == str(tmp_path / "b.jsonl")
+    assert (chosen.reward.kind, chosen.seed) == ("math", 3)
+    for name in "none", "c":
+        with pytest.raises(ConfigError, match=f"no evaluation '{name}' to run again.\n.*: b$"):
+            held_out_config(config, None, seed=3, data_seed=2, evaluation=name)
 
 
 def test_paths_are_relative_to_the_file_and_the_record_gives_all_of_it_back(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def evaluate(
     model: str | os.PathLike[str] | None = None,
     reward: Callable[..., Any] | str | Mapping[str, Any] | list[Any] | None = None,
     rows: Sequence[Mapping[str, Any]] | Any = None,
+    evaluation: str | None = None,
     prompts: int = 100,
     samples: int = 4,
     noise_seed: int = 0,
@@ -45,6 +46,7 @@ def evaluate(
         config: as of `train`, or a `Run`. Of a `Run`, the configuration and the trained model are used.
         model: a directory of a model, of a checkpoint or of a run. Default: the run's, or `model.path`.
         reward, rows: as of `train`. Give rows that training does not draw from.
+        evaluation: the name of one of `evaluations`, whose task and reward are in place of those of training.
         prompts: number of prompts; all rows if the task has fewer.
         samples: sampled completions per prompt, in addition to a greedy completion.
         noise_seed: seed of sampling and of the order of prompts.
@@ -59,13 +61,14 @@ def evaluate(
         model = model or (config.model if config.model.exists() else config.path)
         config = config.config
     own = (
-        *("model", "reward", "rows", "prompts", "samples"),
+        *("model", "reward", "rows", "evaluation", "prompts", "samples"),
         *("noise_seed", "data_seed", "correct_at", "with_trained"),
     )
     prepared = prepare(config, Components(reward, rows), keywords, own)
     held_out = {
         "model": str(Path(model).absolute()) if model else None,
         "data_seed": data_seed,
+        "evaluation": evaluation,
         "with_trained": with_trained,
     }
     settings = {"prompts": prompts, "samples": samples, "correct_at": correct_at}

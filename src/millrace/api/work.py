@@ -82,7 +82,8 @@ def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> di
     config = RunDirectory(Path(run)).read_config()
     model = Path(held_out["model"] or config.model.path)
     with served_config(config, model) as (served, of):
-        chosen = held_out_config(served, None, seed=held_out["seed"], data_seed=held_out["data_seed"])
+        named = {name: held_out[name] for name in ("seed", "data_seed", "evaluation")}
+        chosen = held_out_config(served, None, **named)
         trained = None if held_out["with_trained"] else trained_on(of, chosen)
         result = evaluate(chosen, **settings, trained=trained)
     if trained and trained.left_out:

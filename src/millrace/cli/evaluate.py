@@ -32,6 +32,13 @@ def command(
     model: Annotated[
         Path | None, typer.Option(help="A model, a checkpoint or a run. Default: `model.path`.")
     ] = None,
+    evaluation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Task and reward of one of `[[evaluations]]`. Default: those of training.",
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Sampled completions per prompt.")] = 4,
     prompts: Annotated[
         int, typer.Option(min=1, help="How many prompts; all rows where there are fewer.")
@@ -50,7 +57,7 @@ def command(
     config = load(config_file, overrides or ())
     named = str(model or config.model.path)
     with served_config(config, model) as (served, chosen):
-        held_out = held_out_config(served, None, seed=seed, data_seed=data_seed)
+        held_out = held_out_config(served, None, seed=seed, data_seed=data_seed, evaluation=evaluation)
         check_kernel()  # which the reward worker needs
         trained = None if with_trained else trained_on(chosen, held_out)
         with progress(Terminal(stderr=True), named) as on_progress:
@@ -73,7 +80,8 @@ def command(
         console.print(_table(result))
         if trained and trained.left_out:
             console.print(f"{trained}.")
-        if not (trained or isinstance(config.task, GymTaskSection) or _names_rows(overrides or ())):
+        own_rows = trained or evaluation or _names_rows(overrides or ())
+        if not (own_rows or isinstance(config.task, GymTaskSection)):
             console.print(
                 "These are rows that training draws from. For held-out ones: "
                 f"--set task.path=OTHER_{'FILE' if isinstance(config.task, FileTaskSection) else 'FUNCTION'}"

@@ -26,8 +26,18 @@ from millrace.rollout.protocol import Engine
 HELD_OUT_SEED = 2
 
 
-def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed: int) -> Config:
-    """The configuration with another model, and with other rows if the task can make other rows."""
+def held_out_config(
+    config: Config, model: Path | None, *, seed: int, data_seed: int, evaluation: str | None = None
+) -> Config:
+    """The configuration with another model, and with other rows if the task can make other rows.
+
+    Args:
+        evaluation: one of `[[evaluations]]`, whose task and reward are in place of those of training.
+    Raises:
+        ConfigError: there is none of that name, or it is a canary; the task is a mixture.
+    """
+    if evaluation is not None:
+        config = _of_evaluation(config, evaluation)
     task = config.task
     if isinstance(task, GymTaskSection):
         task = task.model_copy(update={"data_seed": data_seed})
@@ -38,6 +48,16 @@ def held_out_config(config: Config, model: Path | None, *, seed: int, data_seed:
         )
     chosen = config.model if model is None else config.model.model_copy(update={"path": str(model.resolve())})
     return config.model_copy(update={"task": task, "seed": seed, "model": chosen})
+
+
+def _of_evaluation(config: Config, name: str) -> Config:
+    sections = {section.name: section for section in config.evaluations if section.canary is None}
+    if name not in sections:
+        raise ConfigError(
+            f"there is no evaluation {name!r} to run again.\n"
+            f"  `[[evaluations]]` that are no canaries: {', '.join(sections) or 'none'}"
+        )
+    return config.of_evaluation(sections[name])
 
 
 def evaluate(
