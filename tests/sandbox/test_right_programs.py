@@ -304,7 +304,7 @@ def test_what_json_has_not_equals_each_form_that_data_sets_give_it(
 OWN = """
 import dataclasses, enum
 class P:
-    def __init__(self, x): self.x = x
+    def __init__(self, x): self.x, self.is_right = x, object
     def __eq__(self, other): return True
     def __bool__(self): return True
 class Node:
@@ -332,6 +332,7 @@ def f(x): return {"p": [P(1)], "node": Node(1, Node(2)), "d": (D(3), D(3), D(4))
         ("f('p') == [1]", False),
         ("f('p')[0].x == 2", False),
         ("f('p')[0].y == 1", False),
+        ("f('p')[0].is_right()", False),
     ],
 )
 def test_an_object_of_the_programs_own_class_is_what_its_attributes_are(

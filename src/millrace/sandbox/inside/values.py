@@ -137,7 +137,11 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def decode(data: Any) -> Any:
-    """The value. Raises: ValueError, TypeError, ArithmeticError: `encode` did not make that."""
+    """The value. Raises: ValueError, TypeError, ArithmeticError: `encode` did not make that.
+
+    Degenerate:
+        An attribute that can be called, as a type -> it is left out: it could stand for a method.
+    """
     if isinstance(data, list):
         return [decode(each) for each in data]
     if not isinstance(data, dict):
@@ -152,7 +156,8 @@ def decode(data: Any) -> Any:
             return namedtuple(inner[0], inner[1])(*map(decode, inner[2]))
         case "object":
             made = type(inner[0], (SimpleNamespace,), {})
-            return made(**{name: decode(each) for name, each in inner[1].items()})
+            attributes = {name: decode(each) for name, each in inner[1].items()}
+            return made(**{name: each for name, each in attributes.items() if not callable(each)})
         case "defaultdict":
             return defaultdict(_FACTORIES[inner[0]], _pairs(inner[1]))
         case "ndarray":
