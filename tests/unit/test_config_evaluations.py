@@ -48,6 +48,14 @@ def test_an_evaluation_is_run_again_by_its_name(tmp_path: Path) -> None:
             held_out_config(config, None, seed=3, data_seed=2, evaluation=name)
 
 
+def test_an_evaluation_that_is_run_again_has_its_own_rows_of_the_gym_task(tmp_path: Path) -> None:
+    text = GYM + '[[evaluations]]\nname = "others"\n[[evaluations]]\nname = "own"\n'
+    config = loaded(tmp_path, text + 'task = { kind = "gym", name = "gcd", data_seed = 7 }\n')
+    for one in config.evaluations:
+        chosen = held_out_config(config, None, seed=0, data_seed=2, evaluation=one.name)
+        assert chosen.task == config.of_evaluation(one).task
+
+
 def test_paths_are_relative_to_the_file_and_the_record_gives_all_of_it_back(tmp_path: Path) -> None:
     text = FILE + '[[evaluations]]\nname = "b"\ntask = { kind = "file", path = "b.jsonl" }\nreward = "math"\n'
     config = loaded(tmp_path, text)

@@ -46,7 +46,7 @@ def evaluate(
         config: as of `train`, or a `Run`. Of a `Run`, the configuration and the trained model are used.
         model: a directory of a model, of a checkpoint or of a run. Default: the run's, or `model.path`.
         reward, rows: as of `train`. Give rows that training does not draw from.
-        evaluation: the name of one of `evaluations`, whose task and reward are in place of those of training.
+        evaluation: the name of one of `evaluations`: its rows and reward, without `data_seed`.
         prompts: number of prompts; all rows if the task has fewer.
         samples: sampled completions per prompt, in addition to a greedy completion.
         noise_seed: seed of sampling and of the order of prompts.

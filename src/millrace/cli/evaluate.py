@@ -36,7 +36,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Task and reward of one of `[[evaluations]]`. Default: those of training.",
+            help="Rows and reward of one of `[[evaluations]]`, without `--data-seed`.",
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Sampled completions per prompt.")] = 4,
@@ -80,8 +80,8 @@ def command(
         console.print(_table(result))
         if trained and trained.left_out:
             console.print(f"{trained}.")
-        own_rows = trained or evaluation or _names_rows(overrides or ())
-        if not (own_rows or isinstance(config.task, GymTaskSection)):
+        other_rows = trained or evaluation or _names_rows(overrides or ())
+        if not (other_rows or isinstance(config.task, GymTaskSection)):
             console.print(
                 "These are rows that training draws from. For held-out ones: "
                 f"--set task.path=OTHER_{'FILE' if isinstance(config.task, FileTaskSection) else 'FUNCTION'}"

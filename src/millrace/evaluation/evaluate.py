@@ -32,14 +32,14 @@ def held_out_config(
     """The configuration with another model, and with other rows if the task can make other rows.
 
     Args:
-        evaluation: one of `[[evaluations]]`, whose task and reward are in place of those of training.
+        evaluation: one of `[[evaluations]]`, whose rows and reward are in place of those of training.
     Raises:
         ConfigError: there is none of that name, or it is a canary; the task is a mixture.
     """
     if evaluation is not None:
         config = _of_evaluation(config, evaluation)
     task = config.task
-    if isinstance(task, GymTaskSection):
+    if isinstance(task, GymTaskSection) and evaluation is None:
         task = task.model_copy(update={"data_seed": data_seed})
     if isinstance(task, MixtureTaskSection):
         raise ConfigError(
