@@ -295,7 +295,8 @@ def make_tokenizer(directory: Path, more: Sequence[str] = ()) -> Any:
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(["user assistant tool the true false \n\n \n name content end"] * 8, trainer)
+    words = "user assistant tool the true false \n\n \n name content end\n name\n\n\nend"
+    backend.train_from_iterator([words] * 8, trainer)
     special = [*SPECIAL, *more]
     backend.add_special_tokens(special)
     backend.add_tokens([AddedToken(one, special=False, normalized=False) for one in ADDED])

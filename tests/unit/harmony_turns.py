@@ -52,6 +52,7 @@ class VocabularyTokenizer:
     def __init__(self, encoding: Any) -> None:
         names = [*HARMONY_TOKENS, "<|end|>", "<|endoftext|>"]
         self._encoding = encoding
+        self.all_special_tokens = names
         self.added_tokens_encoder = {one: encoding.encode(one, allowed_special="all")[0] for one in names}
 
     def get_vocab(self) -> dict[str, int]:

@@ -79,6 +79,18 @@ def test_what_is_trained_is_what_was_sampled_and_no_content_makes_a_special_toke
     assert num_cut > CONVERSATIONS / 4
 
 
+@pytest.mark.parametrize("begin", ["", "\n", " ", "\n\nend"])
+@pytest.mark.parametrize("role", ["user", "tool", "system"])
+def test_a_message_has_the_ids_of_its_whole_text(tokenizer: Any, role: str, begin: str) -> None:
+    """A tokenizer may join the line breaks of a head and those of a content into one token."""
+    content = f"{begin}name"
+    appended = make_chat_bridge(tokenizer, "user", {}, TOOLS).after(
+        ids_of(tokenizer, "<|channel|>final<|message|>7<|return|>"),
+        [{"role": role, "name": "look", "content": content}],
+    )
+    assert appended == ids_of(tokenizer, shown(role, content) + REPLY)
+
+
 def test_a_call_is_what_the_ids_say_whatever_its_arguments_look_like(tokenizer: Any) -> None:
     turns = HarmonyTurns(tokenizer)
     for seed in range(CONVERSATIONS):

@@ -11,6 +11,7 @@ from tests.unit.chat_templates import ADDED, REFUSED, SPECIAL, STYLES, Style, ma
 
 from millrace.core.errors import ConfigError
 from millrace.environments.turns.bridge import ChatBridge, PlainBridge
+from millrace.environments.turns.conversation_text import ConversationText
 
 CONVERSATIONS = 6
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -77,6 +78,29 @@ def test_a_conversation_is_the_earlier_ids_and_what_the_template_writes(tokenize
             assert ids[: len(before)] == before
         if plain and style.exact:
             assert tokenizer.decode(ids) == written(tokenizer, messages, tools)
+
+
+@pytest.mark.parametrize("begin", ["", " ", "\n", "\n\n ", "  \n", "\t", " the", "</s>", "\n<think>"])
+@pytest.mark.parametrize("name", [name for name, style in STYLES.items() if style.exact])
+def test_an_observation_has_the_ids_that_it_has_in_the_whole_conversation(
+    tokenizer: Any, name: str, begin: str
+) -> None:
+    """A tokenizer may join a line break of the template and one of the observation into one token."""
+    style = STYLES[name]
+    tokenizer.chat_template = style.template
+    end = tokenizer.convert_tokens_to_ids(style.end)
+    messages = [
+        {"role": "user", "content": "begin"},
+        {"role": "assistant", "content": "A reply"},
+        {"role": style.roles[0], "content": f"{begin}name\n\n"},
+    ]
+    whole = ConversationText(tokenizer, {}).ids(numbered(messages))
+    bridge = ChatBridge(tokenizer, style.roles[0], {}, (), [end])
+    for turn in ([7], [7, end]):
+        appended = bridge.after(turn, messages[2:])
+        assert appended == whole[-len(appended) :]
+        behind = written(tokenizer, messages, None).partition("A reply")[2]
+        assert tokenizer.decode(appended) == (behind if turn == [7] else behind.partition(style.end)[2])
 
 
 def check_tail(

@@ -146,15 +146,13 @@ class ChatBridge(TemplateBridge):
         """Raises: ConfigError: the template cannot append messages of these roles."""
         messages, begun = self._messages(observation), self._begun(before)
         frame = self._frame(messages, begun)
-        ids = self._encoding.template(frame.ended.get(turn[-1] if turn else -1, frame.pieces[0]))
+        first = frame.ended.get(turn[-1] if turn else -1, frame.pieces[0])
         contents = [self._written(frame, messages, index, begun) for index in range(len(messages))]
         behind = self._behind(begun, messages, frame.by_calls)
         framed = "".join(text + piece for text, piece in zip(contents, frame.pieces[1:], strict=True))
         if behind != frame.pieces[0] + framed and behind.startswith(frame.pieces[0]):
-            return ids + self._switched(behind, begun, messages, frame)
-        for text, piece in zip(contents, frame.pieces[1:], strict=True):
-            ids += self._encoding.plain(text) + self._encoding.template(piece)
-        return ids
+            return self._switched(first, behind, begun, messages, frame)
+        return self._text.framed_ids([first, *frame.pieces[1:]], contents)
 
     def _begun(self, before: Begin) -> list[Message]:
         """A conversation that began so, up to the first reply."""
@@ -163,7 +161,7 @@ class ChatBridge(TemplateBridge):
         return [*messages, *_BEGUN[asked:]]
 
     def _switched(
-        self, behind: str, begun: list[Message], messages: list[Message], frame: _Frame
+        self, first: str, behind: str, begun: list[Message], messages: list[Message], frame: _Frame
     ) -> list[int]:
         """Of messages with a text that the template reads, such as `/no_think`: what it writes then."""
         try:
@@ -172,8 +170,7 @@ class ChatBridge(TemplateBridge):
             )
         except DataError as error:
             raise ConfigError(str(error)) from error
-        first, *others = guarded[len(frame.pieces[0]) :].split(guard)
-        return self._encoding.template(first) + self._text.guarded_ids(others)
+        return self._text.guarded_ids(guard, first + guarded[len(frame.pieces[0]) :])
 
     def _written(self, frame: _Frame, messages: list[Message], index: int, begun: list[Message]) -> str:
         """The content of a message as the template writes it: some remove space, others write JSON."""

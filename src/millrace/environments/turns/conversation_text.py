@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from millrace.core.errors import DataError
@@ -64,10 +64,31 @@ class ConversationText:
             self._refuse_made(shown, text, messages)
         guard, guarded = self.guarded(messages, text, lambda given: self.text(given, tools))
         first, *others = guarded.split(guard)
-        return encode(self._tokenizer, first) + self.guarded_ids(others)
+        return encode(self._tokenizer, first) + self._behind_guards(others)
 
-    def guarded_ids(self, parts: Sequence[str]) -> list[int]:
-        """The ids of parts that each begin with a control token of a text."""
+    def guarded_ids(self, guard: str, guarded: str) -> list[int]:
+        """The ids of a text in the middle of a conversation. Behind each guard stands a control token of a
+        message's text."""
+        first, *others = guarded.split(guard)
+        return self._encoding.template(first) + self._behind_guards(others)
+
+    def framed_ids(self, pieces: Sequence[str], contents: Sequence[str]) -> list[int]:
+        """The ids of `contents` between `pieces` of the template. They are encoded as one text, because a
+        token of a whole conversation may reach from one into the other: but for where one would make a
+        control token of another."""
+        guard = self._guard("".join([*pieces, *contents]))
+        guarded = [self._controls[0].sub(rf"{guard}\g<0>", one) for one in contents]
+        text = "".join(piece + one for piece, one in zip(pieces, [*guarded, ""], strict=True))
+        ids, of_pieces = self.guarded_ids(guard, text), [*map(self._encoding.template, pieces)]
+        if self._control_ids(ids) == self._control_ids(chain(*of_pieces)):
+            return ids
+        of_contents = [*map(self._encoding.plain, contents), []]
+        return [*chain(*chain(*zip(of_pieces, of_contents, strict=True)))]
+
+    def _control_ids(self, ids: Iterable[int]) -> list[int]:
+        return [one for one in ids if one in self._encoding.controls]
+
+    def _behind_guards(self, parts: Sequence[str]) -> list[int]:
         ids = list[int]()
         for part in parts:
             token = self._controls[0].match(part)
@@ -92,7 +113,7 @@ class ConversationText:
     ) -> tuple[str, str]:
         """A guard, and the text with the guard before each control token of a message. A template may read
         such a token in a text, as it does an end of thinking: then the special tokens alone have a guard."""
-        guard = next((chr(code) for code in _GUARDS if chr(code) not in text), chr(_GUARDS.start))
+        guard = self._guard(text)
         for pattern in self._controls:
             marked = render(list(_mapped(messages, partial(pattern.sub, rf"{guard}\g<0>"))))
             if marked.replace(guard, "") == text:
@@ -103,6 +124,10 @@ class ConversationText:
             "the chat template reads special tokens in the texts of messages, so they cannot be encoded "
             "as text\n  Leave them out of the messages."
         )
+
+    @staticmethod
+    def _guard(text: str) -> str:
+        return next((chr(code) for code in _GUARDS if chr(code) not in text), chr(_GUARDS.start))
 
     def _refuse_left_out(self, messages: Sequence[Message], text: str, tools: Sequence[Any]) -> str:
         marks = list[str]()

@@ -18,6 +18,7 @@ class Encoding:
         self._newline = encode(tokenizer, "\n")
         self._added = dict(getattr(tokenizer, "added_tokens_encoder", {}))
         markup = sorted((one for one in self._added if one.strip() and len(one) > 1), key=len, reverse=True)
+        self.controls = frozenset(self._added[one] for one in markup)
         self._markup = re.compile(f"(?=({'|'.join(map(re.escape, markup)) or '(?!)'}))")
         self._characters_per_token = max(map(len, tokenizer.get_vocab()))
 

@@ -110,22 +110,20 @@ class HarmonyBridge(TemplateBridge):
 
     def after(self, turn: Sequence[int], observation: str | list[Message], before: Begin = ()) -> list[int]:
         """Raises: ConfigError: harmony has no message of this role here."""
-        template, plain = self._encoding.template, self._encoding.plain
-        ids = [] if self._closed.intersection(turn[-1:]) else template(END)
+        ids = [] if self._closed.intersection(turn[-1:]) else self._encoding.template(END)
         called = [one.recipient for one in self._turns.messages(turn) if one.recipient]
         for one in self._messages(observation):
             if one["role"] == "tool":
                 recipient = called.pop(0) if called else _FUNCTIONS + _UNKNOWN
                 name = _FUNCTIONS + one["name"].removeprefix(_FUNCTIONS) if one.get("name") else recipient
-                ids += template(START) + plain(name) + template(_RESULT)
+                ids += self._text.framed_ids([START, _RESULT, END], [name, one["content"]])
             elif one["role"] in _HEADS:
-                ids += template(_HEADS[one["role"]])
+                ids += self._text.framed_ids([_HEADS[one["role"]], END], [one["content"]])
             else:
                 raise ConfigError(
                     f"harmony appends no message of role {one['role']!r}: "
                     f"use {', '.join([*_HEADS, 'tool'])} (`reward.role`)"
                 )
-            ids += plain(one["content"]) + template(END)
         return [*ids, *self._prompt]
 
 
