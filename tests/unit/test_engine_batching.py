@@ -82,6 +82,16 @@ def test_a_stop_string_is_found_inside_a_token_and_across_bytes_of_a_character()
     assert not stop.hit([0, 2]) and stop.hit([0, 2, 3])
 
 
+@pytest.mark.parametrize("last", ["D", "D of a long line", "ND"])
+def test_a_stop_string_is_found_behind_tokens_that_stand_for_no_text(last: str) -> None:
+    """Ids that pad a model's vocabulary have no text, and a model may sample them."""
+    pieces = ["a", "", "E", "N", last]
+    stop = StopStrings(lambda tokens: "".join(pieces[token] for token in tokens), ["END"])
+    before = [0, 2] if last == "ND" else [0, 2, 1, 1, 1, 3]
+    assert stop.hit([*before, *[1] * 40, 4])
+    assert not stop.hit([*before, *[1] * 40, 0, 4])
+
+
 @pytest.mark.parametrize(
     ("prompt", "sampling", "message"),
     [

@@ -12,8 +12,8 @@ _MARGIN = 4
 class StopStrings:
     """Whether a completion ends with a stop string in it, as a pure function of its tokens.
 
-    Every token stands for at least one byte, so the last (longest stop string in bytes + margin) tokens
-    contain any new match.
+    A token stands for at least one byte. So the last (longest stop string in bytes + margin) tokens contain
+    any new match. Only the ids that pad a model's vocabulary stand for nothing: then the window is longer.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], strings: Sequence[str]) -> None:
@@ -22,8 +22,14 @@ class StopStrings:
 
     def hit(self, tokens: Sequence[int]) -> bool:
         """True if the newest token completed a stop string."""
-        text = self._decode(list(tokens[-self._window :]))
+        window = self._window
+        while window < len(tokens) and self._num_bytes(tokens[-window:-1]) < self._window - 1:
+            window *= 2
+        text = self._decode(list(tokens[-window:]))
         return any(string in text for string in self._strings)
+
+    def _num_bytes(self, tokens: Sequence[int]) -> int:
+        return len(self._decode(list(tokens)).encode(errors="replace"))
 
 
 def before_stop(text: str, stop: Sequence[str]) -> tuple[str, str]:
