@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,35 +30,34 @@ def real(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("real")
-
-
-@pytest.fixture(scope="module")
-def first(directory: Path) -> subprocess.CompletedProcess[str]:
-    return real(directory)
+def first(real_directory: Path) -> subprocess.CompletedProcess[str]:
+    return real(real_directory)
 
 
 def test_a_short_run_of_the_real_model_says_that_it_learned_nothing_and_that_all_else_holds(
-    first: subprocess.CompletedProcess[str], directory: Path
+    first: subprocess.CompletedProcess[str], real_directory: Path
 ) -> None:
     assert first.returncode == 1, first.stdout[-3000:] + first.stderr[-3000:]
     assert re.search(r"FAIL  learned: greedy \+0\.000 on arithmetic", first.stdout)
     assert "PASS  nothing lost: 16 admitted = 16 trained (each once)" in first.stdout
     assert re.search(r"PASS  digests equal: (\d+) of \1 swaps", first.stdout)
     assert "PASS  log-prob gap at staleness 0" in first.stdout
-    assert (directory / "arithmetic.svg").read_text().startswith("<svg")
+    assert (real_directory / "arithmetic.svg").read_text().startswith("<svg")
 
 
-def test_what_is_done_is_not_done_again(first: subprocess.CompletedProcess[str], directory: Path) -> None:
-    again = real(directory)
+def test_what_is_done_is_not_done_again(
+    first: subprocess.CompletedProcess[str], real_directory: Path
+) -> None:
+    again = real(real_directory)
     assert again.returncode == 1 and "$ millrace" in first.stdout and "$ millrace" not in again.stdout
     verdicts = [line for line in first.stdout.splitlines() if line.startswith(("PASS", "FAIL"))]
     assert [line for line in again.stdout.splitlines() if line.startswith(("PASS", "FAIL"))] == verdicts
 
 
-def test_more_steps_go_on_with_the_same_run(first: subprocess.CompletedProcess[str], directory: Path) -> None:
-    longer = real(directory, "--set", "steps=3")
+def test_more_steps_go_on_with_the_same_run(
+    first: subprocess.CompletedProcess[str], real_directory: Path
+) -> None:
+    longer = real(real_directory, "--set", "steps=3")
     assert "PASS  nothing lost: 24 admitted = 24 trained (each once)" in longer.stdout
     commands = [line.split()[2] for line in longer.stdout.splitlines() if line.startswith("$ millrace")]
     assert commands == ["train", "eval"] and "--resume" in longer.stdout
