@@ -33,7 +33,8 @@ KEYS = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
 NUMBER = r"(\d+)"
 CORES = len(os.sched_getaffinity(0))
 PEERS = ("trl_grpo", "trl_async")
-CONTESTANTS = ("millrace", "millrace_bf16", *PEERS, *(f"{name}_bf16" for name in PEERS))
+CONTESTANTS = ("millrace", "millrace_bf16", *PEERS)
+OTHERS = tuple(f"{name}_bf16" for name in PEERS)
 
 Row = dict[str, float]
 
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next is one more")
-    parser.add_argument("--only", nargs="+", default=CONTESTANTS, choices=CONTESTANTS, metavar="NAME")
+    parser.add_argument("--only", nargs="+", default=CONTESTANTS, choices=CONTESTANTS + OTHERS)
     options = parser.parse_args()
     require(options.model, "--model DIRECTORY, the directory of a chat model")
     found: dict[str, list[Curve]] = {name: [] for name in options.only}
