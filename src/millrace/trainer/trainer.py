@@ -24,7 +24,7 @@ from millrace.devices.gpu import on
 from millrace.devices.threads import on_threads
 from millrace.trainer.adapters.adapted_linear import switched_off, trained_weights
 from millrace.trainer.batch.flat_batch import FlatBatch
-from millrace.trainer.batch.packing import Row
+from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace.trainer.kernels.row_threads import row_threads
@@ -85,6 +85,15 @@ class PolicyTrainer(BatchStep):
     def _row_tokens(self) -> int:
         return self._rows.tokens
 
+    def _packed(self, flat: FlatBatch) -> list[list[Row]]:
+        """Trees without an advantage have rows of their own, because these need no backward pass."""
+        if not self.ranks.alone:
+            return super()._packed(flat)
+        return [
+            [*pack(advantaged, self._row_tokens()), *pack(others, self._row_tokens())]
+            for advantaged, others in map(flat.by_advantage, flat.minibatches)
+        ]
+
     def _evaluate(
         self, rows: list[Row], flat: FlatBatch, *, reference: bool = False
     ) -> list[NDArray[np.floating[Any]]]:
@@ -144,7 +153,10 @@ class PolicyTrainer(BatchStep):
         reference_N = None
         if self.reference is not None and self.algorithm.penalty is None:
             reference_N = self._forward(row, reference=True)[0]
-        current_N, entropy_N, *values = self._forward(row)
+        outputs = self._forward(row)
+        # The loss is differentiated first down to these: without a slope there is nothing behind them to do.
+        leaves = [x_N.detach().requires_grad_() for x_N in outputs]
+        current_N, entropy_N, *values = leaves
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
         if reference_N is None and self.algorithm.needs_reference:
             reference_N = pick(flat.reference_C)
@@ -165,8 +177,12 @@ class PolicyTrainer(BatchStep):
             returns_N, values_N = pick(flat.returns_C), pick(flat.values_C)
             objective_N = objective_N + self.algorithm.critic.loss(torch, values[0], values_N, returns_N)
         loss = (objective_N * weights_N).sum()
-        current_N.retain_grad()
         loss.backward()
+        sloped = [(x, leaf.grad) for x, leaf in zip(outputs, leaves, strict=True) if x.requires_grad]
+        sloped = [(x, slope) for x, slope in sloped if slope is not None]
+        advantaged = not self.ranks.alone or flat.advantages_C[row.flat_N].any()  # ranks make equal calls
+        if advantaged or any(slope.any() for _, slope in sloped):
+            torch.autograd.backward(*zip(*sloped, strict=True))
         columns: Columns = {}
         if current_N.grad is not None:
             columns |= silenced_columns(self._gain_gradient(logprobs, advantages_N, weights_N), advantages_N)
