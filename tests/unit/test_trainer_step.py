@@ -99,9 +99,7 @@ def test_a_row_without_a_slope_has_no_backward_pass_and_the_gradient_stays(
     monkeypatch.setattr(all_passes, "_packed", partial(BatchStep._packed, all_passes))
     calls = []
     backward = torch.autograd.backward
-    monkeypatch.setattr(
-        torch.autograd, "backward", lambda *args, **more: calls.append(backward(*args, **more))
-    )
+    monkeypatch.setattr(torch.autograd, "backward", lambda *args, **to: calls.append(backward(*args, **to)))
     found = gradient(trainer, equal)
     trees = trainer._prepared(equal, 1)
     advantages = trees.flat.advantages_C
