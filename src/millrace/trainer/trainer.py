@@ -65,6 +65,7 @@ class PolicyTrainer(BatchStep):
         device = computing_device(model)
         self.optimizer = make_optimizer(model, settings.optimizer)
         self._update_threads = update_threads(ranks, device)
+        self._may_idle = ranks.alone  # ranks make equal calls
         self.value_head: ValueHead | None = None
         if algorithm.critic is not None:
             hidden_size = model.get_output_embeddings().weight.shape[-1]
@@ -145,7 +146,11 @@ class PolicyTrainer(BatchStep):
     def _backward(
         self, row: Row, flat: FlatBatch, progress: float, *, first: bool
     ) -> tuple[torch.Tensor, Columns]:
-        """Add the gradient of one row. Returns its share of the loss, and the statistics of its tokens."""
+        """Add the gradient of one row. Returns its share of the loss, and the statistics of its tokens.
+
+        The loss is differentiated first with respect to the outputs of the model. A row without an advantage
+        has no slope there, so it needs no backward pass, and its forward pass keeps nothing.
+        """
 
         def pick(values_C: NDArray[Any]) -> torch.Tensor:
             return on(current_N.device, values_C[row.flat_N]).to(current_N.dtype)
@@ -153,8 +158,9 @@ class PolicyTrainer(BatchStep):
         reference_N = None
         if self.reference is not None and self.algorithm.penalty is None:
             reference_N = self._forward(row, reference=True)[0]
-        outputs = self._forward(row)
-        # The loss is differentiated first down to these: without a slope there is nothing behind them to do.
+        idle = self._may_idle and not flat.advantages_C[row.flat_N].any()
+        with torch.set_grad_enabled(not idle):
+            outputs = self._forward(row)
         leaves = [x_N.detach().requires_grad_() for x_N in outputs]
         current_N, entropy_N, *values = leaves
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
@@ -178,11 +184,13 @@ class PolicyTrainer(BatchStep):
             objective_N = objective_N + self.algorithm.critic.loss(torch, values[0], values_N, returns_N)
         loss = (objective_N * weights_N).sum()
         loss.backward()
-        sloped = [(x, leaf.grad) for x, leaf in zip(outputs, leaves, strict=True) if x.requires_grad]
-        sloped = [(x, slope) for x, slope in sloped if slope is not None]
-        advantaged = not self.ranks.alone or flat.advantages_C[row.flat_N].any()  # ranks make equal calls
-        if advantaged or any(slope.any() for _, slope in sloped):
-            torch.autograd.backward(*zip(*sloped, strict=True))
+        slopes = [leaf.grad for leaf in leaves]
+        if idle and any(slope is not None and bool(slope.any()) for slope in slopes):
+            idle = self._may_idle = False  # the loss has more than advantages: a penalty, or a critic
+            outputs = self._forward(row)
+        if not idle:
+            sloped = [i for i, x in enumerate(outputs) if x.requires_grad and slopes[i] is not None]
+            torch.autograd.backward([outputs[i] for i in sloped], [slopes[i] for i in sloped])
         columns: Columns = {}
         if current_N.grad is not None:
             columns |= silenced_columns(self._gain_gradient(logprobs, advantages_N, weights_N), advantages_N)

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 Tensor = torch.Tensor
+ROUNDED = "rounded"  # attribute of a layer
 
 
 def computes_narrow(x: Tensor) -> bool:
@@ -33,13 +34,14 @@ def rounded_once(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
         for module in model.modules()
         if type(module) is torch.nn.Linear and not isinstance(module.weight, DTensor)
     ]
-    for layer in layers if dtype.itemsize < 4 and model.device.type == "cpu" else ():
-        layer.rounded = layer.weight.detach().to(dtype)
+    rounds = dtype.itemsize < 4 and model.device.type == "cpu"
+    for layer in layers if rounds else ():
+        setattr(layer, ROUNDED, layer.weight.detach().to(dtype))
     try:
         yield
     finally:
-        for layer in layers:
-            layer.rounded = None
+        for layer in layers if rounds else ():
+            delattr(layer, ROUNDED)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rounded_OI: Tensor | None = None) -> Tensor:
