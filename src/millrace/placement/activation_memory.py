@@ -97,10 +97,14 @@ class Shape:
     clamped: bool = False
 
     @property
+    def projection(self) -> int:
+        """Weights of the output projection."""
+        return self.vocabulary * self.hidden
+
+    @property
     def head_weights(self) -> int:
         """Of an output projection that is not the embedding."""
-        projection = self.vocabulary * self.hidden
-        return projection if self.other_weights >= 2 * projection else 0
+        return self.projection if self.other_weights >= 2 * self.projection else 0
 
 
 def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> ActivationMemory:

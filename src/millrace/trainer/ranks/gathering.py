@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from millrace.devices.gpu import on
-from millrace.trainer.kernels.narrow import ROUNDED
 from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.ranks.mesh import Ranks
 from millrace.trainer.recorded.device_token_masks import masks_on
@@ -84,5 +83,5 @@ def target_logprobs(
         softcap=softcap,
         group=group,
         token_masks=None if masks_P is None else masks_on(device, masks_P, first, len(weight)),
-        rounded_VH=getattr(head, ROUNDED, None),
+        rounded_VH=getattr(head, "rounded", None),
     )
