@@ -57,6 +57,16 @@ class FlatBatch:
         """The trees of the whole batch."""
         return [tree for trees in self.minibatches for tree in trees]
 
+    def by_advantage(self, trees: list[Tree]) -> tuple[list[Tree], list[Tree]]:
+        """Trees with a trained token whose advantage is not 0, and the other trees."""
+        advantaged, others = list[Tree](), list[Tree]()
+        for tree in trees:
+            spans = [
+                self.advantages_C[b.first_index : b.first_index + len(b.mask)][b.mask] for b in tree.branches
+            ]
+            (advantaged if any(span.any() for span in spans) else others).append(tree)
+        return advantaged, others
+
 
 def flatten(
     batch: Batch,
