@@ -61,10 +61,9 @@ class FlatBatch:
         """Trees with a trained token whose advantage is not 0, and the other trees."""
         advantaged, others = list[Tree](), list[Tree]()
         for tree in trees:
-            spans = [
-                self.advantages_C[b.first_index : b.first_index + len(b.mask)][b.mask] for b in tree.branches
-            ]
-            (advantaged if any(span.any() for span in spans) else others).append(tree)
+            trained = [branch.first_index + np.flatnonzero(branch.mask) for branch in tree.branches]
+            found = any(self.advantages_C[tokens].any() for tokens in trained)
+            (advantaged if found else others).append(tree)
         return advantaged, others
 
 
