@@ -88,6 +88,20 @@ OURS = {"schedule": SCHEDULE, "slots": 128, "token_budget": 8192, "recompute": "
 # ---------------------------------------------------------------- one run
 
 
+def run_peer(
+    name: str, job: dict[str, Any], work: Path, *, threads: int, python: Path | None = None
+) -> Curve:
+    """A job (`peers/trl/job.py`) by one of `SCRIPTS` in a new directory. `python`: one that has TRL."""
+    work.mkdir()
+    (work / "job.json").write_text(json.dumps(job | {"out": str(work / "steps.jsonl"), "threads": threads}))
+    python = python or python_with_trl(cache_directory())
+    command = [python, BENCHMARKS / "peers" / "trl" / SCRIPTS[name], work / "job.json"]
+    run_logged(command, work / "log", threads=threads)
+    with (work / "steps.jsonl").open() as lines:
+        steps = [json.loads(line) for line in lines]
+    return [Step(step["t"], step["tokens"], step["reward"]) for step in steps]
+
+
 class Bench:
     """One task's files, and the three ways to run it. `start`: another model. `python`: one that has TRL."""
 
@@ -128,17 +142,9 @@ class Bench:
         return rows
 
     def _peer(self, name: str, rows: Path, seed: int, threads: int) -> Curve:
-        script, work = SCRIPTS[name], self.directory / f"{self.task.name}-{name}-{seed}-{threads}"
-        work.mkdir()
+        work = self.directory / f"{self.task.name}-{name}-{seed}-{threads}"
         job = self._shape(self._in_our_order(rows, seed), seed)
-        job |= {"out": str(work / "steps.jsonl"), "threads": threads}
-        (work / "job.json").write_text(json.dumps(job))
-        python = self._python or python_with_trl(cache_directory())
-        command = [python, BENCHMARKS / "peers" / "trl" / script, work / "job.json"]
-        run_logged(command, work / "log", threads=threads)
-        with (work / "steps.jsonl").open() as lines:
-            steps = [json.loads(line) for line in lines]
-        return [Step(step["t"], step["tokens"], step["reward"]) for step in steps]
+        return run_peer(name, job, work, threads=threads, python=self._python)
 
     def _shape(self, rows: Path, seed: int) -> dict[str, Any]:
         return {
@@ -147,6 +153,7 @@ class Bench:
             "steps": self.steps,
             "seed": seed,
             "lr": LR,
+            "temperature": 1.0,
             "max_tokens": self.task.max_tokens,
             "max_sequence_tokens": self.task.max_sequence_tokens,
             "staleness_max": STALENESS_MAX,

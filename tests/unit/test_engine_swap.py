@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from engine_models import (
@@ -23,14 +25,15 @@ from tests.long import few
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import Progress, Sampling
+from millrace.engines.own import torch_engine as engines
 from millrace.engines.own.accelerated import row_matmul
 from millrace.placement import number_format
 
 SAMPLING = Sampling(max_tokens=40)
 
 
-def works() -> list:
-    return [make_work(i, prompt_of(i // 2, 20), SAMPLING, group_id=i // 2) for i in range(6)]
+def works(lease: int = 0) -> list:
+    return [make_work(i, prompt_of(i // 2, 20), SAMPLING, group_id=i // 2, lease=lease) for i in range(6)]
 
 
 def buffers_of(model) -> list[NamedBuffer]:
@@ -168,6 +171,30 @@ def test_bfloat16_weights_are_served_as_published(fast: bool, monkeypatch: pytes
     ]
     assert engine.digest() == digest_buffers(expected)
     assert len(run(engine, works())) == 6
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", ["qwen3 untied, no grouping", "llama biases, llama3 rope"])
+def test_in_bfloat16_only_products_are_rounded_and_a_swap_changes_all_copies(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms, attention and logits are float32, so the gap to float32 is that of the products' factors."""
+    monkeypatch.setattr(number_format, "multiplies_bfloat16", lambda: True)
+    if not compiled:
+        monkeypatch.setattr(engines, "native_pass", lambda *_, **__: (None, ""))
+    first, second = (make_model(name, seed=seed, scale=1.0).to(torch.bfloat16) for seed in (0, 1))
+    swapped, fresh = make_engine(first, dtype="bfloat16"), make_engine(second, dtype="bfloat16")
+    wide = make_engine(copy.deepcopy(second).float())
+    run(swapped, works())
+    weights_into(swapped, second)
+    swapped.swap(2)
+    found, expected = run(swapped, works(1)), run(fresh, works(1))
+    for trajectory_id, (tokens, logprobs, _) in expected.items():
+        assert found[trajectory_id][:2] == (tokens, logprobs)
+        assert len(set(np.float32(logprobs).view(np.uint32) & 0xFFFF)) > 1  # log-probs are not rounded
+    work = make_work(9, [5, 6, 7], Sampling(max_tokens=1, ignore_eos=True))
+    (ours,), (theirs,) = (run(engine, [work])[9][1] for engine in (fresh, wide))
+    assert ours == pytest.approx(theirs, abs=0.1)
 
 
 def test_weights_in_another_format_are_served_from_the_swap_on(

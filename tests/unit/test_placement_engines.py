@@ -30,13 +30,13 @@ SERVED = ServedModel(
     num_devices=2,
     on_gpu=True,
     converts=False,
-    packs=False,
+    packed_bytes=0,
 )
 
 
 def test_the_own_engine_keeps_its_versions_and_the_longest_sequence_in_every_slot() -> None:
     assert own_engine(SERVED) == MemoryNeed((2 * 1000 + 4 * 200) // 2, 50)
-    on_cpu = replace(SERVED, on_gpu=False, packs=True)
+    on_cpu = replace(SERVED, on_gpu=False, packed_bytes=1000)
     assert own_engine(on_cpu) == MemoryNeed(0, 3800)
     assert own_engine(replace(on_cpu, converts=True)) == MemoryNeed(0, 3800 + 500 + 50)
 

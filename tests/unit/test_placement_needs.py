@@ -148,7 +148,7 @@ def test_device_and_host_are_counted_apart(
 @pytest.mark.parametrize(
     ("fast", "trainer", "replica"),
     [
-        (True, 26 * PARAMETERS, 4 * PARAMETERS + 256 * KV),
+        (True, 26 * PARAMETERS, 6 * PARAMETERS + 4 * (LARGEST // 32) * 32 + 512 * KV),
         (False, 26 * PARAMETERS, 14 * PARAMETERS + 2 * LARGEST + 512 * KV),
     ],
 )

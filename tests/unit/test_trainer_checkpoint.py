@@ -66,10 +66,15 @@ def test_a_step_goes_on_while_its_state_is_written_and_its_update_waits(publishe
     assert all(map(torch.equal, weights_of(resumed), weights_of(trainer)))
 
 
+def copies_everything(monkeypatch):
+    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    monkeypatch.setattr(snapshot, "COPIED_FROM", {"cpu"})
+
+
 @pytest.mark.parametrize("published", [torch.float32, torch.bfloat16])
 def test_no_update_waits_for_the_files_of_a_large_state(published, tmp_path, monkeypatch):
     """It is copied in memory, and the files have the copy: the state before the update."""
-    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    copies_everything(monkeypatch)
     trainer, due = (trained(2, tmp_path, trainer=make_trainer(published=published)) for _ in range(2))
     saver = Saver(trainer.optimizer)
     for version in (2, 3):  # the second one takes the memory of the first
@@ -92,7 +97,7 @@ def test_no_update_waits_for_the_files_of_a_large_state(published, tmp_path, mon
 
 
 def test_the_memory_of_copies_is_allocated_after_the_first_update_and_suffices(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    copies_everything(monkeypatch)
     trainer = make_trainer()
     saver = Saver(trainer.optimizer)
     trained(1, tmp_path, trainer=trainer)
@@ -105,10 +110,20 @@ def test_the_memory_of_copies_is_allocated_after_the_first_update_and_suffices(t
     assert saver._snapshot._memory is memory
 
 
+def test_a_trainer_on_a_cpu_makes_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    trainer = make_trainer()
+    saver = Saver(trainer.optimizer)
+    trained(1, tmp_path, trainer=trainer)
+    saver.begin(trainer, tmp_path)
+    saver.result()
+    assert not len(saver._snapshot._memory)
+
+
 def test_a_state_without_room_for_a_copy_is_written_before_the_update_and_that_is_told(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    copies_everything(monkeypatch)
     monkeypatch.setattr(snapshot, "read_memory", lambda: (2000, 1000))
     trainer, order = trained(1, tmp_path), []
 

@@ -99,6 +99,19 @@ def test_every_sampled_token_is_trained_once_behind_what_its_own_sequence_saw(se
         assert np.allclose(found, expected, atol=2e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_are_told_apart_by_the_advantages_of_their_own_tokens(seed):
+    first, *others = forked(in_turns(make_batch(seed=seed, groups=3), seed=seed), seed=seed).groups
+    equal = [msgspec.structs.replace(one, reward=1.0) for one in first.sequences]
+    batch = Batch(0, [*others, msgspec.structs.replace(first, sequences=equal)])
+    flat = flatten(batch, build(PolicyGradient()), max_tokens=99)
+    advantaged, idle = flat.by_advantage(flat.trees)
+    assert idle and len(advantaged) + len(idle) == len(flat.trees)
+    for tree in flat.trees:
+        slopes = [flat.advantages_C[row.flat_N].any() for row in pack([tree], 10_000)]
+        assert any(slopes) == any(tree is one for one in advantaged)
+
+
 def gradient(batch, algorithm, budget):
     trainer = make_trainer(
         algorithm, token_budget=budget, max_tokens=MAX_TOKENS, reference=algorithm.needs_reference

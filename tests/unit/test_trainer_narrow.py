@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd.graph import saved_tensors_hooks
+from trainer_doubles import tiny_model
 
 from millrace.trainer import logprobs
 from millrace.trainer.kernels import narrow
+from millrace.trainer.kernels.linear import install
 from millrace.trainer.logprobs import token_logprobs
 
 Tensor = torch.Tensor
@@ -40,17 +41,34 @@ def test_a_linear_layer_gives_what_autocast_gives(biased: bool) -> None:
         assert (ours - theirs).abs().max() <= 2 * ROUNDING * scale
 
 
-def test_no_rounded_copy_of_a_weight_waits_for_the_backward_pass() -> None:
-    x, weight = random(7, 24), random(40, 24, seed=1)
-    kept: list[Tensor] = []
+def test_rows_share_one_rounded_copy_of_a_weight_while_the_weights_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[Tensor | None] = []
+    compute = narrow.linear
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
+    def noted(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Tensor | None = None) -> Tensor:
+        used.append(rounded)
+        return compute(x, weight, bias, rounded)
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        results(lambda a, b: narrow.linear(a, b, None), x, weight)
-    assert sorted(tensor.data_ptr() == weight.data_ptr() for tensor in kept) == [False, True]
+    monkeypatch.setattr(narrow, "linear", noted)
+    model = tiny_model(attention="eager")
+    install(model)
+    layers = [module for module in model.model.modules() if isinstance(module, torch.nn.Linear)]
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16), narrow.rounded_once(model, torch.bfloat16):
+            for _ in range(2):
+                model.model(torch.tensor([[1, 2, 3]]))
+        first, second = used[: len(layers)], used[len(layers) :]
+        assert [id(x) for x in first] == [id(x) for x in second]
+        for rounded, layer in zip(first, layers, strict=True):
+            assert rounded is not None and torch.equal(rounded, layer.weight.bfloat16())
+        for layer in layers:  # an optimizer step: the next copies are of these weights
+            layer.weight.data += 0.1
+        used.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.model(torch.tensor([[1, 2, 3]]))
+    assert used == len(layers) * [None]
 
 
 @pytest.mark.parametrize("masked", [True, False])

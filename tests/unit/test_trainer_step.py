@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
+from millrace.trainer.batch_step import BatchStep
 from millrace.trainer.checks.rejected import SAVED_MAX, save_rejected
 from millrace.trainer.model import recompute_layers, row_logprobs
 
@@ -63,6 +65,64 @@ def test_the_token_budget_changes_no_gradient(algorithm):
     assert found[0].abs().max() > 1e-4
     for other in found[1:]:
         assert (other - found[0]).abs().max() < 1e-6
+
+
+def without_signal(batch, *groups):
+    """The batch with equal rewards in `groups`."""
+    changed = [
+        msgspec.structs.replace(
+            group, sequences=[msgspec.structs.replace(s, reward=1.0) for s in group.sequences]
+        )
+        if index in groups
+        else group
+        for index, group in enumerate(batch.groups)
+    ]
+    return Batch(batch.version, changed)
+
+
+@pytest.mark.parametrize("budget", [10_000, 100, 40])
+@pytest.mark.parametrize(
+    ("algorithm", "passes"),
+    [
+        (PolicyGradient(), False),
+        (PolicyGradient(kind="aipo"), False),
+        (PolicyGradient(normalize="sequence", kl=0.1), True),  # a penalty has a slope of its own
+    ],
+    ids=["grpo", "aipo", "grpo-kl"],
+)
+def test_a_row_without_a_slope_has_no_backward_pass_and_the_gradient_stays(
+    algorithm, passes, budget, monkeypatch
+):
+    equal = without_signal(make_batch(version=1, groups=6), 0, 2, 3)
+    options = {"token_budget": budget, "reference": passes}
+    trainer, all_passes = make_trainer(algorithm, **options), make_trainer(algorithm, **options)
+    monkeypatch.setattr(all_passes, "_packed", partial(BatchStep._packed, all_passes))
+    calls = []
+    backward = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda *args, **to: calls.append(backward(*args, **to)))
+    found = gradient(trainer, equal)
+    trees = trainer._prepared(equal, 1)
+    advantages = trees.flat.advantages_C
+    idle = [row for rows in trees.rows for row in rows if not advantages[row.flat_N].any()]
+    num_rows = sum(map(len, trees.rows))
+    assert idle
+    assert len(calls) == 2 * num_rows - (0 if passes else len(idle))  # of each row's loss, and of the row
+    expected = gradient(all_passes, equal)
+    assert expected.abs().max() > 1e-4
+    assert (found - expected).abs().max() < 1e-6
+
+
+def test_a_batch_without_any_signal_is_a_step_with_its_statistics(tmp_path):
+    batch = without_signal(make_batch(version=1), *range(len(make_batch().groups)))
+    trainer = make_trainer()
+    trainer.version = 1
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    result = trainer.step(batch, rejected_dir=tmp_path)
+    assert result.version == 2
+    assert result.metrics["grad_norm"] == 0.0
+    assert result.metrics["groups_without_signal"] == 1.0
+    assert sum(count for _, _, count in result.logprob_gap.values()) == result.trained_tokens
+    assert all(torch.equal(p, was) for p, was in zip(trainer.model.parameters(), before, strict=True))
 
 
 def test_what_is_not_to_be_trained_is_masked_and_stays_in_its_group():

@@ -20,7 +20,8 @@ from millrace.weights.layout import Memory
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 from millrace.weights.slots import take_slot
-from millrace.weights.store import history
+from millrace.weights.store import directory, history
+from millrace.weights.store.directory import chunk_deltas
 from millrace.weights.store.history import OlderVersions
 
 NUM = 400_003
@@ -125,6 +126,27 @@ def test_two_slots_hold_as_many_versions_as_are_asked_for_where_little_changes()
         assert host.reader.versions() == list(range(5, 14))
         assert staged.delta_versions == list(range(4, 12)) and staged.versions[-2:] == [12, 13]
         assert host.past.num_bytes <= SLOT_BYTES // 2
+
+
+def test_a_delta_that_surely_finds_no_room_is_not_made(monkeypatch):
+    made = []
+
+    def noted(old, new):
+        made.append(old.version)
+        return chunk_deltas(old, new)
+
+    monkeypatch.setattr(history, "chunk_deltas", noted)
+    monkeypatch.setattr(directory, "SAMPLE_BYTES", 1 << 12)
+    with opened() as host:
+        models = [first(0), first(1), changed(first(1), 1e-3, 2), changed(first(1), 1e-2, 3)]
+        dropped = dict[int, str]()
+        for version, data in enumerate(models):
+            dropped |= host.publish(version, data).dropped
+        assert made == [1, 2]
+        assert host.reader.versions() == [1, 2, 3]
+        assert host.read(1)[1] == models[1].tobytes()
+        reason = (dropped | host.past.take_dropped())[0]
+    assert "its delta has about" in reason and f"{SLOT_BYTES // 2:,}" in reason
 
 
 def test_what_finds_no_room_is_told_with_the_reason():

@@ -6,7 +6,7 @@ Runs in TRL's virtual environment:
 
 TRL's own worker needs a vLLM server and NCCL, its attention a FlashAttention 3 kernel. It lets worker and
 weight transfer be injected, so here a child process samples whole batches with transformers' `generate` and
-gets state dicts through a queue, and the tree attention is a loop over SDPA.
+reads weights in shared memory, and the tree attention is a loop over SDPA.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from peers.trl.job import Job, StepLog, read_job
 # ---------------------------------------------------------------- the generator's process
 
 
-def generate_until_stopped(job: Job, weights: Any, samples: Any, stop: Any) -> None:
-    """Groups in the order of the prompts, `job.groups` at a time, always under the newest weights."""
+def generate_until_stopped(job: Job, weights: Any, version: Any, samples: Any, stop: Any) -> None:
+    """Groups in the order of the prompts, `job.groups` at a time, always under the newest weights.
+
+    `weights` gives once the tensors that the trainer writes; `version` counts its writes, under its lock.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     tokenizer = AutoTokenizer.from_pretrained(job.start, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(job.start, dtype=torch.float32).eval()
-    rows, first, version = job.rows(), 0, 0
+    model = AutoModelForCausalLM.from_pretrained(job.start, dtype=getattr(torch, job.dtype)).eval()
+    rows, first, loaded, shared = job.rows(), 0, 0, weights.get()
     while not stop.is_set():
-        newest = _newest(weights)
-        if newest is not None:
-            version, state = newest
-            model.load_state_dict({n: torch.from_numpy(v) for n, v in state.items()}, strict=False)
-        elif version == 0:  # the trainer sends its weights before the first step
-            time.sleep(0.02)
-            continue
+        if version.value > loaded:
+            with version.get_lock():
+                model.load_state_dict(shared, strict=False)
+                loaded = version.value
         batch = [rows[(first + i) % len(rows)] for i in range(job.groups)]
-        for sample in _samples(job, model, tokenizer, batch, first, version):
+        for sample in _samples(job, model, tokenizer, batch, first, loaded):
             while not stop.is_set():
                 try:
                     samples.put(sample, timeout=0.2)
@@ -55,15 +55,6 @@ def generate_until_stopped(job: Job, weights: Any, samples: Any, stop: Any) -> N
                 except queue.Full:
                     continue
         first += job.groups
-
-
-def _newest(weights: Any) -> Any:
-    newest = None
-    try:
-        while True:
-            newest = weights.get_nowait()
-    except queue.Empty:
-        return newest
 
 
 @torch.no_grad()
@@ -79,16 +70,21 @@ def _samples(
         **inputs,
         max_new_tokens=job.max_tokens,
         do_sample=True,
-        temperature=1.0,
+        temperature=job.temperature,
         top_k=0,
         top_p=1.0,
         return_dict_in_generate=True,
         output_logits=True,
     )
     sampled = out.sequences[:, inputs["input_ids"].shape[1] :]
-    logits = torch.stack(out.logits, 1)
-    logprobs = torch.log_softmax(logits, -1).gather(-1, sampled[..., None])[..., 0]
-    ends = sampled == tokenizer.eos_token_id
+    logprobs = torch.stack(
+        [
+            torch.log_softmax(logits.float() / job.temperature, -1).gather(-1, tokens[:, None])[:, 0]
+            for logits, tokens in zip(out.logits, sampled.T, strict=True)
+        ],
+        1,
+    )
+    ends = torch.isin(sampled, torch.tensor(model.generation_config.eos_token_id))
     lengths = torch.where(ends.any(1), ends.int().argmax(1) + 1, sampled.shape[1]).tolist()
     completions = [sampled[i, :n] for i, n in enumerate(lengths)]
     decoded = [tokenizer.decode(c, skip_special_tokens=True) for c in completions]
@@ -125,8 +121,8 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.rollout_buffer = context.Queue(2 * job.groups * job.group_size)
         self.metrics_queue: queue.Queue[Any] = queue.Queue()
-        self.weights, self.stop_event = context.Queue(), context.Event()
-        arguments = (job, self.weights, self.rollout_buffer, self.stop_event)
+        self.weights, self.version, self.stop_event = context.Queue(), context.Value("q"), context.Event()
+        arguments = (job, self.weights, self.version, self.rollout_buffer, self.stop_event)
         self._process = context.Process(target=generate_until_stopped, args=arguments, daemon=True)
 
     def start(self) -> None:
@@ -134,7 +130,6 @@ class Worker:
 
     def stop(self) -> None:
         self.stop_event.set()
-        self.weights.cancel_join_thread()  # nobody reads the last ones; the exit must not wait for it
         self._process.join(5)
         self._process.terminate()
 
@@ -147,10 +142,11 @@ class Worker:
 
 
 class Transfer:
-    """Whole fp32 state dicts through the worker's queue; versions count transfers, as TRL's do."""
+    """Every parameter through memory that both processes share; versions count transfers, as TRL's do."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker, self._version = worker, 0
+        self._worker = worker
+        self._shared: dict[str, torch.Tensor] = {}
 
     def init_weight_transfer(self) -> None: ...
 
@@ -161,9 +157,15 @@ class Transfer:
     def destroy(self) -> None: ...
 
     def send_weights(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._version += 1
-        state = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in named}
-        self._worker.weights.put((self._version, state))
+        weights, is_first = {name: tensor.detach() for name, tensor in named}, not self._shared
+        if is_first:
+            self._shared = {n: torch.empty_like(w, device="cpu").share_memory_() for n, w in weights.items()}
+        with self._worker.version.get_lock():
+            for name, tensor in weights.items():
+                self._shared[name].copy_(tensor)
+            self._worker.version.value += 1
+        if is_first:
+            self._worker.weights.put(self._shared)
 
 
 def tree_attention_on_cpu(
@@ -219,12 +221,14 @@ def make_trainer(job: Job, worker: Worker) -> Any:
                 tokens = last["completion_tokens"] * job.groups * job.group_size
                 wait_s = last.get("perf/rollout_wait_s", 0.0)
                 stale = last.get("sample/staleness_mean", 0.0)
+                dropped = last.get("sample/dropped_stale_total", 0.0)
                 self.log_file.write(
                     self.state.global_step,
                     tokens=tokens,
                     reward=last["reward"],
                     wait_s=wait_s,
                     staleness=stale,
+                    dropped=dropped,
                 )
 
     batch = job.groups * job.group_size
@@ -235,13 +239,14 @@ def make_trainer(job: Job, worker: Worker) -> Any:
         gradient_accumulation_steps=1,
         num_generations=job.group_size,
         max_completion_length=job.max_tokens,
+        temperature=job.temperature,
         learning_rate=job.lr,
         lr_scheduler_type="constant",
         token_budget=0,
         max_staleness=job.staleness_max,
         weight_sync_steps=1,
         logging_steps=1,
-        bf16=False,
+        bf16=job.dtype == "bfloat16",
         use_cpu=True,
         gradient_checkpointing=False,
         report_to="none",

@@ -10,8 +10,9 @@ from typing import Any
 
 
 class Job:
-    """`start`, `prompts` (JSON lines in the order to be trained), `out`, `steps`, `lr`, `max_tokens`,
-    `extract`, `groups`, `group_size`, `staleness_max`, `seed`, `device`, `threads` (of each process)."""
+    """`start`, `prompts` (JSON lines in the order to be trained; a chat as its template renders it), `out`,
+    `steps`, `lr`, `temperature`, `max_tokens`, `extract`, `groups`, `group_size`, `staleness_max`, `seed`,
+    `device`, `dtype` (bfloat16: by autocast), `threads` (of each process)."""
 
     def __init__(self, path: str) -> None:
         self.__dict__.update(json.loads(Path(path).read_text()))

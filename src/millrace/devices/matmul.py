@@ -45,8 +45,17 @@ def matmul(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     return matmul_transposed(a_MK, b_KN.t())
 
 
+@cache
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies with packed matrices of this format here."""
+    operators = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_reorder_linear_weight"):
+        return False
+    return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())
+
+
 def packed(weight_NK: torch.Tensor) -> torch.Tensor:
-    """A copy of a float32 matrix in the layout of oneDNN's kernels. Otherwise each call makes such a copy."""
+    """A copy of a matrix in the layout of oneDNN's kernels. Otherwise each call makes such a copy."""
     out: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_NK)
     return out
 

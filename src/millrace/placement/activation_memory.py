@@ -97,10 +97,14 @@ class Shape:
     clamped: bool = False
 
     @property
+    def projection(self) -> int:
+        """Weights of the output projection."""
+        return self.vocabulary * self.hidden
+
+    @property
     def head_weights(self) -> int:
         """Of an output projection that is not the embedding."""
-        projection = self.vocabulary * self.hidden
-        return projection if self.other_weights >= 2 * projection else 0
+        return self.projection if self.other_weights >= 2 * self.projection else 0
 
 
 def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> ActivationMemory:
@@ -119,9 +123,8 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
 
 def _head(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
-    bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. A CPU has a second
-    copy, rounded and in float32, for the logits. In float32 the gathered weight is no copy that the phase
-    would make anyway."""
+    bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. A CPU computes logits
+    in float32. In float32 the gathered weight is no copy that the phase would make anyway."""
     gathered_rounded = _gathers(config) and bool(shape.head_weights) and size < 4
     each = 8 + (4 if _gathers(config) and not gathered_rounded else 0)
     if size < 4:
@@ -156,11 +159,15 @@ def _gathers(config: Config) -> bool:
 
 def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> int:
     """Copies of all layers in the computing format, which autocast keeps for the gradient. Ranks gather such
-    copies. A trainer on a CPU keeps none (`trainer.kernels.narrow`)."""
-    alone_on_cpu = not on_gpu and config.trainer.ranks == 1
-    if size == 4 or alone_on_cpu or config.model.recompute or _gathers(config):
+    copies. A trainer on a CPU has one of each matrix, of the output projection too, for all rows
+    (`trainer.kernels.narrow`)."""
+    layers = shape.layers * shape.layer_weights
+    if not on_gpu and config.trainer.ranks == 1 and size < 4:
+        layers = 0 if config.adapter.rank is not None else layers
+        return size * (layers + shape.vocabulary * shape.hidden)
+    if size == 4 or config.model.recompute or _gathers(config):
         return 0
-    return size * shape.layers * shape.layer_weights // config.trainer.tensor
+    return size * layers // config.trainer.tensor
 
 
 def _kept_token_bytes(config: Config, shape: Shape, size: int) -> int:

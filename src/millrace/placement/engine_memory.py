@@ -35,7 +35,7 @@ class ServedModel:
     computes with them, of a published version, of its largest tensor, and of the KV of a token on all devices
     together.
     `converts`: the computing format is not the published format.
-    `packs`: a CPU computes in float32, and may keep packed copies of matrices.
+    `packed_bytes`: of the packed copies of matrices that a CPU may keep, the output projection in float32.
     `adapter_bytes`: of the slot for an adapter that is computed beside the weights."""
 
     weights_bytes: int
@@ -47,7 +47,7 @@ class ServedModel:
     num_devices: int
     on_gpu: bool
     converts: bool
-    packs: bool
+    packed_bytes: int
     adapter_bytes: int = 0
 
     @property
@@ -70,10 +70,10 @@ def quantised_bytes(shapes: Mapping[str, tuple[int, ...]], size: int) -> int:
 
 
 def own_engine(model: ServedModel) -> MemoryNeed:
-    """Served and standby weights, and KV of the longest sequence in every slot. In float32 on a CPU a packed
-    copy of the served weights, at most. If the formats differ, pulled weights too. Then, and on a GPU, the
+    """Served and standby weights, and KV of the longest sequence in every slot. On a CPU a packed copy of the
+    served weights, at most. If the formats differ, pulled weights too. Then, and on a GPU, the
     largest tensor on the host, for digests."""
-    computing = (3 if model.packs else 2) * model.weights_bytes + model.slots * model.sequence_bytes
+    computing = 2 * model.weights_bytes + model.packed_bytes + model.slots * model.sequence_bytes
     pulled = (model.version_bytes if model.converts else 0) + (
         model.largest_bytes if model.on_gpu or model.converts else 0
     )

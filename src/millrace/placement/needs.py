@@ -70,8 +70,7 @@ def read_needs(
     Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor`, `trainer.tensor` or
     `trainer.sequence` does not divide the model, or the model can have no such adapter.
     """
-    directory = Path(config.model.path)
-    size = DTYPE_BYTES[config.model.dtype]
+    directory, size = Path(config.model.path), DTYPE_BYTES[config.model.dtype]
     tensors = tensor_elements(directory)
     parameters = sum(tensors.values())
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
@@ -81,7 +80,8 @@ def read_needs(
     _check_ranks(shape, config.trainer)
     quantised = config.rollout.quantization is not None
     serving = size if quantised else computing  # a quantised replica rounds what it is given, on any CPU
-    kv_token = num_devices * kv_token_bytes(model, serving, num_devices)
+    kv_size = serving if on_gpu or config.rollout.engine != "own" else 4  # a CPU keeps float32
+    kv_token = num_devices * kv_token_bytes(model, kv_size, num_devices)
     adapted = config.adapter.rank is not None
     trained = adapter_elements(directory, config.adapter) if adapted else parameters
     frozen = (parameters if adapted or _has_reference(config) else 0) + _teacher_elements(config)
@@ -105,7 +105,7 @@ def read_needs(
         num_devices=num_devices,
         on_gpu=on_gpu,
         converts=serving != size,
-        packs=serving == 4 and not on_gpu,
+        packed_bytes=0 if on_gpu else parameters * serving + 2 * (4 - serving) * shape.projection,
         adapter_bytes=_native_adapter_bytes(config, computing),
     )
     return Needs(

@@ -37,6 +37,7 @@ def token_logprobs(
     softcap: float | None = None,
     group: ProcessGroup | None = None,
     token_masks: DeviceTokenMasks | None = None,
+    rounded_VH: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs of `targets_N` under softmax(logits / temperature), and that softmax's entropy. With
     `token_masks` the softmax is over a token's allowed tokens, which include its target.
@@ -48,10 +49,13 @@ def token_logprobs(
         targets_N             (N,) token ids
         returns               (N,) log-probs, (N,) entropies; float32, in nats. Only a gradient of entropies
                               costs more
+        rounded_VH            the numbers of `weight_VH` in the type of `hidden_NH`, if somebody has them
         With `group`, V is this rank's block of the vocabulary, and targets are counted from its first token.
     """
     with TURN:
-        return _TokenLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, softcap, group, token_masks)
+        return _TokenLogprobs.apply(
+            hidden_NH, weight_VH, targets_N, temperature, softcap, group, token_masks, rounded_VH
+        )
 
 
 def _scaled_logits(
@@ -101,8 +105,9 @@ class _TokenLogprobs(torch.autograd.Function):
         softcap: float | None,
         group: ProcessGroup | None,
         token_masks: DeviceTokenMasks | None,
+        rounded: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        factor = wide_factor(weight, hidden.dtype)
+        factor = weight if rounded is not None else wide_factor(weight, hidden.dtype)
         rows = max(1, (GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS) // weight.shape[0])
         local, is_local = _local_targets(targets, weight)
         softmax = softmax_on(weight.device, _wide(hidden), softcap)
@@ -121,6 +126,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
         ctx.logits = logits if alone else None
         ctx.temperature, ctx.softcap, ctx.rows, ctx.token_masks = temperature, softcap, rows, token_masks
+        ctx.rounded = rounded
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
 
@@ -137,8 +143,11 @@ class _TokenLogprobs(torch.autograd.Function):
         upstream = Upstream(*_local_targets(targets, weight), normalizer, entropy, of_logprobs, grads[1])
         softmax = softmax_on(weight.device, _wide(hidden), ctx.softcap)
         with TURN:
-            factor = weight.to(hidden.dtype)
-            wide = factor if kept is not None else wide_factor(factor, hidden.dtype)
+            factor = weight.to(hidden.dtype) if ctx.rounded is None else ctx.rounded
+            wide = weight
+            if ctx.rounded is None and kept is None:
+                wide = wide_factor(factor, hidden.dtype)
+            of_slopes = factor.dtype if weight.is_cuda else _wide(factor)  # a CPU sums in its factors' type
             for start in range(0, hidden.shape[0], ctx.rows):
                 chunk = slice(start, start + ctx.rows)
                 logits = kept
@@ -150,9 +159,9 @@ class _TokenLogprobs(torch.autograd.Function):
                 if ctx.token_masks is not None and kept is None:  # what is not allowed has no slope
                     ctx.token_masks.cut(logits, start)
                 scale = {"temperature": ctx.temperature, "curve": curve}
-                slope = softmax.slopes(logits, upstream.of(chunk), **scale, dtype=factor.dtype)
-                grad_hidden[chunk] = matmul(slope, factor)
+                slope = softmax.slopes(logits, upstream.of(chunk), **scale, dtype=of_slopes)
+                grad_hidden[chunk] = matmul(slope.to(factor.dtype), factor)
                 if not frozen:
-                    add_matmul(grad_weight, slope.T, hidden[chunk])
+                    add_matmul(grad_weight, slope.T, hidden[chunk].to(of_slopes))
         of_weight = None if frozen else grad_weight.to(weight.dtype)
-        return grad_hidden, of_weight, None, None, None, None, None
+        return grad_hidden, of_weight, None, None, None, None, None, None

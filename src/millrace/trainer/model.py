@@ -26,6 +26,7 @@ from millrace.placement.needs import indexed_files
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels.install import install_kernels
+from millrace.trainer.kernels.narrow import rounded_once
 from millrace.trainer.kernels.ragged import serves
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
@@ -139,7 +140,8 @@ def served_weights(
     try:
         for weight in rounded:
             weight.copy_(weight.to(published))
-        yield
+        with rounded_once(model, computing):
+            yield
     finally:
         for weight, master in zip(rounded, masters, strict=True):
             weight.copy_(master)
@@ -155,9 +157,13 @@ def rounded_weights(
 
 
 def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
-    """The weights that only matmuls read. An embedding is looked up, even if it is the output projection."""
+    """The weights that only matmuls read, which round them. An embedding is looked up, even if it is the
+    output projection. A CPU computes logits in float32, so their projection must be rounded before."""
     matrices = {module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)}
-    return matrices - {model.get_input_embeddings().weight}
+    matrices.discard(model.get_input_embeddings().weight)
+    if model.device.type == "cpu":
+        matrices.discard(model.get_output_embeddings().weight)
+    return matrices
 
 
 def vocabulary(model: PreTrainedModel) -> int:

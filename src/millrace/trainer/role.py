@@ -17,6 +17,7 @@ from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.devices.pages import keep_freed
 from millrace.placement.needs import teacher_of
 from millrace.trainer.adapters.adapted_linear import begin, insert
 from millrace.trainer.batch_step import StepSettings
@@ -65,6 +66,8 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
         self._tokenizer = self._tokenizer or read_tokenizer(self._config.model.path)
         agreed(self._ranks, self._sweep)
         device = torch_device(*self._device)
+        if device.type == "cpu":
+            keep_freed()
         trainer = _policy_trainer(self._config, device, self._ranks)
         if checkpoint is not None:
             load_checkpoint(trainer, checkpoint, self._ranks)

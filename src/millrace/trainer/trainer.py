@@ -24,7 +24,7 @@ from millrace.devices.gpu import on
 from millrace.devices.threads import on_threads
 from millrace.trainer.adapters.adapted_linear import switched_off, trained_weights
 from millrace.trainer.batch.flat_batch import FlatBatch
-from millrace.trainer.batch.packing import Row
+from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace.trainer.kernels.row_threads import row_threads
@@ -65,6 +65,7 @@ class PolicyTrainer(BatchStep):
         device = computing_device(model)
         self.optimizer = make_optimizer(model, settings.optimizer)
         self._update_threads = update_threads(ranks, device)
+        self._may_idle = ranks.alone  # ranks make equal calls
         self.value_head: ValueHead | None = None
         if algorithm.critic is not None:
             hidden_size = model.get_output_embeddings().weight.shape[-1]
@@ -84,6 +85,15 @@ class PolicyTrainer(BatchStep):
 
     def _row_tokens(self) -> int:
         return self._rows.tokens
+
+    def _packed(self, flat: FlatBatch) -> list[list[Row]]:
+        """Trees without an advantage have rows of their own, because these need no backward pass."""
+        if not self.ranks.alone:
+            return super()._packed(flat)
+        return [
+            [*pack(advantaged, self._row_tokens()), *pack(others, self._row_tokens())]
+            for advantaged, others in map(flat.by_advantage, flat.minibatches)
+        ]
 
     def _evaluate(
         self, rows: list[Row], flat: FlatBatch, *, reference: bool = False
@@ -136,7 +146,11 @@ class PolicyTrainer(BatchStep):
     def _backward(
         self, row: Row, flat: FlatBatch, progress: float, *, first: bool
     ) -> tuple[torch.Tensor, Columns]:
-        """Add the gradient of one row. Returns its share of the loss, and the statistics of its tokens."""
+        """Add the gradient of one row. Returns its share of the loss, and the statistics of its tokens.
+
+        The loss is differentiated first with respect to the outputs of the model. A row without an advantage
+        has no slope there, so it needs no backward pass, and its forward pass keeps nothing.
+        """
 
         def pick(values_C: NDArray[Any]) -> torch.Tensor:
             return on(current_N.device, values_C[row.flat_N]).to(current_N.dtype)
@@ -144,7 +158,11 @@ class PolicyTrainer(BatchStep):
         reference_N = None
         if self.reference is not None and self.algorithm.penalty is None:
             reference_N = self._forward(row, reference=True)[0]
-        current_N, entropy_N, *values = self._forward(row)
+        idle = self._may_idle and not flat.advantages_C[row.flat_N].any()
+        with torch.set_grad_enabled(not idle):
+            outputs = self._forward(row)
+        leaves = [x_N.detach().requires_grad_() for x_N in outputs]
+        current_N, entropy_N, *values = leaves
         fixed_N, behavior_N = current_N.detach(), pick(flat.behavior_C)
         if reference_N is None and self.algorithm.needs_reference:
             reference_N = pick(flat.reference_C)
@@ -165,8 +183,14 @@ class PolicyTrainer(BatchStep):
             returns_N, values_N = pick(flat.returns_C), pick(flat.values_C)
             objective_N = objective_N + self.algorithm.critic.loss(torch, values[0], values_N, returns_N)
         loss = (objective_N * weights_N).sum()
-        current_N.retain_grad()
         loss.backward()
+        slopes = [leaf.grad for leaf in leaves]
+        if idle and any(slope is not None and bool(slope.any()) for slope in slopes):
+            idle = self._may_idle = False  # the loss has more than advantages: a penalty, or a critic
+            outputs = self._forward(row)
+        if not idle:
+            sloped = [i for i, x in enumerate(outputs) if x.requires_grad and slopes[i] is not None]
+            torch.autograd.backward([outputs[i] for i in sloped], [slopes[i] for i in sloped])
         columns: Columns = {}
         if current_N.grad is not None:
             columns |= silenced_columns(self._gain_gradient(logprobs, advantages_N, weights_N), advantages_N)

@@ -21,8 +21,8 @@ Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 
 class ForwardPass:
-    """The forward pass of an architecture. Its only state is the rotary tables: weights and attention are
-    arguments of every call.
+    """The forward pass of an architecture, with rows in `dtype`. Its only state is the rotary tables: weights
+    and attention are arguments of every call.
 
     `matmul` multiplies rows, and may be exchanged between two calls. `routing`, if set, gets the experts of
     each row in each layer that has experts: (rows, layers, experts of a row). Calls with more rows leave it.
@@ -31,7 +31,7 @@ class ForwardPass:
     def __init__(
         self, architecture: Architecture, num_positions: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._architecture = architecture
+        self._architecture, self._dtype = architecture, dtype
         self.matmul = RowMatmul()
         self.routing: Tensor | None = None
         self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
@@ -54,7 +54,7 @@ class ForwardPass:
         values, and `attention` skips them."""
         shape = self._architecture
         rotary = {rope: (cos[positions_M], sin[positions_M]) for rope, (cos, sin) in self.tables.items()}
-        x = F.embedding(tokens_M, weights.embedding)
+        x = F.embedding(tokens_M, weights.embedding).to(self._dtype)
         if shape.embedding_scale != 1.0:
             x *= shape.embedding_scale
         attended = x.new_zeros((len(x), shape.num_heads, shape.head_dim))

@@ -108,8 +108,8 @@ def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:
     """Invert the cumulative distribution at one float64 number in [0, 1) a row. (N,) indices; V or more for a
     row of NaN. Probability 0 is never drawn.
 
-    Sums are in float64. For a large vocabulary so many sums take long to write. So first a block of tokens is
-    drawn by the sums of blocks, then a token of that block.
+    Cumulative sums are in float64. For a large vocabulary so many sums take long to write. So first a block
+    of tokens is drawn by the sums of blocks, then a token of that block.
     """
     if probs_NV.shape[1] <= DIRECT_VOCAB_MAX:
         cumulative_NV = probs_NV.cumsum(dim=-1, dtype=torch.float64)
@@ -117,7 +117,7 @@ def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:
         return torch.searchsorted(cumulative_NV, thresholds, right=True)[:, 0]
     missing = -probs_NV.shape[1] % BLOCK
     blocks = (F.pad(probs_NV, (0, missing)) if missing else probs_NV).unflatten(1, (-1, BLOCK))
-    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    sums = blocks.sum(dim=-1).double()  # torch would sum in float64 a copy of all probabilities
     cumulative = sums.cumsum(dim=-1)
     thresholds = uniforms_N[:, None] * cumulative[:, -1:]
     block_N1 = torch.searchsorted(cumulative, thresholds, right=True).clamp(max=sums.shape[1] - 1)

@@ -84,7 +84,10 @@ class TorchEngine(Sleeping, Queues):
         scores = architecture.scale, architecture.cap, architecture.windows
         self._kernel = Kernel(*scores, options.exact, architecture.sinks)
         num_positions = self._kernel.num_keys(options.max_sequence_tokens)
-        self._forward = ForwardPass(architecture, num_positions, computing, device)
+        rows_in = computing
+        if device.type == "cpu" and self._kernel.plain and not architecture.routed:
+            rows_in = torch.float32  # only products are in a narrower format: the rest takes longer in that
+        self._forward = ForwardPass(architecture, num_positions, rows_in, device)
         shape = (
             architecture.num_layers,
             options.slots,
@@ -93,7 +96,7 @@ class TorchEngine(Sleeping, Queues):
             architecture.head_dim,
         )
         flash = has_flash(device, computing, architecture.head_dim) and self._kernel.plain
-        self._cache = (FlashCache if flash else KVCache)(shape, computing, device)
+        self._cache = (FlashCache if flash else KVCache)(shape, rows_in, device)
         self._kept = KeptSequences(self._cache, keeps=options.keep_kv)
         self._recorded: RecordedSteps | None = None
         if isinstance(self._cache, FlashCache):
@@ -182,7 +185,7 @@ class TorchEngine(Sleeping, Queues):
         self._settle()
         self._active, self._standby = self._standby, self._active
         self._vacated = mark(self._device)
-        self._forward.matmul.forget()
+        self._forget_copies()
         self._kinds = self._kinds[::-1]
         self.version, self._steps_since_swap = version, 0
         self._batch = None
@@ -193,11 +196,17 @@ class TorchEngine(Sleeping, Queues):
             else:
                 continuation.prefix_key = (continuation.work.trajectory_id,)
 
+    def _forget_copies(self) -> None:
+        """Of weights."""
+        self._forward.matmul.forget()
+        if self._native is not None:
+            self._native.forget()
+
     def sleep(self) -> None:
         self._waiting.extendleft(reversed(self._running))
         self._running.clear()
         self._batch, self.version = None, -1
-        self._forward.matmul.forget()
+        self._forget_copies()
         self._kept.forget()
         self._release((self._active, self._standby, self._landing), self._cache, self._recorded)
 

@@ -57,6 +57,15 @@ class FlatBatch:
         """The trees of the whole batch."""
         return [tree for trees in self.minibatches for tree in trees]
 
+    def by_advantage(self, trees: list[Tree]) -> tuple[list[Tree], list[Tree]]:
+        """Trees with a trained token whose advantage is not 0, and the other trees."""
+        advantaged, others = list[Tree](), list[Tree]()
+        for tree in trees:
+            trained = [branch.first_index + np.flatnonzero(branch.mask) for branch in tree.branches]
+            found = any(self.advantages_C[tokens].any() for tokens in trained)
+            (advantaged if found else others).append(tree)
+        return advantaged, others
+
 
 def flatten(
     batch: Batch,

@@ -59,10 +59,10 @@ SLACK_BYTES = 64 << 20  # for generators, a critic, and the alignment of blocks 
 class Saver:
     """Saves everything that the next step of a trainer depends on, during that step.
 
-    Nothing changes weights and optimizer until the next update. A large state is copied in memory until then
-    (`snapshot`), and written from the copy. A small state is written without a copy, and so is one without
-    room for a copy: an update waits if it comes before the last byte is written. Weights that a step rounds
-    are always copied before the step.
+    Nothing changes weights and optimizer until the next update. A large state of a GPU is copied in memory
+    until then (`snapshot`), and written from the copy. Other states are written without a copy, and so is one
+    without room for a copy: an update waits if it comes before the last byte is written. Weights that a step
+    rounds are always copied before the step.
     Source: DataStates-LLM, arXiv:2406.10707 (lazy copies).
     """
 
@@ -77,8 +77,7 @@ class Saver:
     def _after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The first update makes the moments, so the size of the state is known from then on."""
         if not self._updated:
-            blocks = owned_blocks(_state_of(optimizer))
-            self._snapshot.reserve(sum(owned.block.nbytes for owned in blocks) + SLACK_BYTES)
+            self._snapshot.reserve(owned_blocks(_state_of(optimizer)), SLACK_BYTES)
         self._updated = True
 
     def begin(self, trainer: PolicyTrainer, directory: str | Path, began_s: float | None = None) -> None:

@@ -54,7 +54,7 @@ def install(model: torch.nn.Module) -> None:
 
 def _forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     if narrow.computes_narrow(x):
-        return narrow.linear(x, layer.weight, layer.bias)
+        return narrow.linear(x, layer.weight, layer.bias, getattr(layer, narrow.ROUNDED, None))
     if x.dtype != torch.float32 or not by_onednn():
         return F.linear(x, layer.weight, layer.bias)
     out: torch.Tensor = _Linear.apply(x, layer.weight, layer.bias)

@@ -7,12 +7,17 @@ dimension.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 
 Tensor = torch.Tensor
+ROUNDED = "rounded"  # attribute of a layer
 
 
 def computes_narrow(x: Tensor) -> bool:
@@ -20,9 +25,31 @@ def computes_narrow(x: Tensor) -> bool:
     return x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x weight^T + bias, with factors and result in autocast's format."""
-    out: Tensor = _Linear.apply(x, weight_OI, bias_O, torch.get_autocast_dtype("cpu"))
+@contextmanager
+def rounded_once(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the linear layers and the output projection of `model` share one rounded copy of their weights
+    among all rows and both passes. The weights must not change inside. Ranks round what they gather."""
+    layers = [
+        module
+        for module in model.modules()
+        if type(module) is torch.nn.Linear and not isinstance(module.weight, DTensor)
+    ]
+    rounds = dtype.itemsize < 4 and model.device.type == "cpu"
+    for layer in layers if rounds else ():
+        setattr(layer, ROUNDED, layer.weight.detach().to(dtype))
+    try:
+        yield
+    finally:
+        for layer in layers if rounds else ():
+            delattr(layer, ROUNDED)
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rounded_OI: Tensor | None = None) -> Tensor:
+    """x weight^T + bias, with factors and result in autocast's format. `rounded_OI`: the weight in it."""
+    dtype = torch.get_autocast_dtype("cpu")
+    if rounded_OI is None:
+        rounded_OI = weight_OI.detach().to(dtype)
+    out: Tensor = _Linear.apply(x, weight_OI, bias_O, rounded_OI)
     return out
 
 
@@ -37,27 +64,25 @@ def attention(query_R: Tensor, key_R: Tensor, value_R: Tensor, mask: Tensor | No
 
 
 class _Linear(torch.autograd.Function):
-    """A rounded copy of the weight is made twice, and is never kept between the passes."""
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor:
-        x_TI = x.reshape(-1, x.shape[-1]).to(dtype)
-        ctx.save_for_backward(x_TI, weight_OI)
-        ctx.given = x.shape, x.dtype
-        y_TO = x_TI @ weight_OI.to(dtype).t()
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rounded_OI: Tensor) -> Tensor:
+        x_TI = x.reshape(-1, x.shape[-1]).to(rounded_OI.dtype)
+        ctx.save_for_backward(x_TI, rounded_OI)
+        ctx.given = x.shape, x.dtype, weight_OI.dtype
+        y_TO = x_TI @ rounded_OI.t()
         if bias_O is not None:
-            y_TO += bias_O.to(dtype)
+            y_TO += bias_O.to(y_TO.dtype)
         return y_TO.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, weight_OI = ctx.saved_tensors
-        shape, dtype = ctx.given
+        x_TI, rounded_OI = ctx.saved_tensors
+        shape, dtype, weight_dtype = ctx.given
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        grad_TO = grads[0].reshape(-1, len(weight_OI))
+        grad_TO = grads[0].reshape(-1, len(rounded_OI))
         return (
-            (grad_TO @ weight_OI.to(grad_TO.dtype)).view(shape).to(dtype) if of_x else None,
-            (grad_TO.t() @ x_TI).to(weight_OI.dtype) if of_weight else None,
+            (grad_TO @ rounded_OI).view(shape).to(dtype) if of_x else None,
+            (grad_TO.t() @ x_TI).to(weight_dtype) if of_weight else None,
             grad_TO.sum(0, dtype=torch.float32) if of_bias else None,
             None,
         )

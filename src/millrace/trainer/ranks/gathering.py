@@ -83,4 +83,5 @@ def target_logprobs(
         softcap=softcap,
         group=group,
         token_masks=None if masks_P is None else masks_on(device, masks_P, first, len(weight)),
+        rounded_VH=getattr(head, "rounded", None),
     )

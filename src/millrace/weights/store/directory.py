@@ -30,6 +30,7 @@ from millrace.weights.store.plain_files import PARTIAL, create, open_plain, put
 from millrace.weights.store.restore_paths import StoredVersion, anchor_is_due, unneeded
 
 CHUNK_BYTES = 1 << 20
+SAMPLES, SAMPLE_BYTES = 16, 1 << 18
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 OWNER, OWNER_MAX = "owner", 200
 HEADER_BYTES_MAX = 100 << 20  # what safetensors allows
@@ -215,6 +216,22 @@ def chunk_deltas(weights: SlotWeights, base: SlotWeights) -> Iterator[bytes]:
     for start in range(0, len(weights.data), CHUNK_BYTES):
         spec, cut = weights.manifest[bisect(starts, start) - 1], slice(start, start + CHUNK_BYTES)
         yield encode(weights.data[cut], base.data[cut], WIDTHS.get(spec.dtype, 1))
+
+
+def expected_delta_bytes(weights: SlotWeights, base: SlotWeights) -> int:
+    """What all deltas together will have, about: from samples spread over the weights. 0: the weights are not
+    much more than the samples."""
+    num_bytes, found, seen = len(weights.data), 0, 0
+    if num_bytes < 4 * SAMPLES * SAMPLE_BYTES:
+        return 0
+    starts = [spec.offset for spec in weights.manifest]
+    for start in range(0, num_bytes, num_bytes // SAMPLES):
+        spec = weights.manifest[bisect(starts, start) - 1]
+        start -= (start - spec.offset) % 8
+        cut = slice(start, start + SAMPLE_BYTES)
+        found += len(encode(weights.data[cut], base.data[cut], WIDTHS.get(spec.dtype, 1)))
+        seen += len(weights.data[cut])
+    return num_bytes * found // seen
 
 
 def apply_all(deltas: Any, sizes: Sequence[int], data: Bytes) -> None:

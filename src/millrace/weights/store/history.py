@@ -28,7 +28,7 @@ import msgspec
 from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
 from millrace.weights.layout import Memory
 from millrace.weights.store.background import BackgroundThread, reason_of
-from millrace.weights.store.directory import SlotWeights, chunk_deltas, same_layout
+from millrace.weights.store.directory import SlotWeights, chunk_deltas, expected_delta_bytes, same_layout
 from millrace.weights.store.rebuilding import (
     LENGTH_BYTES,
     NAME,
@@ -39,6 +39,7 @@ from millrace.weights.store.rebuilding import (
 )
 from millrace.weights.store.restoring import all_slot_weights
 
+SURELY = 1.25  # a sample is off by less
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -115,6 +116,11 @@ class OlderVersions:
         """Make the delta of `old`. Raises: TornVersionError, WeightsError (no room), OSError."""
         if not same_layout(old, new):
             raise WeightsError(f"the tensors of version {new.version} lie otherwise than its own")
+        expected = expected_delta_bytes(old, new)
+        old.check()
+        new.check()
+        if expected > SURELY * self.bytes_max:  # most of it would be made in vain, version by version
+            raise WeightsError(self._no_room(f"about {expected:,} bytes"))
         sizes, name = list[int](), f"{self._name}{old.version}"
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -146,12 +152,12 @@ class OlderVersions:
             while self.num_bytes + num_bytes > self.bytes_max or len(self._files) >= self._versions_max:
                 oldest = min(self._files, default=version)
                 if oldest >= version:
-                    raise WeightsError(
-                        f"its delta has {num_bytes:,} bytes or more, and the relay has "
-                        f"{self.bytes_max:,} for at most {self._versions_max} of them"
-                    )
+                    raise WeightsError(self._no_room(f"{num_bytes:,} bytes or more"))
                 self._reasons[oldest] = f"no room: newer ones fill the {self.bytes_max:,} bytes for deltas"
                 self._close(oldest)
+
+    def _no_room(self, size: str) -> str:
+        return f"its delta has {size}, and the relay has {self.bytes_max:,} for {self._versions_max} at most"
 
     def _close(self, version: int) -> None:
         if (file := self._files.pop(version, None)) is not None:

@@ -1,4 +1,4 @@
-"""The forward pass in float32 on a CPU with a C compiler: torch multiplies, `native.c` does the rest.
+"""The forward pass on a CPU with a C compiler: torch multiplies, `native.c` does the rest, in float32.
 
 Half of a small model's step is not matmuls, but attention over padded keys and the cost of calls. The C code
 is compiled at its first use, in less than a second, and cached for the user. The cache is a directory that
@@ -145,10 +145,11 @@ class _Attention(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A layer, and the C code's argument for its attention."""
+    """A layer, and the C code's argument for its attention, which has addresses of `tensors`."""
 
     layer: Layer
     attention: _Attention
+    tensors: tuple[Tensor | None, ...]
 
 
 @dataclass(slots=True)
@@ -197,6 +198,10 @@ class NativePass:
     def prefill(self, segments: Sequence[Segment]) -> NativeRows:
         return NativeRows(torch.tensor([s.slot for s in segments for _ in range(s.count)]), 0)
 
+    def forget(self) -> None:
+        """The weights have changed."""
+        self._bound.clear()
+
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: NativeRows
     ) -> Tensor:
@@ -207,7 +212,7 @@ class NativePass:
         if not self._space or len(self._space[0]) < rows:
             self._space = self._allocate(rows, layers[0].layer)
         x, normed, qkv, attended, gate_up, gated = (each[:rows] for each in self._space)
-        torch.index_select(weights.embedding, 0, tokens_M, out=x)
+        x.copy_(weights.embedding[tokens_M])
         if self._architecture.embedding_scale != 1.0:
             x *= self._architecture.embedding_scale
         shape, width = ctypes.byref(self._shape), gated.shape[1]
@@ -228,7 +233,7 @@ class NativePass:
         return normed
 
     def _norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        rows, width = x.shape
+        (rows, width), weight = x.shape, weight.float()
         addresses = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
         self._code.norm(ctypes.byref(self._shape), rows, *addresses, width)
 
@@ -246,7 +251,7 @@ class NativePass:
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor) -> Tensor:
         """x weight^T + bias, in `memory`; oneDNN writes into new memory instead."""
         matmul = self._forward.matmul
-        if matmul.by_onednn(x):
+        if not matmul.in_place(x, weight):
             return matmul.linear(x, weight, bias)
         if bias is None:
             return torch.mm(x, weight.t(), out=memory)
@@ -265,10 +270,12 @@ class NativePass:
 
     def _bind(self, index: int, layer: Layer) -> _Bound:
         cos, sin = self._forward.tables[self._architecture.ropes[index]]
-        tensors = (self._cache.keys[index], self._cache.values[index], cos, sin, layer.q_norm, layer.k_norm)
+        norms = (None if norm is None else norm.float() for norm in (layer.q_norm, layer.k_norm))
+        tensors = (self._cache.keys[index], self._cache.values[index], cos, sin, *norms)
         assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), index
         addresses = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-        return _Bound(layer, _Attention(*addresses, cos.shape[-1], self._windows[index] or 0))
+        attention = _Attention(*addresses, cos.shape[-1], self._windows[index] or 0)
+        return _Bound(layer, attention, tensors)
 
 
 def native_pass(
