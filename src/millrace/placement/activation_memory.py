@@ -123,14 +123,17 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
 
 def _head(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
-    bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. A CPU computes logits
-    in float32. In float32 the gathered weight is no copy that the phase would make anyway."""
+    bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. Ranks on a CPU have a
+    second copy, rounded and in float32, for the logits. In float32 the gathered weight is no copy that the
+    phase would make anyway."""
     gathered_rounded = _gathers(config) and bool(shape.head_weights) and size < 4
     each = 8 + (4 if _gathers(config) and not gathered_rounded else 0)
-    if size < 4:
-        each += -2 * (not gathered_rounded) if on_gpu else 4
+    if size < 4 and on_gpu:
+        each -= 2 * (not gathered_rounded)
+    elif size < 4 and config.trainer.ranks > 1:
+        each += 4
     chunks = CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
-    projection = each * shape.vocabulary * shape.hidden // config.trainer.tensor
+    projection = each * shape.projection // config.trainer.tensor
     token = _kept_token_bytes(config, shape, size) + 12 * shape.hidden
     return Phase(token, _rounded_bytes(config, shape, size, on_gpu=on_gpu) + chunks + projection)
 
@@ -164,7 +167,7 @@ def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> 
     layers = shape.layers * shape.layer_weights
     if not on_gpu and config.trainer.ranks == 1 and size < 4:
         layers = 0 if config.adapter.rank is not None else layers
-        return size * (layers + shape.vocabulary * shape.hidden)
+        return size * (layers + shape.projection)
     if size == 4 or config.model.recompute or _gathers(config):
         return 0
     return size * layers // config.trainer.tensor
