@@ -10,7 +10,7 @@ from placement_needs import GB, ON_CPU, ON_GPU
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import assign
-from millrace.placement.threads import ROW_OPERATIONS, divided, row_tokens
+from millrace.placement.threads import ROW_OPERATIONS, divided, row_full, row_tokens, tokens_at_once
 
 
 def host(cores: int, *, threads: int = 0, gpus: tuple[Gpu, ...] = ()) -> Host:
@@ -72,3 +72,21 @@ def test_a_row_has_the_same_tokens_whatever_the_threads() -> None:
     assert row_tokens(30_000_000, 8192) == int(ROW_OPERATIONS / 1.8e8)
     assert row_tokens(7_000_000_000, 8192) == 512
     assert row_tokens(800_000, 8192) == 8192
+
+
+def test_rows_of_several_trees_are_shorter_for_a_large_model() -> None:
+    """A tree is cut at `row_tokens` only, because each part repeats its prompt."""
+    assert row_full(135_000_000, 8192) == 256 and row_tokens(135_000_000, 8192) == 512
+    assert row_full(30_000_000, 8192) == row_tokens(30_000_000, 8192)
+    assert row_full(135_000_000, 100) == row_tokens(135_000_000, 100) == 100
+
+
+def test_no_more_tokens_are_computed_at_once_than_the_largest_tree_has() -> None:
+    def at_once(max_tokens: int, longest: int) -> int:
+        rollout, sampling = {"max_sequence_tokens": longest}, {"max_tokens": max_tokens}
+        config = config_for(rollout=rollout, sampling=sampling, batch={"group_size": 8})
+        return tokens_at_once(config, 2, 135_000_000)
+
+    assert at_once(40, 160) == 2 * (160 + 7 * 40)
+    assert at_once(2, 40) == 2 * 256
+    assert at_once(400, 800) == 2 * 800

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 from trainer_doubles import tiny_model
 
 from millrace.trainer import logprobs
-from millrace.trainer.kernels import narrow
+from millrace.trainer.kernels import linear, narrow
 from millrace.trainer.kernels.linear import install
 from millrace.trainer.logprobs import token_logprobs
 
@@ -33,7 +34,11 @@ def results(compute: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_linear_layer_gives_what_autocast_gives(biased: bool) -> None:
     inputs = [random(2, 7, 24), random(40, 24, seed=1), *([random(40, seed=2)] if biased else [])]
-    found = results(lambda x, w, b=None: narrow.linear(x, w, b), *inputs)
+    layer = torch.nn.Linear(24, 40, bias=biased)
+    install(layer)
+    found = results(
+        lambda x, *own: functional_call(layer, dict(zip(("weight", "bias"), own, strict=False)), x), *inputs
+    )
     expected = results(lambda x, w, b=None: F.linear(x, w, b), *inputs)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.dtype == theirs.dtype
@@ -44,14 +49,14 @@ def test_a_linear_layer_gives_what_autocast_gives(biased: bool) -> None:
 def test_rows_share_one_rounded_copy_of_a_weight_while_the_weights_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    used: list[Tensor | None] = []
-    compute = narrow.linear
+    used: list[Tensor] = []
+    compute = linear.matmul
 
-    def noted(x: Tensor, weight: Tensor, bias: Tensor | None, rounded: Tensor | None = None) -> Tensor:
-        used.append(rounded)
-        return compute(x, weight, bias, rounded)
+    def noted(x: Tensor, factor_t: Tensor) -> Tensor:
+        used.append(factor_t.t())
+        return compute(x, factor_t)
 
-    monkeypatch.setattr(narrow, "linear", noted)
+    monkeypatch.setattr(linear, "matmul", noted)
     model = tiny_model(attention="eager")
     install(model)
     layers = [module for module in model.model.modules() if isinstance(module, torch.nn.Linear)]
@@ -60,15 +65,15 @@ def test_rows_share_one_rounded_copy_of_a_weight_while_the_weights_are_served(
             for _ in range(2):
                 model.model(torch.tensor([[1, 2, 3]]))
         first, second = used[: len(layers)], used[len(layers) :]
-        assert [id(x) for x in first] == [id(x) for x in second]
+        assert [x.data_ptr() for x in first] == [x.data_ptr() for x in second]
         for rounded, layer in zip(first, layers, strict=True):
-            assert rounded is not None and torch.equal(rounded, layer.weight.bfloat16())
+            assert torch.equal(rounded, layer.weight.bfloat16())
         for layer in layers:  # an optimizer step: the next copies are of these weights
             layer.weight.data += 0.1
         used.clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model.model(torch.tensor([[1, 2, 3]]))
-    assert used == len(layers) * [None]
+    assert {x.data_ptr() for x in used}.isdisjoint(x.data_ptr() for x in first)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -44,6 +44,21 @@ def test_outputs_are_equal_and_gradients_close(
         torch.testing.assert_close(grads[1], grads[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("smallest", [0.0, 1e-30, 1e-9])
+def test_a_norm_whose_weights_are_0_or_nearly_so_has_the_gradient_of_torch(smallest: float) -> None:
+    norms = pair(LlamaRMSNorm, 32)
+    grads = []
+    for each in norms:
+        with torch.no_grad():
+            each.weight[3] = smallest
+        x = torch.randn(1, 8, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        each(x).square().sum().backward()
+        each(x).sum().backward()
+        grads.append([x.grad, each.weight.grad])
+    for own, of_torch in zip(*reversed(grads), strict=True):
+        torch.testing.assert_close(own, of_torch, rtol=1e-5, atol=1e-5)
+
+
 def test_other_formats_are_computed_as_before() -> None:
     one, quick = pair(LlamaRMSNorm, 32)
     x = torch.randn(1, 8, 32, dtype=torch.bfloat16)

@@ -31,6 +31,13 @@ def forests(draw):
     return trees
 
 
+def test_a_full_row_gets_no_further_tree_and_a_tree_is_cut_at_the_budget_only():
+    trees = [Tree([1], [branch([2] * length, 0)]) for length in (9, 6, 3, 2)]
+    rows = pack(trees, 10, full=6)
+    assert [len(row.tokens_T) for row in rows] == [9, 6, 5]
+    assert [len(row.tokens_T) for row in pack(trees, 10)] == [9, 9, 2]
+
+
 def test_a_tree_is_its_prompt_once_and_its_completions():
     (row,) = pack([Tree([1, 2], [branch([3, 4, 5], 0), branch([6, 7], 3)])], 100)
     # the last token of a completion has no successor to predict, so it is not forwarded

@@ -88,9 +88,9 @@ class Large(torch.nn.Linear):
 def test_a_small_model_keeps_whole_micro_batches_on_one_thread(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert row_threads(tiny_model(), 8192) == RowThreads(8192, 1, 4)
+    assert row_threads(tiny_model(), 8192) == RowThreads(8192, 1, 4, full=8192)
     large = Large(5000, 6000, bias=False)
-    assert row_threads(large, 8192) == RowThreads(1111, 4, 1)
-    assert row_threads(large, 8192, several=False) == RowThreads(1111, 1, 4)
+    assert row_threads(large, 8192) == RowThreads(1111, 4, 1, full=1111)
+    assert row_threads(large, 8192, several=False) == RowThreads(1111, 1, 4, full=1111)
     assert row_threads(large, 8192, alone=False) == RowThreads(8192)
-    assert row_threads(large, 512) == RowThreads(512, 1, 4)
+    assert row_threads(large, 512) == RowThreads(512, 1, 4, full=512)

@@ -22,7 +22,7 @@ from millrace.devices.parallel import each
 Bytes = NDArray[np.uint8]
 
 MADV_DONTNEED, MADV_POPULATE_READ, MADV_POPULATE_WRITE = 4, 22, 23
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_BYTES_MAX = -1, -3, 2**31 - 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX, KEPT_BYTES_MAX = -1, -3, -8, 2**31 - 1
 STEP_BYTES = 64 << 20  # at a time: a count of progress each
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -50,8 +50,10 @@ def give_back(memory: Bytes) -> None:
 
 def keep_freed() -> None:
     """From now on the allocator keeps all memory that it is given back, until `trim`. A step of the trainer
-    allocates as the step before did, and fresh pages cost up to a tenth of its time."""
+    allocates as the step before did, and fresh pages cost up to a tenth of its time. New threads share one
+    arena, so none of them keeps what another one could use."""
     if hasattr(_libc, "mallopt"):
+        _libc.mallopt(M_ARENA_MAX, 1)
         _libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES_MAX)
         _libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
 

@@ -4,6 +4,8 @@
               token with `model.recompute`, else all of it: 28 H + size (4 I + 5 (Q + K)). Norms after
               attention and MLP add 25 H, and E experts a token 12 E H. With caps of scores or sinks, each
               query head adds 10 bytes for every token that it may see. Clamped gates keep 22 I, not 4 I size.
+              A trainer alone on a CPU keeps 2 I size of a dense MLP, 12 H where no norm is after a layer, and
+              16 (Q + K) in float32.
               Head: 12 H a token, `CHUNKS` chunks of logits, and copies and gradients of the projection.
               Layer: all of one layer again with `model.recompute`; 16 H + 2 size I a token of gradients;
               copies and gradients of the layer's weights.
@@ -124,17 +126,18 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
 def _head(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
     bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. Ranks on a CPU have a
-    second copy, rounded and in float32, for the logits. In float32 the gathered weight is no copy that the
+    second copy, rounded and in float32, for the logits. A trainer alone there has none: it adds to the sum of
+    the gradients. In float32 the gathered weight is no copy that the
     phase would make anyway."""
     gathered_rounded = _gathers(config) and bool(shape.head_weights) and size < 4
     each = 8 + (4 if _gathers(config) and not gathered_rounded else 0)
     if size < 4 and on_gpu:
         each -= 2 * (not gathered_rounded)
-    elif size < 4 and config.trainer.ranks > 1:
-        each += 4
+    elif not on_gpu:
+        each = 0 if config.trainer.ranks == 1 else each + 4 * (size < 4)
     chunks = CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
     projection = each * shape.projection // config.trainer.tensor
-    token = _kept_token_bytes(config, shape, size) + 12 * shape.hidden
+    token = _kept_token_bytes(config, shape, size, on_gpu=on_gpu) + 12 * shape.hidden
     return Phase(token, _rounded_bytes(config, shape, size, on_gpu=on_gpu) + chunks + projection)
 
 
@@ -149,10 +152,12 @@ def _layer(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
         copies += 0 if shape.head_weights else 8 * shape.vocabulary * shape.hidden
     tensor = config.trainer.tensor
     token = (
-        _kept_token_bytes(config, shape, size) + 16 * shape.hidden + 2 * size * shape.intermediate // tensor
+        _kept_token_bytes(config, shape, size, on_gpu=on_gpu)
+        + 16 * shape.hidden
+        + 2 * size * shape.intermediate // tensor
     )
     if config.model.recompute:
-        token += _layer_token_bytes(config, shape, size)
+        token += _layer_token_bytes(config, shape, size, on_gpu=on_gpu)
     return Phase(token, _rounded_bytes(config, shape, size, on_gpu=on_gpu) + copies // tensor)
 
 
@@ -173,17 +178,24 @@ def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> 
     return size * layers // config.trainer.tensor
 
 
-def _kept_token_bytes(config: Config, shape: Shape, size: int) -> int:
+def _kept_token_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> int:
     """For the gradient, in all layers."""
-    each = 4 * shape.hidden if config.model.recompute else _layer_token_bytes(config, shape, size)
+    each = (
+        4 * shape.hidden if config.model.recompute else _layer_token_bytes(config, shape, size, on_gpu=on_gpu)
+    )
     return shape.layers * each
 
 
-def _layer_token_bytes(config: Config, shape: Shape, size: int) -> int:
+def _layer_token_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> int:
+    alone = not on_gpu and config.trainer.ranks == 1
     heads = (shape.query_heads + shape.kv_heads) * shape.head_dim
     divided = (22 if shape.clamped else 4 * size) * shape.intermediate + 5 * size * heads
     divided += shape.composed * 10 * shape.query_heads * config.rollout.max_sequence_tokens
     whole = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
+    if alone:  # `trainer.kernels.gate` and `norm` keep less than autograd
+        divided -= 0 if shape.routed else 2 * size * shape.intermediate
+        divided -= size * heads if size == 4 else 0
+        whole -= 0 if shape.norms_after else (12 if shape.routed else 16) * shape.hidden
     return whole + divided // config.trainer.tensor
 
 

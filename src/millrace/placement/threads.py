@@ -20,8 +20,9 @@ from millrace.core.placement import Host
 
 ROW_OPERATIONS = 2e11
 """Two seconds of one core with AVX-512, and at 1 M parameters more than a micro-batch of the default size."""
-ROW_TOKENS_MIN = 512
-"""So that two threads share a batch of few tokens, as at 135 M parameters."""
+ROW_TOKENS_MIN, ROW_FULL_MIN = 512, 256
+"""A tree of the first number of tokens is not cut, because each part repeats the prompt. Several trees share
+a row of the second: more rows divide better among threads, and a row's activations are less memory."""
 OPERATIONS = 6
 REPLICA_SHARE = 0.4
 ROW_THREADS_MAX = 8
@@ -31,7 +32,12 @@ ROW_THREADS_MAX = 8
 def row_tokens(parameters: int, token_budget: int) -> int:
     """The most tokens of a row of the trainer on a CPU. The number of threads does not change it, so neither
     does it change a gradient."""
-    return min(token_budget, max(ROW_TOKENS_MIN, int(ROW_OPERATIONS / (OPERATIONS * max(1, parameters)))))
+    return max(row_full(parameters, token_budget), min(token_budget, ROW_TOKENS_MIN))
+
+
+def row_full(parameters: int, token_budget: int) -> int:
+    """The most tokens of a row of several trees, at most `row_tokens`."""
+    return min(token_budget, max(ROW_FULL_MIN, int(ROW_OPERATIONS / (OPERATIONS * max(1, parameters)))))
 
 
 def trainer_threads(config: Config, host: Host, parameters: int) -> int:
@@ -45,8 +51,10 @@ def trainer_threads(config: Config, host: Host, parameters: int) -> int:
 
 def tokens_at_once(config: Config, threads: int, parameters: int) -> int:
     """How many tokens a trainer of one rank computes at the same time on a CPU, at most."""
-    row = max(row_tokens(parameters, config.batch.token_budget), config.rollout.max_sequence_tokens)
-    return row * min(threads, ROW_THREADS_MAX)
+    budget, longest = config.batch.token_budget, config.rollout.max_sequence_tokens
+    tree = longest + (config.batch.group_size - 1) * config.completion_tokens_max
+    row = min(row_tokens(parameters, budget), max(row_full(parameters, budget), tree))
+    return max(row, longest) * min(threads, ROW_THREADS_MAX)
 
 
 def replica_threads(config: Config, host: Host, parameters: int) -> int:

@@ -11,11 +11,13 @@ Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's bloc
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
+from millrace.trainer.kernels.row_threads import turns_of
 from millrace.trainer.kernels.softmax import Upstream
 from millrace.trainer.kernels.softmax_choice import GENERAL, softmax_on
 
@@ -94,6 +96,13 @@ def _of_all(
     return chosen_RN.sum(0), entropy, normalizer
 
 
+def _sum_for(weight: torch.Tensor, *, frozen: bool) -> AbstractContextManager[torch.Tensor]:
+    """What the gradient of `weight` is added to: its sum, in the turn of this row, or else a new tensor."""
+    if not frozen and (turns := turns_of(weight)) is not None:
+        return turns.sum_of(weight)
+    return nullcontext(torch.zeros(0 if frozen else weight.shape, dtype=_wide(weight), device=weight.device))
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -126,7 +135,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, targets, normalizer, entropy)
         ctx.logits = logits if alone else None
         ctx.temperature, ctx.softcap, ctx.rows, ctx.token_masks = temperature, softcap, rows, token_masks
-        ctx.rounded = rounded
+        ctx.rounded, ctx.parameter = rounded, weight
         ctx.set_materialize_grads(False)
         return chosen - normalizer, entropy
 
@@ -139,10 +148,9 @@ class _TokenLogprobs(torch.autograd.Function):
         of_logprobs = torch.zeros_like(normalizer) if grads[0] is None else grads[0]
         grad_hidden = torch.empty_like(hidden)
         frozen = not ctx.needs_input_grad[1]
-        grad_weight = torch.zeros(0 if frozen else weight.shape, dtype=_wide(weight), device=weight.device)
         upstream = Upstream(*_local_targets(targets, weight), normalizer, entropy, of_logprobs, grads[1])
         softmax = softmax_on(weight.device, _wide(hidden), ctx.softcap)
-        with TURN:
+        with _sum_for(ctx.parameter, frozen=frozen) as grad_weight, TURN:
             factor = weight.to(hidden.dtype) if ctx.rounded is None else ctx.rounded
             wide = weight
             if ctx.rounded is None and kept is None:
@@ -163,5 +171,5 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[chunk] = matmul(slope.to(factor.dtype), factor)
                 if not frozen:
                     add_matmul(grad_weight, slope.T, hidden[chunk].to(of_slopes))
-        of_weight = None if frozen else grad_weight.to(weight.dtype)
+        of_weight = None if frozen or grad_weight is ctx.parameter.grad else grad_weight.to(weight.dtype)
         return grad_hidden, of_weight, None, None, None, None, None, None

@@ -83,15 +83,13 @@ class PolicyTrainer(BatchStep):
         """This rank's share of `rows`."""
         return [with_token_masks(row, flat.masks_C) for row in rows_of_rank(rows, self.ranks)]
 
-    def _row_tokens(self) -> int:
-        return self._rows.tokens
-
     def _packed(self, flat: FlatBatch) -> list[list[Row]]:
         """Trees without an advantage have rows of their own, because these need no backward pass."""
         if not self.ranks.alone:
             return super()._packed(flat)
+        packed = partial(pack, token_budget=self._rows.tokens, full=self._rows.full)
         return [
-            [*pack(advantaged, self._row_tokens()), *pack(others, self._row_tokens())]
+            [*packed(advantaged), *packed(others)]
             for advantaged, others in map(flat.by_advantage, flat.minibatches)
         ]
 

@@ -93,8 +93,9 @@ class Row:
     routing_TW: NDArray[np.int32] | None = None
 
 
-def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
-    """Pack trees into rows of at most `token_budget` forwarded tokens.
+def pack(trees: Sequence[Tree], token_budget: int, *, full: int | None = None) -> list[Row]:
+    """Pack trees into rows of at most `token_budget` forwarded tokens. `full`: several trees have at most so
+    many in a row.
 
     A tree over the budget is split over several rows, its prompt repeated in each. A single sequence
     over the budget gets a row of its own: it cannot be split. Branches without a trained token are omitted.
@@ -112,7 +113,7 @@ def pack(trees: Sequence[Tree], token_budget: int) -> list[Row]:
         slot = next((i for i, free in enumerate(room) if size <= free), None)
         if slot is None:
             bins.append([subtree])
-            room.append(token_budget - size)
+            room.append((token_budget if full is None else full) - size)
         else:
             bins[slot].append(subtree)
             room[slot] -= size

@@ -1,8 +1,7 @@
-"""Attention by torch's fused kernels, and linear layers and attention of a CPU that computes matmuls in
-bfloat16. These two keep less for the backward pass than autocast does, and attention takes less time.
+"""Attention by torch's fused kernels, and what a CPU that computes matmuls in bfloat16 rounds when. Less is
+kept for the backward pass than autocast keeps, and attention takes less time.
 
-Shape suffixes: T = tokens, I = inputs, O = outputs, R = segments, H = heads, Q = queries, K = keys, D = head
-dimension.
+Shape suffixes: R = segments, H = heads, Q = queries, K = keys, D = head dimension.
 """
 
 from __future__ import annotations
@@ -44,15 +43,6 @@ def rounded_once(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
             delattr(layer, ROUNDED)
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rounded_OI: Tensor | None = None) -> Tensor:
-    """x weight^T + bias, with factors and result in autocast's format. `rounded_OI`: the weight in it."""
-    dtype = torch.get_autocast_dtype("cpu")
-    if rounded_OI is None:
-        rounded_OI = weight_OI.detach().to(dtype)
-    out: Tensor = _Linear.apply(x, weight_OI, bias_O, rounded_OI)
-    return out
-
-
 def attention(query_R: Tensor, key_R: Tensor, value_R: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
     """Attention of (R, H, Q, D) to (R, H_kv, K, D), plain causal without a mask. Autocast on a CPU rounds
     queries, keys, values and the result; scores and sums are then float32."""
@@ -61,31 +51,6 @@ def attention(query_R: Tensor, key_R: Tensor, value_R: Tensor, mask: Tensor | No
     dtype = torch.get_autocast_dtype("cpu")
     out: Tensor = _Attention.apply(query_R.to(dtype), key_R.to(dtype), value_R.to(dtype), mask, scaling)
     return out
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, rounded_OI: Tensor) -> Tensor:
-        x_TI = x.reshape(-1, x.shape[-1]).to(rounded_OI.dtype)
-        ctx.save_for_backward(x_TI, rounded_OI)
-        ctx.given = x.shape, x.dtype, weight_OI.dtype
-        y_TO = x_TI @ rounded_OI.t()
-        if bias_O is not None:
-            y_TO += bias_O.to(y_TO.dtype)
-        return y_TO.view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, rounded_OI = ctx.saved_tensors
-        shape, dtype, weight_dtype = ctx.given
-        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
-        grad_TO = grads[0].reshape(-1, len(rounded_OI))
-        return (
-            (grad_TO @ rounded_OI).view(shape).to(dtype) if of_x else None,
-            (grad_TO.t() @ x_TI).to(weight_dtype) if of_weight else None,
-            grad_TO.sum(0, dtype=torch.float32) if of_bias else None,
-            None,
-        )
 
 
 class _Attention(torch.autograd.Function):

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+WEIGHT_MIN = 1e-10
+"""A norm all of whose weights are larger keeps its output, which the next layer keeps too, and divides."""
+
 
 class _RMSNorm(torch.autograd.Function):
     """y = w n,   n = r x,   r = 1 / sqrt(mean(x^2) + epsilon)"""
@@ -18,12 +21,15 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight_H: torch.Tensor, epsilon: float) -> torch.Tensor:
         r = x.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
         n = x * r
-        ctx.save_for_backward(n, r, weight_H)
-        return weight_H * n
+        y = weight_H * n
+        ctx.divides = bool((weight_H.abs() > WEIGHT_MIN).all())
+        ctx.save_for_backward(y if ctx.divides else n, r, weight_H)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        n, r, weight_H = ctx.saved_tensors
+        kept, r, weight_H = ctx.saved_tensors
+        n = kept / weight_H if ctx.divides else kept
         of_weight = grads[0] * n
         along = (of_weight @ weight_H).div_(-len(weight_H))[..., None]
         of_x = (grads[0] * weight_H).addcmul_(n, along).mul_(r)  # dx = r (w dy - n mean(w n dy))

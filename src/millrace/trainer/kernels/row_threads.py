@@ -3,6 +3,10 @@
 Each thread computes a row alone, with its forward and its backward pass, and then takes the next row. Rows
 add to the gradient of a parameter in their order. A row that comes too early waits for the rows before it.
 Rows begin in their order, so the first of the rows at work never waits.
+
+The gradient of an output projection is as large as the vocabulary. autograd would keep a copy of it for each
+row until the embedding that it is tied to has one too. So the output projection adds to the sum itself, and
+embeddings add after all rows.
 """
 
 from __future__ import annotations
@@ -19,10 +23,21 @@ import torch
 from transformers import PreTrainedModel
 
 from millrace.devices.threads import threads_of_process
-from millrace.placement.threads import divided, row_tokens
+from millrace.placement.threads import divided, row_full, row_tokens
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+IN_TURN = "in_turn"  # attribute of a parameter
+
+
+class _AtWork(threading.local):
+    turns: Turns | None = None
+    row = 0
+
+
+_at_work = _AtWork()
 
 
 class _Abandoned(Exception):
@@ -31,11 +46,13 @@ class _Abandoned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RowThreads:
-    """Rows of at most `tokens` tokens, `count` rows at a time, each on `each` threads of torch."""
+    """Rows of at most `tokens` tokens, `count` rows at a time, each on `each` threads of torch. `full`: see
+    `pack`."""
 
     tokens: int
     count: int = 1
     each: int = 1
+    full: int | None = None
 
     def run(self, work: Callable[[R], T], rows: Sequence[R], parameters: Sequence[torch.Tensor]) -> list[T]:
         """`work(row)` of every row. It adds to the gradients of `parameters`, and changes nothing else that
@@ -43,9 +60,11 @@ class RowThreads:
 
         Raises: what `work` raises for the first row that fails.
         """
-        if self.count == 1 or len(rows) < 2:
-            return [work(row) for row in rows]
-        turns, count = _Turns(len(rows)), min(self.count, len(rows))
+        turns, count = Turns(len(rows)), min(self.count, len(rows))
+        if count < 2:
+            results = [turns.take(index, work, row) for index, row in enumerate(rows)]
+            turns.finish()
+            return results
         with (
             turns.of(parameters),
             ThreadPoolExecutor(count, "row", torch.set_num_threads, (self.each,)) as pool,
@@ -55,7 +74,14 @@ class RowThreads:
         for error in errors:
             if not isinstance(error, _Abandoned):
                 raise error
+        turns.finish()
         return [future.result() for future in futures]
+
+
+def turns_of(weight: torch.Tensor) -> Turns | None:
+    """Those of the row that this thread computes, if gradients of `weight` may be added in their turn
+    (`lookup.install`)."""
+    return _at_work.turns if hasattr(weight, IN_TURN) and weight.grad is not None else None
 
 
 def row_threads(
@@ -67,13 +93,14 @@ def row_threads(
     """
     if model.device.type != "cpu" or not alone:
         return RowThreads(token_budget)
-    tokens = row_tokens(sum(parameter.numel() for parameter in model.parameters()), token_budget)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    tokens, full = (size(parameters, token_budget) for size in (row_tokens, row_full))
     count, each = divided(threads_of_process(), cut=several and tokens < token_budget)
     torch.set_num_threads(each)
-    return RowThreads(tokens, count, each)
+    return RowThreads(tokens, count, each, full)
 
 
-class _Turns:
+class Turns:
     """Which rows have added to which parameters."""
 
     def __init__(self, num_rows: int) -> None:
@@ -81,18 +108,18 @@ class _Turns:
         self._added: dict[int, set[int]] = {
             row: set() for row in range(num_rows)
         }  # of rows at work, or to come
+        self._later: dict[int, list[Callable[[], object]]] = {row: [] for row in range(num_rows)}
         self._failed = False
-        self._own = threading.local()
 
     @contextmanager
     def of(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         """Inside, a backward pass waits for its turn at each of `parameters`."""
         hooks = [
             hook
-            for index, parameter in enumerate(parameters)
+            for parameter in parameters
             for hook in (
-                parameter.register_hook(partial(self._wait, index)),
-                parameter.register_post_accumulate_grad_hook(partial(self._note, index)),
+                parameter.register_hook(partial(self._wait, id(parameter))),
+                parameter.register_post_accumulate_grad_hook(partial(self._note, id(parameter))),
             )
         ]
         try:
@@ -102,7 +129,7 @@ class _Turns:
                 hook.remove()
 
     def take(self, index: int, work: Callable[[R], T], row: R) -> T:
-        self._own.row = index
+        _at_work.turns, _at_work.row = self, index
         try:
             if self._failed:
                 raise _Abandoned
@@ -111,20 +138,37 @@ class _Turns:
             self._failed = True
             raise
         finally:
+            _at_work.turns = None
             with self._news:
                 del self._added[index]
                 self._news.notify_all()
 
-    def _wait(self, parameter: int, gradient: torch.Tensor) -> None:
+    @contextmanager
+    def sum_of(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The gradient of `parameter`, for this row to add to, as soon as the rows before have added."""
+        assert parameter.grad is not None
+        self._wait(id(parameter))
+        yield parameter.grad
+        self._note(id(parameter))
+
+    def later(self, add: Callable[[], object]) -> None:
+        """Call `add` after all rows, in the order of the rows."""
+        self._later[_at_work.row].append(add)
+
+    def finish(self) -> None:
+        for add in (add for row in sorted(self._later) for add in self._later[row]):
+            add()
+
+    def _wait(self, parameter: int, gradient: torch.Tensor | None = None) -> None:
         with self._news:
             self._news.wait_for(lambda: self._failed or self._is_next(parameter))
         if self._failed:
             raise _Abandoned
 
     def _is_next(self, parameter: int) -> bool:
-        return all(parameter in added for row, added in self._added.items() if row < self._own.row)
+        return all(parameter in added for row, added in self._added.items() if row < _at_work.row)
 
-    def _note(self, parameter: int, tensor: torch.Tensor) -> None:
+    def _note(self, parameter: int, tensor: torch.Tensor | None = None) -> None:
         with self._news:
-            self._added[self._own.row].add(parameter)
+            self._added[_at_work.row].add(parameter)
             self._news.notify_all()
