@@ -76,9 +76,10 @@ def test_a_row_has_the_same_tokens_whatever_the_threads() -> None:
 
 def test_rows_of_several_trees_are_shorter_for_a_large_model() -> None:
     """A tree is cut at `row_tokens` only, because each part repeats its prompt."""
-    assert row_full(135_000_000, 8192) == 256 and row_tokens(135_000_000, 8192) == 512
-    assert row_full(30_000_000, 8192) == row_tokens(30_000_000, 8192)
-    assert row_full(135_000_000, 100) == row_tokens(135_000_000, 100) == 100
+    assert row_full(135_000_000, 8192, narrow=False) == 256
+    assert row_full(135_000_000, 8192, narrow=True) == row_tokens(135_000_000, 8192) == 512
+    assert row_full(30_000_000, 8192, narrow=False) == row_tokens(30_000_000, 8192)
+    assert row_full(135_000_000, 100, narrow=False) == row_tokens(135_000_000, 100) == 100
 
 
 def test_no_more_tokens_are_computed_at_once_than_the_largest_tree_has() -> None:

@@ -24,6 +24,7 @@ needs_onednn = pytest.mark.skipif(
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (matmul, linear, row_matmul):
         monkeypatch.setattr(module, "by_onednn", lambda: True)
+    monkeypatch.setattr(row_matmul, "packing_pays", lambda: True)
 
 
 def test_only_a_processor_of_amd_with_avx_512_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +34,13 @@ def test_only_a_processor_of_amd_with_avx_512_uses_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(matmul, "cpu_vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert not matmul.by_onednn.__wrapped__()
+
+
+def test_matrices_are_packed_with_avx_512_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "packs", lambda dtype: True)
+    for capability, pays in (("AVX512", True), ("AVX2", False), ("DEFAULT", False)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda named=capability: named)
+        assert matmul.packing_pays.__wrapped__() is pays
 
 
 @needs_onednn

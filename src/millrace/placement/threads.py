@@ -32,12 +32,14 @@ ROW_THREADS_MAX = 8
 def row_tokens(parameters: int, token_budget: int) -> int:
     """The most tokens of a row of the trainer on a CPU. The number of threads does not change it, so neither
     does it change a gradient."""
-    return max(row_full(parameters, token_budget), min(token_budget, ROW_TOKENS_MIN))
+    return row_full(parameters, token_budget, narrow=True)
 
 
-def row_full(parameters: int, token_budget: int) -> int:
-    """The most tokens of a row of several trees, at most `row_tokens`."""
-    return min(token_budget, max(ROW_FULL_MIN, int(ROW_OPERATIONS / (OPERATIONS * max(1, parameters)))))
+def row_full(parameters: int, token_budget: int, *, narrow: bool) -> int:
+    """The most tokens of a row of several trees, at most `row_tokens`. `narrow`: matmuls are in 16 bits, so
+    activations are small, and adding to the gradients takes as long as a product of few tokens."""
+    least = ROW_TOKENS_MIN if narrow else ROW_FULL_MIN
+    return min(token_budget, max(least, int(ROW_OPERATIONS / (OPERATIONS * max(1, parameters)))))
 
 
 def trainer_threads(config: Config, host: Host, parameters: int) -> int:
@@ -52,8 +54,9 @@ def trainer_threads(config: Config, host: Host, parameters: int) -> int:
 def tokens_at_once(config: Config, threads: int, parameters: int) -> int:
     """How many tokens a trainer of one rank computes at the same time on a CPU, at most."""
     budget, longest = config.batch.token_budget, config.rollout.max_sequence_tokens
+    narrow = config.model.dtype == "bfloat16"
     tree = longest + (config.batch.group_size - 1) * config.completion_tokens_max
-    row = min(row_tokens(parameters, budget), max(row_full(parameters, budget), tree))
+    row = min(row_tokens(parameters, budget), max(row_full(parameters, budget, narrow=narrow), tree))
     return max(row, longest) * min(threads, ROW_THREADS_MAX)
 
 

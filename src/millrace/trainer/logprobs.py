@@ -11,7 +11,7 @@ Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's bloc
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,13 +96,6 @@ def _of_all(
     return chosen_RN.sum(0), entropy, normalizer
 
 
-def _sum_for(weight: torch.Tensor, *, frozen: bool) -> AbstractContextManager[torch.Tensor]:
-    """What the gradient of `weight` is added to: its sum, in the turn of this row, or else a new tensor."""
-    if not frozen and (turns := turns_of(weight)) is not None:
-        return turns.sum_of(weight)
-    return nullcontext(torch.zeros(0 if frozen else weight.shape, dtype=_wide(weight), device=weight.device))
-
-
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -150,7 +143,10 @@ class _TokenLogprobs(torch.autograd.Function):
         frozen = not ctx.needs_input_grad[1]
         upstream = Upstream(*_local_targets(targets, weight), normalizer, entropy, of_logprobs, grads[1])
         softmax = softmax_on(weight.device, _wide(hidden), ctx.softcap)
-        with _sum_for(ctx.parameter, frozen=frozen) as grad_weight, TURN:
+        turns = None if frozen else turns_of(ctx.parameter)
+        shape = (0,) if frozen or turns is not None else weight.shape
+        own = torch.zeros(shape, dtype=_wide(weight), device=weight.device)
+        with nullcontext(own) if turns is None else turns.sum_of(ctx.parameter) as grad_weight, TURN:
             factor = weight.to(hidden.dtype) if ctx.rounded is None else ctx.rounded
             wide = weight
             if ctx.rounded is None and kept is None:
@@ -171,5 +167,5 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[chunk] = matmul(slope.to(factor.dtype), factor)
                 if not frozen:
                     add_matmul(grad_weight, slope.T, hidden[chunk].to(of_slopes))
-        of_weight = None if frozen or grad_weight is ctx.parameter.grad else grad_weight.to(weight.dtype)
+        of_weight = grad_weight.to(weight.dtype) if turns is None and not frozen else None
         return grad_hidden, of_weight, None, None, None, None, None, None

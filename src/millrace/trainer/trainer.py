@@ -60,7 +60,10 @@ class PolicyTrainer(BatchStep):
         super().__init__(algorithm, settings)
         self.model, self.ranks, self._saves_rejected = model, ranks, ranks.rank == 0
         several = reference is not model  # an adapter is switched off for all threads
-        self._rows = row_threads(model, settings.token_budget, alone=ranks.alone, several=several)
+        narrow = settings.dtype.itemsize < 4
+        self._rows = row_threads(
+            model, settings.token_budget, alone=ranks.alone, several=several, narrow=narrow
+        )
         self.reference = reference
         device = computing_device(model)
         self.optimizer = make_optimizer(model, settings.optimizer)
@@ -88,10 +91,7 @@ class PolicyTrainer(BatchStep):
         if not self.ranks.alone:
             return super()._packed(flat)
         packed = partial(pack, token_budget=self._rows.tokens, full=self._rows.full)
-        return [
-            [*packed(advantaged), *packed(others)]
-            for advantaged, others in map(flat.by_advantage, flat.minibatches)
-        ]
+        return [[*packed(some), *packed(others)] for some, others in map(flat.by_advantage, flat.minibatches)]
 
     def _evaluate(
         self, rows: list[Row], flat: FlatBatch, *, reference: bool = False

@@ -17,7 +17,7 @@ PARTS = "parts"  # attribute of a product
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-class Parts(NamedTuple):
+class GateParts(NamedTuple):
     activation: Callable[[Tensor], Tensor]
     gate: Tensor
     up: Tensor
@@ -43,9 +43,9 @@ class _Product(torch.autograd.Function):
         return None, of_gate, active.detach().mul_(grads[0])
 
 
-def parts_of(x: Tensor) -> Parts | None:
+def parts_of(x: Tensor) -> GateParts | None:
     """What `x` is a product of."""
-    parts: Parts | None = getattr(x, PARTS, None)
+    parts: GateParts | None = getattr(x, PARTS, None)
     return parts
 
 
@@ -59,6 +59,6 @@ def install(model: torch.nn.Module) -> None:
 def _forward(mlp: Any, x: Tensor) -> Tensor:
     gate, up = mlp.gate_proj(x), mlp.up_proj(x)
     product = _Product.apply(mlp.act_fn, gate, up)
-    setattr(product, PARTS, Parts(mlp.act_fn, gate.detach(), up.detach()))
+    setattr(product, PARTS, GateParts(mlp.act_fn, gate.detach(), up.detach()))
     found: Tensor = mlp.down_proj(product)
     return found

@@ -32,7 +32,7 @@ class _Linear(torch.autograd.Function):
         weight_OI: Tensor,
         bias_O: Tensor | None,
         factor_OI: Tensor,
-        parts: gate.Parts | None,
+        parts: gate.GateParts | None,
     ) -> Tensor:
         x_TI = getattr(x, ROUNDED_INPUT, None)
         if x_TI is None:
@@ -55,7 +55,7 @@ class _Linear(torch.autograd.Function):
         grad_TO = grads[0].reshape(-1, len(factor_OI))
         grad_weight = None
         if of_weight:
-            x = kept[0] if ctx.activation is None else gate.Parts(ctx.activation, *kept).product()
+            x = kept[0] if ctx.activation is None else gate.GateParts(ctx.activation, *kept).product()
             grad_weight = _weight_gradient(grad_TO, x.reshape(-1, shape[-1]).to(factor_OI.dtype))
         return (
             matmul(grad_TO, factor_OI).view(shape).to(dtype) if of_x else None,

@@ -33,7 +33,7 @@ IN_TURN = "in_turn"  # attribute of a parameter
 
 
 class _AtWork(threading.local):
-    turns: Turns | None = None
+    turns: RowTurns | None = None
     row = 0
 
 
@@ -60,7 +60,7 @@ class RowThreads:
 
         Raises: what `work` raises for the first row that fails.
         """
-        turns, count = Turns(len(rows)), min(self.count, len(rows))
+        turns, count = RowTurns(len(rows)), min(self.count, len(rows))
         if count < 2:
             results = [turns.take(index, work, row) for index, row in enumerate(rows)]
             turns.finish()
@@ -78,29 +78,36 @@ class RowThreads:
         return [future.result() for future in futures]
 
 
-def turns_of(weight: torch.Tensor) -> Turns | None:
+def turns_of(weight: torch.Tensor) -> RowTurns | None:
     """Those of the row that this thread computes, if gradients of `weight` may be added in their turn
     (`lookup.install`)."""
     return _at_work.turns if hasattr(weight, IN_TURN) and weight.grad is not None else None
 
 
 def row_threads(
-    model: PreTrainedModel, token_budget: int, *, alone: bool = True, several: bool = True
+    model: PreTrainedModel,
+    token_budget: int,
+    *,
+    alone: bool = True,
+    several: bool = True,
+    narrow: bool = False,
 ) -> RowThreads:
-    """Of a trainer. `alone`: it is one process. `several`: rows can be computed at the same time.
+    """Of a trainer. `alone`: it is one process. `several`: rows can be computed at the same time. `narrow`:
+    see `row_full`.
 
     On a CPU torch computes with `each` threads from then on.
     """
     if model.device.type != "cpu" or not alone:
         return RowThreads(token_budget)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    tokens, full = (size(parameters, token_budget) for size in (row_tokens, row_full))
+    tokens = row_tokens(parameters, token_budget)
+    full = row_full(parameters, token_budget, narrow=narrow)
     count, each = divided(threads_of_process(), cut=several and tokens < token_budget)
     torch.set_num_threads(each)
     return RowThreads(tokens, count, each, full)
 
 
-class Turns:
+class RowTurns:
     """Which rows have added to which parameters."""
 
     def __init__(self, num_rows: int) -> None:

@@ -25,12 +25,13 @@ from millrace.devices.matmul import (
     matmul_transposed,
     matmul_wide,
     packed,
+    packing_pays,
     packs,
 )
 
 Tensor = torch.Tensor
 PACKED_ROWS_MIN = 8
-"""From so many rows on oneDNN is faster with a packed matrix, and its bits are those of the plain matmul."""
+"""From so many rows on oneDNN is faster with a packed matrix. Its bits are those of its plain matmul."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,11 @@ class RowMatmul:
 
     def by_onednn(self, x_MI: Tensor) -> bool:
         """Where rows need not be independent, the faster kernel may compute them."""
-        least = PACKED_ROWS_MIN if _is_wide(x_MI) else ROWS_MIN
-        return self.tile == 1 and len(x_MI) >= least and by_onednn()
+        if self.tile > 1:
+            return False
+        if _is_wide(x_MI):
+            return len(x_MI) >= PACKED_ROWS_MIN and packing_pays()
+        return len(x_MI) >= ROWS_MIN and by_onednn()
 
     def in_place(self, x_MI: Tensor, weight_OI: Tensor) -> bool:
         """Whether torch may write the product into memory that exists."""
