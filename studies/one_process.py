@@ -63,7 +63,8 @@ class Record:
 
 
 class OneProcess:
-    """`config`: float32 on the CPU, without a reference model."""
+    """`config`: float32 on the CPU, without a reference model. Held-out prompts are those of its first entry
+    of `[[evaluations]]`, or else of its task."""
 
     def __init__(self, config: Config, staleness: int) -> None:
         self._config, self._staleness = config, staleness
@@ -75,7 +76,8 @@ class OneProcess:
             config.model.path, slots=rollout.slots, max_sequence_tokens=rollout.max_sequence_tokens
         )
         self._rewards = TaskRewardWorker(config.model_dump(), limit_memory=False)
-        other = held_out_config(config, None, seed=0, data_seed=HELD_OUT_SEED)
+        name = config.evaluations[0].name if config.evaluations else None
+        other = held_out_config(config, None, seed=0, data_seed=HELD_OUT_SEED, evaluation=name)
         self._held_out = TaskRewardWorker(other.model_dump(), limit_memory=False)
 
     def run(self, evaluations: Evaluations) -> Record:

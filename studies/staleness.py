@@ -3,6 +3,7 @@
     python studies/staleness.py                                # or: make study-staleness
     python studies/staleness.py --sizes 0.8m --seeds 2         # a part; a later call completes it
     python studies/staleness.py --minutes 90 --workers 2       # begins no run after 90 minutes
+    python studies/staleness.py --sizes 135m --model runs/real/model    # SmolLM2, which `make real` imports
 
 Each finished run is a line of studies/results/staleness.json, and no run is made twice. So the same command
 goes on after an interruption, and a finished study prints its tables and writes its plots in seconds. Rewards
@@ -64,7 +65,7 @@ def complete(results: StalenessResults, options: Any, seeds: Sequence[int]) -> N
             while len(running) < options.workers and time.monotonic() - began_s < 60 * options.minutes:
                 if (run := next(missing, None)) is None:
                     break
-                running[pool.submit(make, run, starts)] = run, time.monotonic()
+                running[pool.submit(make, run, starts, options.model)] = run, time.monotonic()
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -76,6 +77,7 @@ def complete(results: StalenessResults, options: Any, seeds: Sequence[int]) -> N
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--model", type=Path, help="the directory of SmolLM2-135M-Instruct, for size 135m")
     parser.add_argument("--seeds", type=int, default=sized(5, 1))
     parser.add_argument(
         "--arms", nargs="+", default=sized(list(CORRECTIONS), ["none", "tis"]), choices=CORRECTIONS
@@ -84,6 +86,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
     parser.add_argument("--results", type=Path, default=None, metavar="FILE")
     options = parser.parse_args()
+    if options.model is None:
+        options.sizes = [size for size in options.sizes if not SIZES[size].real]
     file = options.results or (study.directory("staleness") if QUICK else study.RESULTS) / "staleness.json"
     results = StalenessResults(file, DESIGN)
     complete(results, options, range(options.seeds))

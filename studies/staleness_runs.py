@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import study
 from staleness_design import CORRECTIONS, SIZES, Run, Size
 
 from millrace.quickstart.start_model import COPIED, DEMONSTRATION_SEED, RIGHT, demonstration
@@ -44,6 +45,17 @@ replicas = 1
 slots = 64
 max_sequence_tokens = 32
 """
+
+
+EXAMPLE = study.ROOT / "examples" / "real" / "arithmetic.toml"
+
+
+def _real_config(model: Path, *, algorithm: str, rate: float, steps: int, seed: int) -> Any:
+    from millrace.config.load import load
+
+    named = {"steps": steps, "seed": seed, "algorithm": algorithm, "optimizer.lr": rate}
+    sets = [f"model.path={model.resolve()}", 'allow=["uncorrected"]', "rollout.max_sequence_tokens=128"]
+    return load(EXAMPLE, [*sets, *(f"{name}={value}" for name, value in named.items())])
 
 
 def _config(start: Path, *, algorithm: str, rate: float, steps: int = 1, seed: int = 0) -> Any:
@@ -94,17 +106,19 @@ def _demonstrations(count: int) -> list[tuple[str, str]]:
     return [(row["metadata"]["word"], demonstration(row, rng)) for row in rows]
 
 
-def make(run: Run, starts: Path) -> dict[str, Any]:
+def make(run: Run, starts: Path, model: Path | None) -> dict[str, Any]:
     """A summary: held-out rewards in thousandths, greedy accuracy, CPU seconds, and the effective sample size
-    of the later half, as a share of the tokens."""
+    of the later half, as a share of the tokens. `starts`: where start models are. `model`: SmolLM2's."""
     import torch
     from one_process import Evaluations, OneProcess
 
     torch.set_num_threads(1)
     size = SIZES[run.size]
     algorithm = CORRECTIONS[run.correction]
-    start = make_start(run.size, starts)
-    config = _config(start, algorithm=algorithm, rate=run.rate, steps=size.steps, seed=run.seed)
+    configured = _real_config if size.real else _config
+    start = model if size.real else make_start(run.size, starts)
+    assert start is not None
+    config = configured(start, algorithm=algorithm, rate=run.rate, steps=size.steps, seed=run.seed)
     began_s = time.process_time()
     record = OneProcess(config, run.staleness).run(Evaluations(size.every, size.held_out, size.greedy))
     later = [step.metrics for step in record.steps[len(record.steps) // 2 :]]

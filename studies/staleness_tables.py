@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 import study
 from staleness_costs import Cost, Outcome, cost, final
-from staleness_design import CORRECTED, CORRECTIONS, NONE, SIZES, STALENESS, arms, chosen_rate, rate_runs
+from staleness_design import CORRECTIONS, NONE, SIZES, arms, chosen_rate, rate_runs
 from staleness_results import StalenessResults
 from stored_runs import interval
 
@@ -25,7 +25,7 @@ Outcomes = Mapping[tuple[str, int], Mapping[int, Outcome]]
 def outcomes(results: StalenessResults, size: str) -> Outcomes:
     """Of the runs at the chosen learning rate."""
     rate = chosen_rate(size, results.rewards)
-    kept: dict[tuple[str, int], dict[int, Outcome]] = {arm: {} for arm in arms(list(CORRECTIONS))}
+    kept: dict[tuple[str, int], dict[int, Outcome]] = {arm: {} for arm in arms(size, list(CORRECTIONS))}
     tried = set(rate_runs(size))
     for run in sorted(results.runs, key=lambda run: run.seed):
         if run.size == size and run.rate == rate and run not in tried:
@@ -77,7 +77,7 @@ def _staleness(found: Costs, kept: Outcomes, size: str) -> list[str]:
             written(interval([run.greedy for run in kept[NONE, staleness].values()]), 2),
             str(one.collapsed),
         ]
-        for staleness in STALENESS
+        for staleness in SIZES[size].staleness
         if (one := found.get((NONE, staleness)))
     ]
     head = ["seeds", "more steps", "%", "final reward", "below staleness 0", "greedy", "collapsed"]
@@ -85,9 +85,9 @@ def _staleness(found: Costs, kept: Outcomes, size: str) -> list[str]:
 
 
 def _corrections(found: Costs, size: str) -> list[str]:
-    rows = []
+    rows, corrected = [], SIZES[size].corrected
     for name in CORRECTIONS:
-        own = [found.get((name, staleness)) for staleness in CORRECTED]
+        own = [found.get((name, staleness)) for staleness in corrected]
         if any(own):
             rows.append([f"`{name}`" if name != NONE else name])
             for one in own:
@@ -101,7 +101,7 @@ def _corrections(found: Costs, size: str) -> list[str]:
                     ]
                 )
     head = [
-        f"{staleness}: {what}" for staleness in CORRECTED for what in ("% more steps", "below", "collapsed")
+        f"{staleness}: {what}" for staleness in corrected for what in ("% more steps", "below", "collapsed")
     ]
     return _table([f"{size}: correction", *head], rows) if rows else []
 
@@ -146,11 +146,11 @@ def plots(results: StalenessResults, directory: Path) -> list[str]:
         found = costs(kept, size)
         lines = [
             _curve(f"staleness {staleness}", kept[NONE, staleness].values(), SIZES[size].every)
-            for staleness in STALENESS
+            for staleness in SIZES[size].staleness
             if (NONE, staleness) in kept
         ]
         more = [line for name in CORRECTIONS if (line := _percent(name, found))]
-        steps, most = float(SIZES[size].steps), float(STALENESS[-1])
+        steps, most = float(SIZES[size].steps), float(SIZES[size].staleness[-1])
         if shown and lines:
             shown.append("")
         for name, title, drawn, end, x_label in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import staleness_tables as tables
 from staleness_costs import Outcome, collapsed, cost, steps_to, target
-from staleness_design import CORRECTED, CORRECTIONS, NONE, SIZES, STALENESS, arms, rate_runs, wanted
+from staleness_design import CORRECTIONS, NONE, SIZES, arms, rate_runs, wanted
 from staleness_results import StalenessResults
 from staleness_runs import DESIGN
 from study import RESULTS
@@ -30,20 +30,29 @@ def test_a_size_gets_its_rate_before_any_other_run_and_all_arms_of_a_seed_come_f
     assert list(wanted(sizes, range(2), corrections, {})) == tried
     rewards = {run: [run.rate] for run in tried}
     runs = list(wanted(sizes, range(2), corrections, rewards))
-    own, num = runs[len(tried) : -len(rate_runs(sizes[1]))], len(arms(corrections))
+    own, num = runs[len(tried) : -len(rate_runs(sizes[1]))], len(arms(sizes[0], corrections))
     assert runs[-1] in rate_runs(sizes[1]) and len(own) == 2 * num and len(set(runs)) == len(runs)
     assert {run.rate for run in own} == {max(SIZES[sizes[0]].rates)}
-    assert [(run.correction, run.staleness) for run in own[:num]] == arms(corrections)
+    assert [(run.correction, run.staleness) for run in own[:num]] == arms(sizes[0], corrections)
     assert {run.seed for run in own[:num]} == {0} and own[0].staleness == 0
 
 
-def test_no_correction_is_run_at_every_staleness_and_the_others_where_they_are_compared():
-    found = arms(list(CORRECTIONS))
-    assert {staleness for name, staleness in found if name == NONE} == set(STALENESS)
+@pytest.mark.parametrize("size", SIZES)
+def test_no_correction_is_run_at_every_staleness_and_the_others_where_they_are_compared(size):
+    found, design = arms(size, list(CORRECTIONS)), SIZES[size]
+    assert {staleness for name, staleness in found if name == NONE} == set(design.staleness)
     assert {arm for arm in found if arm[0] != NONE} == {
-        (name, staleness) for name in CORRECTIONS if name != NONE for staleness in CORRECTED
+        (name, staleness) for name in design.corrections if name != NONE for staleness in design.corrected
     }
-    assert arms(["tis"]) == [(NONE, 0), ("tis", 16), ("tis", 4)]
+    low, high = design.corrected
+    assert arms(size, ["tis"]) == [(NONE, 0), ("tis", high), ("tis", low)]
+
+
+def test_a_size_with_one_rate_needs_no_run_to_choose_it():
+    assert rate_runs("135m") == []
+    runs = list(wanted(["135m"], [0], [NONE, "tis"], {}))
+    assert [(run.correction, run.staleness) for run in runs] == arms("135m", [NONE, "tis"])
+    assert {run.rate for run in runs} == set(SIZES["135m"].rates)
 
 
 def test_steps_to_a_reward_are_where_the_smoothed_rewards_first_reach_it():
