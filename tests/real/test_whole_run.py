@@ -61,3 +61,18 @@ def test_more_steps_go_on_with_the_same_run(
     assert "PASS  nothing lost: 24 admitted = 24 trained (each once)" in longer.stdout
     commands = [line.split()[2] for line in longer.stdout.splitlines() if line.startswith("$ millrace")]
     assert commands == ["train", "eval"] and "--resume" in longer.stdout
+
+
+def test_the_example_in_python_trains_the_model_with_its_own_rows_and_reward(
+    real_model: Path, tmp_path: Path
+) -> None:
+    script = (ROOT / "examples/real/sums.py").read_text()
+    short = script.replace("steps=40", "steps=2").replace('"runs/real/model"', repr(str(real_model)))
+    (tmp_path / "sums.py").write_text(short)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, str(tmp_path / "sums.py")]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment
+    )
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "step 2/2" in ended.stdout + ended.stderr and "version  reward/mean" in ended.stdout
