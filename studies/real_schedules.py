@@ -53,7 +53,9 @@ def trained(arm: str, seed: int, model: Path, directory: Path) -> study.Result:
         command = [sys.executable, "-m", "millrace", "train", str(FILE), *words]
         if subprocess.run(command, stdout=file, stderr=file, check=False).returncode:
             raise SystemExit(log.read_text())
-    return summary(run)
+    found = summary(run)
+    shutil.rmtree(run)  # its checkpoints and the trained model are 2 GB
+    return found
 
 
 def summary(run: Path) -> study.Result:
