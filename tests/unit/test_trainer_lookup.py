@@ -44,7 +44,7 @@ def gradients(model: PreTrainedModel, threads: int) -> dict[str, torch.Tensor]:
         weight = model.get_output_embeddings().weight
         token_logprobs(hidden, weight, torch.tensor(row), temperature=1.0)[0].sum().backward()
 
-    RowThreads(8, threads).run(work, ROWS, list(model.parameters()))
+    RowThreads(8, threads, in_turn=True).run(work, ROWS, list(model.parameters()))
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 
 IN_TURN = "in_turn"  # attribute of a parameter
+IN_TURN_MIN = 10**7
+"""Of a smaller model a gradient of the vocabulary is small, and bits stay those of an offloaded trainer."""
 
 
 class _AtWork(threading.local):
@@ -47,12 +49,13 @@ class _Abandoned(Exception):
 @dataclass(frozen=True, slots=True)
 class RowThreads:
     """Rows of at most `tokens` tokens, `count` rows at a time, each on `each` threads of torch. `full`: see
-    `pack`."""
+    `pack`. `in_turn`: output projection and embedding add to sums themselves."""
 
     tokens: int
     count: int = 1
     each: int = 1
     full: int | None = None
+    in_turn: bool = False
 
     def run(self, work: Callable[[R], T], rows: Sequence[R], parameters: Sequence[torch.Tensor]) -> list[T]:
         """`work(row)` of every row. It adds to the gradients of `parameters`, and changes nothing else that
@@ -60,7 +63,7 @@ class RowThreads:
 
         Raises: what `work` raises for the first row that fails.
         """
-        turns, count = RowTurns(len(rows)), min(self.count, len(rows))
+        turns, count = RowTurns(len(rows), in_turn=self.in_turn), min(self.count, len(rows))
         if count < 2:
             results = [turns.take(index, work, row) for index, row in enumerate(rows)]
             turns.finish()
@@ -104,19 +107,19 @@ def row_threads(
     full = row_full(parameters, token_budget, narrow=narrow)
     count, each = divided(threads_of_process(), cut=several and tokens < token_budget)
     torch.set_num_threads(each)
-    return RowThreads(tokens, count, each, full)
+    return RowThreads(tokens, count, each, full, in_turn=parameters >= IN_TURN_MIN)
 
 
 class RowTurns:
     """Which rows have added to which parameters."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, *, in_turn: bool) -> None:
         self._news = threading.Condition()
         self._added: dict[int, set[int]] = {
             row: set() for row in range(num_rows)
         }  # of rows at work, or to come
         self._later: dict[int, list[Callable[[], object]]] = {row: [] for row in range(num_rows)}
-        self._failed = False
+        self._failed, self._in_turn = False, in_turn
 
     @contextmanager
     def of(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -136,7 +139,7 @@ class RowTurns:
                 hook.remove()
 
     def take(self, index: int, work: Callable[[R], T], row: R) -> T:
-        _at_work.turns, _at_work.row = self, index
+        _at_work.turns, _at_work.row = self if self._in_turn else None, index
         try:
             if self._failed:
                 raise _Abandoned
