@@ -124,9 +124,9 @@ def test_activations_are_about_what_torch_saves(
     estimated_bytes = (
         estimate(config_for(rollout=longest), shape, size, on_gpu=on_gpu).head.token_bytes - 12 * SHAPE.hidden
     ) * TOKENS
-    error = (
-        0.3 if shape.clamped else 0.2 if on_gpu else 0.25
-    )  # how many copies of scores gpt-oss keeps depends on the CPU
+    error = 0.2 if on_gpu else 0.25
+    if shape.clamped:  # how many copies of scores gpt-oss keeps depends on the CPU
+        error = 0.3
     saved = saved_bytes(kind, dtype, group=group, on_gpu=on_gpu)
     assert saved == pytest.approx(estimated_bytes, rel=error)
 

@@ -53,7 +53,7 @@ def test_outputs_and_gradients_are_those_of_transformers(kind: str, narrow: bool
         plain = ours.forward
         ours.forward = lambda x: torch.utils.checkpoint.checkpoint(plain, x, use_reentrant=False)
     found, expected = (results(mlp, narrow=narrow, kept=[]) for mlp in (ours, theirs))
-    rounding = 2.0**-6 if narrow else 2.0**-20
+    rounding = 2.0**-6 if narrow else 2.0**-18
     for own, of_torch in zip(found, expected, strict=True):
         assert (own - of_torch).abs().max() <= rounding * of_torch.abs().max()
 

@@ -4,8 +4,8 @@
               token with `model.recompute`, else all of it: 28 H + size (4 I + 5 (Q + K)). Norms after
               attention and MLP add 25 H, and E experts a token 12 E H. With caps of scores or sinks, each
               query head adds 10 bytes for every token that it may see. Clamped gates keep 22 I, not 4 I size.
-              A trainer alone on a CPU keeps 2 I size of a dense MLP, 12 H where no norm is after a layer, and
-              16 (Q + K) in float32.
+              A trainer alone on a CPU keeps 2 I size of a dense MLP (3 with an adapter), 12 H where no norm
+              is after a layer, and 16 (Q + K) in float32.
               Head: 12 H a token, `CHUNKS` chunks of logits, and copies and gradients of the projection.
               Layer: all of one layer again with `model.recompute`; 16 H + 2 size I a token of gradients;
               copies and gradients of the layer's weights.
@@ -127,8 +127,7 @@ def _head(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
     bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. Ranks on a CPU have a
     second copy, rounded and in float32, for the logits. A trainer alone there has none: it adds to the sum of
-    the gradients. In float32 the gathered weight is no copy that the
-    phase would make anyway."""
+    the gradients. In float32 the gathered weight is no copy that the phase would make anyway."""
     gathered_rounded = _gathers(config) and bool(shape.head_weights) and size < 4
     each = 8 + (4 if _gathers(config) and not gathered_rounded else 0)
     if size < 4 and on_gpu:
@@ -193,7 +192,8 @@ def _layer_token_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool)
     divided += shape.composed * 10 * shape.query_heads * config.rollout.max_sequence_tokens
     whole = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
     if alone:  # `trainer.kernels.gate` and `norm` keep less than autograd
-        divided -= 0 if shape.routed else 2 * size * shape.intermediate
+        spared = 1 if config.adapter.rank is not None else 2  # an adapter keeps the product of the gate
+        divided -= 0 if shape.routed else spared * size * shape.intermediate
         divided -= size * heads if size == 4 else 0
         whole -= 0 if shape.norms_after else (12 if shape.routed else 16) * shape.hidden
     return whole + divided // config.trainer.tensor
