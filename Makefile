@@ -249,9 +249,9 @@ study-echo-chamber: $(STAMP)
 	$(BIN)/python studies/echo_chamber.py
 
 docs: $(STAMP)
-	$(BIN)/python -m millrace.api.pages.configuration_page docs/configuration.md docs/operation.md docs/simulation.md
-	$(BIN)/python -m millrace.api.pages.names_page docs/api.md docs/run.md docs/sweeps.md
-	$(BIN)/python -m millrace.api.pages.keyword_types src/millrace/api/keys.pyi
+	$(BIN)/python -m scripts.pages.configuration_page docs/configuration.md docs/operation.md docs/simulation.md
+	$(BIN)/python -m scripts.pages.names_page docs/api.md docs/run.md docs/sweeps.md
+	$(BIN)/python -m scripts.pages.keyword_types src/millrace/api/keys.pyi
 	$(BIN)/pytest tests/tidy/test_docs_*.py tests/tidy/test_keyword_types.py
 
 dist:

@@ -15,8 +15,8 @@ from typing import Any
 from common import ROOT
 from tiny_run import tiny_run
 
-from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
+from millrace_chaos.child_run import ChildRun
 
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # before Ray is imported
 sys.path.append(str(ROOT))

@@ -33,7 +33,7 @@ from common import median, medians, parser_of, report, say, sized, table
 from large import SIZES
 from peers.start import TASKS, make_untrained, write_prompts
 
-from millrace.chaos.child_run import ChildRun
+from millrace_chaos.child_run import ChildRun
 
 TASK = TASKS["short"]
 GROUPS, GROUP = sized((8, 8), (2, 2))

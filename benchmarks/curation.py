@@ -33,9 +33,9 @@ from dataclasses import dataclass, field
 from common import kept_directory, parser_of, report, sized
 from curated_runs import speedup
 
-from millrace.curation.candidate import CandidateRow, Reason
-from millrace.curation.contamination import EvaluationText
-from millrace.curation.curate import CurationOptions, filtered
+from millrace_curation.candidate import CandidateRow, Reason
+from millrace_curation.contamination import EvaluationText
+from millrace_curation.curate import CurationOptions, filtered
 
 
 def listed(words: str) -> list[str]:

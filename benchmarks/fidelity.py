@@ -25,9 +25,9 @@ from published import areal, laminar, llamarl, verl
 from published.row import Row
 from published.row import largest_error as row_error
 
-from millrace.sim.calibrate.achieved import Achieved
-from millrace.sim.calibrate.learn import calibrate
-from millrace.sim.simulation import simulate
+from millrace_sim.calibrate.achieved import Achieved
+from millrace_sim.calibrate.learn import calibrate
+from millrace_sim.simulation import simulate
 
 FRACTIONS = ("trainer_idle", "replica_idle")
 PUBLISHED = {"verl": verl, "areal": areal, "laminar": laminar, "llamarl": llamarl}

@@ -34,11 +34,11 @@ from learning_model import Curve, Point, steps_factor
 
 from millrace.config.tables.schedules import Millrace, Schedule
 from millrace.config.tables.training import BatchShape
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.pool import process_pool
-from millrace.sim.report.compare import PRESETS
-from millrace.sim.report.measure import measure
-from millrace.sim.setup import scenario
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.pool import process_pool
+from millrace_sim.report.compare import PRESETS
+from millrace_sim.report.measure import measure
+from millrace_sim.setup import scenario
 
 GROUP, STEPS = 16, sized(24, 4)
 BOUNDS = sized((0, 1, 2, 4, 6), (1, 2))

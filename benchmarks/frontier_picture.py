@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from learning_model import Point
 
-from millrace.look.curves.chart import HEIGHT, ROW, WIDTH, chart
-from millrace.look.curves.curve_lines import Line
+from millrace_ui.curves.chart import HEIGHT, ROW, WIDTH, chart
+from millrace_ui.curves.curve_lines import Line
 
 INK = "svg { color: #24292f } @media (prefers-color-scheme: dark) { svg { color: #d0d7de } }"
 COLUMNS = 2

@@ -19,7 +19,7 @@ sys.path.append(str(ROOT))
 
 from tests.turn_runs import make_agent_start
 
-from millrace.chaos.child_run import ChildRun
+from millrace_chaos.child_run import ChildRun
 
 PROMPTS, GROUP_SIZE, WORKERS, REPLICAS = sized((25, 8, 4, 2), (2, 4, 1, 1))
 STEPS = sized(2, 1)

@@ -30,9 +30,9 @@ from common import kept_directory, parser_of, report, say, sized, table
 from published import robustrl
 from published.robustrl import Measured, Size, System
 
-from millrace.sim.costs.hardware import DEVICE_MTBF_H
-from millrace.sim.plan.checkpoints import CheckpointCosts, best_interval
-from millrace.sim.virtual.faults import Faults
+from millrace_sim.costs.hardware import DEVICE_MTBF_H
+from millrace_sim.plan.checkpoints import CheckpointCosts, best_interval
+from millrace_sim.virtual.faults import Faults
 
 FULL = Size(steps=20)
 """Five seeds together have as many faults as the paper's 100 steps."""

@@ -78,10 +78,10 @@ def jax_policy(path: Path, shard: int = 1, tensor: int = 1) -> Any:
 
     from millrace.algorithms import build
     from millrace.config.tables.algorithms import PolicyGradient
-    from millrace.jax_trainer.decoder import read_architecture
-    from millrace.jax_trainer.devices.mesh import make_mesh
-    from millrace.jax_trainer.policy import JaxPolicy
-    from millrace.jax_trainer.weights import read_weights
+    from millrace_jax.decoder import read_architecture
+    from millrace_jax.devices.mesh import make_mesh
+    from millrace_jax.policy import JaxPolicy
+    from millrace_jax.weights import read_weights
 
     shape, mesh = read_architecture(path), make_mesh(shard, tensor, 1, jax.devices()[: shard * tensor])
     weights = read_weights(path, shape, mesh)
@@ -98,7 +98,7 @@ def step_s(trainer: Any, version: int, directory: Path) -> float:
 def weights_of(policy: Any) -> dict[str, Any]:
     import numpy as np
 
-    from millrace.jax_trainer.weights import slices
+    from millrace_jax.weights import slices
 
     return {name: np.asarray(x) for name, x in slices(policy.state.weights, policy.shape)}
 
@@ -113,10 +113,10 @@ def published_and_copied_s(policy: Any) -> tuple[float, float]:
 
     import numpy as np
 
-    from millrace.jax_trainer.publisher import JaxPublisher
-    from millrace.jax_trainer.weights import shapes
     from millrace.weights.relay import RelayWorker
     from millrace.weights.ring import open_writer
+    from millrace_jax.publisher import JaxPublisher
+    from millrace_jax.weights import shapes
 
     publisher, relay = JaxPublisher(shapes(policy.shape), "float32"), RelayWorker("relay", slots=3)
     endpoint = asyncio.run(relay.open(publisher.weights_bytes))
@@ -156,7 +156,7 @@ def restart_s(path: Path, cache: Path) -> float:
 
 
 def first_step(path: Path, cache: Path) -> None:
-    from millrace.jax_trainer.devices.programs import Programs
+    from millrace_jax.devices.programs import Programs
 
     programs = Programs(cache)
     step_s(jax_policy(path), 0, cache)
@@ -166,7 +166,7 @@ def first_step(path: Path, cache: Path) -> None:
 def measure(path: Path, directory: Path, steps: int, rounds: int) -> dict[str, float]:
     import numpy as np
 
-    from millrace.jax_trainer.devices.compilations import compilations
+    from millrace_jax.devices.compilations import compilations
 
     counted = compilations()
     ours, torch_s, ours_s = jax_policy(path), list[float](), list[float]()
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--first-step", nargs=2, type=Path, help="one step of the model in a directory")
     parser.add_argument("--on-mesh", nargs=2, type=Path, help="a model's steps on eight simulated devices")
     options = parser.parse_args()
-    from millrace.jax_trainer.devices.platform import simulate_devices
+    from millrace_jax.devices.platform import simulate_devices
 
     require(find_spec("jax"), "JAX is not here: use the Python that `make setup-jax` makes")
     if options.first_step:

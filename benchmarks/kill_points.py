@@ -20,10 +20,6 @@ sys.path.append(str(ROOT))
 from tests import runs
 from tests.turn_runs import make_agent_start, make_start
 
-from millrace.chaos.aftermath import check_ledger, check_served
-from millrace.chaos.attack import SUPERVISION, Attack
-from millrace.chaos.child_run import ChildRun
-from millrace.chaos.trials import TURNS, weights
 from millrace.config.load import load
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DeadlineExceeded, MillraceError, WorkerError
@@ -32,6 +28,10 @@ from millrace.environments.gateway.agents.agent_process import DIRECTORY as AGEN
 from millrace.environments.turns.snapshots import DIRECTORY as SNAPSHOTS
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.runtime import process
+from millrace_chaos.aftermath import check_ledger, check_served
+from millrace_chaos.attack import SUPERVISION, Attack
+from millrace_chaos.child_run import ChildRun
+from millrace_chaos.trials import TURNS, weights
 
 SUITES = {
     "turns": ("reward worker", "replica", "controller"),

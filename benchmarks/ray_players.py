@@ -13,9 +13,9 @@ from typing import Any
 from players import seat
 
 from millrace.core.placement import HERE, Place
-from millrace.runtime.ray.actor import ActorSetup, Hosted
-from millrace.runtime.ray.cluster import LOCAL, connect
-from millrace.runtime.ray.remote_handle import RayHandle
+from millrace_ray.actor import ActorSetup, Hosted
+from millrace_ray.cluster import LOCAL, connect
+from millrace_ray.remote_handle import RayHandle
 
 CALLS_MAX = 10_000
 

@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from common import parser_of, sized
 from tiny_run import FOR_EVER, tiny_run
 
-from millrace.chaos.attack import Attack
-from millrace.chaos.child_run import ChildRun
+from millrace_chaos.attack import Attack
+from millrace_chaos.child_run import ChildRun
 
 ROLES = {"replica": "replica", "relay": "relay", "reward": "reward worker", "trainer": "trainer"}
 KILL_EVERY_S = sized(20.0, 2.0)

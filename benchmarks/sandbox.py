@@ -27,9 +27,9 @@ from typing import Any
 from common import ROOT, parser_of, report, say, sized, table
 
 from millrace.core.errors import SandboxError
-from millrace.sandbox.code_tests import judge, read_tests
-from millrace.sandbox.inside.limits import Limits
-from millrace.sandbox.sandbox import LEVELS, Sandbox
+from millrace_sandbox.code_tests import judge, read_tests
+from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.sandbox import LEVELS, Sandbox
 
 CODE = "def solve(a, b):\n    total = sum(range(a, b))\n    return [total, str(total)]\n"
 INPUTS = [[0, 10], [5, 6], [1, 100], [3, 3], [-4, 4]]

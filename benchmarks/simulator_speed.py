@@ -26,11 +26,11 @@ from millrace.config.tables.training import BatchShape
 from millrace.controller.state.run_state import RunState
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.events import Event
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.report.measure import Measure
-from millrace.sim.setup import scenario
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.loop import VirtualLoop
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.report.measure import Measure
+from millrace_sim.setup import scenario
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.loop import VirtualLoop
 
 
 class Meter(Measure):

@@ -37,9 +37,9 @@ sys.path.append(str(ROOT))
 
 from tests.runs import make_model
 
-from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
 from millrace.quickstart.start_model import SHAPE
+from millrace_chaos.child_run import ChildRun
 
 OVERRIDES = (
     f"steps={FOR_EVER}",

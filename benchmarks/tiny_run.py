@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from tests.runs import make_start
 
-from millrace.chaos.child_run import ChildRun
+from millrace_chaos.child_run import ChildRun
 
 FOR_EVER = 1_000_000
 

@@ -66,7 +66,7 @@ import numpy as np
 from common import medians, parser_of, report, say, sized, table
 from players import PlayedEnvironment, PlayedReplica, Troupe, _Completion
 
-import millrace.sim.roles
+import millrace_sim.roles
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller
 from millrace.controller.fleet.fleet import Fleet
@@ -78,11 +78,11 @@ from millrace.core.types import Finish, Observed, Report, Score, Scored, ScoreRe
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.schedule.presets import build
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.report.measure import Result, measure
-from millrace.sim.roles.sim_reward_worker import SimRewardWorker
-from millrace.sim.setup import scenario
-from millrace.sim.simulation import Scenario
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.report.measure import Result, measure
+from millrace_sim.roles.sim_reward_worker import SimRewardWorker
+from millrace_sim.setup import scenario
+from millrace_sim.simulation import Scenario
 
 TAIL = 20.0  # the 99th percentile of an answer's time over its median
 SIGMA = math.log(TAIL) / 2.326
@@ -151,7 +151,7 @@ def result_of(seed: int, steps: int, *, whole_batches: bool) -> Result:
     WholeBatchWorker.batches = {}
     WholeBatchWorker.batch_groups, WholeBatchWorker.batch_members = PROMPTS, PROMPTS * GROUP_SIZE
     worker = WholeBatchWorker if whole_batches else SimRewardWorker
-    with patch.object(millrace.sim.roles, "SimRewardWorker", worker):
+    with patch.object(millrace_sim.roles, "SimRewardWorker", worker):
         result, _ = measure(simulated(seed, steps, {"kind": "synchronous"}))
     return result
 

@@ -40,9 +40,9 @@ from millrace.core.events import Event
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.look.page import AGAIN
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.page import AGAIN
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 TOKENS, GROUP_SIZE = 24, 10

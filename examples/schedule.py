@@ -19,7 +19,7 @@ from millrace.schedule import ReplicaView, Schedule, View, presets
 from millrace.schedule.admit import WithinBound
 from millrace.schedule.refresh import WhenEmpty
 from millrace.schedule.take import FirstReady
-from millrace.sim.rehearsal import Scene, rehearse
+from millrace_sim.rehearsal import Scene, rehearse
 
 
 @dataclass(frozen=True)

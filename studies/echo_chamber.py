@@ -44,8 +44,8 @@ from echo_tables import cells, figures, tables
 from study import IMAGES, RESULTS, Result, Results, directory, save_chart, write_tables
 
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.look.curves.choices import Band
-from millrace.look.curves.curve_lines import Line, group_line
+from millrace_ui.curves.choices import Band
+from millrace_ui.curves.curve_lines import Line, group_line
 
 SCALES = {"small": (64, 1), "medium": (96, 2), "large": (128, 3)}
 """Name -> width and number of layers."""

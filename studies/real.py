@@ -31,12 +31,12 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-from millrace.look.curves.curve_lines import Line, smoothed
-from millrace.look.record.views import is_finished
 from millrace.observe.check import Check, print_checks
 from millrace.observe.terminal import Terminal
 from millrace.quickstart.checks import GAIN_MIN, checks_of_accounts
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.curves.curve_lines import Line, smoothed
+from millrace_ui.record.views import is_finished
 
 EXAMPLES = ROOT / "examples" / "real"
 TASKS = ("arithmetic", "form", "tool")

@@ -23,9 +23,9 @@ import study
 from common import median
 
 import millrace
-from millrace.look.curves.curve_lines import Line, smoothed
 from millrace.quickstart.checks import checks_of_accounts
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.curves.curve_lines import Line, smoothed
 
 FILE = study.ROOT / "examples" / "real" / "arithmetic.toml"
 BOUND = 2

@@ -13,7 +13,7 @@ from staleness_design import CORRECTIONS, NONE, SIZES, arms, chosen_rate, rate_r
 from staleness_results import StalenessResults
 from stored_runs import interval
 
-from millrace.look.curves.curve_lines import Line
+from millrace_ui.curves.curve_lines import Line
 
 BEGIN, END = "<!-- studies/staleness.py -->\n", "<!-- end -->\n"
 NO_CORRECTION = "no correction"

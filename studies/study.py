@@ -19,8 +19,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 from common import ROOT, kept_directory, say
 
-from millrace.look.curves.chart import chart
-from millrace.look.curves.curve_lines import Line
+from millrace_ui.curves.chart import chart
+from millrace_ui.curves.curve_lines import Line
 
 Result = dict[str, Any]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from millrace.chaos import aftermath
-from millrace.chaos.attack import SUPERVISION, Attack
-from millrace.chaos.child_run import ChildRun
 from millrace.config.load import load
 from millrace.core.events import Event
+from millrace_chaos import aftermath
+from millrace_chaos.attack import SUPERVISION, Attack
+from millrace_chaos.child_run import ChildRun
 from node_parts.setting import Figures, Note, Setting, toml
 
 POLL_S = 0.02

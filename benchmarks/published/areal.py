@@ -21,9 +21,9 @@ from millrace.config.schema import Config
 from millrace.config.tables.schedules import FunctionSchedule
 from millrace.config.tables.training import BatchShape
 from millrace.schedule import Schedule, View, presets
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.report.measure import measure
-from millrace.sim.setup import scenario
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.report.measure import measure
+from millrace_sim.setup import scenario
 from published.row import Row
 
 THROUGHPUT = {0: 128.7, 1: 269.3, 2: 356.6, 4: 356.6, 8: 371.7, 16: 382.4}

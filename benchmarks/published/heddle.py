@@ -25,7 +25,7 @@ from millrace.config.tables.training import BatchShape
 from millrace.schedule import QueuedView, View, presets
 from millrace.schedule import Schedule as Decisions
 from millrace.schedule.place import placements
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from published.kept import played
 from published.row import Row
 

@@ -17,10 +17,10 @@ from typing import Any
 from common import ROOT, kept_directory, say
 
 from millrace.config.tables.schedules import FunctionSchedule
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.costs.difficulty import RowDifficulty
-from millrace.sim.report.measure import measure
-from millrace.sim.setup import scenario
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.costs.difficulty import RowDifficulty
+from millrace_sim.report.measure import measure
+from millrace_sim.setup import scenario
 
 ALIKE = 1.0
 """Of rows that come back: one deviation of their difficulty makes their completions e times as long."""

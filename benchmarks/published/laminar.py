@@ -18,16 +18,16 @@ from common import sized
 
 from millrace.config.tables.schedules import AReaL, Laminar, Schedule
 from millrace.config.tables.training import BatchShape
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.costs.cluster import Cluster
-from millrace.sim.costs.generation import Generation
-from millrace.sim.costs.hardware import device
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.costs.models import model
-from millrace.sim.costs.training import Training
-from millrace.sim.costs.workload import Workload
-from millrace.sim.report.measure import measure
-from millrace.sim.setup import scenario
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.costs.cluster import Cluster
+from millrace_sim.costs.generation import Generation
+from millrace_sim.costs.hardware import device
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.models import model
+from millrace_sim.costs.training import Training
+from millrace_sim.costs.workload import Workload
+from millrace_sim.report.measure import measure
+from millrace_sim.setup import scenario
 from published.pipelines import Batch, Pipelines
 from published.row import Row
 

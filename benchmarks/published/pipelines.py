@@ -25,9 +25,9 @@ from statistics import fmean
 from common import sized
 
 from millrace.core.types import Sampling, Work
-from millrace.sim.costs.cluster import ClusterCosts
-from millrace.sim.costs.workload import Workload
-from millrace.sim.roles.batching import BatchingEngine
+from millrace_sim.costs.cluster import ClusterCosts
+from millrace_sim.costs.workload import Workload
+from millrace_sim.roles.batching import BatchingEngine
 
 ROUNDING_S = 1e-6
 PARTS = 16

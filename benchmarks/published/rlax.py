@@ -19,12 +19,12 @@ from functools import cache
 from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import RLAX
 from millrace.config.tables.training import BatchShape
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.report.measure import Result, measure
-from millrace.sim.setup import scenario
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Faults
-from millrace.sim.virtual.seeded import stream
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.report.measure import Result, measure
+from millrace_sim.setup import scenario
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Faults
+from millrace_sim.virtual.seeded import stream
 
 ROLLOUT_SCALING, STEP_SCALING = 8.0, 3.6
 """Published, for 8 times the rollout cores: rollout throughput, and how many times as fast steps became."""

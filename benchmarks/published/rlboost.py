@@ -16,7 +16,7 @@ from common import sized
 
 from millrace.config.tables.schedules import RLBoost, Schedule, Synchronous
 from millrace.config.tables.training import BatchShape
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from published.kept import played
 from published.row import Row
 from published.same_world import pipelines

@@ -28,12 +28,12 @@ from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import Millrace
 from millrace.config.tables.training import BatchShape
 from millrace.core.events import Event
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.costs.cluster import ClusterCosts
-from millrace.sim.setup import PATIENCE_S, scenario
-from millrace.sim.simulation import Observer, Scenario, simulate
-from millrace.sim.virtual.faults import Faults, Starts, Strike
-from millrace.sim.virtual.seeded import stream
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.costs.cluster import ClusterCosts
+from millrace_sim.setup import PATIENCE_S, scenario
+from millrace_sim.simulation import Observer, Scenario, simulate
+from millrace_sim.virtual.faults import Faults, Starts, Strike
+from millrace_sim.virtual.seeded import stream
 
 ETTR, BYTEROBUST_ETTR = 0.80, 0.60
 """Published with 10 % (abstract): over 0.80, and ByteRobust 0.60."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.costs.cluster import Cluster
-from millrace.sim.costs.difficulty import RowDifficulty
-from millrace.sim.setup import cluster_of, scenario
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.costs.cluster import Cluster
+from millrace_sim.costs.difficulty import RowDifficulty
+from millrace_sim.setup import cluster_of, scenario
 from published.kept import ALIKE
 from published.pipelines import Batch, Pipelines
 

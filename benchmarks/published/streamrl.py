@@ -17,7 +17,7 @@ from common import sized
 
 from millrace.config.tables.schedules import RollFlash, Schedule, StreamRL
 from millrace.config.tables.training import BatchShape
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from published.kept import played
 from published.row import Row
 from published.same_world import pipelines

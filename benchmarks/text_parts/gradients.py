@@ -68,10 +68,10 @@ def jax_gradient(path: Path, batch: Any) -> tuple[dict[str, Any], float]:
 
     from millrace.algorithms import build
     from millrace.config.tables.algorithms import PolicyGradient
-    from millrace.jax_trainer.decoder import read_architecture
-    from millrace.jax_trainer.devices.mesh import make_mesh
-    from millrace.jax_trainer.policy import JaxPolicy
-    from millrace.jax_trainer.weights import read_weights, slices
+    from millrace_jax.decoder import read_architecture
+    from millrace_jax.devices.mesh import make_mesh
+    from millrace_jax.policy import JaxPolicy
+    from millrace_jax.weights import read_weights, slices
 
     shape, mesh = read_architecture(path), make_mesh(1, 1, 1, jax.devices()[:1])
     weights = read_weights(path, shape, mesh)

@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
     from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
-    from millrace.look.curves.run_curves import RunCurves
-    from millrace.look.diagnosis import Diagnosis
-    from millrace.look.side_by_side import RunComparison
-    from millrace.sweeps.sweep import Sweep, sweep
+    from millrace_sweeps.sweep import Sweep, sweep
+    from millrace_ui.curves.run_curves import RunCurves
+    from millrace_ui.diagnosis import Diagnosis
+    from millrace_ui.side_by_side import RunComparison
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "train": "api.train",
-    "sweep": "sweeps.sweep",
-    "STOP": "api.callbacks",
-    "evaluate": "api.questions",
-    "simulate": "api.questions",
-    "plan": "api.questions",
-    "Run": "api.run",
-    "Sweep": "sweeps.sweep",
-    "Records": "api.records",
-    "Evaluation": "estimates.evaluation",
-    "Diagnosis": "look.diagnosis",
-    "RunComparison": "look.side_by_side",
-    "RunCurves": "look.curves.run_curves",
-    "Config": "config.schema",
-    "Observation": "environments.turns.environment",
-    "Done": "environments.turns.environment",
-    "MillraceError": "core.errors",
-    "ConfigError": "core.errors",
-    "DataError": "core.errors",
-    "RewardError": "core.errors",
+    "train": "millrace.api.train",
+    "sweep": "millrace_sweeps.sweep",
+    "STOP": "millrace.api.callbacks",
+    "evaluate": "millrace.api.questions",
+    "simulate": "millrace.api.questions",
+    "plan": "millrace.api.questions",
+    "Run": "millrace.api.run",
+    "Sweep": "millrace_sweeps.sweep",
+    "Records": "millrace.api.records",
+    "Evaluation": "millrace.estimates.evaluation",
+    "Diagnosis": "millrace_ui.diagnosis",
+    "RunComparison": "millrace_ui.side_by_side",
+    "RunCurves": "millrace_ui.curves.run_curves",
+    "Config": "millrace.config.schema",
+    "Observation": "millrace.environments.turns.environment",
+    "Done": "millrace.environments.turns.environment",
+    "MillraceError": "millrace.core.errors",
+    "ConfigError": "millrace.core.errors",
+    "DataError": "millrace.core.errors",
+    "RewardError": "millrace.core.errors",
 }
 
 __all__ = [
@@ -79,7 +79,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'millrace' has no attribute {name!r}; it has {', '.join(__all__)}")
-    found = getattr(import_module(f"millrace.{_HOMES[name]}"), name)
+    found = getattr(import_module(_HOMES[name]), name)
     globals()[name] = found
     return found
 

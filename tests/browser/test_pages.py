@@ -18,12 +18,12 @@ from tests.look_runs import PROMPT, write_run
 from tests.simulation.test_sim_cluster import config
 from tests.unit.observe_events import pulled, step
 
-from millrace.look.overview import Overview
-from millrace.look.report import write_report
-from millrace.look.simulated import simulated
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
-from millrace.sim.report.compare import compare, schedules
-from millrace.sim.setup import scenario
+from millrace_sim.report.compare import compare, schedules
+from millrace_sim.setup import scenario
+from millrace_ui.overview import Overview
+from millrace_ui.report import write_report
+from millrace_ui.simulated import simulated
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="make test-ui installs playwright")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -13,12 +13,12 @@ from kill_points import SUITES, Suite, Verdict, kill_point
 from tests import turn_runs
 from tests.long import few, long
 
-from millrace.chaos import aftermath
-from millrace.chaos.aftermath import check_remains, check_sockets, shared_memory
-from millrace.chaos.attack import SUPERVISION
-from millrace.chaos.preemptions import preempt
-from millrace.chaos.trials import attack, kill_and_resume
 from millrace.runtime import sockets
+from millrace_chaos import aftermath
+from millrace_chaos.aftermath import check_remains, check_sockets, shared_memory
+from millrace_chaos.attack import SUPERVISION
+from millrace_chaos.preemptions import preempt
+from millrace_chaos.trials import attack, kill_and_resume
 
 pytestmark = pytest.mark.usefixtures("warm")
 ACTORS = SUITES["turns"]

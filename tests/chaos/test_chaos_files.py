@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.long import long
 
-from millrace.chaos import hostile
-from millrace.chaos.sessions import Sessions, refusal_problem
+from millrace_chaos import hostile
+from millrace_chaos.sessions import Sessions, refusal_problem
 
 pytestmark = pytest.mark.usefixtures("warm")
 

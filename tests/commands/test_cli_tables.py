@@ -7,8 +7,10 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from millrace.cli import show, simulate, try_task
-from millrace.look.side_by_side import RunComparison
+from millrace.cli import try_task
+from millrace_sim.commands import simulate
+from millrace_ui.commands import show
+from millrace_ui.side_by_side import RunComparison
 
 
 def lines(*shown: RenderableType) -> list[str]:

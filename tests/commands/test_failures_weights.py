@@ -31,11 +31,11 @@ from millrace.rollout.kinds.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 from millrace.run_directory import run_directory
-from millrace.sim import roles
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Scenario, simulate
 from millrace.trainer.role import TorchTrainer
 from millrace.weights.relay import RelayWorker
+from millrace_sim import roles
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Scenario, simulate
 
 HONEST_WRITER, HONEST_READER = "millrace.weights.ring:open_writer", "millrace.weights.ring:open_reader"
 ON_THE_WAY = {

@@ -18,11 +18,11 @@ from millrace.cli.app import run
 from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, MillraceError
 from millrace.environments.tokenizer import load_tokenizer
-from millrace.look.card import card
-from millrace.look.record import steps
-from millrace.look.record.steps import Steps
-from millrace.look.site import Site
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.card import card
+from millrace_ui.record import steps
+from millrace_ui.record.steps import Steps
+from millrace_ui.site import Site
 
 ROOM_BYTES = 2 << 30
 DEADLINE_S = 60

@@ -18,7 +18,7 @@ from tests.runs import events, summary
 
 import millrace
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.sweeps import driver
+from millrace_sweeps import driver
 
 WAIT_S = 100.0
 STEPS, EACH = 5, 16

@@ -10,9 +10,9 @@ from millrace.core.digest import digest_buffers, kind_of
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Progress, ReplicaLoad, Work
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
-from millrace.sim.costs.interface import Costs
-from millrace.sim.costs.workload import Workload
-from millrace.sim.roles.batching import LOGPROB, BatchingEngine
+from millrace_sim.costs.interface import Costs
+from millrace_sim.costs.workload import Workload
+from millrace_sim.roles.batching import LOGPROB, BatchingEngine
 
 CAN = Capabilities(frozenset({"rollout.colocated"}), shares_prefixes=True, chunks_prompts=False)
 A_STEP_A_SECOND = Costs(decode_base_s=1.0, decode_per_sequence_s=0.0, prefill_per_token_s=0.0, swap_s=0.0)

@@ -16,11 +16,11 @@ from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.types import Batch
-from millrace.jax_trainer.decoder import read_architecture
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.policy import FrozenPolicy, JaxPolicy
-from millrace.jax_trainer.weights import Tree, read_weights
 from millrace.trainer.batch_step import StepSettings
+from millrace_jax.decoder import read_architecture
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.policy import FrozenPolicy, JaxPolicy
+from millrace_jax.weights import Tree, read_weights
 
 Axes = tuple[int, int, int]
 STEPS = 2  # of the test with several processes

@@ -21,7 +21,7 @@ def main(index: int, port: int, directory: Path) -> None:
     )
     from mesh_doubles import STEPS, mesh_policy, named, uneven_batch
 
-    from millrace.jax_trainer.devices.programs import Programs
+    from millrace_jax.devices.programs import Programs
 
     Programs(directory / "programs")
     policy = mesh_policy(directory / "model", 4, (2, 2, 1))

@@ -18,9 +18,9 @@ from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.types import Endpoint
-from millrace.jax_trainer.policy import JaxPolicy
-from millrace.jax_trainer.publisher import JaxPublisher
-from millrace.jax_trainer.weights import LAYERS, shapes, slices
+from millrace_jax.policy import JaxPolicy
+from millrace_jax.publisher import JaxPublisher
+from millrace_jax.weights import LAYERS, shapes, slices
 
 ROUNDING = 2.0**-8  # of bfloat16: half of the distance to the next number, relative
 IN_JAX: dict[str, Any] = {"dtype": jnp.bfloat16, "published": jnp.bfloat16, "max_tokens": 20}

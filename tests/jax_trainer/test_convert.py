@@ -17,10 +17,10 @@ from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import DataError
-from millrace.jax_trainer.files.checkpoint import JaxSaver, load_checkpoint, named_arrays
-from millrace.jax_trainer.files.convert import convert, of_jax, of_torch
-from millrace.jax_trainer.files.model_directory import export_checkpoint
 from millrace.trainer.files import checkpoint as torch_files
+from millrace_jax.files.checkpoint import JaxSaver, load_checkpoint, named_arrays
+from millrace_jax.files.convert import convert, of_jax, of_torch
+from millrace_jax.files.model_directory import export_checkpoint
 
 CHANGES: dict[str, Any] = {
     "optimizer": Optimizer(lr=1e-3, eps=1e-3, weight_decay=0.1),
@@ -93,7 +93,7 @@ def test_a_run_of_jax_goes_on_in_torch(algorithm: Any, tmp_path: Path) -> None:
 def test_there_and_back_every_number_is_the_same_and_the_checkpoint_may_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.jax_trainer.files.convert.FILE_BYTES_MAX", 20_000)
+    monkeypatch.setattr("millrace_jax.files.convert.FILE_BYTES_MAX", 20_000)
     monkeypatch.setattr("millrace.trainer.files.manifest.FILE_BYTES_MAX", 20_000)
     trainer = steps(torch_trainer(ALGORITHMS[1]), 1, tmp_path)
     path = save_checkpoint(trainer, tmp_path / "saved")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from millrace.config.tables.training import Optimizer
-from millrace.jax_trainer import optimizer
-from millrace.jax_trainer.weights import HEAD, LAYERS, NORM
+from millrace_jax import optimizer
+from millrace_jax.weights import HEAD, LAYERS, NORM
 
 LAYERED = {
     "self_attn.q_proj.weight": ((3, 4, 4), 0.99),

@@ -16,9 +16,9 @@ from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import DataError
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.files.load_policy import load_policy
-from millrace.jax_trainer.weights import slices
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.files.load_policy import load_policy
+from millrace_jax.weights import slices
 
 
 def assert_equal_weights(policy: Any, trainer: Any) -> None:

@@ -15,13 +15,13 @@ from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
-from millrace.jax_trainer.decoder import read_architecture
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.gradients import rows_gradient, sequences, tokens_of
-from millrace.jax_trainer.row_arrays import arrays_of
-from millrace.jax_trainer.weights import read_weights, shapes, slices
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
+from millrace_jax.decoder import read_architecture
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.gradients import rows_gradient, sequences, tokens_of
+from millrace_jax.row_arrays import arrays_of
+from millrace_jax.weights import read_weights, shapes, slices
 
 FAMILIES = [
     "qwen3", "qwen2", "qwen2, windows", "gemma3", "gemma3, capped", "gemma2", "llama", "llama, llama3 rope",

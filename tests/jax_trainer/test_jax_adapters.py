@@ -30,21 +30,21 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter, Optimizer
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Endpoint
-from millrace.jax_trainer.adapters.adapted_matmul import MergeRule, adapted_matmul
-from millrace.jax_trainer.adapters.adapter_tree import adapter_dims, begin_adapter, whole_model
-from millrace.jax_trainer.decoder import read_architecture
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.files.checkpoint import JaxSaver, load_checkpoint
-from millrace.jax_trainer.files.convert import convert
-from millrace.jax_trainer.files.model_directory import export_adapter, export_checkpoint
-from millrace.jax_trainer.policy import FrozenPolicy, JaxPolicy
-from millrace.jax_trainer.role import JaxTrainer
-from millrace.jax_trainer.weights import LAYERS, named_slices, read_weights
 from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, trained_weights
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.files import checkpoint as torch_files
 from millrace.trainer.files import export as torch_export
 from millrace.trainer.role import TorchTrainer
+from millrace_jax.adapters.adapted_matmul import MergeRule, adapted_matmul
+from millrace_jax.adapters.adapter_tree import adapter_dims, begin_adapter, whole_model
+from millrace_jax.decoder import read_architecture
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.files.checkpoint import JaxSaver, load_checkpoint
+from millrace_jax.files.convert import convert
+from millrace_jax.files.model_directory import export_adapter, export_checkpoint
+from millrace_jax.policy import FrozenPolicy, JaxPolicy
+from millrace_jax.role import JaxTrainer
+from millrace_jax.weights import LAYERS, named_slices, read_weights
 
 LORA = Adapter(rank=4, alpha=8.0)
 OPTIMIZER = Optimizer(lr=1e-3, eps=1e-4, weight_decay=0.1)

@@ -17,12 +17,12 @@ from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Endpoint
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.policy import JaxPolicy
-from millrace.jax_trainer.publisher import JaxPublisher
-from millrace.jax_trainer.role import JaxTrainer
-from millrace.jax_trainer.weights import shapes
 from millrace.trainer.publish import rechecked
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.policy import JaxPolicy
+from millrace_jax.publisher import JaxPublisher
+from millrace_jax.role import JaxTrainer
+from millrace_jax.weights import shapes
 
 ENDPOINT = Endpoint("memory", "here", 2, 1 << 20)
 

@@ -19,11 +19,11 @@ from trainer_doubles import make_batch
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import DataError, StorageError
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.files import checkpoint
-from millrace.jax_trainer.files.checkpoint import JaxSaver, load_checkpoint, named_arrays
-from millrace.jax_trainer.policy import JaxPolicy
 from millrace.trainer.files.directories import sweep
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.files import checkpoint
+from millrace_jax.files.checkpoint import JaxSaver, load_checkpoint, named_arrays
+from millrace_jax.policy import JaxPolicy
 
 
 def fresh(path: Path, algorithm: Any = None, mesh: Any = None) -> JaxPolicy:
@@ -151,8 +151,8 @@ def test_a_process_killed_while_it_saves_leaves_no_checkpoint(tmp_path: Path) ->
 import os, signal, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.files import checkpoint
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.files import checkpoint
 from test_jax_saved import save, trained
 whole = checkpoint.{at}
 def killed(*args):

@@ -16,9 +16,9 @@ from trainer_doubles import VOCAB, choosing, make_batch, make_trainer, tiny_mode
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
-from millrace.jax_trainer import target_logprobs
-from millrace.jax_trainer.recorded.mask_arrays import mask_arrays
 from millrace.trainer.recorded.token_masks import TokenMasks
+from millrace_jax import target_logprobs
+from millrace_jax.recorded.mask_arrays import mask_arrays
 
 
 @pytest.mark.parametrize("chunk", [None, 32], ids=["one chunk", "chunks"])

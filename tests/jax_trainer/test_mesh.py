@@ -21,12 +21,12 @@ from trainer_doubles import SIZE, make_batch, tiny_model
 from millrace.algorithms import build
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import StepResult
-from millrace.jax_trainer import target_logprobs, tree_attention
-from millrace.jax_trainer.decoder import read_architecture
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.gradients import sequences, tokens_of
-from millrace.jax_trainer.policy import JaxPolicy
-from millrace.jax_trainer.weights import LAYERS, read_weights
+from millrace_jax import target_logprobs, tree_attention
+from millrace_jax.decoder import read_architecture
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.gradients import sequences, tokens_of
+from millrace_jax.policy import JaxPolicy
+from millrace_jax.weights import LAYERS, read_weights
 
 OWN = {"compilations", "compile_s", "micro_batches", "forwarded_tokens"}
 MESHES: list[tuple[int, Axes]] = [

@@ -15,16 +15,16 @@ from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.algorithms import build
 from millrace.config.tables.training import Optimizer
-from millrace.jax_trainer import row_arrays
-from millrace.jax_trainer.decoder import read_architecture
-from millrace.jax_trainer.devices.mesh import make_mesh
-from millrace.jax_trainer.gradients import Outputs, sequences, token_loss, tokens_of
-from millrace.jax_trainer.policy import FrozenPolicy, JaxPolicy
-from millrace.jax_trainer.row_arrays import arrays_of
-from millrace.jax_trainer.weights import read_weights, slices
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.batch_step import StepSettings
+from millrace_jax import row_arrays
+from millrace_jax.decoder import read_architecture
+from millrace_jax.devices.mesh import make_mesh
+from millrace_jax.gradients import Outputs, sequences, token_loss, tokens_of
+from millrace_jax.policy import FrozenPolicy, JaxPolicy
+from millrace_jax.row_arrays import arrays_of
+from millrace_jax.weights import read_weights, slices
 
 MAX_TOKENS = 20
 

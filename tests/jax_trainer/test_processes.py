@@ -17,8 +17,8 @@ from tests.runs import events, summary, train
 
 from millrace.core.errors import WorkerError
 from millrace.core.events import Event
-from millrace.jax_trainer.devices import meeting
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_jax.devices import meeting
 
 RUN = ("trainer.backend=jax", "optimizer.eps=1e-4", "steps=6")
 HOSTS = ("runtime.hosts=2", "trainer.hosts=2", "trainer.shard=2")

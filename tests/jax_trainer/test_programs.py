@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import ConfigError
-from millrace.jax_trainer.devices import programs
-from millrace.jax_trainer.devices.programs import Programs
+from millrace_jax.devices import programs
+from millrace_jax.devices.programs import Programs
 
 PROGRAM = """
 import json, sys
 from collections import Counter
 from pathlib import Path
 import jax, jax.numpy as jnp
-from millrace.jax_trainer.devices.programs import Programs
+from millrace_jax.devices.programs import Programs
 heard = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: heard.update([event.rpartition("/")[2]]))
 kept = Programs(Path(sys.argv[1]))

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from millrace.jax_trainer import tree_attention
-from millrace.jax_trainer.decoder import EVERYWHERE
-from millrace.jax_trainer.row_arrays import RowArrays, arrays_of, even_rows
-from millrace.jax_trainer.tree_attention import attention
 from millrace.trainer.batch.packing import Branch, Tree, pack
+from millrace_jax import tree_attention
+from millrace_jax.decoder import EVERYWHERE
+from millrace_jax.row_arrays import RowArrays, arrays_of, even_rows
+from millrace_jax.tree_attention import attention
 
 
 def trees(count: int, longest: int) -> list[Tree]:

@@ -14,9 +14,9 @@ import pytest
 from mesh_doubles import mesh_policy, named
 from trainer_doubles import make_batch, save_tiny_model
 
-from millrace.jax_trainer.devices import splash
-from millrace.jax_trainer.devices.mesh import make_mesh, on_mesh, replicated
-from millrace.jax_trainer.tree_attention import attention
+from millrace_jax.devices import splash
+from millrace_jax.devices.mesh import make_mesh, on_mesh, replicated
+from millrace_jax.tree_attention import attention
 
 Array = Any
 HEADS, KEY_HEADS, SIZE = 4, 2, 128

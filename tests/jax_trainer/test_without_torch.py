@@ -8,8 +8,8 @@ import sys
 WORKER = """
 import sys
 sys.modules["torch"] = None
-import millrace.jax_trainer.policy, millrace.jax_trainer.publisher, millrace.jax_trainer.role
-import millrace.jax_trainer.files.convert, millrace.jax_trainer.files.model_directory
+import millrace_jax.policy, millrace_jax.publisher, millrace_jax.role
+import millrace_jax.files.convert, millrace_jax.files.model_directory
 """
 
 

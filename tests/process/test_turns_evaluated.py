@@ -21,11 +21,11 @@ from millrace.cli.app import run as main
 from millrace.config.load import load
 from millrace.core.completion.marked import unmarked
 from millrace.core.types import EvaluationAttempt, Finish
-from millrace.curation.curate import CurationOptions, curate
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.evaluation.evaluate import evaluate
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_curation.curate import CurationOptions, curate
 
 pytestmark = pytest.mark.usefixtures("warm")
 NAME, PROMPTS, SAMPLES = "held-out", 5, 2

@@ -14,8 +14,8 @@ from millrace.compose import compose, joining, scaling
 from millrace.config.load import load
 from millrace.core.errors import WorkerError
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.look.record.views import run_view
 from millrace.run_directory import run_directory
+from millrace_ui.record.views import run_view
 
 DEADLINE_S = 200.0
 LONG = (

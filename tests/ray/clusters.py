@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from millrace.runtime.ray.cluster import ENVIRONMENT
+from millrace_ray.cluster import ENVIRONMENT
 
 RAY = (str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats")
 END_S = 15.0

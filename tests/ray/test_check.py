@@ -12,7 +12,7 @@ from tests.namespaces import refusal
 from tests.ray.nodes import nodes
 
 from millrace.cli.app import run as millrace
-from millrace.runtime.ray import cluster
+from millrace_ray import cluster
 
 
 @pytest.mark.smoke

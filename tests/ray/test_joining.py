@@ -12,9 +12,9 @@ import pytest
 from tests.namespaces import refusal
 from tests.ray.nodes import nodes
 
-from millrace.chaos.child_run import ChildRun
 from millrace.compose.scaling import scale
 from millrace.core.events import Event
+from millrace_chaos.child_run import ChildRun
 
 WAIT_S = 200.0
 OPTIONS = (

@@ -12,7 +12,7 @@ STARTED = """
 import json, os
 from pathlib import Path
 from millrace.runtime.process import children
-from millrace.runtime.ray.cluster import LOCAL, connect
+from millrace_ray.cluster import LOCAL, connect
 
 connect(LOCAL)
 import ray

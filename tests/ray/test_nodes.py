@@ -14,9 +14,9 @@ from tests.ray.nodes import Nodes, nodes
 from tests.ray.test_run import steps
 from tests.runs import train, weights
 
-from millrace.chaos.child_run import ChildRun
 from millrace.core.events import Event
 from millrace.ledger.reading.reader import LedgerReader
+from millrace_chaos.child_run import ChildRun
 
 WAIT_S = 200.0
 CUT_S = 20.0

@@ -12,7 +12,7 @@ from tests.ray.nodes import nodes
 from tests.ray.test_nodes import until
 from tests.runs import train, weights
 
-from millrace.chaos.child_run import ChildRun
+from millrace_chaos.child_run import ChildRun
 
 RUN = ("steps=12", "trainer.shard=2", "rollout.replicas=3")
 RAY = ("trainer.hosts=2", "runtime.kind=ray", "supervision.heartbeat_timeout_s=5")

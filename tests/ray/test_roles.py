@@ -9,8 +9,8 @@ import pytest
 from tests.namespaces import refusal
 from tests.ray.nodes import nodes
 
-from millrace.chaos.child_run import ChildRun
 from millrace.observe.sinks.jsonl import read_events
+from millrace_chaos.child_run import ChildRun
 
 WAIT_S = 200.0
 

@@ -22,8 +22,8 @@ from millrace.core.placement import Place
 from millrace.runtime import process
 from millrace.runtime.gang import GangHandle
 from millrace.runtime.logs import LOG_BYTES_MAX
-from millrace.runtime.ray.ray_runtime import RayRuntime
-from millrace.runtime.ray.remote_handle import RayHandle
+from millrace_ray.ray_runtime import RayRuntime
+from millrace_ray.remote_handle import RayHandle
 
 PROCESS = "runtime_workers:Process"
 RANK = "runtime_workers:Rank"
@@ -177,7 +177,7 @@ def test_a_controller_that_goes_on_with_a_run_kills_what_the_one_before_left(
 ) -> None:
     left_over = f"""
 import asyncio, os
-from millrace.runtime.ray.ray_runtime import RayRuntime
+from millrace_ray.ray_runtime import RayRuntime
 from pathlib import Path
 async def main():
     runtime = RayRuntime({address!r}, run_id="one", log_dir=Path({str(tmp_path)!r}))
@@ -327,7 +327,7 @@ def test_a_head_that_is_gone_is_named_and_its_controller_ends_though_ray_waits(t
     controller = """
 import asyncio, sys
 from millrace.core.errors import ClusterError
-from millrace.runtime.ray.ray_runtime import RayRuntime
+from millrace_ray.ray_runtime import RayRuntime
 async def main():
     runtime = RayRuntime(sys.argv[1])
     worker = await runtime.spawn("worker", "millrace.runtime.probe:Probe")

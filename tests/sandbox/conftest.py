@@ -12,7 +12,7 @@ import pytest
 
 import millrace
 from millrace.core.errors import SandboxError
-from millrace.sandbox.sandbox import LEVELS, Sandbox
+from millrace_sandbox.sandbox import LEVELS, Sandbox
 
 
 @pytest.fixture(scope="package")

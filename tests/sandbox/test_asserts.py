@@ -11,12 +11,12 @@ import pytest
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError, SandboxError
 from millrace.environments.code import CodeReward
-from millrace.sandbox.code_asserts import read_asserts
-from millrace.sandbox.code_tests import judge
-from millrace.sandbox.execution import ProgramOutcome
-from millrace.sandbox.inside.limits import Limits
-from millrace.sandbox.inside.values import decode, encode
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.code_asserts import read_asserts
+from millrace_sandbox.code_tests import judge
+from millrace_sandbox.execution import ProgramOutcome
+from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.inside.values import decode, encode
+from millrace_sandbox.sandbox import Sandbox
 
 LIMITS = Limits(cpu_s=1, wall_s=30, memory_bytes=256 * 2**20)
 HUMANEVAL = """

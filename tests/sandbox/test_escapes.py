@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from millrace.sandbox.execution import CallAnswer
-from millrace.sandbox.inside.limits import Limits
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.execution import CallAnswer
+from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.sandbox import Sandbox
 from tests.sandbox.attempt import Attempt
 from tests.sandbox.attempts_files import FILES
 from tests.sandbox.attempts_kernel import KERNEL

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.sandbox.code_tests import judge, read_tests
-from millrace.sandbox.execution import ProgramOutcome
-from millrace.sandbox.inside.limits import Limits
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.code_tests import judge, read_tests
+from millrace_sandbox.execution import ProgramOutcome
+from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.sandbox import Sandbox
 from tests.long import long
 from tests.sandbox.attempts_grader import GRADER
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.environments.gateway.agents.agent_process import remove_directory
-from millrace.sandbox.inside import warden
+from millrace_sandbox.inside import warden
 
 
 class Killed(BaseException):

@@ -17,7 +17,7 @@ from millrace.core.types import Failed, Finish, Scored, ScoreRequest
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.runtime.local.handle import LocalHandle
 from millrace.runtime.local.local_runtime import LocalRuntime
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("warm")
 TARGET = "millrace.environments.reward_worker:TaskRewardWorker"

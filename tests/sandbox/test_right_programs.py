@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.sandbox.code_asserts import read_asserts
-from millrace.sandbox.code_tests import judge, read_tests
-from millrace.sandbox.equality import is_equal
-from millrace.sandbox.execution import CallAnswer, ProgramOutcome
-from millrace.sandbox.inside.limits import Limits
-from millrace.sandbox.program import EndOfProgram, parsed
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.code_asserts import read_asserts
+from millrace_sandbox.code_tests import judge, read_tests
+from millrace_sandbox.equality import is_equal
+from millrace_sandbox.execution import CallAnswer, ProgramOutcome
+from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.program import EndOfProgram, parsed
+from millrace_sandbox.sandbox import Sandbox
 
 LIMITS = Limits(cpu_s=2, wall_s=60, memory_bytes=256 * 2**20)
 

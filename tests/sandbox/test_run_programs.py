@@ -25,7 +25,7 @@ from millrace.environments.tokenizer import load_tokenizer, make_character_token
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime import process
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.sandbox import Sandbox
 from tests.long import long
 from tests.runs import CONFIG, events, make_model, summary, train, weights
 

@@ -14,7 +14,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import DataError, SandboxError
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.trials import judge, run_trials
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -13,12 +13,12 @@ import pytest
 
 from millrace.core.errors import DataError, SandboxError
 from millrace.runtime import process
-from millrace.sandbox.code_tests import judge, read_tests
-from millrace.sandbox.equality import is_equal
-from millrace.sandbox.execution import CallAnswer, ProgramOutcome
-from millrace.sandbox.inside import zygote
-from millrace.sandbox.inside.limits import Limits
-from millrace.sandbox.sandbox import Sandbox, _WarmProcess
+from millrace_sandbox.code_tests import judge, read_tests
+from millrace_sandbox.equality import is_equal
+from millrace_sandbox.execution import CallAnswer, ProgramOutcome
+from millrace_sandbox.inside import zygote
+from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.sandbox import Sandbox, _WarmProcess
 from tests.long import long
 from tests.sandbox.test_escapes import sandbox_works
 
@@ -145,7 +145,7 @@ def test_a_sandbox_that_fails_twice_is_an_error_and_no_verdict(any_level: Sandbo
 
 
 def test_a_level_that_is_missing_is_refused_by_name_and_reason(monkeypatch) -> None:
-    monkeypatch.setattr("millrace.sandbox.sandbox._START", "raise SystemExit('no kernel')")
+    monkeypatch.setattr("millrace_sandbox.sandbox._START", "raise SystemExit('no kernel')")
     with pytest.raises(
         SandboxError, match=r"'landlock'.*\n  namespaces: .*no kernel\n  landlock: .*no kernel"
     ):

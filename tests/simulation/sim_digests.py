@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 
 from millrace.config.tables.training import BatchShape
-from millrace.sim.config import ClusterSection, SimulatedConfig
-from millrace.sim.explore.verdicts import try_seed
-from millrace.sim.setup import scenario
-from millrace.sim.simulation import simulate
+from millrace_sim.config import ClusterSection, SimulatedConfig
+from millrace_sim.explore.verdicts import try_seed
+from millrace_sim.setup import scenario
+from millrace_sim.simulation import simulate
 
 WORLDS = (0, 1, 2, 3, 5)
 """Seeds of the explorer, with faults: one for each schedule of rlax, llamarl, synchronous, areal, laminar."""

@@ -8,23 +8,24 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from millrace import sim
+import millrace_sim
 from millrace.core import clock
 from millrace.core.errors import UnknownVersionError, WorkerDied
 from millrace.core.events import Events
 from millrace.core.types import Sampling, Work
-from millrace.sim.virtual.sim_runtime import SimRuntime
+from millrace_sim.virtual.sim_runtime import SimRuntime
 
-CHAOS = sim.Faults(
-    failures=(sim.Failures("replica-*", mtbf_s=3.0),), slow=(sim.Slow("replica-1", factor=3.0),)
+CHAOS = millrace_sim.Faults(
+    failures=(millrace_sim.Failures("replica-*", mtbf_s=3.0),),
+    slow=(millrace_sim.Slow("replica-1", factor=3.0),),
 )
-ROLES = "millrace.sim.roles"
+ROLES = "millrace_sim.roles"
 
 
 async def chaotic(seed: int) -> str:
-    digest, events = sim.TraceDigest(), Events(clock.now, clock.wall)
+    digest, events = millrace_sim.TraceDigest(), Events(clock.now, clock.wall)
     events.subscribe(digest)
-    runtime, world = SimRuntime(seed, faults=CHAOS), sim.World()
+    runtime, world = SimRuntime(seed, faults=CHAOS), millrace_sim.World()
     trainer = await runtime.spawn("trainer", f"{ROLES}:SimTrainer", {"world": world})
     relay = await runtime.spawn("relay", f"{ROLES}:SimRelay", {"world": world, "slots": 3})
     state = await trainer.call("load", None, timeout_s=9)
@@ -68,4 +69,4 @@ async def chaotic(seed: int) -> str:
 
 if __name__ == "__main__":
     seed = int(sys.argv[1])
-    print(sim.run(chaotic(seed), seed=seed, time_max_s=3600.0))
+    print(millrace_sim.run(chaotic(seed), seed=seed, time_max_s=3600.0))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import Synchronous
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Faults
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Crash, Faults
 
 SLOW = Costs(save_s=20.0)  # many steps are made meanwhile
 

@@ -8,13 +8,13 @@ from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout
 from millrace.config.tables.schedules import AReaL, LlamaRL, Schedule, Synchronous
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.verdicts import explore
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.roles.world import World
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Faults
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.verdicts import explore
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.roles.world import World
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Crash, Faults
 from tests.long import covering, few
 
 SCHEDULES: dict[str, Schedule] = {
@@ -99,7 +99,7 @@ def test_no_storm_breaks_a_promise_of_a_run_in_turns(name: str, first: int) -> N
 
 
 def test_a_run_that_is_stopped_in_the_turn_of_the_replicas_saves_the_trainer() -> None:
-    from millrace.sim import simulation
+    from millrace_sim import simulation
 
     class Stopper(Invariants):
         def on_end(self, ledger: object, world: object) -> None:

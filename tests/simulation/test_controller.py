@@ -8,11 +8,11 @@ from millrace.config.tables.schedules import Laminar, Synchronous
 from millrace.controller.context import RunContext
 from millrace.controller.pace import Pace
 from millrace.core.errors import LedgerError
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import SCHEDULES, small_config
-from millrace.sim.simulation import Observer, Scale, Scenario, simulate
-from millrace.sim.virtual.faults import ClockJump, Crash, Faults, Lag, Slow
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import SCHEDULES, small_config
+from millrace_sim.simulation import Observer, Scale, Scenario, simulate
+from millrace_sim.virtual.faults import ClockJump, Crash, Faults, Lag, Slow
 from tests.long import few
 
 

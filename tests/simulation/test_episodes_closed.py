@@ -9,10 +9,10 @@ import pytest
 
 from millrace.config.tables.schedules import RLAX, Laminar, Millrace, RollFlash, RollPacker
 from millrace.core.types import Observed, Score, ScoreRequest
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import small_config, with_turns
-from millrace.sim.roles import SimRewardWorker
-from millrace.sim.simulation import Scenario, simulate
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import small_config, with_turns
+from millrace_sim.roles import SimRewardWorker
+from millrace_sim.simulation import Scenario, simulate
 from tests.long import few
 
 

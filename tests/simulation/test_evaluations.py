@@ -20,14 +20,14 @@ from millrace.core.types import EvaluationAttempt, EvaluationRecord
 from millrace.ledger.evaluations import load_attempts
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.runtime.seam import crossing
-from millrace.sim.costs.interface import Costs
-from millrace.sim.costs.workload import LogNormal, Workload
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import random_world, small_config, with_turns
-from millrace.sim.roles.world import World
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Corruption, Crash, Failures, Faults
-from millrace.sim.virtual.workers import SimulatedWorker
+from millrace_sim.costs.interface import Costs
+from millrace_sim.costs.workload import LogNormal, Workload
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import random_world, small_config, with_turns
+from millrace_sim.roles.world import World
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Corruption, Crash, Failures, Faults
+from millrace_sim.virtual.workers import SimulatedWorker
 from tests.long import long
 
 

@@ -11,11 +11,11 @@ from millrace.controller import controller
 from millrace.controller.fleet.live_replicas import to_leave
 from millrace.controller.state.replicas import ReplicaRecord
 from millrace.core.errors import DeadlineExceeded
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import SCHEDULES, small_config, spot
-from millrace.sim.simulation import Scaling, Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Faults, Notice
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import SCHEDULES, small_config, spot
+from millrace_sim.simulation import Scaling, Scenario, simulate
+from millrace_sim.virtual.faults import Crash, Faults, Notice
 from tests.long import few, long
 
 PRESETS = (*SCHEDULES, RLBoost(), RLBoost(staleness_max=1), RLBoost(staleness_max=0))

@@ -12,16 +12,16 @@ from millrace.config.tables.schedules import Millrace
 from millrace.config.tables.training import BatchShape
 from millrace.controller.state.run_state import RunState
 from millrace.schedule import presets
-from millrace.sim.costs.interface import Costs
-from millrace.sim.costs.lengths import Drift, LogNormal
-from millrace.sim.costs.workload import Workload
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.verdicts import try_seed
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.rehearsal import Scene, rehearse
-from millrace.sim.report.measure import measure
-from millrace.sim.simulation import Scale, Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Faults
+from millrace_sim.costs.interface import Costs
+from millrace_sim.costs.lengths import Drift, LogNormal
+from millrace_sim.costs.workload import Workload
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.verdicts import try_seed
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.rehearsal import Scene, rehearse
+from millrace_sim.report.measure import measure
+from millrace_sim.simulation import Scale, Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Faults
 from tests.long import few, long
 
 BOUND, STEPS, PROMPTS, MEMBERS = 4, 40, 16, 4

@@ -8,10 +8,10 @@ import pytest
 
 from millrace.config.tables.schedules import AReaL, Laminar, Synchronous
 from millrace.core.fairness import BATCHES, BATCHES_MIN, LengthMoments, fairness, next_correlation
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.report.compare import compare
-from millrace.sim.simulation import Observer, Scenario, simulate
-from millrace.sim.virtual.faults import Faults
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.report.compare import compare
+from millrace_sim.simulation import Observer, Scenario, simulate
+from millrace_sim.virtual.faults import Faults
 
 STEPS = BATCHES + 8
 

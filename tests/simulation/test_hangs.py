@@ -10,12 +10,12 @@ from millrace.config.tables.operation import Checkpoints, Supervision
 from millrace.config.tables.schedules import Synchronous
 from millrace.controller.liveness.patience import FLOOR_S
 from millrace.core.errors import DeadlineExceeded
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.verdicts import try_seed
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.roles.sim_replica import SimReplica
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Fate, Faults, Slow, Stuck
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.verdicts import try_seed
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.roles.sim_replica import SimReplica
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Fate, Faults, Slow, Stuck
 
 STUCK = 1e9
 LIMIT_S = 600.0

@@ -14,15 +14,15 @@ from millrace.core.errors import HostLost, WeightsError, WorkerError
 from millrace.core.placement import HERE, Place
 from millrace.core.types import Endpoint, Staged
 from millrace.schedule.view import ReplicaView, View
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.invariants import InvariantBroken, Invariants
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.roles.sim_relay import SimRelay
-from millrace.sim.roles.world import World
-from millrace.sim.simulation import Outcome, Scaling, Scenario, simulate
-from millrace.sim.virtual import loop
-from millrace.sim.virtual.faults import Crash, Failures, Faults, Partitions
-from millrace.sim.virtual.sim_runtime import SimHandle, SimRuntime
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.invariants import InvariantBroken, Invariants
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.roles.sim_relay import SimRelay
+from millrace_sim.roles.world import World
+from millrace_sim.simulation import Outcome, Scaling, Scenario, simulate
+from millrace_sim.virtual import loop
+from millrace_sim.virtual.faults import Crash, Failures, Faults, Partitions
+from millrace_sim.virtual.sim_runtime import SimHandle, SimRuntime
 from tests.long import few, long
 
 SCHEDULES: tuple[Schedule, ...] = (

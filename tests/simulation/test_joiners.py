@@ -23,11 +23,11 @@ from millrace.core.errors import (
 )
 from millrace.core.types import Report
 from millrace.runtime.seam import crossing
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Outcome, Scaling, Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Faults
-from millrace.sim.virtual.workers import SimulatedWorker
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Outcome, Scaling, Scenario, simulate
+from millrace_sim.virtual.faults import Crash, Faults
+from millrace_sim.virtual.workers import SimulatedWorker
 from tests.long import few
 
 

@@ -15,13 +15,13 @@ from millrace.config.tables.schedules import Millrace, Synchronous
 from millrace.controller.liveness.patience import FLOOR_S
 from millrace.core.progress import CallProgress, count, current, waiting_for
 from millrace.core.types import Vitals
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.roles.sim_replica import SimReplica
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Faults, Stuck
-from millrace.sim.virtual.workers import SimulatedWorker
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.roles.sim_replica import SimReplica
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Faults, Stuck
+from millrace_sim.virtual.workers import SimulatedWorker
 from tests.long import long
 
 STEP_TIMEOUT_S = 600.0

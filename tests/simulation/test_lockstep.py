@@ -10,9 +10,9 @@ from millrace.config.tables.generation import Rollout
 from millrace.config.tables.schedules import FunctionSchedule
 from millrace.config.tables.training import BatchShape
 from millrace.core.fairness import LengthMoments, fairness
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Observer, Scenario, simulate
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Observer, Scenario, simulate
 from tests.long import covering, long
 
 LOCKSTEP = Path(__file__).parents[2] / "benchmarks" / "lockstep.py"

@@ -7,9 +7,9 @@ import pytest
 
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Served
-from millrace.sim import roles
-from millrace.sim.explore.worlds import SCHEDULES, small_config
-from millrace.sim.simulation import Scenario, simulate
+from millrace_sim import roles
+from millrace_sim.explore.worlds import SCHEDULES, small_config
+from millrace_sim.simulation import Scenario, simulate
 
 LIES = {
     "the weights of another version": lambda served: {"digest": "sim-0"},

@@ -31,12 +31,12 @@ from millrace.schedule import schedule
 from millrace.schedule.deadlines import Deadlines
 from millrace.schedule.schedule import Schedule
 from millrace.schedule.view import View
-from millrace.sim import roles
-from millrace.sim.explore import worlds
-from millrace.sim.explore.verdicts import try_seed
-from millrace.sim.roles.sim_relay import SimRelay
-from millrace.sim.roles.sim_replica import SimReplica
-from millrace.sim.roles.sim_trainer import SimTrainer, _result
+from millrace_sim import roles
+from millrace_sim.explore import worlds
+from millrace_sim.explore.verdicts import try_seed
+from millrace_sim.roles.sim_relay import SimRelay
+from millrace_sim.roles.sim_replica import SimReplica
+from millrace_sim.roles.sim_trainer import SimTrainer, _result
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

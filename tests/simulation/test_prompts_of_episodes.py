@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.controller.prompts import PROMPT_LANES
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.waits import Waits
@@ -118,7 +118,7 @@ def prompts(host, wanted=ROWS, *, requests=0):
         restarts = await _serve(host, pool, enough)
         return taken, restarts, clock.now()
 
-    return sim.run(main(), seed=0)
+    return millrace_sim.run(main(), seed=0)
 
 
 @pytest.mark.parametrize("begin_s", [1.25, 20.0, 59.0])

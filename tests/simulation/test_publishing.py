@@ -5,11 +5,11 @@ from __future__ import annotations
 from millrace.config.tables.schedules import AReaL, Millrace, Schedule, Synchronous
 from millrace.controller.state.run_state import RunState
 from millrace.core import clock
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Faults
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Crash, Faults
 
 STEPS = 6
 

@@ -13,11 +13,11 @@ from millrace.controller.ends.parking import PARKED
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import State
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import random_world, small_config, with_turns
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Faults
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import random_world, small_config, with_turns
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Faults
 from tests.long import covering, few
 
 CRASHES = Faults(

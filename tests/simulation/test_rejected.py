@@ -9,11 +9,11 @@ import pytest
 from millrace.config.tables.schedules import Synchronous
 from millrace.controller.trainer_session import REJECTED_MAX
 from millrace.core.errors import TrainingError
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import SCHEDULES, small_config
-from millrace.sim.roles import sim_trainer
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Failures, Faults
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import SCHEDULES, small_config
+from millrace_sim.roles import sim_trainer
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.faults import Crash, Failures, Faults
 from tests.long import covering, few
 
 

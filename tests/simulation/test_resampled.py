@@ -9,11 +9,11 @@ import pytest
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.schedules import Synchronous
 from millrace.controller.state.trajectories import NO_SIGNAL
-from millrace.sim.costs.workload import Workload
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import SCHEDULES, small_config
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Faults
+from millrace_sim.costs.workload import Workload
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import SCHEDULES, small_config
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Faults
 from tests.long import few
 
 CRASHES = Faults(

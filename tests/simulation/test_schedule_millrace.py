@@ -3,10 +3,10 @@
 import pytest
 
 from millrace.config.tables.schedules import Millrace
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.verdicts import try_seed
-from millrace.sim.explore.worlds import crowded, small_config
-from millrace.sim.simulation import Scenario, simulate
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.verdicts import try_seed
+from millrace_sim.explore.worlds import crowded, small_config
+from millrace_sim.simulation import Scenario, simulate
 from tests.long import long
 
 

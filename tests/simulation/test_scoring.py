@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Millrace
 from millrace.config.tables.task import GymRewardSection
@@ -20,10 +20,10 @@ from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, Worke
 from millrace.core.events import Events
 from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest, Vitals
-from millrace.sim.costs.interface import Costs
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Scenario, simulate
+from millrace_sim.costs.interface import Costs
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Scenario, simulate
 
 
 class Dies:
@@ -58,7 +58,7 @@ def test_prompts_that_a_dying_worker_was_asked_for_come_from_another_at_once():
         with pytest.raises(PlannedRestart):
             await pool.session(Dies())
 
-    assert sim.run(main(), seed=0) == (1.0, 0)
+    assert millrace_sim.run(main(), seed=0) == (1.0, 0)
 
 
 TIMEOUT_S, HEARTBEAT_S = 30.0, 10.0
@@ -144,7 +144,7 @@ def _scores(trouble=None, trajectories=6, *, suspended=0):
         host = Host(suspended=suspended, **({"score": trouble} if trouble else {}))
         return found, await _serve(host, pool, lambda: len(found) == trajectories)
 
-    return sim.run(main(), seed=0)
+    return millrace_sim.run(main(), seed=0)
 
 
 def _prompts(trouble, wanted=40):
@@ -162,7 +162,7 @@ def _prompts(trouble, wanted=40):
         restarts = await _serve(host, pool, enough)
         return found, host.asked, restarts
 
-    return sim.run(main(), seed=0)
+    return millrace_sim.run(main(), seed=0)
 
 
 def _pool(on_score, *, prefetch):
@@ -240,7 +240,7 @@ def test_rows_that_all_cost_their_workers_end_the_run_with_the_reason():
         await _serve(Killing(), _pool(lambda *score: None, prefetch=99), lambda: False)
 
     with pytest.raises(ExceptionGroup) as raised:
-        sim.run(main(), seed=0)
+        millrace_sim.run(main(), seed=0)
     error = alone(raised.value)
     assert isinstance(error, DataError) and "8 rows in a row" in str(error)
 

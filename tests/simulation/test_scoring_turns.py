@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from millrace import sim
+import millrace_sim
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.turns.score_requests import ScoreRequests
@@ -89,7 +89,7 @@ def test_a_worker_that_serves_a_suspect_makes_no_prompts():
         await _serve(host, pool, is_done)
         return found, host.workers
 
-    found, workers = sim.run(main(), seed=0)
+    found, workers = millrace_sim.run(main(), seed=0)
     assert found == {0: Scored(1.0), 1: Scored(1.0)} and workers == 2
 
 
@@ -103,7 +103,7 @@ def test_a_worker_is_told_which_of_its_episodes_have_ended():
         await _serve(host, pool, lambda: len(found) == 1)
         return host.ended
 
-    assert sim.run(main(), seed=0) == [7]
+    assert millrace_sim.run(main(), seed=0) == [7]
 
 
 def test_a_request_begins_its_call_and_wakes_no_session():
@@ -117,7 +117,7 @@ def test_a_request_begins_its_call_and_wakes_no_session():
         await asyncio.wait([session])
         return begun
 
-    assert sim.run(main(), seed=0) == (1, ["here"])
+    assert millrace_sim.run(main(), seed=0) == (1, ["here"])
 
 
 def test_a_worker_with_a_failed_call_begins_no_other():
@@ -143,7 +143,7 @@ def test_a_worker_with_a_failed_call_begins_no_other():
         return [*found], pool.num_requests, type(session.exception())
 
     pool = pool_of(found := {})
-    assert sim.run(main(), seed=0) == ([0], 4, PlannedRestart)
+    assert millrace_sim.run(main(), seed=0) == ([0], 4, PlannedRestart)
 
 
 def pool_of(found):

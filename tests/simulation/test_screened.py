@@ -11,11 +11,11 @@ from millrace.config.tables.training import BatchShape
 from millrace.core.errors import DataError
 from millrace.core.types import State
 from millrace.schedule.screen import screened_reward
-from millrace.sim.costs.workload import Workload
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import SCHEDULES, small_config
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Faults
+from millrace_sim.costs.workload import Workload
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import SCHEDULES, small_config
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Faults
 from tests.long import covering, few, long
 
 CRASHES = Faults(

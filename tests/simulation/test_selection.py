@@ -18,13 +18,13 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import DigestMismatchError
 from millrace.core.fairness import BAND, LengthMoments, fairness, windows
 from millrace.core.types import RESTS, Prompt
-from millrace.sim.costs.difficulty import RowDifficulty
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.costs.workload import Workload
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import SCHEDULES, random_world, small_config
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Faults
+from millrace_sim.costs.difficulty import RowDifficulty
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import Workload
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import SCHEDULES, random_world, small_config
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Faults
 from tests.long import few, long
 
 STEPS, GROUPS, SIZE = 16, 2, 3

@@ -16,16 +16,16 @@ from millrace.config.tables.schedules import AReaL, Laminar, Synchronous
 from millrace.config.tables.training import BatchShape
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling, Work
-from millrace.look.simulated import simulated
-from millrace.sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace.sim.costs.interface import Costs
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.costs.workload import Workload
-from millrace.sim.report.compare import Interval, compare, schedules
-from millrace.sim.report.measure import measure
-from millrace.sim.roles.batching import BatchingEngine
-from millrace.sim.setup import check_memory, cluster_of, scenario
-from millrace.sim.simulation import Scale, simulate
+from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.costs.interface import Costs
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import Workload
+from millrace_sim.report.compare import Interval, compare, schedules
+from millrace_sim.report.measure import measure
+from millrace_sim.roles.batching import BatchingEngine
+from millrace_sim.setup import check_memory, cluster_of, scenario
+from millrace_sim.simulation import Scale, simulate
+from millrace_ui.simulated import simulated
 from tests.long import long
 
 

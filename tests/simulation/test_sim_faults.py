@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, WorkerDied, WorkerError
-from millrace.sim.virtual.sim_runtime import SimRuntime
+from millrace_sim.virtual.sim_runtime import SimRuntime
 
 PROBE = "millrace.runtime.probe:Probe"
-STILL = sim.Latency(base_s=0.001, jitter_s=0.0)
+STILL = millrace_sim.Latency(base_s=0.001, jitter_s=0.0)
 
 
 def under(
-    faults: sim.Faults, scenario: Callable[[SimRuntime], Awaitable[Any]], *, seed: int = 0, **options: Any
+    faults: millrace_sim.Faults,
+    scenario: Callable[[SimRuntime], Awaitable[Any]],
+    *,
+    seed: int = 0,
+    **options: Any,
 ) -> Any:
     async def main() -> Any:
         runtime = SimRuntime(seed, faults=faults, **{"latency": STILL, **options})
@@ -27,7 +31,7 @@ def under(
         finally:
             await runtime.close()
 
-    return sim.run(main(), seed=seed, time_max_s=1e6)
+    return millrace_sim.run(main(), seed=seed, time_max_s=1e6)
 
 
 async def lifetime_s(runtime: SimRuntime, name: str) -> float:
@@ -44,7 +48,7 @@ def test_a_named_worker_crashes_at_its_time() -> None:
         assert not other.dead.done()
         return clock.now()
 
-    faults = sim.Faults(crashes=(sim.Crash("replica-1", at_s=2.5),), notice_s=0.25)
+    faults = millrace_sim.Faults(crashes=(millrace_sim.Crash("replica-1", at_s=2.5),), notice_s=0.25)
     assert under(faults, scenario) == 2.75
 
 
@@ -60,7 +64,9 @@ def test_a_crash_hits_the_incarnation_that_is_alive_then() -> None:
         assert not last.dead.done()
         return epochs
 
-    faults = sim.Faults(crashes=(sim.Crash("w", at_s=1.0), sim.Crash("w", at_s=5.0)))
+    faults = millrace_sim.Faults(
+        crashes=(millrace_sim.Crash("w", at_s=1.0), millrace_sim.Crash("w", at_s=5.0))
+    )
     assert under(faults, scenario) == [1, 2]
 
 
@@ -71,7 +77,7 @@ def test_lifetimes_have_the_mean_that_was_asked_for_and_follow_the_seed() -> Non
     async def many(runtime: SimRuntime) -> list[float]:
         return [await lifetime_s(runtime, "w") for _ in range(400)]
 
-    faults = sim.Faults(failures=(sim.Failures("w", mtbf_s=50.0),))
+    faults = millrace_sim.Faults(failures=(millrace_sim.Failures("w", mtbf_s=50.0),))
     lifetimes = under(faults, many, seed=3)
     assert 43.0 < sum(lifetimes) / len(lifetimes) < 57.0
     assert under(faults, few, seed=3) == under(faults, few, seed=3) != under(faults, few, seed=4)
@@ -86,7 +92,7 @@ def test_a_killed_worker_falls_silent_at_once() -> None:
             worker.kill()  # its notice comes long after the answer would have
         assert isinstance(call.result(), WorkerDied)
 
-    under(sim.Faults(notice_s=1.0), scenario)
+    under(millrace_sim.Faults(notice_s=1.0), scenario)
 
 
 async def outcome(call: Awaitable[Any]) -> Any:
@@ -104,7 +110,7 @@ def test_a_worker_that_dies_while_it_starts_is_the_error_of_spawn() -> None:
             runtime.crash("w")
         assert isinstance(spawn.result(), WorkerDied)
 
-    under(sim.Faults(spawn_s=(5.0, 5.0)), scenario)
+    under(millrace_sim.Faults(spawn_s=(5.0, 5.0)), scenario)
 
 
 def test_a_start_that_takes_too_long_is_late() -> None:
@@ -113,7 +119,7 @@ def test_a_start_that_takes_too_long_is_late() -> None:
             await runtime.spawn("w", PROBE, timeout_s=3.0)
         return clock.now()
 
-    assert under(sim.Faults(spawn_s=(10.0, 10.0)), scenario) == 3.0
+    assert under(millrace_sim.Faults(spawn_s=(10.0, 10.0)), scenario) == 3.0
 
 
 def test_a_second_worker_of_a_living_name_is_refused() -> None:
@@ -122,7 +128,7 @@ def test_a_second_worker_of_a_living_name_is_refused() -> None:
         with pytest.raises(WorkerError, match=r"w is running \(epoch 1\): kill it first"):
             await runtime.spawn("w", PROBE)
 
-    under(sim.Faults(), scenario)
+    under(millrace_sim.Faults(), scenario)
 
 
 def test_lag_cuts_a_worker_off_while_it_keeps_running() -> None:
@@ -135,7 +141,7 @@ def test_lag_cuts_a_worker_off_while_it_keeps_running() -> None:
         assert [item async for item in stream] == list(range(5))
         return await worker.call("produced", timeout_s=1.0)
 
-    faults = sim.Faults(lags=(sim.Lag("w", extra_s=60.0, start_s=10.0, end_s=20.0),))
+    faults = millrace_sim.Faults(lags=(millrace_sim.Lag("w", extra_s=60.0, start_s=10.0, end_s=20.0),))
     assert under(faults, scenario) == 5
 
 
@@ -144,8 +150,8 @@ def test_messages_of_one_direction_never_overtake_each_other() -> None:
         worker = await runtime.spawn("w", PROBE)
         return [item async for item in worker.stream("count", 2000)]
 
-    spikes = sim.Latency(spike_probability=0.1, spike_s=1.0)
-    assert under(sim.Faults(), scenario, latency=spikes) == list(range(2000))
+    spikes = millrace_sim.Latency(spike_probability=0.1, spike_s=1.0)
+    assert under(millrace_sim.Faults(), scenario, latency=spikes) == list(range(2000))
 
 
 @pytest.mark.parametrize("isolate", [True, False])
@@ -157,4 +163,4 @@ def test_what_a_receiver_changes_its_sender_does_not_see_unless_messages_are_sha
         received.append(3)
         return sent == [1, 2]
 
-    assert under(sim.Faults(), scenario, isolate=isolate) is isolate
+    assert under(millrace_sim.Faults(), scenario, isolate=isolate) is isolate

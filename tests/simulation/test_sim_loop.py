@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, MillraceError
 from tests.long import long
@@ -24,7 +24,7 @@ def test_time_starts_at_zero_and_jumps_exactly_to_the_next_timer() -> None:
             seen.append(clock.now())
         return seen
 
-    assert sim.run(main(), seed=0) == [0.0, 0.1, 0.1 + 1e-12, 86_400.0 * 365, 1e9 + 0.25]
+    assert millrace_sim.run(main(), seed=0) == [0.0, 0.1, 0.1 + 1e-12, 86_400.0 * 365, 1e9 + 0.25]
 
 
 def test_wall_time_is_virtual_too() -> None:
@@ -32,7 +32,7 @@ def test_wall_time_is_virtual_too() -> None:
         await asyncio.sleep(12.5)
         return clock.wall()
 
-    assert sim.run(main(), seed=0) == 12.5
+    assert millrace_sim.run(main(), seed=0) == 12.5
 
 
 def test_timeouts_queues_and_task_groups_work_unchanged() -> None:
@@ -57,7 +57,7 @@ def test_timeouts_queues_and_task_groups_work_unchanged() -> None:
                     await consumer
         return taken, clock.now()
 
-    assert sim.run(main(), seed=0) == ([0, 1, 2], 5.5)
+    assert millrace_sim.run(main(), seed=0) == ([0, 1, 2], 5.5)
 
 
 def test_a_cancelled_timer_does_not_move_the_clock() -> None:
@@ -68,7 +68,7 @@ def test_a_cancelled_timer_does_not_move_the_clock() -> None:
         await asyncio.sleep(1.0)
         return clock.now()
 
-    assert sim.run(main(), seed=0) == 1.0
+    assert millrace_sim.run(main(), seed=0) == 1.0
 
 
 def test_a_deadlock_names_every_waiting_task_and_where_it_waits() -> None:
@@ -88,8 +88,8 @@ def test_a_deadlock_names_every_waiting_task_and_where_it_waits() -> None:
             group.create_task(read(), name="reader")
             group.create_task(asyncio.Event().wait(), name="sleeper")
 
-    with pytest.raises(sim.DeadlockError, match=r"deadlock at virtual time 3\.0 s") as caught:
-        sim.run(main(), seed=0)
+    with pytest.raises(millrace_sim.DeadlockError, match=r"deadlock at virtual time 3\.0 s") as caught:
+        millrace_sim.run(main(), seed=0)
     waiting = {wait.task: wait.place for wait in caught.value.waiting}
     assert set(waiting) == {"task-1", "reader", "sleeper"}
     assert "test_sim_loop.py" in waiting["reader"]
@@ -100,7 +100,7 @@ def test_a_deadlock_names_every_waiting_task_and_where_it_waits() -> None:
 
 
 def test_a_deadlock_is_a_millrace_error() -> None:
-    assert issubclass(sim.DeadlockError, MillraceError)
+    assert issubclass(millrace_sim.DeadlockError, MillraceError)
 
 
 def test_a_run_past_its_time_limit_says_who_waits() -> None:
@@ -109,18 +109,18 @@ def test_a_run_past_its_time_limit_says_who_waits() -> None:
             await asyncio.sleep(1.0)
 
     with pytest.raises(DeadlineExceeded, match=r"(?s)limit of 10\.0 s.*task-1.*in .*tick"):
-        sim.run(tick(), seed=0, time_max_s=10.0)
+        millrace_sim.run(tick(), seed=0, time_max_s=10.0)
 
 
 def test_polling_without_sleeping_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.sim.virtual.loop.SPIN_MAX", 1000)
+    monkeypatch.setattr("millrace_sim.virtual.loop.SPIN_MAX", 1000)
 
     async def poll() -> None:
         while True:  # noqa: ASYNC110 - the point of the test
             await asyncio.sleep(0)
 
-    with pytest.raises(sim.DeadlockError, match="polls without sleeping"):
-        sim.run(poll(), seed=0)
+    with pytest.raises(millrace_sim.DeadlockError, match="polls without sleeping"):
+        millrace_sim.run(poll(), seed=0)
 
 
 def test_an_exception_that_nobody_handles_ends_the_run() -> None:
@@ -129,7 +129,7 @@ def test_an_exception_that_nobody_handles_ends_the_run() -> None:
         await asyncio.sleep(2.0)
 
     with pytest.raises(ZeroDivisionError):
-        sim.run(main(), seed=0)
+        millrace_sim.run(main(), seed=0)
 
 
 def test_threads_are_refused() -> None:
@@ -137,7 +137,7 @@ def test_threads_are_refused() -> None:
         await asyncio.to_thread(print)
 
     with pytest.raises(MillraceError, match="threads are not simulated"):
-        sim.run(main(), seed=0)
+        millrace_sim.run(main(), seed=0)
 
 
 def order_of_simultaneous_timers(seed: int) -> list[int]:
@@ -148,7 +148,7 @@ def order_of_simultaneous_timers(seed: int) -> list[int]:
         await asyncio.sleep(2.0)
         return order
 
-    return sim.run(main(), seed=seed)
+    return millrace_sim.run(main(), seed=seed)
 
 
 def test_simultaneous_timers_run_in_an_order_that_the_seed_decides() -> None:
@@ -166,13 +166,13 @@ def test_sets_of_tasks_and_futures_have_the_same_order_in_every_run() -> None:
         assert len(clutter) < 1000
         return [*(task.get_name() for task in tasks), *(futures[future] for future in set(futures))]
 
-    assert sim.run(main(), seed=0) == sim.run(main(), seed=0)
+    assert millrace_sim.run(main(), seed=0) == millrace_sim.run(main(), seed=0)
 
 
 def test_an_abandoned_generator_is_finalized_at_the_same_point_of_every_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("millrace.sim.virtual.loop.COLLECT_EVERY", 1000)
+    monkeypatch.setattr("millrace_sim.virtual.loop.COLLECT_EVERY", 1000)
 
     async def main() -> list[float]:
         closed: list[float] = []
@@ -195,7 +195,7 @@ def test_an_abandoned_generator_is_finalized_at_the_same_point_of_every_run(
             await asyncio.sleep(1.0)
         return closed
 
-    runs = [sim.run(main(), seed=0) for _ in range(2)]
+    runs = [millrace_sim.run(main(), seed=0) for _ in range(2)]
     assert runs[0] == runs[1] != []
 
 
@@ -217,5 +217,5 @@ def test_worlds_of_earlier_runs_do_not_pile_up() -> None:
     for _ in range(count):
         world = World()
         earlier.append(weakref.ref(world))
-        sim.run(main(), seed=0)
+        millrace_sim.run(main(), seed=0)
     assert sum(world() is not None for world in earlier) < 3 * count / 4

@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, WorkerDied
-from millrace.sim.virtual.faults import ClockJump, Fate, Mishaps, Partitions
-from millrace.sim.virtual.seeded import stream
-from millrace.sim.virtual.sim_runtime import SimRuntime
+from millrace_sim.virtual.faults import ClockJump, Fate, Mishaps, Partitions
+from millrace_sim.virtual.seeded import stream
+from millrace_sim.virtual.sim_runtime import SimRuntime
 
 PROBE = "millrace.runtime.probe:Probe"
-STILL = sim.Latency(base_s=0.001, jitter_s=0.0)
-CUT = sim.Faults(partitions=(Partitions("w", mtbf_s=0.001, lasts_s=(10.0, 10.0)),))
+STILL = millrace_sim.Latency(base_s=0.001, jitter_s=0.0)
+CUT = millrace_sim.Faults(partitions=(Partitions("w", mtbf_s=0.001, lasts_s=(10.0, 10.0)),))
 
 
-def under(faults: sim.Faults, scenario: Callable[[SimRuntime], Awaitable[Any]], *, seed: int = 0) -> Any:
+def under(
+    faults: millrace_sim.Faults, scenario: Callable[[SimRuntime], Awaitable[Any]], *, seed: int = 0
+) -> Any:
     async def main() -> Any:
         runtime = SimRuntime(seed, faults=faults, latency=STILL)
         try:
@@ -29,7 +31,7 @@ def under(faults: sim.Faults, scenario: Callable[[SimRuntime], Awaitable[Any]], 
         finally:
             await runtime.close()
 
-    return sim.run(main(), seed=seed, time_max_s=1e6)
+    return millrace_sim.run(main(), seed=seed, time_max_s=1e6)
 
 
 async def heard(runtime: SimRuntime, feed: Callable[[Any], Awaitable[None]]) -> list[int]:
@@ -55,7 +57,7 @@ def test_a_call_without_an_answer_is_late_whether_it_was_executed_or_not(fate: s
         with pytest.raises(DeadlineExceeded):
             await worker.call("feed", [1], timeout_s=2.0)
 
-    faults = sim.Faults(mishaps=(Mishaps("w", **{fate: 1.0}),))
+    faults = millrace_sim.Faults(mishaps=(Mishaps("w", **{fate: 1.0}),))
     assert len(under(faults, lambda runtime: heard(runtime, feed))) == executions
 
 
@@ -63,7 +65,7 @@ def test_a_doubled_call_is_executed_twice_and_answered_once() -> None:
     async def feed(worker: Any) -> None:
         assert await worker.call("feed", [1], timeout_s=2.0) == 1
 
-    faults = sim.Faults(mishaps=(Mishaps("w", doubled=1.0),))
+    faults = millrace_sim.Faults(mishaps=(Mishaps("w", doubled=1.0),))
     assert under(faults, lambda runtime: heard(runtime, feed)) == [1, 1]
 
 
@@ -74,7 +76,7 @@ async def feed_twenty(worker: Any) -> None:
 
 
 def test_overtaken_calls_arrive_in_another_order_and_all_of_them() -> None:
-    faults = sim.Faults(mishaps=(Mishaps("w", overtaken=1.0),))
+    faults = millrace_sim.Faults(mishaps=(Mishaps("w", overtaken=1.0),))
     order = under(faults, lambda runtime: heard(runtime, feed_twenty))
     assert sorted(order) == list(range(20)) != order
 
@@ -121,4 +123,4 @@ def test_a_clock_that_jumps_makes_timers_late_and_keeps_their_order() -> None:
         await asyncio.sleep(10.0)
         return seen
 
-    assert sim.run(main(), seed=0) == [(0, 2.5), (1, 2.5), (2, 3.0), (3, 4.0)]
+    assert millrace_sim.run(main(), seed=0) == [(0, 2.5), (1, 2.5), (2, 3.0), (3, 4.0)]

@@ -9,12 +9,12 @@ import pytest
 from millrace.config.schema import Config
 from millrace.config.tables.schedules import FunctionSchedule, Laminar
 from millrace.schedule import RepackOrder, Schedule, View, presets
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.costs.workload import Workload
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import crowded, small_config
-from millrace.sim.simulation import Scenario, simulate
-from millrace.sim.virtual.faults import Faults, Lag
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import Workload
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import crowded, small_config
+from millrace_sim.simulation import Scenario, simulate
+from millrace_sim.virtual.faults import Faults, Lag
 from tests.long import few
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.core import clock
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError, TornVersionError, TrainingError, UnknownVersionError, WorkerDied
@@ -32,14 +32,16 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
-from millrace.sim.roles.batching import BatchingEngine
-from millrace.sim.roles.sim_reward_worker import SimRewardWorker
-from millrace.sim.virtual.sim_runtime import SimRuntime
+from millrace_sim.roles.batching import BatchingEngine
+from millrace_sim.roles.sim_reward_worker import SimRewardWorker
+from millrace_sim.virtual.sim_runtime import SimRuntime
 
-ROLES = "millrace.sim.roles"
+ROLES = "millrace_sim.roles"
 SAMPLING = Sampling(max_tokens=64)
-COSTS = sim.Costs(decode_base_s=0.01, decode_per_sequence_s=0.0, prefill_per_token_s=0.001, swap_s=0.1)
-WORKLOAD = sim.Workload()
+COSTS = millrace_sim.Costs(
+    decode_base_s=0.01, decode_per_sequence_s=0.0, prefill_per_token_s=0.001, swap_s=0.1
+)
+WORKLOAD = millrace_sim.Workload()
 
 
 def work(tid: int, *, lease: int = 1, tokens: Iterable[int] = (), prompt: int = 10) -> Work:
@@ -195,7 +197,7 @@ class Stage:
     """A trainer, a relay and a replica, version 0 published and staged."""
 
     runtime: SimRuntime
-    world: sim.World
+    world: millrace_sim.World
     trainer: Handle
     relay: Handle
     replica: Handle
@@ -226,9 +228,9 @@ def batch(version: int, tokens: int = 20, versions: int = 0) -> Batch:
 
 @asynccontextmanager
 async def staged(
-    slots: int = 3, faults: sim.Faults = sim.Faults(), slice_s: float = 0.0
+    slots: int = 3, faults: millrace_sim.Faults = millrace_sim.Faults(), slice_s: float = 0.0
 ) -> AsyncIterator[Stage]:
-    runtime, world = SimRuntime(0, faults=faults), sim.World()
+    runtime, world = SimRuntime(0, faults=faults), millrace_sim.World()
     trainer = await runtime.spawn("trainer", f"{ROLES}:SimTrainer", {"world": world})
     relay = await runtime.spawn("relay", f"{ROLES}:SimRelay", {"world": world, "slots": slots})
     options = {"world": world, "slots": 4, "kv_capacity_tokens": 4096, "slice_s": slice_s}
@@ -246,7 +248,7 @@ def on_stage(scenario: Callable[[Stage], Awaitable[Any]], **options: Any) -> Any
         async with staged(**options) as stage:
             return await scenario(stage)
 
-    return sim.run(main(), seed=0, time_max_s=1e5)
+    return millrace_sim.run(main(), seed=0, time_max_s=1e5)
 
 
 @pytest.mark.parametrize("slice_s", [0.0, 0.02])
@@ -284,7 +286,7 @@ def test_work_that_arrives_within_a_slice_waits_for_its_end() -> None:
             await first
         return waited_s
 
-    decoding_s = WORKLOAD.completion_length(7, 0, 64)[0] * sim.Costs().decode_step_s(1)
+    decoding_s = WORKLOAD.completion_length(7, 0, 64)[0] * millrace_sim.Costs().decode_step_s(1)
     assert decoding_s / 2 < on_stage(scenario, slice_s=60.0) < decoding_s
     assert on_stage(scenario) < 0.01
 
@@ -318,8 +320,8 @@ def test_a_pull_serves_the_version_with_its_digest_and_a_repeat_costs_nothing() 
     async def scenario(stage: Stage) -> None:
         served = await call(stage.replica, "pull", 0, stage.endpoint)
         assert (served.version, served.digest) == (0, "sim-0")
-        assert served.pull_s == pytest.approx(sim.Costs().pull_s)
-        assert served.swap_s == pytest.approx(sim.Costs().swap_s)
+        assert served.pull_s == pytest.approx(millrace_sim.Costs().pull_s)
+        assert served.swap_s == pytest.approx(millrace_sim.Costs().swap_s)
         assert (await call(stage.replica, "pull", 0, stage.endpoint)).pull_s == 0.0
 
     on_stage(scenario)
@@ -430,7 +432,9 @@ def test_a_slow_worker_takes_longer_for_the_same_work() -> None:
     async def scenario(stage: Stage) -> float:
         return (await call(stage.trainer, "step", batch(0))).step_s
 
-    slow = sim.Faults(slow=(sim.Slow("trainer", factor=3.0), sim.Slow("replica", factor=9.0)))
+    slow = millrace_sim.Faults(
+        slow=(millrace_sim.Slow("trainer", factor=3.0), millrace_sim.Slow("replica", factor=9.0))
+    )
     assert on_stage(scenario, faults=slow) == pytest.approx(3.0 * on_stage(scenario))
 
 
@@ -438,7 +442,7 @@ def test_a_slow_worker_takes_longer_for_the_same_work() -> None:
 
 
 def test_prompts_and_scores_are_pure_functions_of_their_ids() -> None:
-    workload = sim.Workload(failed_fraction=0.2, abstained_fraction=0.1, bad_prompt_fraction=0.25)
+    workload = millrace_sim.Workload(failed_fraction=0.2, abstained_fraction=0.1, bad_prompt_fraction=0.25)
     requests = [ScoreRequest(tid, 0, [1, 2], Finish.STOP) for tid in range(400)]
 
     async def answers(order: int) -> tuple[list[Any], list[Any]]:
@@ -448,8 +452,8 @@ def test_prompts_and_scores_are_pure_functions_of_their_ids() -> None:
         assert [tid for tid, _ in scores] == [r.trajectory_id for r in requests[::order]]
         return prompts[::order], [score for _, score in scores][::order]
 
-    prompts, scores = sim.run(answers(1), seed=0)
-    assert sim.run(answers(-1), seed=1) == (prompts, scores)
+    prompts, scores = millrace_sim.run(answers(1), seed=0)
+    assert millrace_sim.run(answers(-1), seed=1) == (prompts, scores)
     assert 0.18 < sum(not isinstance(p, Prompt) for p in prompts) / 400 < 0.32
     assert 0.14 < sum(isinstance(s, Failed) for s in scores) / 400 < 0.26
     values = [score.value for score in scores if isinstance(score, Scored)]

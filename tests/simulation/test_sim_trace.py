@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.core.events import Event
 from tests.simulation.sim_digests import digests
 from tests.simulation.sim_scenario import chaotic
@@ -23,12 +23,12 @@ def digest_in_a_process(seed: int, hash_seed: str) -> str:
 
 
 def test_the_same_seed_gives_the_same_digest_in_every_process() -> None:
-    here = sim.run(chaotic(7), seed=7)
+    here = millrace_sim.run(chaotic(7), seed=7)
     assert digest_in_a_process(7, "1") == digest_in_a_process(7, "2") == here
 
 
 def test_another_seed_gives_another_digest() -> None:
-    assert sim.run(chaotic(7), seed=7) != sim.run(chaotic(8), seed=8)
+    assert millrace_sim.run(chaotic(7), seed=7) != millrace_sim.run(chaotic(8), seed=8)
 
 
 def test_the_same_seeds_give_the_same_digests_on_every_python_version() -> None:
@@ -40,7 +40,7 @@ def test_the_same_seeds_give_the_same_digests_on_every_python_version() -> None:
 
 
 def digest_of(*events: Event) -> str:
-    digest = sim.TraceDigest()
+    digest = millrace_sim.TraceDigest()
     for event in events:
         digest(event)
     return digest.hexdigest()

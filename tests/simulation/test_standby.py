@@ -9,10 +9,10 @@ from millrace.config.tables.schedules import Laminar
 from millrace.config.tables.training import TrainerSection
 from millrace.controller.turn import TrainerTurn
 from millrace.core.errors import TrainingError
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Crash, Faults, Starts, Strike
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Crash, Faults, Starts, Strike
 
 START_S = 20.0
 SLOW_STARTS = (Starts("trainer*", (START_S, START_S)),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millrace import sim
+import millrace_sim
 from millrace.config.tables.operation import Supervision
 from millrace.controller.liveness.patience import Patience
 from millrace.controller.supervisor import Supervisor, WorkerSpec
@@ -13,7 +13,7 @@ from millrace.core import clock
 from millrace.core.errors import WorkerDied
 from millrace.core.events import Events
 from millrace.core.protocols import Handle
-from millrace.sim.virtual.sim_runtime import SimRuntime
+from millrace_sim.virtual.sim_runtime import SimRuntime
 
 POLICY = Supervision(
     heartbeat_timeout_s=4.0, restarts=5, restart_window_s=100.0, backoff_s=0.1, spawn_timeout_s=10
@@ -40,4 +40,4 @@ def test_a_cancel_in_the_moment_of_a_death_ends_supervision() -> None:
         await runtime.close()
         return supervisor.restarts
 
-    assert sim.run(main(), seed=0, time_max_s=100.0) == 0
+    assert millrace_sim.run(main(), seed=0, time_max_s=100.0) == 0

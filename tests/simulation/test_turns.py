@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.errors import DigestMismatchError
-from millrace.sim.explore.invariants import Invariants
-from millrace.sim.explore.worlds import random_world, with_turns
-from millrace.sim.simulation import simulate
+from millrace_sim.explore.invariants import Invariants
+from millrace_sim.explore.worlds import random_world, with_turns
+from millrace_sim.simulation import simulate
 from tests.long import few
 
 SEEDS, CHUNK = 100, 10

@@ -8,15 +8,15 @@ import pytest
 
 from millrace.config.tables.schedules import AReaL
 from millrace.core.types import Sampling, Work
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.costs.interface import Costs
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.costs.workload import Workload
-from millrace.sim.explore.worlds import small_config, with_turns
-from millrace.sim.report.measure import measure
-from millrace.sim.roles.batching import BatchingEngine
-from millrace.sim.setup import scenario
-from millrace.sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.costs.interface import Costs
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import Workload
+from millrace_sim.explore.worlds import small_config, with_turns
+from millrace_sim.report.measure import measure
+from millrace_sim.roles.batching import BatchingEngine
+from millrace_sim.setup import scenario
+from millrace_sim.simulation import Outcome, Scenario, simulate
 from tests.long import long
 
 PROMPT, TURN, OBSERVED = 10, 20, 5

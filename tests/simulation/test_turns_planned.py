@@ -13,17 +13,17 @@ from millrace.config.load import load_as
 from millrace.config.tables.schedules import AReaL
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.errors import ConfigError
-from millrace.sim.calibrate.learn import learn
-from millrace.sim.calibrate.observed_turns import ObservedTurns
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.costs.interface import Costs
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.costs.workload import Workload
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.plan.ranking import demand_of
-from millrace.sim.plan.request import PlanConfig
-from millrace.sim.setup import check_memory, run_config
-from millrace.sim.simulation import Scenario, simulate
+from millrace_sim.calibrate.learn import learn
+from millrace_sim.calibrate.observed_turns import ObservedTurns
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.costs.interface import Costs
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import Workload
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.plan.ranking import demand_of
+from millrace_sim.plan.request import PlanConfig
+from millrace_sim.setup import check_memory, run_config
+from millrace_sim.simulation import Scenario, simulate
 from tests.long import long
 
 TINY = """

@@ -6,9 +6,9 @@ import pytest
 
 from millrace.config.tables.operation import Weights
 from millrace.config.tables.schedules import AReaL, Laminar, Millrace, Schedule
-from millrace.sim.explore.worlds import small_config
-from millrace.sim.simulation import Outcome, Scenario, simulate
-from millrace.sim.virtual.faults import Failures, Faults
+from millrace_sim.explore.worlds import small_config
+from millrace_sim.simulation import Outcome, Scenario, simulate
+from millrace_sim.virtual.faults import Failures, Faults
 from tests.long import few, long
 
 SCHEDULES = [AReaL(eta=4), Laminar(staleness_max=4), Millrace(staleness_max=4)]

@@ -18,7 +18,7 @@ PACKAGE = "millrace"
 
 @dataclass
 class Module:
-    """One file. `layer` is the package below `millrace` that it belongs to ("" for the root)."""
+    """One file. `layer` is the package below `millrace` that it belongs to ("" for the root), or its wing."""
 
     name: str
     path: Path
@@ -27,7 +27,7 @@ class Module:
 
     @property
     def layer(self) -> str:
-        return [*self.name.split("."), ""][1]
+        return layer_of(self.name)
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -46,6 +46,11 @@ class Module:
         return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
+def layer_of(name: str) -> str:
+    package, layer = [*name.split("."), ""][:2]
+    return layer if package == PACKAGE else package
+
+
 def parse(path: Path, name: str) -> Module:
     text = path.read_text()
     return Module(name, path, ast.parse(text, str(path)), len(text.splitlines()))
@@ -53,8 +58,8 @@ def parse(path: Path, name: str) -> Module:
 
 @cache
 def modules() -> tuple[Module, ...]:
-    """Every module of the package."""
-    paths = sorted((SOURCE / PACKAGE).rglob("*.py"))
+    """Every module of the core and of its wings."""
+    paths = sorted(SOURCE.rglob("*.py"))
     return tuple(parse(path, module_name(path)) for path in paths)
 
 

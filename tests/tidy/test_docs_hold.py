@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 import pytest
 import typer
+from scripts.pages import names_page as names
+from scripts.pages.configuration_page import refreshed
 
 import millrace
-from millrace.api.pages import names_page as names
-from millrace.api.pages.configuration_page import refreshed
 from millrace.cli.app import app
 from millrace.config.load import Source, combine, load_as, parse_value, read_mapping
 from millrace.config.schema import Config
@@ -21,9 +21,9 @@ from millrace.config.tables.algorithms import PRESETS
 from millrace.config.tables.section import Section
 from millrace.config.tree import leaves
 from millrace.sft.sft_config import SupervisedConfig
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.plan.request import PlanConfig
-from millrace.sweeps.sweep_config import SweepConfig
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.plan.request import PlanConfig
+from millrace_sweeps.sweep_config import SweepConfig
 from tests.tidy.sources import tracked_files
 from tests.tidy.test_words import BINARY
 

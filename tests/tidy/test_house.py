@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tests.tidy.sources import PACKAGE, SOURCE, Module, modules
 
-ROOT = SOURCE / PACKAGE
-FILES_MAX = 15
+FILES_MAX = 20
 A_FILE_AN_IDEA = {"algorithms", "cli"}  # an algorithm or a command each
 FILES_OF_IDEAS_MAX = 24
 
@@ -30,12 +29,12 @@ def reading_path() -> dict[str, int]:
 
 
 CORE = ("core", "core/completion", "config", "config/tables")
-CORE_PATH_MAX = 13_150
+CORE_PATH_MAX = 13_170
 LARGEST_PACKAGE_MAX = 2000
 
 
 def folder(path: Path) -> str:
-    return path.parent.relative_to(ROOT).as_posix()
+    return path.parent.relative_to(SOURCE).as_posix().removeprefix(f"{PACKAGE}/")
 
 
 def sources() -> list[Module]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from mypy import api
+from scripts.pages.keyword_types import stub
 
 import millrace
-from millrace.api.pages.keyword_types import stub
 from tests.tidy.sources import SOURCE
 
 FILE = SOURCE / "millrace" / "api" / "keys.pyi"

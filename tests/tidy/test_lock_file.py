@@ -33,6 +33,7 @@ def test_everything_that_the_package_imports_is_declared() -> None:
         for node, name in imports(module)
         if (root := name.partition(".")[0])
         and root not in own
+        and not root.startswith(f"{PACKAGE}_")
         and IMPORTED_AS.get(root, name_of(root)) not in declared
     }
     assert not undeclared, "\n".join(sorted(undeclared))

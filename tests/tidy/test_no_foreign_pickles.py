@@ -11,11 +11,11 @@ SPEAKS_THE_WIRE = {
     "millrace.core.completion.columns",
     "millrace.engines.vllm.extension",
     "millrace.environments.verifiers.reward_process",
-    "millrace.jax_trainer.devices.processes",
+    "millrace_jax.devices.processes",
     "millrace.runtime.local.framing",
-    "millrace.runtime.ray.messages",
+    "millrace_ray.messages",
     "millrace.runtime.seam",
-    "millrace.sim.virtual.links",
+    "millrace_sim.virtual.links",
 }
 CARRIES_FUNCTIONS = {"millrace.config.carried", "millrace.api.pickling"}
 """The first reads and writes a run's own file; the second only writes."""

@@ -26,7 +26,8 @@ def test_the_wheel_has_every_file_of_the_package(wheel: zipfile.ZipFile) -> None
     tracked = {str(path.relative_to(source)) for path in tracked_files() if source in path.parents}
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert tracked <= packed
-    assert all(name.startswith("millrace/") and "__pycache__" not in name for name in packed)
+    packages = {path.name for path in source.iterdir() if (path / "__init__.py").exists()}
+    assert all(name.partition("/")[0] in packages and "__pycache__" not in name for name in packed)
 
 
 def test_the_wheel_has_the_command_the_license_and_the_extras(wheel: zipfile.ZipFile) -> None:

@@ -8,7 +8,7 @@ import pytest
 from published.robustrl import BYTEROBUST, Size, System, Watch, injected, run
 
 from millrace.core.events import Event
-from millrace.sim.virtual.faults import Faults, Strike
+from millrace_sim.virtual.faults import Faults, Strike
 
 SIZE = Size(machines=2, steps=20)  # eight devices train, and eight generate
 

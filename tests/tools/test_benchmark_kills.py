@@ -26,10 +26,10 @@ from kill_points import (
 )
 from kill_points import foreign_tokens as foreign
 
-from millrace.chaos.attack import Attack
-from millrace.chaos.child_run import ChildRun
 from millrace.core.completion.columns import OBSERVED, TokenColumns
 from millrace.core.events import Event
+from millrace_chaos.attack import Attack
+from millrace_chaos.child_run import ChildRun
 
 
 def event(kind, wall_s, **fields):

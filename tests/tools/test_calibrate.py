@@ -15,11 +15,11 @@ from millrace.config.tables.task import GymRewardSection, GymTaskSection
 from millrace.config.tables.training import BatchShape, Model
 from millrace.core.errors import DataError
 from millrace.core.events import Event
-from millrace.sim import Costs, Workload
-from millrace.sim.calibrate.achieved import Achieved
-from millrace.sim.calibrate.learn import Calibration, calibrate, learn
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.simulation import Scale, Scenario, simulate
+from millrace_sim import Costs, Workload
+from millrace_sim.calibrate.achieved import Achieved
+from millrace_sim.calibrate.learn import Calibration, calibrate, learn
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.simulation import Scale, Scenario, simulate
 
 TRUE = Costs(
     decode_base_s=0.004,

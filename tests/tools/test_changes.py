@@ -9,12 +9,12 @@ from tests.long import long
 from tests.tools.test_calibrate import TRUE, calibration, config
 
 from millrace.config.tables.schedules import Synchronous
-from millrace.sim import Workload
-from millrace.sim.calibrate.changes import EVENTS_ASKED, Outlook, outlook
-from millrace.sim.calibrate.learn import Calibration
-from millrace.sim.costs.lengths import LogNormal
-from millrace.sim.report.measure import Measure, measure
-from millrace.sim.simulation import Scale, Scenario
+from millrace_sim import Workload
+from millrace_sim.calibrate.changes import EVENTS_ASKED, Outlook, outlook
+from millrace_sim.calibrate.learn import Calibration
+from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.report.measure import Measure, measure
+from millrace_sim.simulation import Scale, Scenario
 
 
 def ratios(answer: Outlook) -> dict[str, float | None]:

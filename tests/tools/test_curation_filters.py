@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from millrace.curation import filters
-from millrace.curation.candidate import CandidateRow, Reason
-from millrace.curation.contamination import EvaluationText, contaminated
-from millrace.curation.minhash import PERMUTATIONS, near_earlier, rows_per_band, signatures, similarity
-from millrace.curation.words import figures_of, normalized, runs_of, words_of
+from millrace_curation import filters
+from millrace_curation.candidate import CandidateRow, Reason
+from millrace_curation.contamination import EvaluationText, contaminated
+from millrace_curation.minhash import PERMUTATIONS, near_earlier, rows_per_band, signatures, similarity
+from millrace_curation.words import figures_of, normalized, runs_of, words_of
 
 STORY = (
     "A baker in the old town sells 48 loaves of bread every morning and 24 rolls after lunch. "

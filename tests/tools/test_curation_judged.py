@@ -11,11 +11,14 @@ import pytest
 
 from millrace.core.errors import ConfigError, DataError, LedgerError
 from millrace.core.types import EvaluationAttempt, Finish
-from millrace.curation.attempt_store import AttemptsByRow, attempt_ledger
-from millrace.curation.candidate import CandidateRow, Dropped, Reason
-from millrace.curation.curate import Curation, CurationOptions
-from millrace.curation.difficulty import PassRate, judge_difficulty
-from millrace.curation.gold import (
+from millrace.environments.rows import open_rows
+from millrace.environments.stream.order import row_of
+from millrace.estimates.interval import of_attempts
+from millrace_curation.attempt_store import AttemptsByRow, attempt_ledger
+from millrace_curation.candidate import CandidateRow, Dropped, Reason
+from millrace_curation.curate import Curation, CurationOptions
+from millrace_curation.difficulty import PassRate, judge_difficulty
+from millrace_curation.gold import (
     EMPTY,
     GOLD,
     KINDS,
@@ -26,13 +29,10 @@ from millrace.curation.gold import (
     check_template,
     judge_gold,
 )
-from millrace.curation.measure import groups_by_row, pass_rate
-from millrace.curation.output import summarized, write_rows
-from millrace.curation.task_rows import read_evaluation_texts
-from millrace.environments.rows import open_rows
-from millrace.environments.stream.order import row_of
-from millrace.estimates.interval import of_attempts
-from millrace.look.curated import curated, read_page
+from millrace_curation.measure import groups_by_row, pass_rate
+from millrace_curation.output import summarized, write_rows
+from millrace_curation.task_rows import read_evaluation_texts
+from millrace_ui.curated import curated, read_page
 
 ABOUT = {"rows": "1", "model": "2"}
 

@@ -6,9 +6,9 @@ import unicodedata
 
 import pytest
 
-from millrace.curation import filters
-from millrace.curation.candidate import CandidateRow
-from millrace.curation.words import figures_of, normalized, words_of
+from millrace_curation import filters
+from millrace_curation.candidate import CandidateRow
+from millrace_curation.words import figures_of, normalized, words_of
 
 TEXTS = {
     "Hindi": (

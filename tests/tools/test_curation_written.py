@@ -17,13 +17,13 @@ import pytest
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
-from millrace.curation import curate as module
-from millrace.curation.candidate import CandidateRow, Dropped, Reason
-from millrace.curation.curate import Curation, CurationOptions, curate
-from millrace.curation.output import write_rows
-from millrace.curation.written_row import as_json
 from millrace.environments.rows import open_rows
 from millrace.environments.tokenizer import make_character_tokenizer
+from millrace_curation import curate as module
+from millrace_curation.candidate import CandidateRow, Dropped, Reason
+from millrace_curation.curate import Curation, CurationOptions, curate
+from millrace_curation.output import write_rows
+from millrace_curation.written_row import as_json
 
 STRUCT = pyarrow.struct([("path", pyarrow.string()), ("bytes", pyarrow.binary())])
 REFUSED = {

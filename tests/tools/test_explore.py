@@ -14,13 +14,13 @@ from tests.long import few, long
 from millrace.config.tables.schedules import Laminar
 from millrace.config.tables.training import BatchShape
 from millrace.controller.state.run_state import RunState
-from millrace.sim.explore.verdicts import explore, try_seed
-from millrace.sim.explore.worlds import random_world, small_config
+from millrace_sim.explore.verdicts import explore, try_seed
+from millrace_sim.explore.worlds import random_world, small_config
 
 SEEDS, CHUNK = 300, 20
 HARD = range(13, 21)  # between them: every kind of fault
 PROGRAM = (
-    "from millrace.sim.explore.verdicts import try_seed; print(*(try_seed(i).digest for i in range(13, 21)))"
+    "from millrace_sim.explore.verdicts import try_seed; print(*(try_seed(i).digest for i in range(13, 21)))"
 )
 
 

@@ -22,19 +22,19 @@ from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
-from millrace.look.curves.run_charts import run_charts
-from millrace.look.drawing import figures, fragments
-from millrace.look.drawing.charts import CHARTS
-from millrace.look.drawing.fragments import sample
-from millrace.look.overview import Overview, who_waits
-from millrace.look.record.evaluation_points import table_of
-from millrace.look.record.runs import find_runs, run_line
-from millrace.look.record.steps import Axis, Curve, Steps, curve
-from millrace.look.record.story import Story
-from millrace.look.record.tokens import Shown, TokenText, choose, search
-from millrace.look.report import BYTES_MAX, write_report
 from millrace.observe.doctor.finding import Finding
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
+from millrace_ui.curves.run_charts import run_charts
+from millrace_ui.drawing import figures, fragments
+from millrace_ui.drawing.charts import CHARTS
+from millrace_ui.drawing.fragments import sample
+from millrace_ui.overview import Overview, who_waits
+from millrace_ui.record.evaluation_points import table_of
+from millrace_ui.record.runs import find_runs, run_line
+from millrace_ui.record.steps import Axis, Curve, Steps, curve
+from millrace_ui.record.story import Story
+from millrace_ui.record.tokens import Shown, TokenText, choose, search
+from millrace_ui.report import BYTES_MAX, write_report
 
 
 def overview(path: Path) -> Overview:
@@ -144,7 +144,7 @@ def test_runs_that_are_left_out_of_a_list_are_counted(
 
     for name in "abc":
         write_run(tmp_path / name, steps=1)
-    monkeypatch.setattr("millrace.cli.show.RUNS_MAX", 1)
+    monkeypatch.setattr("millrace_ui.commands.show.RUNS_MAX", 1)
     assert millrace(["show", str(tmp_path)]) == 0
     assert "... and 2 more, started earlier: --json shows all" in capsys.readouterr().out
     assert millrace(["show", str(tmp_path), "--json"]) == 0
@@ -255,12 +255,12 @@ def test_a_ledger_that_could_not_be_counted_is_counted_again(
         if len(tries) == 1:
             raise LedgerError("interrupted")
 
-    monkeypatch.setattr("millrace.look.overview.count_rewards", count)
+    monkeypatch.setattr("millrace_ui.overview.count_rewards", count)
     one = overview(tmp_path / "a")
     one.html_by_id()
     one.html_by_id()
     assert len(tries) == 1
-    monkeypatch.setattr("millrace.look.overview.time.monotonic", lambda: 1e12)
+    monkeypatch.setattr("millrace_ui.overview.time.monotonic", lambda: 1e12)
     one.html_by_id()
     assert len(tries) == 2
 
@@ -269,7 +269,7 @@ def test_the_doctor_judges_again_only_when_there_is_something_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    monkeypatch.setattr("millrace.look.overview.count_rewards", lambda *_: looks.append(1))
+    monkeypatch.setattr("millrace_ui.overview.count_rewards", lambda *_: looks.append(1))
     one = overview(tmp_path / "a")
     first = [one.html_by_id()["findings"] for _ in range(3)]
     log = EventLog(one.run.events)

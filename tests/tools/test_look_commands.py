@@ -9,11 +9,11 @@ import pytest
 from tests.look_runs import write_run
 
 from millrace.api.run import Run
-from millrace.cli import ui
 from millrace.cli.app import run
-from millrace.look.card import card
 from millrace.observe.sinks.log_files import rotate
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.card import card
+from millrace_ui.commands import ui
 
 
 def test_two_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,19 +14,19 @@ from tests.unit.observe_events import step
 
 from millrace.config.freeze import record
 from millrace.core.errors import DataError
-from millrace.look.curves.chart import chart
-from millrace.look.curves.chart_scale import ChartScale, apart, written
-from millrace.look.curves.choices import SMOOTH_MAX, Band, CurveChoices
-from millrace.look.curves.curve_files import curve_file
-from millrace.look.curves.curve_lines import PLACES_MAX, Line, extremes, group_line, run_line, smoothed
-from millrace.look.curves.curve_set import FIRST_MAX, CurveSet
-from millrace.look.curves.metrics import SPEED, column, measured
-from millrace.look.curves.run_groups import RunGroups, configurations
-from millrace.look.page import document
-from millrace.look.record.run_rows import RunRow
-from millrace.look.record.steps import Axis, Steps
-from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import MetricsLog
+from millrace_ui.curves.chart import chart
+from millrace_ui.curves.chart_scale import ChartScale, apart, written
+from millrace_ui.curves.choices import SMOOTH_MAX, Band, CurveChoices
+from millrace_ui.curves.curve_files import curve_file
+from millrace_ui.curves.curve_lines import PLACES_MAX, Line, extremes, group_line, run_line, smoothed
+from millrace_ui.curves.curve_set import FIRST_MAX, CurveSet
+from millrace_ui.curves.metrics import SPEED, column, measured
+from millrace_ui.curves.run_groups import RunGroups, configurations
+from millrace_ui.page import document
+from millrace_ui.record.run_rows import RunRow
+from millrace_ui.record.steps import Axis, Steps
+from millrace_ui.site import Site
 
 REWARD = "reward/mean"
 
@@ -270,9 +270,9 @@ def test_curves_that_are_not_all_read_are_read_on_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, query = seeded_runs(tmp_path), RUNS | {"group": ["optimizer.lr"]}
-    monkeypatch.setattr("millrace.look.site.CURVES_READ_S", -1.0)
+    monkeypatch.setattr("millrace_ui.site.CURVES_READ_S", -1.0)
     assert site.compare(query).again
-    monkeypatch.setattr("millrace.look.site.CURVES_READ_S", 60.0)
+    monkeypatch.setattr("millrace_ui.site.CURVES_READ_S", 60.0)
     assert not site.compare(query).again
 
 

@@ -21,16 +21,16 @@ from millrace.core.types import State
 from millrace.environments.stream.parts import Parts
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, SampleFilter
-from millrace.look.drawing.shades import TONES, tone
-from millrace.look.record.group import row_history
-from millrace.look.record.group.advantages import advantages_of
-from millrace.look.record.group.row_history import history_of
-from millrace.look.record.group.task_row import TaskRow, TaskRows
-from millrace.look.record.tokens import choose, count, search
-from millrace.look.record.views import tokenizer_of
-from millrace.look.site import Site
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.batch.flat_batch import flatten
+from millrace_ui.drawing.shades import TONES, tone
+from millrace_ui.record.group import row_history
+from millrace_ui.record.group.advantages import advantages_of
+from millrace_ui.record.group.row_history import history_of
+from millrace_ui.record.group.task_row import TaskRow, TaskRows
+from millrace_ui.record.tokens import choose, count, search
+from millrace_ui.record.views import tokenizer_of
+from millrace_ui.site import Site
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_data_that_take_long_are_waited_for_by_the_page(
         release.wait(60)
         return Parts(*given)
 
-    monkeypatch.setattr("millrace.look.record.group.task_row.Parts", slow)
+    monkeypatch.setattr("millrace_ui.record.group.task_row.Parts", slow)
     rows = TaskRows(run.read_config(), lambda: tokenizer_of(run))
     row = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=0.01)
     release.set()

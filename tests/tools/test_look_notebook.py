@@ -13,10 +13,10 @@ from tests.look_runs import write_run
 from tests.unit.observe_events import step
 
 from millrace.api.run import Run
-from millrace.look.curves import run_curves
-from millrace.look.curves.run_curves import FIRST_MAX, RunCurves
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.curves import run_curves
+from millrace_ui.curves.run_curves import FIRST_MAX, RunCurves
 
 FOREVER = 1e9
 

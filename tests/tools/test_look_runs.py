@@ -12,13 +12,13 @@ from tests.look_runs import write_run
 from tests.unit.observe_events import step
 
 from millrace.config.freeze import record
-from millrace.look.drawing.runs_table import runs_page
-from millrace.look.drawing.spark import spark
-from millrace.look.record.run_rows import SPARK_POINTS, RunRow, RunRows, run_row, varying
-from millrace.look.record.runs import find_runs
-from millrace.look.record.runs_view import RunsView
-from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import MetricsLog
+from millrace_ui.drawing.runs_table import runs_page
+from millrace_ui.drawing.spark import spark
+from millrace_ui.record.run_rows import SPARK_POINTS, RunRow, RunRows, run_row, varying
+from millrace_ui.record.runs import find_runs
+from millrace_ui.record.runs_view import RunsView
+from millrace_ui.site import Site
 
 
 def row(name: str, *, rewards: tuple[float, ...] = (), **keys: Any) -> RunRow:
@@ -83,7 +83,7 @@ def test_a_run_is_read_again_when_it_has_another_step(
 ) -> None:
     run, rows = write_run(tmp_path / "a"), RunRows()
     assert rows.of({"a": run})[0].version == 4
-    monkeypatch.setattr("millrace.look.record.run_rows.run_row", lambda *_: row("a", rewards=(0.75,)))
+    monkeypatch.setattr("millrace_ui.record.run_rows.run_row", lambda *_: row("a", rewards=(0.75,)))
     assert rows.of({"a": run})[0].version == 4
     os.utime(run.metrics, (1.0, 1.0))
     assert rows.of({"a": run})[0].reward == 0.75
@@ -141,7 +141,7 @@ def test_choices_of_an_address_that_make_no_sense_are_left_out() -> None:
 
 
 def test_rows_that_are_left_out_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.look.drawing.runs_table.SHOWN_MAX", 1)
+    monkeypatch.setattr("millrace_ui.drawing.runs_table.SHOWN_MAX", 1)
     assert '2 more: <a href="/?num=3">' in runs_page("/", ROWS, RunsView())
     assert "started earlier" not in runs_page("/", ROWS, RunsView(num="3"))
 
@@ -167,7 +167,7 @@ def test_a_run_under_two_names_has_two_rows(tmp_path: Path) -> None:
 def test_a_row_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, rows = write_run(tmp_path / "a"), RunRows()
     with monkeypatch.context() as patched:
-        patched.setattr("millrace.look.record.run_rows.run_row", Mock(side_effect=OSError("busy")))
+        patched.setattr("millrace_ui.record.run_rows.run_row", Mock(side_effect=OSError("busy")))
         assert rows.of({"a": run})[0].trouble == "busy"
     assert rows.of({"a": run})[0].trouble == ""
 

@@ -14,12 +14,12 @@ from tests.look_runs import PROMPT, write_run
 from tests.unit.observe_events import step
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
-from millrace.curation.curate import Curation, CurationOptions
-from millrace.curation.output import summarized, write_summary
-from millrace.look.server import Ui
-from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace.observe.sinks.log_files import rotate
+from millrace_curation.curate import Curation, CurationOptions
+from millrace_curation.output import summarized, write_summary
+from millrace_ui.server import Ui
+from millrace_ui.site import Site
 
 Get = Callable[..., Awaitable[HTTPResponse]]
 AGAIN = b'http-equiv="refresh"'
@@ -202,7 +202,7 @@ def test_damage_is_said_at_every_look(tmp_path: Path) -> None:
 
 def test_who_asks_too_early_gets_the_newest_answer_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
-    monkeypatch.setattr("millrace.look.site.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("millrace_ui.site.time.monotonic", lambda: now_s)
     site = Site(root, "/")
     first = site.data("a", {})
     now_s = 1e6
@@ -257,8 +257,8 @@ def test_a_run_is_there_while_its_events_are_rotated(tmp_path: Path) -> None:
 
 
 def test_a_comparison_says_that_events_are_not_all_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.look.overview.SLICE_BYTES", 400)
-    monkeypatch.setattr("millrace.look.overview.Overview.update", lambda run: run.story.update(400))
+    monkeypatch.setattr("millrace_ui.overview.SLICE_BYTES", 400)
+    monkeypatch.setattr("millrace_ui.overview.Overview.update", lambda run: run.story.update(400))
     html = Site(root, "/").compare({"run": ["a", "b"]}).html
     assert html.count("of the events are read") == 2
     assert AGAIN in asked(root, lambda _, get: get("compare?run=a&run=b")).body

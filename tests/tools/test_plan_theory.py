@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from millrace.core.errors import ConfigError
-from millrace.sim.plan.theory import Problem, solve_asynchronous, solve_synchronous, theta_star
+from millrace_sim.plan.theory import Problem, solve_asynchronous, solve_synchronous, theta_star
 
 # Weights of 2 and memory of 10: the trainer (8 + 1 a sample) fits 2 samples on one device, generation
 # (2 + 2 a sample) 4. Together (10 + b_t + 2 b_g) they need two devices.

@@ -12,12 +12,12 @@ from tests.group_runs import write_group_run
 
 from millrace.cli.app import run as millrace
 from millrace.ledger.reading.samples import Choice, SampleFilter
-from millrace.look.drawing.shades import TokenColor
-from millrace.look.record.tokens import TokenText, choose
-from millrace.look.site import Site
-from millrace.look.terminal.colored_tokens import ColoredTokens, ColorLegend
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.drawing.shades import TokenColor
+from millrace_ui.record.tokens import TokenText, choose
+from millrace_ui.site import Site
+from millrace_ui.terminal.colored_tokens import ColoredTokens, ColorLegend
 
 TOKENS = (
     TokenText("sure", -0.1, 3, (1,), -0.5),

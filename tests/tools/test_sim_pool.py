@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millrace.sim.pool import process_pool
+from millrace_sim.pool import process_pool
 
 
 def test_an_interrupt_leaves_the_pool_only_between_two_submissions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millrace.sim.report.compare import Comparison, Interval
-from millrace.sim.report.verdict import verdict
+from millrace_sim.report.compare import Comparison, Interval
+from millrace_sim.report.verdict import verdict
 
 
 class GivenComparison(Comparison):

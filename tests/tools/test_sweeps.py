@@ -20,22 +20,22 @@ from millrace.core.placement import Gpu, Host
 from millrace.observe.terminal import Terminal
 from millrace.placement.hosts import Layout, lay_out
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.sweeps import trial_record as record
-from millrace.sweeps.board import Board
-from millrace.sweeps.checking import refuse_changed_base
-from millrace.sweeps.decisions.capacity import at_once, slots
-from millrace.sweeps.decisions.naming import trial_name
-from millrace.sweeps.decisions.space import Domain, Range, choices, domains, drawn, grid, holds, with_seeds
-from millrace.sweeps.decisions.standings import standings
-from millrace.sweeps.decisions.stopping import halving_reason, median_reason
-from millrace.sweeps.decisions.values import value_at, value_of
-from millrace.sweeps.driver import ORPHAN_S, Driver, _Live
-from millrace.sweeps.loading import load_sweep
-from millrace.sweeps.measured import Measured
-from millrace.sweeps.proposals import AllKnown, Optuna, proposals
-from millrace.sweeps.run_sweep import checked
-from millrace.sweeps.sweep_config import HalvingRule, MedianRule
-from millrace.sweeps.trial_record import Trials, TrialState
+from millrace_sweeps import trial_record as record
+from millrace_sweeps.board import Board
+from millrace_sweeps.checking import refuse_changed_base
+from millrace_sweeps.decisions.capacity import at_once, slots
+from millrace_sweeps.decisions.naming import trial_name
+from millrace_sweeps.decisions.space import Domain, Range, choices, domains, drawn, grid, holds, with_seeds
+from millrace_sweeps.decisions.standings import standings
+from millrace_sweeps.decisions.stopping import halving_reason, median_reason
+from millrace_sweeps.decisions.values import value_at, value_of
+from millrace_sweeps.driver import ORPHAN_S, Driver, _Live
+from millrace_sweeps.loading import load_sweep
+from millrace_sweeps.measured import Measured
+from millrace_sweeps.proposals import AllKnown, Optuna, proposals
+from millrace_sweeps.run_sweep import checked
+from millrace_sweeps.sweep_config import HalvingRule, MedianRule
+from millrace_sweeps.trial_record import Trials, TrialState
 
 LR = {"optimizer.lr": {"low": 1e-5, "high": 1e-3, "log": True}}
 BASE = '[model]\npath = "start"\n[task]\nkind = "gym"\nname = "x"\n[reward]\nkind = "gym"\n'
@@ -185,7 +185,7 @@ def test_a_trial_that_is_killed_since_its_step_is_long_goes_on_later_or_stays_st
 def test_a_trial_that_another_process_holds_for_long_is_left_for_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.sweeps.driver.is_in_use", lambda log: True)
+    monkeypatch.setattr("millrace_sweeps.driver.is_in_use", lambda log: True)
     driver = driving(tmp_path, "seeds = [1]\n")
     driver.trials.trials["seed=1"].state = TrialState.INTERRUPTED
     assert driver._fill() is True
@@ -228,7 +228,7 @@ def scored_by(factor: float) -> Components:
 def test_a_trial_goes_on_with_the_keys_of_the_base_that_may_change_and_with_its_own_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.sweeps.driver.WorkProcess", KilledProcess)
+    monkeypatch.setattr("millrace_sweeps.driver.WorkProcess", KilledProcess)
     driver, run = driving(tmp_path, "seeds = [1]\n"), RunDirectory(tmp_path / "seed=1")
     (tmp_path / "run.toml").write_text('[model]\npath = "start"\n')
     configs = []

@@ -7,9 +7,9 @@ import math
 import pytest
 from rich.console import Console
 
-from millrace.sweeps.board import ranking
-from millrace.sweeps.decisions.standings import ended_value, standings
-from millrace.sweeps.trial_record import SweepTrial, Trials, TrialState
+from millrace_sweeps.board import ranking
+from millrace_sweeps.decisions.standings import ended_value, standings
+from millrace_sweeps.trial_record import SweepTrial, Trials, TrialState
 
 FINISHED, STOPPED, FAILED = TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED
 STEADY = ((FINISHED, 0.8), (FINISHED, 0.8), (FINISHED, 0.82))

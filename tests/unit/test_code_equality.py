@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.sandbox.code_tests import CodeTests, read_tests
-from millrace.sandbox.equality import is_equal, prints_the_same
+from millrace_sandbox.code_tests import CodeTests, read_tests
+from millrace_sandbox.equality import is_equal, prints_the_same
 
 SAME = [
     ("0.500000", "0.5"),

@@ -25,8 +25,8 @@ from millrace.core.types import (
     Sampling,
     Scored,
 )
-from millrace.sim.explore.worlds import small_config
 from millrace.trainer.files.directories import prune_checkpoints
+from millrace_sim.explore.worlds import small_config
 
 
 def evaluations(*records: EvaluationRecord, version: int = 0, steps: int = 20, **keys: Any) -> Evaluations:

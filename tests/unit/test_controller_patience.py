@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import pytest
 
-from millrace import sim
+import millrace_sim
 from millrace.controller.liveness.patience import FACTOR, FLOOR_S, Patience
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded
@@ -55,7 +55,7 @@ def lasts(report: Report, *calls: tuple[str, float], cpu: float = 0.0, queued: f
             raise failures.exceptions[0] from None
         return clock.now() - began_s
 
-    return sim.run(main(), seed=0, time_max_s=1e6)
+    return millrace_sim.run(main(), seed=0, time_max_s=1e6)
 
 
 def one(method: str, done: Callable[[float], float], waits_for: str = "") -> Report:
@@ -134,7 +134,7 @@ def test_a_limit_follows_the_longest_time_without_a_count_and_forgets_after_a_de
         times.append(await took_s(step(1e5)))
         return times
 
-    assert sim.run(main(), seed=0, time_max_s=1e6) == [LIMIT_S, FLOOR_S, FACTOR * 7.0, LIMIT_S]
+    assert millrace_sim.run(main(), seed=0, time_max_s=1e6) == [LIMIT_S, FLOOR_S, FACTOR * 7.0, LIMIT_S]
 
 
 @pytest.mark.parametrize(("cpu", "queued", "took_s"), [(1.0, 0, 20), (0.5, 0.5, 20), (0.01, 0.99, LIMIT_S)])
@@ -160,7 +160,7 @@ def test_the_limit_of_a_call_is_later_by_the_time_for_which_its_process_got_no_c
             heart.cancel()
         return clock.now() - began_s
 
-    assert sim.run(main(), seed=0, time_max_s=1e6) == took_s
+    assert millrace_sim.run(main(), seed=0, time_max_s=1e6) == took_s
 
 
 def test_a_count_does_not_lengthen_the_limit_of_later_calls() -> None:
@@ -179,4 +179,4 @@ def test_a_count_does_not_lengthen_the_limit_of_later_calls() -> None:
             await patience.call(handle, "pull", 1e5)  # type: ignore[arg-type]
         return clock.now() - began_s
 
-    assert sim.run(main(), seed=0, time_max_s=1e6) <= FACTOR * 2 * HEARTBEAT_S
+    assert millrace_sim.run(main(), seed=0, time_max_s=1e6) <= FACTOR * 2 * HEARTBEAT_S

@@ -20,10 +20,10 @@ from millrace.controller.selection.row_selection import RowRecord, keep_probabil
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.rounding import all_equal, reaches
 from millrace.core.types import Batch, Finish, Group, Scored, State, TrainGroup, TrainSequence, Trajectory
-from millrace.curation.gold import GOLD, GoldScore, judge_gold
 from millrace.estimates.evaluation import Attempt, summarize
 from millrace.schedule.screen import screened_reward
 from millrace.trainer.metrics import batch_metrics, value_metrics
+from millrace_curation.gold import GOLD, GoldScore, judge_gold
 
 EQUAL = [
     [0.1 + 0.2, 0.3],

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.errors import ConfigError
-from millrace.sim.costs.generation import (
+from millrace_sim.costs.generation import (
     COMPUTE_EFFICIENCY,
     MEMORY_EFFICIENCY,
     SEQUENCE_S,
     STEP_S,
     Generation,
 )
-from millrace.sim.costs.hardware import DEVICES, device
-from millrace.sim.costs.models import model
+from millrace_sim.costs.hardware import DEVICES, device
+from millrace_sim.costs.models import model
 
 H100, SEVEN = device("H100"), model("Qwen2.5-7B")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from millrace.core.errors import ConfigError, DataError
-from millrace.sim.costs.models import MODELS, from_hf_config, model
+from millrace_sim.costs.models import MODELS, from_hf_config, model
 
 KIB = 1024
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from millrace.sim.costs.hardware import device
-from millrace.sim.costs.models import model
-from millrace.sim.costs.training import MFU, Training
-from millrace.sim.costs.transport import PUSH_BYTES_PER_S, chain_s, collective_s, ddma_s, transfer
+from millrace_sim.costs.hardware import device
+from millrace_sim.costs.models import model
+from millrace_sim.costs.training import MFU, Training
+from millrace_sim.costs.transport import PUSH_BYTES_PER_S, chain_s, collective_s, ddma_s, transfer
 
 H800, SEVEN, LARGE = device("H800"), model("Qwen2.5-7B"), model("Qwen2.5-72B")
 

@@ -14,12 +14,12 @@ from millrace.config.schema import Config
 from millrace.config.tables.mixture import BLOCK
 from millrace.core.errors import ConfigError, RewardError
 from millrace.core.types import Finish, ScoreRequest
-from millrace.curation.task_rows import read_candidates
 from millrace.environments.reward_worker import TaskRewardWorker
 from millrace.environments.stream.parts import place
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.evaluation.evaluate import held_out_config
 from millrace.run_directory.content_digests import content_digests
+from millrace_curation.task_rows import read_candidates
 
 WORDS = """
 async def reward(completion, answer):

@@ -17,11 +17,11 @@ from millrace.core import clock
 from millrace.core.events import Event
 from millrace.core.types import Finish, State
 from millrace.ledger import SqliteLedger
-from millrace.look.overview import Overview
-from millrace.look.record.waiting import SHOWN_MAX
-from millrace.look.site import Site
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.overview import Overview
+from millrace_ui.record.waiting import SHOWN_MAX
+from millrace_ui.site import Site
 
 GROUPS = 20
 

@@ -18,16 +18,16 @@ from millrace.core.types import EvaluationRecord, Scored
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.look.comparison import comparison_record
-from millrace.look.overview import Overview
-from millrace.look.record.evaluation_points import newest_figures
-from millrace.look.record.steps import Axis
-from millrace.look.record.views import evaluations_view
-from millrace.look.site import Site
 from millrace.observe.doctor.evidence import Evidence
 from millrace.observe.doctor.rules import diagnose
 from millrace.observe.sinks.scalars import scalars_of
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.comparison import comparison_record
+from millrace_ui.overview import Overview
+from millrace_ui.record.evaluation_points import newest_figures
+from millrace_ui.record.steps import Axis
+from millrace_ui.record.views import evaluations_view
+from millrace_ui.site import Site
 
 
 def result(right: int, of: int = 40) -> Evaluation:

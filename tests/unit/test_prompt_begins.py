@@ -11,7 +11,6 @@ import pytest
 from tokenizers import processors
 
 from millrace.config.tables.task import FileTaskSection
-from millrace.curation.task_rows import _candidate
 from millrace.environments.gateway.calls import ChatTurn
 from millrace.environments.gateway.rendering import make_rendering
 from millrace.environments.tasks import make_task
@@ -19,6 +18,7 @@ from millrace.environments.tokenizer import encode, encode_prompt, load_tokenize
 from millrace.environments.turns.bridge import PlainBridge
 from millrace.serve.completions import Completions
 from millrace.sft.warm_start import read_examples
+from millrace_curation.task_rows import _candidate
 
 BEGIN, FIRST, LAST = "<|pad|>", "<|user|>", "<|end|>"
 ADDED = {

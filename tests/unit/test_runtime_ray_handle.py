@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import DeadlineExceeded
-from millrace.runtime.ray.messages import Answer, Inbox, packed
-from millrace.runtime.ray.places import Node
-from millrace.runtime.ray.remote_handle import RayHandle
+from millrace_ray.messages import Answer, Inbox, packed
+from millrace_ray.places import Node
+from millrace_ray.remote_handle import RayHandle
 
 
 class Ref:

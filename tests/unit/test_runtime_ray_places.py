@@ -8,7 +8,7 @@ import pytest
 
 from millrace.core.errors import HostLost, WorkerError
 from millrace.core.placement import ROLES
-from millrace.runtime.ray.places import ROLE, Node, Places
+from millrace_ray.places import ROLE, Node, Places
 
 
 def node(name: str, *, node_id: str = "", gpus: float = 0.0, role: str = "") -> Node:

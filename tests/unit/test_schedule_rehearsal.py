@@ -14,7 +14,7 @@ from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
 from millrace.schedule.tail.build import build_tail
 from millrace.schedule.tail.rollpacker import rollpacker
-from millrace.sim.rehearsal import BrokenPromise, Scene, rehearse
+from millrace_sim.rehearsal import BrokenPromise, Scene, rehearse
 
 REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
 TAIL = {"streamrl": StreamRL, "staleflow": StaleFlow, "heddle": Heddle}

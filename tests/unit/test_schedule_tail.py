@@ -24,7 +24,7 @@ from millrace.schedule.tail.lengths import LongestFirst, PastLengths
 from millrace.schedule.tail.rollpacker import rollpacker
 from millrace.schedule.tail.rounds import TailRounds, long_round
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
-from millrace.sim.explore.worlds import small_config
+from millrace_sim.explore.worlds import small_config
 
 SAMPLES, REDUNDANT_SAMPLES = 3, 2
 NUMBERS_OF_FLASH = replace(

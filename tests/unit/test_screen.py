@@ -20,7 +20,7 @@ from millrace.core.types import Finish, Group, State, Trajectory
 from millrace.schedule.admit import WhileNewest
 from millrace.schedule.screen import screened_reward
 from millrace.schedule.view import ReplicaView, View
-from millrace.sim.explore.worlds import small_config
+from millrace_sim.explore.worlds import small_config
 
 SIZE, FIRST = 5, 2
 SCREENED = replace(NUMBERS, group_size=SIZE, screen_samples=FIRST)

@@ -17,10 +17,10 @@ from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import StorageError, WorkerError
 from millrace.core.placement import HERE, Place
-from millrace.runtime.ray import node_probe
-from millrace.runtime.ray.node_probe import look
-from millrace.runtime.ray.places import Node
-from millrace.runtime.ray.ray_hosts import node_problems
+from millrace_ray import node_probe
+from millrace_ray.node_probe import look
+from millrace_ray.places import Node
+from millrace_ray.ray_hosts import node_problems
 
 NODES = [Node(f"id-{name}", name, f"10.0.0.{number}", {}) for number, name in enumerate("abc")]
 

@@ -18,7 +18,7 @@ from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import lay_out
-from millrace.runtime.ray.ray_hosts import Present
+from millrace_ray.ray_hosts import Present
 
 
 def replica(name: str, place: Place) -> WorkerSpec:

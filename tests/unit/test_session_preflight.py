@@ -18,8 +18,8 @@ from millrace.compose import compose
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Gpu, Host
-from millrace.runtime.ray.places import Node
 from millrace.weights.chain.nixl import link
+from millrace_ray.places import Node
 
 MODEL = {
     "model_type": "qwen3",

@@ -25,12 +25,6 @@ from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample
-from millrace.look.drawing.fragments import sample as sample_html
-from millrace.look.drawing.fragments import samples as samples_html
-from millrace.look.record.group.groups import read_member
-from millrace.look.record.story import Story
-from millrace.look.record.tokens import Shown, choose
-from millrace.look.record.views import tokenizer_of, trajectory_record
 from millrace.observe.conversation import CAUSES, conversation, ended_by, sampled_tokens, turns_of
 from millrace.observe.live.live_view import sample_line
 from millrace.observe.live.status import Status
@@ -38,6 +32,12 @@ from millrace.observe.samples import as_markdown, outcome_line, render_sample
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.drawing.fragments import sample as sample_html
+from millrace_ui.drawing.fragments import samples as samples_html
+from millrace_ui.record.group.groups import read_member
+from millrace_ui.record.story import Story
+from millrace_ui.record.tokens import Shown, choose
+from millrace_ui.record.views import tokenizer_of, trajectory_record
 
 ENDED = {"turns": 2.0, "turn_1": 0.25, "turn_2": 0.5, "ended_by_turns": 1.0, "ended_by_tokens": 0.0}
 A = 5  # the id of the letter a

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.serving import PYTHON, WITH_VLLM
 
-from millrace.chaos.attack import SUPERVISION
-from millrace.chaos.trials import attack
+from millrace_chaos.attack import SUPERVISION
+from millrace_chaos.trials import attack
 
 pytestmark = WITH_VLLM
 

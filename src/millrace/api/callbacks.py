@@ -13,9 +13,9 @@ from typing import Any
 from millrace.api.follow import new_lines
 from millrace.core.errors import ConfigError
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.look.record.views import evaluations_view
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.record.views import evaluations_view
 
 OnRecord = Callable[[dict[str, Any]], Any]
 

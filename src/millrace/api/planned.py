@@ -10,8 +10,8 @@ from typing import Any
 from millrace.checks.derived import resolved_lines
 from millrace.config.freeze import dump
 from millrace.config.load import load
-from millrace.sim.plan.ranking import Plan, training_config
-from millrace.sim.plan.search import Simulated
+from millrace_sim.plan.ranking import Plan, training_config
+from millrace_sim.plan.search import Simulated
 
 PLACEHOLDERS: dict[str, Any] = {
     "model": {"path": "path/to/model"},

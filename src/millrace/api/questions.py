@@ -18,8 +18,8 @@ from millrace.config.tables.section import Section
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.plan.request import PlanConfig
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.plan.request import PlanConfig
 
 if TYPE_CHECKING:  # a stub alone
     from millrace.api.keys import EvaluateKeys

@@ -25,19 +25,19 @@ from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.look.record.evaluated_completions import completions_of
-from millrace.look.record.views import evaluations_view, is_finished, tokenizer_of, trajectory_record
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.resume import check_resume
+from millrace_ui.record.evaluated_completions import completions_of
+from millrace_ui.record.views import evaluations_view, is_finished, tokenizer_of, trajectory_record
 
 if TYPE_CHECKING:  # pages and figures are imported when they are asked for; of keys there is a stub alone
     from millrace.api.keys import ResumeKeys
-    from millrace.look.curves.run_curves import RunCurves
-    from millrace.look.diagnosis import Diagnosis
-    from millrace.look.side_by_side import RunComparison
+    from millrace_ui.curves.run_curves import RunCurves
+    from millrace_ui.diagnosis import Diagnosis
+    from millrace_ui.side_by_side import RunComparison
 
 
 class Run:
@@ -59,7 +59,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Figures and the curve of rewards, for a notebook."""
-        from millrace.look.card import card
+        from millrace_ui.card import card
 
         return card(self._directory)
 
@@ -150,7 +150,7 @@ class Run:
 
     def doctor(self) -> Diagnosis:
         """Look for known faults in the run, live or ended. Print the answer, or read its `findings`."""
-        from millrace.look.diagnosis import diagnosis_of
+        from millrace_ui.diagnosis import diagnosis_of
 
         return diagnosis_of(self._directory)
 
@@ -159,15 +159,15 @@ class Run:
 
         Raises: DataError: one of them is no run.
         """
-        from millrace.look.side_by_side import side_by_side
+        from millrace_ui.side_by_side import side_by_side
 
         runs = [one if isinstance(one, Run) else Run(one) for one in (self, *others)]
         return side_by_side([run._directory for run in runs])
 
     def report(self, out: str | os.PathLike[str] = "report.html") -> Path:
         """Write the run into one HTML file that needs no server, and return its path."""
-        from millrace.look.overview import overviews
-        from millrace.look.report import write_report
+        from millrace_ui.overview import overviews
+        from millrace_ui.report import write_report
 
         write_report(overviews([self._directory]), Path(out))
         return Path(out)
@@ -236,7 +236,7 @@ class Run:
             every_s: the pause between two looks at the run.
             timeout_s: the longest that they grow. Default: until the run ends. 0: draw once.
         """
-        from millrace.look.curves.run_curves import RunCurves
+        from millrace_ui.curves.run_curves import RunCurves
 
         return RunCurves(self._directory, metrics, self._has_ended, every_s=every_s, timeout_s=timeout_s)
 

@@ -10,11 +10,11 @@ from millrace.config.schema import Config
 from millrace.config.tables.schedules import Schedule
 from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError
-from millrace.sim.calibrate.learn import calibrate
-from millrace.sim.config import SimulatedConfig
-from millrace.sim.report.compare import Comparison, OnProgress, compare, schedules
-from millrace.sim.setup import check_memory, scenario
-from millrace.sim.simulation import Scenario
+from millrace_sim.calibrate.learn import calibrate
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.report.compare import Comparison, OnProgress, compare, schedules
+from millrace_sim.setup import check_memory, scenario
+from millrace_sim.simulation import Scenario
 
 
 def base_scenario(config: Section | None, run: Path | None, seed: int | None) -> Scenario:

@@ -107,7 +107,7 @@ def simulate(
     from millrace.api.simulated import base_scenario, compared, records
     from millrace.config.schema import Config
     from millrace.config.tables.section import Section
-    from millrace.sim.config import SimulatedConfig
+    from millrace_sim.config import SimulatedConfig
 
     schema: type[Section] = SimulatedConfig if run is None else Config
     checked = None if config is None else validate(schema, config, {})
@@ -117,8 +117,8 @@ def simulate(
 
 def plan(config: dict[str, Any], base: str | None) -> dict[str, Any]:
     from millrace.api.planned import as_json, base_tree, configuration
-    from millrace.sim.plan.ranking import plan
-    from millrace.sim.plan.request import PlanConfig
+    from millrace_sim.plan.ranking import plan
+    from millrace_sim.plan.request import PlanConfig
 
     answer = plan(validate(PlanConfig, config, {}))
     return as_json(answer, configuration(answer, base_tree(Path(base) if base else None)))

@@ -19,12 +19,12 @@ from millrace.core.errors import MillraceError, writing
 from millrace.core.placement import OWN_ADDRESS, Place
 from millrace.core.protocols import Handle
 from millrace.placement.assign import size
-from millrace.runtime.ray.cluster import connect
-from millrace.runtime.ray.link_probe import CONNECT_S, SEND_S
-from millrace.runtime.ray.node_probe import NodeReport
-from millrace.runtime.ray.places import Node
-from millrace.runtime.ray.ray_hosts import node_problems, shared_paths, survey
-from millrace.runtime.ray.ray_runtime import RayRuntime
+from millrace_ray.cluster import connect
+from millrace_ray.link_probe import CONNECT_S, SEND_S
+from millrace_ray.node_probe import NodeReport
+from millrace_ray.places import Node
+from millrace_ray.ray_hosts import node_problems, shared_paths, survey
+from millrace_ray.ray_runtime import RayRuntime
 
 T = TypeVar("T")
 CLOCK_S_MAX = 1.0
@@ -163,7 +163,7 @@ async def _end(runtime: RayRuntime, node: Node) -> tuple[Handle, int] | str:
     try:
         end = await runtime.spawn(
             f"link-{node.name}",
-            "millrace.runtime.ray.link_probe:LinkProbe",
+            "millrace_ray.link_probe:LinkProbe",
             {"address": OWN_ADDRESS},
             place=Place(host=node.node_id),
             timeout_s=START_S,

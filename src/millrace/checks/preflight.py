@@ -42,9 +42,9 @@ from millrace.rollout.kinds.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN
-from millrace.sandbox.sandbox import Sandbox
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
+from millrace_sandbox.sandbox import Sandbox
 
 TEMPORARY_CHECKPOINTS = 1  # written before the oldest kept checkpoint is deleted
 TRAJECTORY_BYTES = 1000  # of the controller's memory, at least

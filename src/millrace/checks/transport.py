@@ -10,8 +10,8 @@ from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import ConfigError
 from millrace.placement.hosts import Layout
-from millrace.runtime.ray.cluster import connect
 from millrace.weights.chain.nixl.link import refuse_without_nixl
+from millrace_ray.cluster import connect
 
 TRY_S = 60.0
 NODE_S = 20.0

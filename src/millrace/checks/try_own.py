@@ -11,7 +11,7 @@ from millrace.config.tables.schedules import FunctionSchedule
 from millrace.core.errors import ConfigError, DeadlineExceeded, WorkerDied, boundary
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.schedule.presets import build
-from millrace.sim.rehearsal import BrokenPromise, Scene, rehearse
+from millrace_sim.rehearsal import BrokenPromise, Scene, rehearse
 
 TARGET = "millrace.trainer.checks.first_step:AlgorithmTrial"
 SCENES = (Scene(), Scene(crash_probability=0.02, fail_probability=0.05))

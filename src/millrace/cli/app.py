@@ -9,43 +9,19 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import pairwise
 from typing import Annotated
 
 import typer
 
 import millrace
-from millrace.cli import (
-    chaos,
-    check,
-    compare,
-    convert,
-    curate,
-    doctor,
-    evaluate,
-    export,
-    fetch,
-    model_files,
-    plan,
-    quickstart,
-    report,
-    scale,
-    sft,
-    show,
-    simulate,
-    trace,
-    train,
-    try_task,
-    ui,
-)
 from millrace.cli.options import answers_alone
 from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.observe.terminal import Terminal
 from millrace.runtime.process import interrupt_on_signals
 from millrace.runtime.stacks import survive_dumps
-from millrace.serve import command as serve
-from millrace.sweeps import command as sweep
 
 app = typer.Typer(
     name="millrace",
@@ -56,32 +32,40 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command("quickstart")(quickstart.command)
-app.command("train")(train.command)
-app.command("sweep")(sweep.command)
-app.command("check")(check.command)
-app.command("fetch")(fetch.command)
-app.command("import")(model_files.import_)
-app.command("text-part")(model_files.text_part)
-app.command("dequantize")(model_files.dequantize)
-app.command("sft")(sft.command)
-app.command("eval")(evaluate.command)
-app.command("serve")(serve.command)
-app.command("export")(export.command)
-app.command("convert")(convert.command)
-app.command("show")(show.command)
-app.command("scale")(scale.command)
-app.command("doctor")(doctor.command)
-app.command("ui")(ui.command)
-app.command("report")(report.command)
-app.command("compare")(compare.command)
-app.command("trace")(trace.command)
-app.command("try-task")(try_task.command)
-app.command("try-reward", hidden=True)(try_task.command)  # its name before it played episodes
-app.command("curate")(curate.command)
-app.command("chaos")(chaos.command)
-app.command("simulate")(simulate.command)
-app.command("plan")(plan.command)
+COMMANDS = {
+    "quickstart": "millrace.cli.quickstart:command",
+    "train": "millrace.cli.train:command",
+    "sweep": "millrace_sweeps.command:command",
+    "check": "millrace.cli.check:command",
+    "fetch": "millrace.cli.fetch:command",
+    "import": "millrace.cli.model_files:import_",
+    "text-part": "millrace.cli.model_files:text_part",
+    "dequantize": "millrace.cli.model_files:dequantize",
+    "sft": "millrace.cli.sft:command",
+    "eval": "millrace.cli.evaluate:command",
+    "serve": "millrace.serve.command:command",
+    "export": "millrace.cli.export:command",
+    "convert": "millrace.cli.convert:command",
+    "show": "millrace_ui.commands.show:command",
+    "scale": "millrace.cli.scale:command",
+    "doctor": "millrace_ui.commands.doctor:command",
+    "ui": "millrace_ui.commands.ui:command",
+    "report": "millrace_ui.commands.report:command",
+    "compare": "millrace_ui.commands.compare:command",
+    "trace": "millrace.cli.trace:command",
+    "try-task": "millrace.cli.try_task:command",
+    "try-reward": "millrace.cli.try_task:command",
+    "curate": "millrace_curation.command:command",
+    "chaos": "millrace_chaos.command:command",
+    "simulate": "millrace_sim.commands.simulate:command",
+    "plan": "millrace_sim.commands.plan:command",
+}
+"""Each command, in the order of `--help`, with its function: of the core, or of a package beside it."""
+
+for _name, _target in COMMANDS.items():
+    _module, _, _function = _target.partition(":")
+    _hidden = _name == "try-reward"  # the name of `try-task` before it played episodes
+    app.command(_name, hidden=_hidden)(getattr(import_module(_module), _function))
 
 
 def _print_version(wanted: bool) -> None:

@@ -33,6 +33,6 @@ def command(
         python = None if found is None else found[0].read_config().trainer.python
         typer.echo(run_with_jax(python, "convert", checkpoint, out, "--to", to.value), nl=False)
         return
-    from millrace.jax_trainer.files.convert import convert
+    from millrace_jax.files.convert import convert
 
     typer.echo(f"For {to.value}: {convert(checkpoint, out, to.value)}")

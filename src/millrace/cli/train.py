@@ -22,7 +22,6 @@ from millrace.config.inert import inert
 from millrace.config.load import Source, combine, load, read_overrides
 from millrace.config.schema import Config
 from millrace.core.events import Event
-from millrace.look.record.views import is_finished
 from millrace.observe.live.structured import StructuredLog
 from millrace.observe.terminal import Terminal
 from millrace.observe.typed import typed
@@ -31,6 +30,7 @@ from millrace.run_directory.going_on import Start, begun_as, find_start, start_i
 from millrace.run_directory.lineage import kept_start
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.record.views import is_finished
 
 
 class LogForm(StrEnum):

@@ -63,10 +63,10 @@ from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.process import ONE_HASH_SEED
-from millrace.runtime.ray.ray_runtime import RayRuntime
 from millrace.runtime.stacks import dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
+from millrace_ray.ray_runtime import RayRuntime
 
 PRELOAD = (
     "millrace.rollout.replica",
@@ -78,7 +78,7 @@ PRELOAD = (
 """The forkserver imports these modules once, for all workers."""
 
 REPLICA_IN_TURNS = "millrace.rollout.colocated.shared_replica:SharedReplica"
-TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": "millrace.jax_trainer.role:JaxTrainer"}
+TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": "millrace_jax.role:JaxTrainer"}
 TRAINER_IN_TURNS = "millrace.trainer.colocated.shared_trainer:SharedTrainer"
 """The roles where one device is lent in turns."""
 

@@ -16,8 +16,8 @@ from millrace.devices.inventory import read_memory
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, added
 from millrace.placement.joining import joining_places
-from millrace.runtime.ray.blocking_calls import in_thread
-from millrace.runtime.ray.ray_hosts import NEW_LOOK_S, Present, present
+from millrace_ray.blocking_calls import in_thread
+from millrace_ray.ray_hosts import NEW_LOOK_S, Present, present
 
 ANSWER_S = NEW_LOOK_S + 5.0
 """For the list of nodes, and for the reports of new nodes. The command `millrace scale` waits longer."""

@@ -7,7 +7,7 @@ from millrace.config.tables.runtime import RayCluster
 from millrace.core.placement import Host
 from millrace.placement.assign import allowed_gpus
 from millrace.placement.hosts import split
-from millrace.runtime.ray.ray_hosts import ray_hosts
+from millrace_ray.ray_hosts import ray_hosts
 
 LOOPBACK = "127.0.0.1"
 

@@ -11,12 +11,12 @@ from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError
 from millrace.environments.chat import is_messages
 from millrace.environments.rows import Row, find_column
-from millrace.sandbox.code_asserts import code_given, is_continuation, read_asserts
-from millrace.sandbox.code_tests import judge, read_tests
-from millrace.sandbox.execution import ProgramOutcome
-from millrace.sandbox.inside.limits import Limits, MiB
-from millrace.sandbox.program_text import program_of
-from millrace.sandbox.sandbox import Sandbox
+from millrace_sandbox.code_asserts import code_given, is_continuation, read_asserts
+from millrace_sandbox.code_tests import judge, read_tests
+from millrace_sandbox.execution import ProgramOutcome
+from millrace_sandbox.inside.limits import Limits, MiB
+from millrace_sandbox.program_text import program_of
+from millrace_sandbox.sandbox import Sandbox
 
 SHARE_OF_DEADLINE = 0.8
 """The sandbox ends a program before the deadline of its score."""

@@ -136,7 +136,7 @@ def _write(
             options = *["--adapter"] * adapter, *["--master"] * exact
             run_with_jax(config.trainer.python, "export", run.path, *words, *options)
             return
-        from millrace.jax_trainer.files.model_directory import export_adapter, export_checkpoint
+        from millrace_jax.files.model_directory import export_adapter, export_checkpoint
     else:
         from millrace.trainer.files.export import export_adapter, export_checkpoint
     write, model = export_adapter if adapter else export_checkpoint, config.model

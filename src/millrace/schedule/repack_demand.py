@@ -27,7 +27,7 @@ from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 PACKED_MAX = 48
 """Trajectories at most on a replica that receives some. The KV of so many long trajectories doubles the time
-of a decode step (7B to 72B on H800, `sim/costs/generation.py`). See docs/experiments.md."""
+of a decode step (7B to 72B on H800, `millrace_sim/costs/generation.py`). See docs/experiments.md."""
 
 
 @dataclass(frozen=True, slots=True)

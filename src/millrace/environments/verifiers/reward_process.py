@@ -27,7 +27,7 @@ from millrace.environments.limits import limit_process_memory
 from millrace.environments.rewards import Reward
 from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
-from millrace.sandbox.inside.syscalls import prctl
+from millrace_sandbox.inside.syscalls import prctl
 
 PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!Q")

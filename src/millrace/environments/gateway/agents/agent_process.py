@@ -16,7 +16,7 @@ from typing import Any
 
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.agents.inside.bounded_output import LAST_BYTES
-from millrace.sandbox.inside.warden import path_of, remove_tree
+from millrace_sandbox.inside.warden import path_of, remove_tree
 
 DIRECTORY = "agents"
 """Of a run: the working directories of agents that run."""

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from millrace.environments.gateway.agents.inside.agent_function import RETURNED_BYTES_MAX, AgentFunction
 from millrace.environments.gateway.agents.inside.become import become_agent
 from millrace.environments.gateway.agents.inside.bounded_output import BoundedOutput
-from millrace.sandbox.inside.syscalls import prctl
-from millrace.sandbox.inside.warden import PR_SET_CHILD_SUBREAPER, end_descendants, path_of, remove_tree
+from millrace_sandbox.inside.syscalls import prctl
+from millrace_sandbox.inside.warden import PR_SET_CHILD_SUBREAPER, end_descendants, path_of, remove_tree
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES_MAX = 2**20

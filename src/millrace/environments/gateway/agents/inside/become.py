@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.environments.limits import limit_process_memory
-from millrace.sandbox.inside.syscalls import MEANT, prctl
+from millrace_sandbox.inside.syscalls import MEANT, prctl
 
 PR_SET_PDEATHSIG = 1
 RESTORED = tuple(signal.valid_signals() - MEANT)

@@ -1,0 +1,152 @@
+"""The trainer in JAX as a worker. JAX is imported when the first weights are loaded, with the devices of this
+process. On several hosts each has one process, which gets the same commands in the same order as the others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millrace import __version__
+from millrace.adapters.low_rank import BASE
+from millrace.core import model_version
+from millrace.core.types import Batch, Endpoint, StepRejected, StepResult, TrainerState
+from millrace.placement.number_format import cpu_model
+from millrace.trainer.files.directories import atomic_directory, sweep
+from millrace.trainer.files.tokens import read_tokenizer
+from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, first_alone
+from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
+from millrace_jax.devices.platform import computes_on_tpu, simulate_devices
+from millrace_jax.devices.xla_flags import set_tpu_flags
+
+if TYPE_CHECKING:
+    from millrace_jax.devices.programs import Programs
+
+NO_ARITHMETIC = "python", "programs"
+"""Settings of the trainer that change no rounding."""
+
+
+class JaxTrainer(TrainerWorker[Any]):
+    """`device`: "cpu", or JAX chooses. On a CPU a process simulates the devices of its host. A placement
+    knows no TPUs. It says "cpu" of a host with TPUs, and JAX takes them if `model.device` is "auto".
+    `device_share`: of the memory of each device. Other arguments: see `TrainerWorker`."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        run_dir: str,
+        open_writer: str,
+        device: str = "auto",
+        device_share: float = 1.0,
+    ) -> None:
+        super().__init__(config, run_dir, open_writer)
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{min(device_share, 0.9):.2f}")
+        if computes_on_tpu(self._config.model.device):
+            set_tpu_flags()
+        elif device == "cpu":
+            simulate_devices(self._config.trainer.ranks_of_host)
+        self._ranks: Ranks = ALONE
+        self._programs: Programs | None = None
+        self._tokenizer: dict[str, bytes] = {}
+        self._constants: dict[str, Any] = {}  # tensors that every version has, beside the trained weights
+
+    def _step(self, batch: Batch) -> StepResult | StepRejected:
+        result = super()._step(batch)
+        if self._programs is not None and self._ranks.rank == 0:  # the process that writes them
+            self._programs.seal()
+        return result
+
+    def _load(self, checkpoint: str | None) -> TrainerState:
+        import jax
+
+        from millrace_jax.adapters.adapter_tree import base_digits, version_dims
+        from millrace_jax.devices.processes import join
+        from millrace_jax.devices.programs import Programs
+        from millrace_jax.files.checkpoint import JaxSaver, load_checkpoint
+        from millrace_jax.files.load_policy import load_policy
+        from millrace_jax.publisher import JaxPublisher
+        from millrace_jax.weights import shapes
+
+        self._unload()
+        self._ranks = ranks = join(self._config.trainer.hosts)
+        self._prunes = ranks.rank == 0
+        if self._config.trainer.programs is not None and self._programs is None:
+            self._programs = Programs(self._run_dir / self._config.trainer.programs)
+        config = self._config
+        self._tokenizer = self._tokenizer or read_tokenizer(config.model.path)
+        agreed(ranks, self._sweep)
+        trainer = load_policy(config)
+        if checkpoint is not None:
+            load_checkpoint(trainer, Path(checkpoint), ranks)
+        self._trainer, self._saver = trainer, JaxSaver(ranks)
+        published, computing = trainer.settings.published, trainer.settings.dtype
+        dims, self._constants = shapes(trainer.shape), {}
+        if trainer.base is not None:
+            digits = base_digits(trainer.base, trainer.shape, published.name)
+            dims = version_dims(trainer.shape, config.adapter)
+            self._constants = {BASE: jax.device_put(digits)}
+        self._publisher = publisher = JaxPublisher(dims, published, ranks, current=self._published_weights)
+        trainer.before_update = self._before_update
+        text = f"{published.name}, products in {computing.name}; JAX {jax.__version__}"
+        return TrainerState(trainer.version, publisher.weights_bytes, text, self._arithmetic())
+
+    def _sweep(self) -> None:
+        """Sweep in the first process. Other processes begin to write after the sweep."""
+        for directory in (self._run_dir, self._run_dir / CHECKPOINTS) if self._prunes else ():
+            sweep(directory)
+
+    def _before_update(self) -> None:
+        self._saver.wait_read()
+        self._publisher.before_update()
+
+    def _published_weights(self) -> Any:
+        return self._ready().state.weights | self._constants
+
+    def _arithmetic(self) -> str:
+        """See `trainer.checks.arithmetic`. Empty on accelerators: the order of their sums is chance."""
+        import jax
+
+        if jax.default_backend() != "cpu":
+            return ""
+        facts = f"Millrace {__version__}", f"JAX {jax.__version__}", cpu_model()
+        settings = (
+            f"trainer.{key} {value}" for key, value in self._config.trainer if key not in NO_ARITHMETIC
+        )
+        budget = f"batch.token_budget {self._config.batch.token_budget}"
+        return ", ".join((*facts, *settings, budget, f"model.recompute {self._config.model.recompute}"))
+
+    def _publish(self, endpoints: Sequence[Endpoint]) -> None:
+        trainer, endpoint = self._ready(), endpoints[self._ranks.host]
+        self._publisher.begin(
+            lambda: self._writer_to(endpoint),
+            endpoint,
+            trainer.version,
+            self._published_weights(),
+        )
+
+    def _checkpoint(self, directory: str) -> None:
+        trainer, began_s = self._ready(), time.perf_counter()
+        agreed(self._ranks, lambda: self._refuse_changed(trainer.version))
+        self._saver.begin(trainer, Path(directory), began_s)
+
+    def _export(self, directory: str) -> None:
+        from millrace_jax.adapters.adapter_tree import whole_model
+        from millrace_jax.files.model_directory import save_model
+        from millrace_jax.weights import on_host
+
+        trainer, model = self._ready(), self._config.model
+        weights = on_host(trainer.state.weights, trainer.mesh, self._ranks)
+
+        def write() -> None:
+            tensors = whole_model(trainer.base, weights, trainer.shape)
+            with atomic_directory(Path(directory), marker="config.json") as path:
+                save_model(tensors, self._tokenizer, path, model_path=Path(model.path), dtype=model.dtype)
+                model_version.write(path, trainer.version)
+
+        first_alone(self._ranks, write)
+
+    def _vocabulary(self) -> int:
+        return int(self._ready().shape.vocab)

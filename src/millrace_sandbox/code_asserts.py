@@ -1,0 +1,225 @@
+"""Tests that are Python: asserts that call a function, as MBPP, HumanEval and pytest have them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.core.errors import DataError
+from millrace_sandbox.code_changes import sees_changes
+from millrace_sandbox.program_text import program_of
+
+CHECK, CANDIDATE = "check", "candidate"
+SETUP = ("test_setup_code", "test_imports", "challenge_setup")
+PROGRAM = "solution"
+"""The module from which tests of pytest import the program's function."""
+_IN_CLASS = re.compile(r"\bSolution(?:\(\))?\.(?=[A-Za-z_])")
+PACKAGES = ("numpy",)
+"""Packages that programs and tests may import beside the standard library."""
+
+
+@dataclass(frozen=True)
+class CodeAsserts:
+    """Tests that call `function`. `setup` runs before the first of them. `packages` are what they import.
+
+    `unbound` are names that they load and nobody defines. `sees_changes`: they look at what a call that
+    returns something has left in its arguments.
+    """
+
+    function: str
+    setup: str
+    tests: list[str]
+    packages: list[str] = field(default_factory=list)
+    unbound: frozenset[str] = frozenset()
+    sees_changes: bool = False
+
+
+def read_asserts(
+    column: Any, columns: Mapping[str, Any], function: str | None = None, prompt: str = ""
+) -> CodeAsserts | None:
+    """The asserts of a row, or None: the column has no Python.
+
+    A list of texts: each is a test, as MBPP's `test_list`. `test_setup_code` and `test_imports` of the row
+    run first. A text that defines `check(candidate)`, as HumanEval's `test`: one test. A text with functions
+    `test_...`, or with classes of such methods, as pytest and unittest have them: each is a test. Another
+    text of Python: one test.
+
+    Args:
+        function: the function to call, before `entry_point` of the row, and the one that the tests name.
+        prompt: the tests get its code if they use a name that it defines (see `code_given`).
+    Raises:
+        DataError: they are no Python, compare identity, or name several functions and the row none.
+    """
+    function = function_of(function or columns.get("entry_point"))
+    if isinstance(column, str) and column.lstrip().startswith("["):
+        column = _from_json(column)
+    if isinstance(column, str) and f"def {CHECK}(" in column:
+        setup, tests = "", [f"{column}\n{CHECK}({CANDIDATE})"]
+    elif isinstance(column, str) and not column.lstrip().startswith(("{", "[")):
+        setup, tests, imported = _of_module(column)
+        function = function or imported
+    elif isinstance(column, list | tuple) and column and all(isinstance(each, str) for each in column):
+        lines = [columns.get(name) or "" for name in SETUP]
+        setup = "\n".join(each if isinstance(each, str) else "\n".join(each) for each in lines)
+        tests = list(column)
+    else:
+        return None
+    setup, *tests = (_without_class(each) for each in (setup, *tests))
+    trees = [_parsed(each) for each in (setup, *tests)]
+    function = function or _called(trees)
+    unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE, function}
+    given = code_given(prompt, function)
+    if defined := unbound & _bound_in([ast.parse(given)]):
+        setup, unbound = f"{given}\n{setup}", unbound - defined
+    sees = sees_changes(trees, {CANDIDATE, function})
+    return CodeAsserts(function, setup, tests, _packages(trees), frozenset(unbound), sees)
+
+
+def function_of(name: str | None) -> str | None:
+    """The function of a name such as `Solution().add`, as data sets from LeetCode have it."""
+    return _IN_CLASS.sub("", name) or None if name else None
+
+
+def _without_class(code: str) -> str:
+    """Tests of a method of `Solution` as tests of a function."""
+    return _IN_CLASS.sub("", code)
+
+
+def code_given(prompt: str, function: str) -> str:
+    """The imports, functions, classes and values that a prompt gives beside `function`, which it begins,
+    as in HumanEval. The prompt is Python, or has a block of it. Empty: it does not begin the function."""
+    tree = _beginning(prompt, function) or _beginning(program_of(prompt, function), function)
+    if tree is None:
+        return ""
+    names = [getattr(node, "name", None) for node in tree.body]
+    kept = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign
+    body: list[ast.stmt] = [
+        node
+        for node, name in zip(tree.body, names, strict=True)
+        if isinstance(node, kept) and name != function
+    ]
+    return ast.unparse(ast.Module(body, []))
+
+
+def is_continuation(code: str, function: str, prompt: str) -> bool:
+    """Whether a program goes on where a prompt ends, in the body of `function`: models without a chat do."""
+    first = next((line for line in code.split("\n") if line.strip()), "")
+    return (
+        first[:1] in (" ", "\t")
+        and f"def {function}" not in code
+        and _beginning(prompt, function) is not None
+    )
+
+
+def _beginning(prompt: str, function: str) -> ast.Module | None:
+    """A prompt that is Python and begins a function; None: another prompt."""
+    if f"def {function}" not in prompt:
+        return None
+    try:
+        tree = ast.parse(prompt)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tree if function in [getattr(node, "name", None) for node in tree.body] else None
+
+
+def _from_json(column: str) -> Any:
+    """A list of asserts as text of JSON; the text, if it is something else."""
+    try:
+        found = json.loads(column)
+    except (ValueError, RecursionError):
+        return column
+    is_asserts = isinstance(found, list) and found and all(isinstance(each, str) for each in found)
+    return found if is_asserts else column
+
+
+def _of_module(code: str) -> tuple[str, list[str], str | None]:
+    """Setup, tests and the imported function of a text that is a module."""
+    tree = _parsed(code)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == PROGRAM]
+    imported = [alias.name for node in imports for alias in node.names]
+    tests = [test for node in tree.body for test in _tests_of(node)]
+    rest = ast.unparse(ast.Module([node for node in tree.body if node not in imports], []))
+    name = imported[0] if len(imported) == 1 and imported[0] != "*" else None
+    return (rest, tests, name) if tests else ("", [rest], name)
+
+
+def _tests_of(node: ast.stmt) -> list[str]:
+    """The calls of a test function, or of the test methods of a class, each on an object of its own."""
+    if isinstance(node, ast.FunctionDef):
+        return [f"{node.name}()"] * node.name.startswith("test")
+    if not isinstance(node, ast.ClassDef):
+        return []
+    names = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+    if any("TestCase" in ast.unparse(base) for base in node.bases):
+        call = f"__import__('unittest').TestSuite([{node.name}('{{}}')]).debug()"
+    else:
+        call = f"_one = {node.name}()\n{'_one.setup_method()' * ('setup_method' in names)}\n_one.{{}}()"
+    return [call.format(name) for name in names if name.startswith("test")]
+
+
+def _parsed(code: str) -> ast.Module:
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"the tests are no Python: {error}: {code[:80]!r}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and _is_identity(node):
+            raise DataError(
+                f"a test compares identity, and values are copies here: {ast.unparse(node)[:80]!r}; "
+                "write == instead of `is`"
+            )
+    return tree
+
+
+def _is_identity(node: ast.Compare) -> bool:
+    sides = [node.left, *node.comparators]
+    pairs = zip(node.ops, sides, sides[1:], strict=False)
+    return any(isinstance(op, ast.Is | ast.IsNot) and not any(map(_is_one, pair)) for op, *pair in pairs)
+
+
+def _is_one(side: ast.expr) -> bool:
+    """Whether every process has one and the same: None, True, `list`."""
+    return isinstance(side, ast.Constant) or (isinstance(side, ast.Name) and side.id in dir(builtins))
+
+
+def _called(trees: Sequence[ast.Module]) -> str:
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    if len(names := sorted(calls - _bound_in(trees))) != 1:
+        raise DataError(f"the tests call {names or 'no function'}: name the one in `entry_point` of the row")
+    return names[0]
+
+
+def _loaded(trees: Sequence[ast.Module]) -> set[str]:
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _bound_in(trees: Sequence[ast.Module]) -> set[str]:
+    return {*dir(builtins), *(name for tree in trees for node in ast.walk(tree) for name in _bound(node))}
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.alias):
+        yield (node.asname or node.name).partition(".")[0]
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+
+
+def _packages(trees: Sequence[ast.Module]) -> list[str]:
+    """Those of `PACKAGES` that are imported."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return [name for name in PACKAGES if name in {each.partition(".")[0] for each in names}]

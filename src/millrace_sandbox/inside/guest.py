@@ -1,0 +1,264 @@
+"""The program's own process: it locks itself up, and only then sees a line of what the model wrote.
+
+Two ways to run. With a function: messages come through descriptor 3, one call at a time, and answers leave
+through 4. Without: the program reads descriptor 0 and writes descriptor 1. A message is its length (8 bytes,
+little-endian) and JSON. Nothing in this process knows what an answer should be.
+"""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import builtins
+import collections
+import copy
+import ctypes
+import datetime
+import functools
+import heapq
+import itertools
+import json
+import math
+import operator
+import os
+import random
+import re
+import statistics
+import string
+import struct
+import sys
+import threading
+import typing
+from types import ModuleType
+from typing import Any, TextIO
+
+from millrace_sandbox.inside import landlock, seccomp
+from millrace_sandbox.inside.limits import Limits, MiB, apply
+from millrace_sandbox.inside.syscalls import call, prctl
+from millrace_sandbox.inside.values import PROGRAM, decode, encode, to_json
+
+CALLS, REPLIES = 3, 4
+COMMON = (
+    *(typing, string, re, datetime, random, statistics, functools, itertools, operator, copy),
+    *(math, bisect, heapq, collections),
+)
+RECURSION_MAX = 50_000
+"""As LiveCodeBench sets it."""
+STACK_BYTES = 64 * MiB
+"""Programs of contests ask for the stack of a thread by what a judge has, and need less."""
+INPUT = 3
+"""An empty file for the input of a program that reads and prints."""
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+CAPABILITY_VERSION_3 = 0x20080522
+NAME = PROGRAM
+
+
+def lock(level: str, limits: Limits, readable: list[str], private: str) -> None:
+    """Confine this process and all its children, for good. Raises OSError: a layer cannot be had."""
+    prctl(PR_SET_DUMPABLE, 0)
+    apply(limits, count_tasks=level == "namespaces")
+    drop_capabilities()
+    if level != "limits":
+        prctl(seccomp.PR_SET_NO_NEW_PRIVS, 1)
+        landlock.restrict(readable, [private, "/dev/null"])
+        seccomp.install(limits, threads=level == "namespaces")
+
+
+def drop_capabilities() -> None:
+    header = ctypes.create_string_buffer(struct.pack("=Ii", CAPABILITY_VERSION_3, 0))
+    call("capset", header, ctypes.create_string_buffer(24))
+
+
+def run(program: dict[str, Any]) -> None:
+    """Execute `program["code"]`; with `program["function"]`, answer calls until there are no more."""
+    function = program["function"]
+    module = begun(NAME if function else "__main__")
+    sys.setrecursionlimit(RECURSION_MAX)
+    stack_size = threading.stack_size
+    threading.stack_size = lambda size=0: stack_size(min(size, STACK_BYTES))
+    if function:
+        code = program["code"]
+        if program.get("given"):
+            answer(os.write, loaded(program["given"], module))
+            code = receive(CALLS)
+        sees_changes = program.get("sees_changes", False)
+        serve(code, function, module, program.get("plain", False), sees_changes)
+    else:
+        if program["as_file"]:
+            read_as_file(INPUT)
+        os.close(INPUT)
+        sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+        script(program["code"], module)
+
+
+def read_as_file(descriptor: int) -> None:
+    """Make the standard input a file, as judges of contests have it: its size is known, and it can be mapped
+    and read again."""
+    while part := os.read(0, 1 << 20):
+        while part:
+            part = part[os.write(descriptor, part) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.dup2(descriptor, 0)
+
+
+def begun(name: str) -> ModuleType:
+    """An empty module of that name, for code of others, which may call `exit` as in any Python."""
+    module = ModuleType(name)
+    sys.modules[name] = module
+    sys.argv = [NAME + ".py"]
+    sys.stdout, sys.stderr = written(1, buffering=-1), written(2, buffering=1)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc, assignment]
+    vars(builtins).update({**common_names(), **vars(builtins), "exit": sys.exit, "quit": sys.exit})
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    return module
+
+
+def common_names() -> dict[str, Any]:
+    """What LeetCode, APPS and LiveCodeBench have imported before a program: it may use `List`, `inf` or
+    `heapq` without an import."""
+    names: dict[str, Any] = {}
+    for module in COMMON:
+        public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+        names.update({name: vars(module)[name] for name in public})
+    return names | {module.__name__: module for module in (*COMMON, sys)}
+
+
+def written(descriptor: int, buffering: int) -> TextIO:
+    return open(descriptor, "w", buffering, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def script(code: str, module: ModuleType) -> None:
+    """Run a program that reads its input and prints its answer. Exit as Python would."""
+    status = 0
+    try:
+        exec(compile(code, NAME + ".py", "exec"), module.__dict__)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        status = MEMORY if isinstance(error, MemoryError) else 1
+        sys.excepthook(*sys.exc_info())
+    try:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    finally:
+        os._exit(status & 0xFF)
+
+
+MEMORY = 77
+"""Exit status of a program that got no memory."""
+
+
+def loaded(code: str, module: ModuleType) -> bytes:
+    """Execute code that comes before the program. Returns the answer."""
+    try:
+        exec(compile(code, "prompt.py", "exec"), module.__dict__)
+    except BaseException as error:
+        return described(error)
+    return b'{"value":null}'
+
+
+def serve(code: str, function: str, module: ModuleType, plain: bool, sees_changes: bool = False) -> None:
+    """Load the program, and answer calls with `{"value": ...}` or `{"error": ..., "memory": ...}`. With
+    the value None, `left` may have the arguments as they are after the call; with another value and
+    `sees_changes`, `changed` may have them.
+
+    `plain`: a call has arguments and keywords, and they and the answers are as inside/values.py has them.
+    """
+    write, dumps = os.write, json.dumps
+    try:
+        exec(compile(code, NAME + ".py", "exec"), module.__dict__)
+        called = find(module, function)
+        reply = b'{"value":null}'
+    except BaseException as error:
+        called, reply = None, described(error)
+    answer(write, reply)
+    while called is not None:
+        arguments = receive(CALLS)
+        try:
+            told = (
+                called_plainly(called, *arguments, sees_changes=sees_changes)
+                if plain
+                else called_once(called, arguments)
+            )
+            reply = dumps(told, default=to_json).encode()
+        except BaseException as error:
+            reply = described(error)
+        answer(write, reply)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def called_once(called: Any, arguments: list[Any]) -> dict[str, Any]:
+    """What a call gave. A function that gives None may have changed its first argument."""
+    value = called(*arguments)
+    return {"value": None, "left": arguments[:1]} if value is None and arguments else {"value": value}
+
+
+def called_plainly(
+    called: Any, arguments: list[Any], keywords: dict[str, Any], *, sees_changes: bool
+) -> dict[str, Any]:
+    """What a call gave. Of a function that gives None, also its arguments, if it has changed them; with
+    `sees_changes` of each function."""
+    given = [decode(each) for each in arguments]
+    named = {name: decode(each) for name, each in keywords.items()}
+    value = encode(called(*given, **named))
+    left = [arguments, keywords]
+    if value is None or sees_changes:
+        left = [[*map(encode, given)], {name: encode(each) for name, each in named.items()}]
+    if left == [arguments, keywords]:
+        return {"value": value}
+    return {"value": value, "left" if value is None else "changed": left}
+
+
+def find(module: ModuleType, function: str) -> Any:
+    """The function, or the method of that name of a class `Solution`."""
+    found = getattr(module, function, None)
+    solution = getattr(module, "Solution", None)
+    if found is None and solution is not None:
+        found = getattr(solution(), function, None)
+    if not callable(found):
+        raise NameError(f"the program defines no function {function!r}")
+    return found
+
+
+def described(error: BaseException) -> bytes:
+    return json.dumps({"error": text_of(error), "memory": isinstance(error, MemoryError)}).encode()
+
+
+def text_of(error: BaseException) -> str:
+    """An exception of a class of its own has the name of the built-in class above it, which tests catch."""
+    try:
+        kinds = type(error).__mro__
+        kind = next((one for one in kinds if one.__module__ == "builtins"), kinds[0])
+        name = kinds[0] if kind in (Exception, BaseException) else kind
+        return f"{name.__name__}: {error}"[:300]
+    except BaseException:
+        return "an error without a message"
+
+
+def answer(write: Any, reply: bytes) -> None:
+    data = struct.pack("<Q", len(reply)) + reply
+    while data:
+        data = data[write(REPLIES, data) :]
+
+
+def receive(descriptor: int) -> Any:
+    """The next message. The process ends when there are no more."""
+    (length,) = struct.unpack("<Q", exactly(descriptor, 8))
+    return json.loads(exactly(descriptor, length))
+
+
+def exactly(descriptor: int, count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(descriptor, min(count, 1 << 20))
+        if not part:
+            sys.stdout.flush()
+            os._exit(0)
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

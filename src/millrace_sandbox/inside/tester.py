@@ -1,0 +1,182 @@
+"""The tests' own process: it runs asserts, and asks through its descriptors for each call of the program.
+
+It is confined as a program is, and is another process than the program. The program's values come as data
+(inside/values.py). A message names a test; the answer is `["call", ...]`, and then the next message has what
+the call gave; or it is how the test ended: `["passed"]`, `["failed", why]` or `["refused", why]`. An error of
+the test's own code is `["raised", why, [type, line], name]`: `name` is what it could not find.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from millrace_sandbox.inside import guest
+from millrace_sandbox.inside.values import decode, encode, write_back
+
+FILE = "tests"
+CALLS_MAX = 10_000
+"""More calls of a stand-in are a loop that waits for an answer."""
+_of_program: list[BaseException] = []
+"""The exceptions that the program raised, and not a test."""
+
+
+class CannotBeAsked(BaseException):
+    """The test wants what no message can say. No `except` of a test catches this by mistake."""
+
+
+class NoEnd(BaseException):
+    """A test goes on asking a stand-in."""
+
+
+def run(program: dict[str, Any]) -> None:
+    """Run `program["code"]`, where each of `program["names"]` is the program's function, and then each test
+    that is asked for. Or say whether the tests `program["instead"]` raise in any case."""
+    names, code = program["names"], program["code"]
+    if "instead" in program:
+        tests, error = program["instead"], program["error"]
+        same = all(raises(code, tests, names, value) == error for value in INSTEAD)
+        exchange(["same"] if same else ["other"])
+    module = begun(names, called)
+    while True:
+        code = exchange(ended(code, module, names))
+
+
+def begun(names: list[str], function: Callable[..., Any]) -> ModuleType:
+    module = guest.begun(FILE)
+    module.__dict__.update(dict.fromkeys(names, function))
+    return module
+
+
+def exchange(message: list[Any]) -> Any:
+    """Send a message, and wait for the next one. The process ends when there is none."""
+    guest.answer(os.write, json.dumps({"value": message}).encode())
+    return guest.receive(guest.CALLS)
+
+
+def ended(code: str, module: ModuleType, names: list[str]) -> list[Any]:
+    try:
+        exec(compile(code, FILE, "exec"), module.__dict__)
+    except CannotBeAsked as error:
+        return ["refused", str(error)]
+    except BaseException as error:
+        if isinstance(error, AssertionError) or is_of_program(error):
+            return ["failed", guest.text_of(error)]
+        name = getattr(error, "name", None) if isinstance(error, NameError) else None
+        return ["raised", guest.text_of(error), place(error), name]
+    changed = [name for name in names if module.__dict__.get(name) is not called]
+    return ["refused", f"they define {changed[0]} themselves"] if changed else ["passed"]
+
+
+def place(error: BaseException) -> list[Any]:
+    """The type of an error, and the line of the tests that raised it; 0: none did."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == FILE:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return [type(error).__name__, line]
+
+
+def is_of_program(error: BaseException | None) -> bool:
+    """Whether the program raised an error, or one that the test met before this one."""
+    while error is not None:
+        if any(error is one for one in _of_program):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def called(*args: Any, **keywords: Any) -> Any:
+    """Call the program's function. Its exception is raised here, as the built-in exception of that name."""
+    try:
+        message = ["call", [*map(encode, args)], {name: encode(each) for name, each in keywords.items()}]
+    except TypeError as error:
+        raise CannotBeAsked(f"an argument of the function: {error}") from None
+    answer = exchange(message)
+    if arguments := answer.get("left") or answer.get("changed"):
+        left, named = arguments
+        write_back(list(args), [*map(decode, left)])
+        write_back(dict(keywords), {name: decode(each) for name, each in named.items()})
+    if "error" not in answer:
+        return decode(answer["value"])
+    name, _, text = answer["error"].partition(": ")
+    kind: Any = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        kind, text = Exception, answer["error"]
+    _of_program.append(kind(text))
+    raise _of_program[-1]
+
+
+# ---------------------------------------------------------------- values in place of the program's
+
+
+class Anything:
+    """A value that takes every operation."""
+
+    def _self(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def _true(self, *_: Any) -> bool:
+        return True
+
+    __getattr__ = __getitem__ = __call__ = __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _self
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _self
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __or__ = __xor__ = (
+        _self
+    )
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __bool__ = _true
+    __setitem__ = __delitem__ = lambda *_: None
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Any:
+        return iter([self])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __int__(self) -> int:
+        return 1
+
+    __index__ = __int__
+
+    def __float__(self) -> float:
+        return 1.0
+
+
+INSTEAD = (1, "a", ["a"], [1], [[1]], {"a": 1}, (1, 1), Anything())
+"""What stands for the answers of a program. An error that they all meet does not come from an answer."""
+
+
+class _WithoutAsserts(ast.NodeTransformer):
+    """What is asserted is computed, so that the test goes on."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Expr:
+        return ast.copy_location(ast.Expr(node.test), node)
+
+
+def raises(setup: str, tests: list[str], names: list[str], value: Any) -> list[Any] | None:
+    """How the last of the tests raises if each answer is `value` (see `place`); None: it does not."""
+    calls = iter(range(CALLS_MAX))
+
+    def stand_in(*_: Any, **__: Any) -> Any:
+        if next(calls, None) is None:
+            raise NoEnd
+        return value
+
+    module, error = begun(names, stand_in), None
+    for code in (setup, *tests):
+        try:
+            tree = _WithoutAsserts().visit(ast.parse(code))
+            exec(compile(ast.fix_missing_locations(tree), FILE, "exec"), module.__dict__)
+            error = None
+        except BaseException as raised:
+            error = place(raised)
+    return error

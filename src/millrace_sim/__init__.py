@@ -1,0 +1,35 @@
+"""A whole run without hardware: the real controller, schedule and ledger, in virtual time.
+
+virtual      the event loop of virtual time, workers, messages, seeded faults
+costs        costs of simulated work: devices, models, lengths, transports
+roles        the simulated trainer, replica, relay and reward worker, and the world that they share
+simulation   one run; `setup` makes it from a configuration, `pool` shares many among processes
+report       the results of a run, as numbers, text and pages
+rehearsal    a schedule alone, in a small world without costs, in milliseconds
+explore      seeded worlds with many faults, and the invariants of every run
+calibrate    costs learnt from a real run
+plan         the best layout for a model and devices
+"""
+
+from millrace_sim.costs.interface import Costs
+from millrace_sim.costs.workload import Workload
+from millrace_sim.roles.world import World
+from millrace_sim.virtual.faults import Crash, Failures, Faults, Lag, Latency, Slow
+from millrace_sim.virtual.loop import DeadlockError, VirtualLoop, run
+from millrace_sim.virtual.trace_digest import TraceDigest
+
+__all__ = [
+    "Costs",
+    "Crash",
+    "DeadlockError",
+    "Failures",
+    "Faults",
+    "Lag",
+    "Latency",
+    "Slow",
+    "TraceDigest",
+    "VirtualLoop",
+    "Workload",
+    "World",
+    "run",
+]

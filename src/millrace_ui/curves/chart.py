@@ -1,0 +1,152 @@
+"""One chart as SVG. It needs no script and no style, so it is the same on a page and as a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+import numpy as np
+
+from millrace_ui.curves.chart_scale import ChartScale, apart
+from millrace_ui.curves.curve_lines import Array, Line, extremes
+from millrace_ui.drawing.figures import COLORS
+from millrace_ui.drawing.fragments import safe
+
+WIDTH, HEIGHT = 360, 210
+LEFT, RIGHT, TOP, BOTTOM = 44, 346, 8, 176
+POINTS = 500
+"""About the most points of a line."""
+ROW = 17
+"""The height of a line of text in a file."""
+
+
+def chart(
+    title: str,
+    lines: Sequence[Line],
+    x: tuple[float, float],
+    *,
+    x_label: str,
+    log: bool = False,
+    alone: bool = False,
+    points: int = POINTS,
+) -> str:
+    """Lines over one axis from x[0] to x[1], each with its band and with the curve before it was smoothed.
+    A logarithmic chart leaves out values that are not above 0. Empty: there is no point.
+
+    `alone`: with the title above, and the labels of several lines below.
+    """
+    values = [v for line in lines for v in (line.y, line.rough, line.low, line.high) if v is not None]
+    every = np.concatenate(values) if values else np.empty(0)
+    every = every[every > 0] if log else every
+    if not len(every):
+        return ""
+    across = ChartScale.of(*x)
+    up = ChartScale.of(float(every.min()), float(every.max()), log=log, room=0.04)
+    drawn = [*zip(lines, colors(), strict=False)]
+    shapes = [_band(line, color, across, up, points) for line, (color, _) in drawn if line.low is not None]
+    shapes += [
+        _line(line, line.rough, f'stroke="{color}" stroke-opacity=".3"', across, up, points)
+        for line, (color, _) in drawn
+        if line.rough is not None
+    ]
+    for line, look in drawn:
+        hidden = "" if line.joined else ' stroke-opacity="0"'
+        shapes.append(_line(line, line.y, _style(*look, label=line.label) + hidden, across, up, points))
+        shapes.append(_dots(line, look[0], across, up, points) if line.dots else "")
+    head, legend = ROW * alone, len(lines) if alone and len(lines) > 1 else 0
+    texts = _text(LEFT, -5, title, "start") * alone + "".join(
+        f'<line x1="{LEFT}" x2="{LEFT + 24}" y1="{_row(i) - 4}" y2="{_row(i) - 4}" {_style(*look)}/>'
+        + _text(LEFT + 30, _row(i), line.label, "start")
+        for i, (line, look) in enumerate(drawn[:legend])
+    )
+    ends = f'data-x="{across.low!r} {across.high!r}" data-y="{up.low!r} {up.high!r}"' + ' data-log="1"' * log
+    frame = f'data-frame="{LEFT} {RIGHT} {TOP} {BOTTOM}" data-axis="{x_label}"'
+    label = f"{title}: {'; '.join(_said(line) for line in lines if len(line.y))}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-head} {WIDTH} {HEIGHT + head + ROW * legend}" '
+        f'role="img" aria-label="{safe(label)}" {ends} {frame} fill="none" '
+        f'stroke-width="1.4" stroke-linejoin="round" font-size="11" font-family="system-ui, sans-serif">'
+        f"{_grid(across, up, x_label)}{''.join(shapes)}{texts}</svg>"
+    )
+
+
+def colors() -> Iterable[tuple[str, str]]:
+    """The colour and the dashes of each line. Dashes tell apart lines of the same colour."""
+    return ((COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for i in count())
+
+
+def swatch(index: int) -> str:
+    """The colour and the dashes of a line, for a legend on a page."""
+    color, dashes = COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
+    return f'<i style="border-top: 3px {"dashed" if dashes else "solid"} {color}"></i>'
+
+
+DASHES = ("", "6 3")
+
+
+def _style(color: str, dashes: str, label: str = "") -> str:
+    named = f' data-label="{safe(label)}"' if label else ""
+    return f'stroke="{color}"' + (f' stroke-dasharray="{dashes}"' if dashes else "") + named
+
+
+def _row(index: int) -> int:
+    return HEIGHT + ROW * index + 10
+
+
+def _said(line: Line) -> str:
+    return f"{line.label} from {line.y[0]:.3g} to {line.y[-1]:.3g}"
+
+
+def _line(line: Line, y: Array, style: str, across: ChartScale, up: ChartScale, points: int) -> str:
+    shown = y > 0 if up.log else np.isfinite(y)
+    x, y = line.x[shown], y[shown]
+    places = _places(x, y, across, up, points)
+    if len(x) == 1:
+        cx, cy = places.split(",")
+        return f'<circle cx="{cx}" cy="{cy}" r="2.5" {style}/>'
+    return f'<polyline points="{places}" {style}/>' if places else ""
+
+
+def _dots(line: Line, color: str, across: ChartScale, up: ChartScale, points: int) -> str:
+    places = _places(line.x, line.y, across, up, points).split()
+    marks = "".join(f"M{place}h0" for place in places)
+    return f'<path d="{marks}" stroke="{color}" stroke-width="5" stroke-linecap="round"/>'
+
+
+def _band(line: Line, color: str, across: ChartScale, up: ChartScale, points: int) -> str:
+    assert line.low is not None and line.high is not None
+    low = _places(line.x, line.low, across, up, points).split(" ")
+    high = _places(line.x, line.high, across, up, points)
+    return f'<polygon points="{" ".join([high, *reversed(low)])}" fill="{color}" fill-opacity=".18"/>'
+
+
+def _places(x: Array, y: Array, across: ChartScale, up: ChartScale, points: int) -> str:
+    chosen = extremes(y, points)
+    xs = LEFT + across.places(x[chosen]) * (RIGHT - LEFT)
+    ys = BOTTOM + up.places(y[chosen]) * (TOP - BOTTOM)
+    return " ".join(f"{a:.1f},{b:.2f}" for a, b in zip(xs.tolist(), ys.tolist(), strict=True))
+
+
+def _grid(across: ChartScale, up: ChartScale, x_label: str) -> str:
+    html = []
+    for text, place in _marked(up):
+        y = BOTTOM + place * (TOP - BOTTOM)
+        html.append(f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#808080" stroke-opacity=".25"/>')
+        html.append(_text(LEFT - 5, y + 4, text, "end"))
+    for text, place in _marked(across):
+        anchor = "end" if place > 0.97 else "middle"
+        html.append(_text(LEFT + place * (RIGHT - LEFT), BOTTOM + 15, text, anchor))
+    html.append(f'<path d="M{LEFT} {BOTTOM}H{RIGHT}" stroke="#808080"/>')
+    return "".join(html) + _text(RIGHT, BOTTOM + 29, x_label, "end")
+
+
+def _marked(scale: ChartScale) -> Iterable[tuple[str, float]]:
+    marks = scale.marks()
+    return zip(apart(marks), scale.places(np.asarray(marks, float)), strict=True)
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor" '
+        f'fill-opacity=".75">{safe(text)}</text>'
+    )

@@ -1,0 +1,82 @@
+"""Several runs or groups of runs over one axis, their figures, and one table of the keys that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
+from urllib.parse import quote
+
+from millrace_ui.comparison import figures_of
+from millrace_ui.curves.cards import cards, legend, notes
+from millrace_ui.curves.curve_set import CurveSet
+from millrace_ui.curves.form import curve_form
+from millrace_ui.curves.run_groups import RunGroups, configurations
+from millrace_ui.drawing import fragments
+from millrace_ui.drawing.meanings import ASYNCHRONY
+from millrace_ui.drawing.runs_table import GROUPS
+from millrace_ui.overview import Overview
+from millrace_ui.record.evaluation_points import newest_figures
+from millrace_ui.record.run_rows import RunRow, varying
+
+
+def comparison_page(
+    base: str, groups: RunGroups, curves: CurveSet, runs: Sequence[Overview], rows: Sequence[RunRow]
+) -> str:
+    """`rows`: of all runs that the address names. `runs`: those that are drawn."""
+    one = replace(curves.choices, runs=(), group="")
+    addresses = (
+        [] if groups.grouped else [f"{base}curves/{quote(name)}{one.address()}" for name in groups.names]
+    )
+    keys = [*GROUPS, *(key for key in varying(rows) if key not in GROUPS)]
+    return (
+        f"<h1>Runs compared</h1>{_left_out(groups, curves.choices.group)}"
+        f"{curve_form(f'{base}compare', curves, keys)}{notes(curves)}{legend(curves, addresses)}"
+        f"{cards(curves, base)}<h2>Figures</h2>{_groups(groups, runs) if groups.grouped else _figures(runs)}"
+        f"<h2>Configuration</h2>{configurations(groups.members)}"
+    )
+
+
+def _left_out(groups: RunGroups, group: str) -> str:
+    """Which choices could not be met."""
+    unknown_key = fragments.notice(f"No run has the key {group}.") if group and not groups.grouped else ""
+    if not groups.left_out:
+        return unknown_key
+    several = "" if groups.grouped else " Group them by a key to compare more."
+    return unknown_key + fragments.notice(
+        f"The first {groups.most} are compared. Left out: {', '.join(groups.left_out)}.{several}"
+    )
+
+
+def _figures(runs: Sequence[Overview]) -> str:
+    names = [run.name for run in runs]
+    rows = [(figure.name, *figure.values) for figure in figures_of(runs)]
+    table = fragments.table(("", *names), rows)
+    return f"{''.join(map(_unread, runs))}{table}{fragments.terms(ASYNCHRONY)}"
+
+
+def _groups(groups: RunGroups, runs: Sequence[Overview]) -> str:
+    """How many runs a group has, which, their last rewards and the newest figures of their evaluations."""
+    evaluated = {run.name: newest_figures(run.run, run.config) for run in runs}
+    names = list(dict.fromkeys(name for one in evaluated.values() for name in one))
+    lines = []
+    for label, rows in groups.members.items():
+        figures = [[evaluated[row.name].get(name) for row in rows] for name in names]
+        cells = [_mean(values) for values in ([row.reward for row in rows], *figures)]
+        lines.append((label, len(rows), *cells, ", ".join(row.name for row in rows)))
+    explanation = '<p class="quiet">Each figure is a mean, ± the standard deviation.</p>'
+    return explanation + fragments.table(("group", "number", "last reward", *names, "runs"), lines)
+
+
+def _mean(values: Sequence[float | None]) -> str | None:
+    known = [value for value in values if value is not None]
+    spread = f" ± {stdev(known):.3g}" if len(known) > 1 else ""
+    return f"{fmean(known):.3g}{spread}" if known else None
+
+
+def _unread(run: Overview) -> str:
+    """A notice if not all events of the run are read."""
+    if run.is_whole:
+        return ""
+    read = f"{run.name}: {run.story.share_read:.0%} of the events are read. Its figures are of those events."
+    return fragments.notice(f"{read} The page loads itself again.")
