@@ -40,7 +40,7 @@ from millrace.engines.own.drafts.trained.trained_engine import TrainedDraftingEn
 from millrace.engines.own.load import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.trainer.batch_step import StepSettings
-from millrace.trainer.drafter.drafting_trainer import DraftingTrainer
+from millrace.trainer.drafter_training import DraftingTrainer
 from millrace.trainer.model import load_model
 
 EPOCHS = 2  # the first of them is not timed

@@ -39,7 +39,7 @@ class AdapterRing:
     def __init__(self, directory: str, adapter: Adapter) -> None:
         from transformers import AutoModelForCausalLM
 
-        from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, published_weights
+        from millrace.trainer.adapted_linear import adapt, adapted_layers, published_weights
         from millrace.trainer.publish.publisher import PublishBuffers
         from millrace.weights.relay import RelayWorker
         from millrace.weights.ring import open_reader, open_writer

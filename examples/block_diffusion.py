@@ -31,7 +31,7 @@ from millrace.algorithms import ComparedGroup, build
 from millrace.algorithms.logprobs import TokenLogprobs
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.rollout.noise import Noise
-from millrace.trainer.batch.reduction import token_weights
+from millrace.trainer.batch.flat_batch import token_weights
 
 K = 4  # positions of a block
 PROMPT, COMPLETION = 12, 12  # tokens, in whole blocks: prompts are filled up on the left

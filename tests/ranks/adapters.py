@@ -15,7 +15,7 @@ from trainer_doubles import make_trainer
 from millrace.adapters.low_rank import BASE
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter
-from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
+from millrace.trainer.adapted_linear import begin, insert, published_weights
 from millrace.trainer.files.export import save_model
 from millrace.trainer.model import load_model
 from millrace.trainer.ranks.mesh import ALONE, Ranks

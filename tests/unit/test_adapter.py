@@ -24,7 +24,7 @@ from millrace.core.errors import ConfigError, DataError, WeightsError
 from millrace.engines.own.architecture import read_architecture
 from millrace.engines.own.parameters import Parameters
 from millrace.placement.needs import adapter_elements
-from millrace.trainer.adapters.adapted_linear import (
+from millrace.trainer.adapted_linear import (
     adapt,
     adapted_layers,
     base_weights,

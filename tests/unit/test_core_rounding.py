@@ -11,8 +11,7 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 
 from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, whitened
-from millrace.algorithms.group import ComparedGroup
-from millrace.algorithms.selection import selected
+from millrace.algorithms.group import ComparedGroup, selected
 from millrace.compose.sampler import spread
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.selection import RestSelection

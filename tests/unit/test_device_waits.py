@@ -25,7 +25,7 @@ from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
 from millrace.trainer import model as trainer_model
-from millrace.trainer.kernels import experts
+from millrace.trainer.kernels import on_gpu
 
 ROWS, POSITIONS = 8, 128
 STEP_LAUNCHES_MAX = 18 + 2
@@ -90,9 +90,9 @@ def test_a_micro_batch_over_allowed_tokens_waits_for_nothing():
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_micro_batch_of_a_mixture_waits_for_nothing(family, monkeypatch):
-    monkeypatch.setattr(experts, "has_grouped", lambda device, dtype, shapes: device == META)
+    monkeypatch.setattr(on_gpu, "has_grouped", lambda device, dtype, shapes: device == META)
     trainer = make_trainer(model=tiny_model(family))
-    experts.install(trainer.model)
+    on_gpu.install_experts(trainer.model)
     assert micro_batch(trainer, make_batch(), 0.0, torch.bfloat16).waits == []
 
 

@@ -71,7 +71,7 @@ from millrace_ray.ray_runtime import RayRuntime
 PRELOAD = (
     "millrace.rollout.replica",
     "millrace.trainer.role",
-    "millrace.trainer.files.first_load",
+    "millrace.trainer.files.checkpoint",
     "millrace.environments.reward_worker",
     "millrace.weights.relay",
 )
@@ -79,7 +79,7 @@ PRELOAD = (
 
 REPLICA_IN_TURNS = "millrace.rollout.colocated.shared_replica:SharedReplica"
 TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": "millrace_jax.role:JaxTrainer"}
-TRAINER_IN_TURNS = "millrace.trainer.colocated.shared_trainer:SharedTrainer"
+TRAINER_IN_TURNS = "millrace.trainer.shared_trainer:SharedTrainer"
 """The roles where one device is lent in turns."""
 
 REPORTS_PER_S = 256
@@ -334,7 +334,7 @@ def places_apart(config: Config, layout: Layout) -> list[Place]:
 
 def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> WorkerSpec:
     kwargs = {"config": config, "device": placed.device, "device_share": its_place.share}
-    target = "millrace.trainer.frozen.reference:ReferenceWorker"
+    target = "millrace.trainer.frozen_models:ReferenceWorker"
     return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 

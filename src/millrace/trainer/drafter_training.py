@@ -8,15 +8,28 @@ Shape suffixes: N = tokens of the passage, B = positions of an update, H = hidde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from bisect import insort
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from xxhash import xxh3_128_digest
 
+from millrace.config.schema import Config
+from millrace.core.types import Batch, StepResult
+from millrace.devices.gpu import on
 from millrace.drafter.draft_head import DraftHead, first_head
-from millrace.trainer.drafter.hidden_states import HiddenStates, Passage
+from millrace.trainer.adapted_linear import published_weights
+from millrace.trainer.batch.packing import Row
+from millrace.trainer.trainer import PolicyTrainer
 
 UPDATES = 8  # of a batch
 DEPTH = 3  # tokens in a row that are guessed from guesses
@@ -132,3 +145,125 @@ class DrafterTraining:
             else:
                 where = "cpu" if key == "step" else parameter.device
                 self._optimizer.state[parameter][key] = tensor.clone().to(where)
+
+
+TOKENS_MIN = 4096
+"""Rows are kept until they have so many trained tokens, of each row the first so many at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """The final hidden state before each of some tokens, behind the last norm. Nothing has a gradient.
+
+    goes_on_N  the token is the one that the next state stands on
+    """
+
+    states_NH: torch.Tensor
+    tokens_N: torch.Tensor
+    goes_on_N: torch.Tensor
+
+    @classmethod
+    def joined(cls, passages: list[Self]) -> Self:
+        columns = zip(*((p.states_NH, p.tokens_N, p.goes_on_N) for p in passages), strict=True)
+        return cls(*(torch.cat(column) for column in columns))
+
+
+class HiddenStates:
+    """Keeps passages of the rows whose digests are least. So the choice depends neither on threads nor on the
+    number of optimizer steps. `model`: its base model gets a hook, which changes nothing."""
+
+    def __init__(self, model: Any) -> None:
+        self._own, self._lock = threading.local(), threading.Lock()
+        self._kept: list[tuple[bytes, int, Passage]] = []
+        model.base_model.register_forward_hook(self._note)
+
+    def forget(self) -> None:
+        self._kept.clear()
+
+    def take(self) -> Passage | None:
+        """The passages since `forget`. None: there was no row."""
+        kept, self._kept = self._kept, []
+        return Passage.joined([passage for _, _, passage in kept]) if kept else None
+
+    @contextmanager
+    def of(self, row: Row) -> Iterator[None]:
+        """Inside the block, this thread computes the final states of `row`."""
+        self._own.row = row
+        try:
+            yield
+        finally:
+            self._own.row = None
+
+    def _note(self, module: Any, inputs: Any, output: Any) -> None:
+        row: Row | None = getattr(self._own, "row", None)
+        if row is None:
+            return
+        key = xxh3_128_digest(row.tokens_T.tobytes() + row.sources_N.tobytes())
+        with self._lock:
+            if not self._wanted(key):
+                return
+        passage = _passage(row, output.last_hidden_state[0].detach())
+        with self._lock:
+            if self._wanted(key):
+                insort(self._kept, (key, len(passage.tokens_N), passage), key=lambda kept: kept[0])
+            while sum(tokens for _, tokens, _ in self._kept[:-1]) >= TOKENS_MIN:
+                self._kept.pop()
+
+    def _wanted(self, key: bytes) -> bool:
+        """A second pass of a row is not."""
+        if any(key == other for other, _, _ in self._kept):
+            return False
+        return sum(tokens for other, tokens, _ in self._kept if other < key) < TOKENS_MIN
+
+
+def _passage(row: Row, hidden_TH: torch.Tensor) -> Passage:
+    device, sources_N, targets_N = hidden_TH.device, row.sources_N[:TOKENS_MIN], row.targets_N[:TOKENS_MIN]
+    goes_on_N = on(device, _goes_on(row, sources_N, targets_N))
+    return Passage(hidden_TH[on(device, sources_N)].float(), on(device, targets_N), goes_on_N)
+
+
+def _goes_on(row: Row, sources_N: NDArray[Any], targets_N: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether the next source holds the target: they are neighbours in one sequence."""
+    goes_on_N, places_N = np.zeros(len(sources_N), np.bool_), row.positions_T[sources_N]
+    goes_on_N[:-1] = (row.tokens_T[sources_N[1:]] == targets_N[:-1]) & (places_N[1:] == places_N[:-1] + 1)
+    return goes_on_N
+
+
+class DraftingTrainer(PolicyTrainer):
+    """A `PolicyTrainer` whose batches also train a drafter. Its policy is that of a `PolicyTrainer`, bit for
+    bit: the drafter reads detached states, and has an optimizer of its own. `drafter_seed`: of the first head
+    and of the positions that are drawn. Other arguments: as of `PolicyTrainer`."""
+
+    def __init__(self, drafter_seed: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        temperature = self.settings.temperature
+        self.drafter = DrafterTraining(self.model, temperature=temperature, seed=drafter_seed)
+
+    def step(self, batch: Batch, *, rejected_dir: Path) -> StepResult:
+        """As `BatchStep.step`. The updates for the batch before have ended, and those for this batch begin
+        afterwards."""
+        self.drafter.finish()
+        self.drafter.states.forget()
+        result = super().step(batch, rejected_dir=rejected_dir)
+        self.drafter.begin(self.version)
+        return result
+
+    def _forward(self, row: Row, *, reference: bool = False) -> tuple[torch.Tensor, ...]:
+        if reference or not torch.is_grad_enabled():
+            return super()._forward(row, reference=reference)
+        with self.drafter.states.of(row):
+            return super()._forward(row)
+
+
+def policy_trainer(config: Config, *args: Any, **kwargs: Any) -> PolicyTrainer:
+    """The trainer of a run of `config`, with a drafter if `rollout.drafts` says so. Other arguments: as of
+    `PolicyTrainer`."""
+    if config.rollout.drafts == "trained":
+        return DraftingTrainer(config.seed, *args, **kwargs)
+    return PolicyTrainer(*args, **kwargs)
+
+
+def published_tensors(trainer: PolicyTrainer, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The tensors of a version: those of `published_weights`, and the drafter's."""
+    weights = published_weights(trainer.model, dtype)
+    return weights | trainer.drafter.published if isinstance(trainer, DraftingTrainer) else weights

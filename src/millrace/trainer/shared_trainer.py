@@ -10,7 +10,7 @@ import torch
 from millrace.core.errors import WorkerError
 from millrace.core.types import TrainerState
 from millrace.devices.released_memory import ReleasedMemory
-from millrace.trainer.optimizer.adamw import plain_tensors
+from millrace.trainer.optimizer import plain_tensors
 from millrace.trainer.ranks.mesh import local
 from millrace.trainer.ranks.offload import computing_device
 from millrace.trainer.role import TorchTrainer

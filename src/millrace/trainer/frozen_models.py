@@ -1,10 +1,4 @@
-"""The reference: the model that a run began with, in the trainer or as a worker of its own.
-
-The worker packs a batch as the trainer does. So its log-probs have the same bits as a reference in the
-trainer.
-
-Shape suffix: C = completion tokens of the batch, in order of groups and sequences.
-"""
+"""Models that are not trained: the reference, and the teacher of on-policy distillation."""
 
 from __future__ import annotations
 
@@ -25,10 +19,11 @@ from millrace.core.digest import kind_of
 from millrace.core.errors import DigestMismatchError, WorkerError, needing_memory
 from millrace.core.types import Batch
 from millrace.devices.device import computes, computing_dtype, torch_device
-from millrace.trainer.adapters.adapted_linear import digest_of
+from millrace.trainer.adapted_linear import digest_of
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.checks.rejected import impossible_trajectories
+from millrace.trainer.files.tokens import refuse_other_tokens
 from millrace.trainer.model import load_model, named_weights, row_logprobs, vocabulary
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.trainer import with_token_masks
@@ -102,3 +97,12 @@ def load_reference(config: Config, device: torch.device, ranks: Ranks) -> PreTra
 
 def published_dtype(config: Config) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+
+
+def load_teacher(path: str, *, student: str, device: torch.device, ranks: Ranks) -> PreTrainedModel:
+    """The model in `path`. `student`: the directory of the model that is trained.
+
+    Raises: DataError: `path` is no model, or the model has other tokens.
+    """
+    refuse_other_tokens(path, student)
+    return load_model(path, device, ranks)
