@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from millrace.core.errors import MillraceError
+from millrace.schedule.ahead import long_round
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.tail.rounds import long_round
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 
 PROMPT_TOKENS = 4

@@ -16,11 +16,10 @@ from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
 from millrace.core.supported import SINKS
 from millrace.core.types import Sampling
-from millrace.engines.own import forward
+from millrace.engines.own import forward, mixture
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
-from millrace.engines.own.families import mixture
 from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler

@@ -30,10 +30,10 @@ from millrace.config.schema import Config
 from millrace.config.tables.runtime import LocalHosts, RayCluster
 from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
+from millrace.controller.episode import answered
 from millrace.controller.fleet.fleet import Fleet, standby_of
 from millrace.controller.pace import Pace
 from millrace.controller.supervisor import WorkerSpec
-from millrace.controller.turns.episode import answered
 from millrace.core import clock, model_version
 from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink

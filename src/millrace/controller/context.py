@@ -7,21 +7,20 @@ from collections import deque
 from collections.abc import Iterable
 
 from millrace.config.schema import Config
-from millrace.controller.colocated.device import devices
-from millrace.controller.ends.ends import stop_work
+from millrace.controller.episode import LANES, answered
 from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
-from millrace.controller.liveness.patience import Patience
-from millrace.controller.numbers.run_numbers import RunNumbers
+from millrace.controller.group_ends import stop_work
+from millrace.controller.lent_device import devices
 from millrace.controller.pace import Pace
+from millrace.controller.patience import Patience
 from millrace.controller.reward_pool import RewardPool
-from millrace.controller.selection.earlier_rows import EarlierOfRows
-from millrace.controller.selection.row_selection import RowSelection
+from millrace.controller.row_selection import EarlierOfRows, RowSelection
+from millrace.controller.run_numbers import RunNumbers
 from millrace.controller.state.lineage import Lineage
 from millrace.controller.state.orders import Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
-from millrace.controller.turns.episode import LANES, answered
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Events

@@ -1,4 +1,4 @@
-"""The learning rate, and which parameters have weight decay. Pure functions: a repeated step is the same step.
+"""The learning rate, and which parameters have weight decay. Pure: a repeated step is the same step.
 
 Weight decay would pull biases, and the scales of norms, to 0.
 """

@@ -80,7 +80,7 @@ def _sides(
     device, tokens = config.model.device, sequence.tokens
 
     def engine() -> tuple[Values, str]:
-        from millrace.engines.own.watched.engine_values import engine_values
+        from millrace.engines.own.engine_values import engine_values
 
         return engine_values(model, tokens, **sampled, device=device, exact=config.rollout.exact)
 

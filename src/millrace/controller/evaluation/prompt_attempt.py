@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from millrace.controller.turns import episode
+from millrace.controller import episode
 from millrace.core.completion.marked import marked
 from millrace.core.types import (
     EvaluationAttempt,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from millrace.controller.state.orders import Rest
 from millrace.core import clock
 from millrace.core.protocols import Handle
-from millrace.schedule.colocated.turns import DeviceView, HandOver, Use, hand_over
+from millrace.schedule.device_turns import DeviceView, HandOver, Use, hand_over
 
 if TYPE_CHECKING:
     from millrace.controller.context import RunContext
