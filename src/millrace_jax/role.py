@@ -106,7 +106,7 @@ class JaxTrainer(TrainerWorker[Any]):
         return self._ready().state.weights | self._constants
 
     def _arithmetic(self) -> str:
-        """See `trainer.checks.arithmetic`. Empty on accelerators: the order of their sums is chance."""
+        """See `trainer.role.arithmetic`. Empty on accelerators: the order of their sums is chance."""
         import jax
 
         if jax.default_backend() != "cpu":

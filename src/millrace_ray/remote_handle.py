@@ -1,4 +1,4 @@
-"""The controller's side of one worker on Ray; `runtime.ray.actor` is the worker's side.
+"""The controller's side of one worker on Ray; `millrace_ray.actor` is the worker's side.
 
 The call `live` never returns. When the worker dies, Ray fails this call. When a worker is killed and its host
 is cut off, Ray reports nothing: the worker counts as dead after `KILL_S`. Its lease runs out on that host,

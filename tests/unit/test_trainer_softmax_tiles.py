@@ -13,8 +13,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="Triton is not installed: the fused kernel cannot run")
 
 from millrace.trainer import logprobs
-from millrace.trainer.kernels import softmax, softmax_tiles
-from millrace.trainer.kernels.softmax import GENERAL, Softmax, Upstream
+from millrace.trainer.kernels import softmax_choice, softmax_tiles
+from millrace.trainer.kernels.softmax import Upstream
+from millrace.trainer.kernels.softmax_choice import GENERAL, Softmax
 from millrace.trainer.logprobs import token_logprobs
 
 TILES = Softmax(softmax_tiles.statistics, softmax_tiles.slopes)
@@ -98,10 +99,10 @@ def test_logprobs_and_their_gradients_are_those_without_the_kernel(temperature, 
 
 
 def test_a_kernel_is_taken_if_it_agrees_with_the_general_way():
-    assert softmax.disagreement(TILES, CPU) < softmax.TOLERANCE
-    softmax.fused.cache_clear()
-    assert softmax.fused(CPU) == TILES
-    softmax.fused.cache_clear()
+    assert softmax_choice.disagreement(TILES, CPU) < softmax_choice.TOLERANCE
+    softmax_choice.fused.cache_clear()
+    assert softmax_choice.fused(CPU) == TILES
+    softmax_choice.fused.cache_clear()
 
 
 @pytest.mark.parametrize("broken", ["statistics", "slopes"])
@@ -113,9 +114,9 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
         return tuple(x + 0.1 for x in found) if broken == "statistics" else found + 0.1
 
     monkeypatch.setattr(softmax_tiles, broken, wrong)
-    softmax.fused.cache_clear()
-    assert softmax.fused(CPU) is None and "off by 0.1" in caplog.text
-    softmax.fused.cache_clear()
+    softmax_choice.fused.cache_clear()
+    assert softmax_choice.fused(CPU) is None and "off by 0.1" in caplog.text
+    softmax_choice.fused.cache_clear()
 
 
 PROGRAM = """

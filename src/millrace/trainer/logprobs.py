@@ -18,7 +18,8 @@ import torch
 
 from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
 from millrace.trainer.kernels.row_threads import turns_of
-from millrace.trainer.kernels.softmax import GENERAL, Upstream, softmax_on
+from millrace.trainer.kernels.softmax import Upstream
+from millrace.trainer.kernels.softmax_choice import GENERAL, softmax_on
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

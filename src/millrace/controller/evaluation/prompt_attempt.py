@@ -1,7 +1,7 @@
 """One attempt at one prompt of an evaluation: a completion that is scored, or an episode.
 
 An attempt goes through the states of a trajectory, and an environment does to it what it does in training
-(`controller.turns.episode`). It is in no group and in no account of training.
+(`controller.episode`). It is in no group and in no account of training.
 """
 
 from __future__ import annotations
