@@ -22,7 +22,7 @@ def error(found, expected):
 def test_the_fused_softmax_runs_and_agrees(gpu):
     kernels = softmax_choice.fused(gpu)
     assert kernels is not None, "the log says why"
-    assert softmax_choice.disagreement(kernels, gpu) < softmax.TOLERANCE
+    assert softmax_choice.disagreement(kernels, gpu) < softmax_choice.TOLERANCE
 
 
 def test_factors_in_bfloat16_give_float32(gpu):

@@ -19,6 +19,7 @@ import millrace
 from millrace.cli.options import answers_alone
 from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
+from millrace.core.extras import in_words
 from millrace.observe.terminal import Terminal
 from millrace.runtime.process import interrupt_on_signals
 from millrace.runtime.stacks import survive_dumps
@@ -109,6 +110,8 @@ def run(arguments: Sequence[str]) -> int:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception as raised:
         error = alone(raised)
+        if isinstance(error, ModuleNotFoundError):
+            error = in_words(error)
         if debug or not isinstance(error, MillraceError):
             raise
         print_error(error)

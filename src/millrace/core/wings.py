@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from millrace.core.errors import ConfigError
+from millrace.core.extras import in_words
 
 TARGETS: dict[str, str] = {}
 """What the core asks for, with its module and its name there."""
@@ -22,7 +23,7 @@ def wing(name: str) -> Any:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name != package:
-            raise
+            raise in_words(error) from None
         raise ConfigError(
             f"`{name}` needs the package `{package}`, which is not installed.\n"
             "  It is a part of Millrace: install Millrace again, whole"

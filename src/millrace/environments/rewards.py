@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError
+from millrace.core.extras import refuse_missing
 from millrace.environments.code import CodeReward
 from millrace.environments.extract import Extract
 from millrace.environments.function import FunctionReward
@@ -55,6 +56,7 @@ def make_reward(
         case table.CodeRewardSection():
             return CodeReward(config, task.prompt)
         case table.JsonRewardSection():
+            refuse_missing("jsonschema", '`reward.kind` ("json")')
             from millrace.environments.verifiers.json_form import JsonReward  # loads a library of its own
 
             return JsonReward(config)

@@ -149,7 +149,7 @@ def millrace(keys: schedules.Millrace) -> Schedule:
     A replica on the newest weights keeps its slots full until newer weights exist; then it runs empty. Repack
     empties only as many replicas as new groups need, onto the emptiest replica and not the fullest.
     Generation runs as far ahead as the trainer needs (`Ahead`), and batches are fair (`InOrder`). Redundancy
-    is ROLL Flash's. Designed with the simulator, and compared with Laminar in docs/experiments.md.
+    is ROLL Flash's. Designed with the simulator, and compared with Laminar in reports/experiments.md.
     """
     ahead_rule = Ahead(keys.staleness_max, keys.ahead)
     return Schedule(
@@ -268,7 +268,7 @@ def streamrl(keys: StreamRL) -> Schedule:
     Differs: a trained ranker predicts lengths in the paper, and the earlier completions of a row do here. In
     the paper the trainer computes on micro-batches while the rest of their batch is generated. Here a step
     begins when its batch is complete, and the stream is one of groups: whatever is ready first is trained
-    first. docs/stragglers.md has the reason, and an estimate of the gain. The paper plans how many devices
+    first. reports/stragglers.md has the reason, and an estimate of the gain. The paper plans how many devices
     generate; `millrace plan` does that.
     """
     return Schedule(

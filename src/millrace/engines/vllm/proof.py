@@ -20,7 +20,7 @@ from millrace.engines.vllm.loading import as_tensor
 TOKENS = 32
 
 # Bounds of the mean distance of a log-prob, times the log-probs' spread if the spread is above 1: rounding
-# grows with the spread. In bfloat16 rounding took up to 0.05 of the spread (docs/archive/experiments.md).
+# grows with the spread. In bfloat16 rounding took up to 0.05 of the spread.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 # With fp8 it took up to 0.17: a number near the middle of two steps is rounded to either of them.
 TOLERANCE_QUANTISED = 0.3

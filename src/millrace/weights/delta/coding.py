@@ -16,7 +16,7 @@ Source:
     PULSE, arXiv:2602.03839: sorted positions, their gaps, zstd-1. PULSE stores new values. We store
     differences, which are smaller.
     zstd with the older bytes as its prefix makes deltas 1.7 to 2.5 times as large, and encodes them 5 to 12
-    times as slowly (docs/archive/experiments.md).
+    times as slowly.
 """
 
 from __future__ import annotations
