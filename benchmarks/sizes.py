@@ -25,7 +25,7 @@ from millrace.placement.assign import CONTEXT_BYTES, size
 from millrace.placement.describe import warnings
 from millrace.placement.hosts import Layout, lay_out
 from millrace.placement.needs import read_needs
-from millrace.rollout.kinds.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 
 DOCUMENT = ROOT / "reports" / "sizes.md"
 TOKENS = 4096

@@ -26,8 +26,8 @@ import torch
 from common import median, parser_of, report, require, say, sized, table
 from vllm_modes import Contestant
 
-from millrace.adapters.served_weights import Base, MergingReader
 from millrace.config.tables.training import Adapter
+from millrace.devices.served_weights import Base, MergingReader
 from millrace.rollout.protocol import NativeAdapter
 
 WAYS = "merged", "native"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millrace import __version__
-from millrace.adapters.low_rank import BASE
 from millrace.core import model_version
 from millrace.core.types import Batch, Endpoint, StepRejected, StepResult, TrainerState
+from millrace.devices.low_rank import BASE
 from millrace.placement.number_format import cpu_model
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.tokens import read_tokenizer

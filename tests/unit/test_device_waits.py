@@ -20,9 +20,9 @@ from millrace.engines.own import forward, mixture
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
-from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
+from millrace.engines.own.sampling_options import Edits
 from millrace.trainer import model as trainer_model
 from millrace.trainer.kernels import on_gpu
 

@@ -30,7 +30,7 @@ from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, DataError
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import versions
-from millrace.engines.vllm.drafts.settings import refuse_missing_parts
+from millrace.engines.vllm.vllm_drafts import refuse_missing_parts
 from millrace.environments.data.prepare import prepare_rows
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
@@ -38,7 +38,7 @@ from millrace.placement.assign import size
 from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
 from millrace.placement.needs import DTYPE_BYTES, Needs
-from millrace.rollout.kinds.engine_kinds import refuse_unable
+from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN

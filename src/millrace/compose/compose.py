@@ -54,7 +54,7 @@ from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.joining import joining_places
 from millrace.placement.needs import adapter_shapes, read_needs
-from millrace.rollout.kinds.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_start
 from millrace.run_directory.lineage import moments_of
@@ -77,7 +77,7 @@ PRELOAD = (
 )
 """The forkserver imports these modules once, for all workers."""
 
-REPLICA_IN_TURNS = "millrace.rollout.colocated.shared_replica:SharedReplica"
+REPLICA_IN_TURNS = "millrace.rollout.shared_replica:SharedReplica"
 TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": "millrace_jax.role:JaxTrainer"}
 TRAINER_IN_TURNS = "millrace.trainer.shared_trainer:SharedTrainer"
 """The roles where one device is lent in turns."""

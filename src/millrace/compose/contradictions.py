@@ -12,7 +12,7 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.section import Section
 from millrace.environments.gym.families import false_positives
-from millrace.rollout.kinds.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 
 CUTS = frozenset({"top_p", "top_k", "min_p"})
 

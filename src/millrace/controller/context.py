@@ -10,7 +10,6 @@ from millrace.config.schema import Config
 from millrace.controller.episode import LANES, answered
 from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
-from millrace.controller.group_ends import stop_work
 from millrace.controller.lent_device import devices
 from millrace.controller.pace import Pace
 from millrace.controller.patience import Patience
@@ -18,7 +17,7 @@ from millrace.controller.reward_pool import RewardPool
 from millrace.controller.row_selection import EarlierOfRows, RowSelection
 from millrace.controller.run_numbers import RunNumbers
 from millrace.controller.state.lineage import Lineage
-from millrace.controller.state.orders import Mailbox, Submit
+from millrace.controller.state.orders import Abort, Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
 from millrace.controller.waits import Waits
@@ -123,6 +122,16 @@ class RunContext:
             "restarted", trajectory_id=trajectory.trajectory_id, discarded_tokens=discarded, reason=reason
         )
 
+    def stop_work(self) -> None:
+        """Stop the replicas that work on trajectories that have ended. Reward workers stop before the ledger
+        says so (`update_ledger`)."""
+        workers: dict[str, list[int]] = {}
+        for trajectory_id, replica in self.state.cut:
+            workers.setdefault(replica, []).append(trajectory_id)
+        self.state.cut = []
+        for replica, ids in workers.items():
+            self.mailboxes[replica].put(Abort(ids))
+
     # ------------------------------------------------------------ scores and ends
 
     def request_scores(self, trajectories: Iterable[Trajectory]) -> None:
@@ -140,7 +149,7 @@ class RunContext:
                 self.pool.forget([trajectory_id])  # its episode went on after its end
             return
         if self.state.cut:
-            stop_work(self)
+            self.stop_work()
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
             self._warn_out_of_signal()
         if isinstance(score, Observed):

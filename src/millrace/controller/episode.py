@@ -64,7 +64,7 @@ def work(
         ends = {"stop_token_ids": (*sampling.stop_token_ids, *bounds.stop_ids)}
         sampling = replace(sampling, stop=(*sampling.stop, *bounds.stop), **ends)
     if begin:  # with random numbers of its own
-        prompt, seed = context(prompt, columns, begin), seed ^ begin << 32
+        prompt, seed = context(prompt, columns.tokens, columns.forks, begin), seed ^ begin << 32
     start = columns.turn_start - begin
     if start + most != sampling.max_tokens:
         sampling = replace(sampling, max_tokens=start + most)

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from millrace.controller import episode
+from millrace.controller.context import RunContext
 from millrace.controller.state.groups import GroupRecord
-from millrace.controller.state.orders import Abort
 from millrace.controller.state.run_state import RunState
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core import clock
 from millrace.core.types import State, Trajectory, Work
 from millrace.schedule.view import View
 
-if TYPE_CHECKING:
-    from millrace.controller.context import RunContext
-
-
 REDUNDANT_GROUP = "redundant: its batch is complete without its group"
-
-
-def stop_work(run: RunContext) -> None:
-    """Stop the replicas that work on trajectories that have ended. Reward workers stop before the ledger
-    says so (`RunContext.update_ledger`)."""
-    workers: dict[str, list[int]] = {}
-    for trajectory_id, replica in run.state.cut:
-        workers.setdefault(replica, []).append(trajectory_id)
-    run.state.cut = []
-    for replica, ids in workers.items():
-        run.mailboxes[replica].put(Abort(ids))
 
 
 def end_group(run: RunContext, group_id: int, state: State, reason: str) -> None:
     """End the live members of a group."""
     run.state.end_group(group_id, state, reason)
-    stop_work(run)
+    run.stop_work()
 
 
 def poisoned(run: RunContext, trajectory: Trajectory, replica: str) -> None:
@@ -59,7 +43,7 @@ def expire(run: RunContext, view: View) -> bool:
             end_group(run, group_id, State.REJECTED, REDUNDANT_GROUP)
         else:
             end_group(run, group_id, State.STALE, f"beyond the staleness bound at {run.state.version}")
-    stop_work(run)
+    run.stop_work()
     return bool(late)
 
 
@@ -70,7 +54,7 @@ def end_late_waits(run: RunContext) -> None:
     for trajectory in late:
         reason = f"it waited when `reward.group_wait_s` ({limit_s:g} s) had passed since its group began"
         run.state.end(trajectory, State.FAILED, reason)
-    stop_work(run)
+    run.stop_work()
 
 
 def late_waits(

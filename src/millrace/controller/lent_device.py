@@ -1,29 +1,48 @@
 """The devices of a run, as its sessions use them: each worker has its own, or one is lent in turns.
 
-`schedule/colocated/turns.py` decides whose turn it is. Here its orders are sent, and the trainer waits for
+`schedule/device_turns.py` decides whose turn it is. Here its orders are sent, and the trainer waits for
 its turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from millrace.controller.state.orders import Rest
+from millrace.config.schema import Config
+from millrace.controller.patience import Patience
+from millrace.controller.state.orders import Mailbox, Rest
+from millrace.controller.state.run_state import RunState
+from millrace.controller.waits import Waits
 from millrace.core import clock
+from millrace.core.events import Events
 from millrace.core.protocols import Handle
+from millrace.core.pulse import Pulse
+from millrace.core.types import Endpoint
 from millrace.schedule.device_turns import DeviceView, HandOver, Use, hand_over
 
-if TYPE_CHECKING:
-    from millrace.controller.context import RunContext
-
 TICK_S = 1.0
+
+
+class LendingRun(Protocol):
+    """What of a `controller.context.RunContext` is used here."""
+
+    config: Config
+    state: RunState
+    mailboxes: dict[str, Mailbox]
+    pulse: Pulse
+    waits: Waits
+    events: Events
+    patience: Patience
+
+    @property
+    def roots(self) -> tuple[Endpoint, ...]: ...
 
 
 class OwnDevices:
     """Every worker has its devices for itself: nobody sleeps."""
 
-    def __init__(self, run: RunContext) -> None:
+    def __init__(self, run: LendingRun) -> None:
         self.call: Callable[..., Awaitable[Any]] = run.patience.call
 
     def up(self, name: str) -> None:
@@ -42,7 +61,7 @@ class OwnDevices:
 class SharedDevice(OwnDevices):
     """The trainer has the device first: before version 0 there is nothing to generate with."""
 
-    def __init__(self, run: RunContext) -> None:
+    def __init__(self, run: LendingRun) -> None:
         self._run, self._commands = run, run.patience.call
         self._wanted, self._trainer_awake = True, False
         self._trainer: Handle | None = None  # the incarnation that `_trainer_awake` is about
@@ -104,5 +123,5 @@ class SharedDevice(OwnDevices):
         return hand_over(DeviceView(self._wanted, self._trainer_awake, uses))
 
 
-def devices(run: RunContext) -> OwnDevices:
+def devices(run: LendingRun) -> OwnDevices:
     return SharedDevice(run) if run.config.rollout.colocated else OwnDevices(run)

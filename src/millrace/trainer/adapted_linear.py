@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from millrace.adapters.low_rank import BASE, DOWN, KINDS, adapted, first_down, lengths, row_lengths
 from millrace.config.tables.training import Adapter
 from millrace.core.digest import XXH3, NamedBuffer, digest_buffers
+from millrace.devices.low_rank import BASE, DOWN, KINDS, adapted, first_down, lengths, row_lengths
 from millrace.trainer.model import named_weights
 from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import local

@@ -25,8 +25,8 @@ from xxhash import xxh3_128_digest
 
 from millrace.config.schema import Config
 from millrace.core.types import Batch, StepResult
+from millrace.devices.draft_head import DraftHead, first_head
 from millrace.devices.gpu import on
-from millrace.drafter.draft_head import DraftHead, first_head
 from millrace.trainer.adapted_linear import published_weights
 from millrace.trainer.batch.packing import Row
 from millrace.trainer.trainer import PolicyTrainer

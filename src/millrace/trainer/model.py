@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from millrace.adapters.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
 from millrace.devices.gpu import on
+from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.needs import indexed_files
 from millrace.trainer.attention import NAME, plan

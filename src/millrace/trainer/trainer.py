@@ -9,12 +9,13 @@ import math
 from collections import defaultdict
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
 from millrace.algorithms import Algorithm, TokenLogprobs
@@ -26,7 +27,6 @@ from millrace.devices.threads import on_threads
 from millrace.trainer.adapted_linear import switched_off, trained_weights
 from millrace.trainer.batch.flat_batch import FlatBatch
 from millrace.trainer.batch.packing import Row, pack
-from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace.trainer.kernels.row_threads import row_threads
 from millrace.trainer.metrics import Statistics
@@ -291,3 +291,44 @@ class TokenStatistics:
             name: np.concatenate([each[name] for each in of_ranks if name in each]) for name in names
         }
         return Statistics(**columns, cap=self._cap)
+
+
+class RowSequences:
+    """`algorithms.logprobs.Sequences` of a row.
+
+    `ids_N`: the sequence of each token in the batch; `lengths_S`: trained tokens of each sequence.
+    """
+
+    def __init__(
+        self,
+        ids_N: NDArray[np.int64],
+        lengths_S: NDArray[np.int64],
+        device: torch.device,
+        group: ProcessGroup | None,
+    ) -> None:
+        self._ids_N, self._lengths_S, self._device, self._group = ids_N, lengths_S, device, group
+
+    def total(self, x_N: torch.Tensor) -> torch.Tensor:
+        ids, order, counts, _ = self._on_device
+        sums_S = torch.segment_reduce(x_N.detach()[order], "sum", lengths=counts, initial=0, unsafe=True)
+        if self._group is not None:
+            from torch import distributed
+
+            distributed.all_reduce(sums_S, group=self._group)
+        return sums_S[ids]
+
+    def mean(self, x_N: torch.Tensor) -> torch.Tensor:
+        return self.total(x_N) / self._on_device[3]
+
+    @cached_property
+    def _on_device(self) -> tuple[torch.Tensor, ...]:
+        """On the device, at first use: the sequence of each token, the tokens in order of sequences, the
+        tokens of each sequence on this rank, and for each token all tokens of its sequence."""
+        ids = self._ids_N
+        arrays = (
+            ids,
+            np.argsort(ids, kind="stable"),
+            np.bincount(ids, minlength=len(self._lengths_S)),
+            self._lengths_S[ids],
+        )
+        return tuple(on(self._device, array) for array in arrays)

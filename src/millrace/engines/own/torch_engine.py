@@ -37,8 +37,8 @@ from millrace.engines.own.cache import KVCache
 from millrace.engines.own.decode import DecodeBatch
 from millrace.engines.own.forward import Attention, ForwardPass
 from millrace.engines.own.kept_sequences import KeptSequences
-from millrace.engines.own.options.experts import recorded_routing, routing_memory
 from millrace.engines.own.parameters import Parameters
+from millrace.engines.own.sampling_options import recorded_routing, routing_memory
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.protocol import EngineOptions

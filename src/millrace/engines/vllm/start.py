@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 
-from millrace.adapters.low_rank import BASE
-from millrace.adapters.served_weights import Base
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import ConfigError, RemoteError, WeightsError, boundary
 from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.devices.low_rank import BASE
+from millrace.devices.served_weights import Base
 from millrace.engines.vllm.adapter_slot import Factors, factors, slot_arguments
 from millrace.engines.vllm.async_engine import AsyncVllmEngine
-from millrace.engines.vllm.drafts.counts import DraftCounts
-from millrace.engines.vllm.drafts.repair import repair_sampler
-from millrace.engines.vllm.drafts.settings import draft_arguments, draft_cache_bytes, draft_step_tokens
+from millrace.engines.vllm.draft_repair import repair_sampler
 from millrace.engines.vllm.extension import MillraceWorker
 from millrace.engines.vllm.frontend import Frontend
 from millrace.engines.vllm.loading import as_tensor, load_base
@@ -31,6 +29,12 @@ from millrace.engines.vllm.processes.rank_end import RankEnd
 from millrace.engines.vllm.processes.sockets import unnamed_sockets
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.versions import installed, refuse_missing_package
+from millrace.engines.vllm.vllm_drafts import (
+    DraftCounts,
+    draft_arguments,
+    draft_cache_bytes,
+    draft_step_tokens,
+)
 from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.intake import Intake

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from millrace.adapters.low_rank import lengths
 from millrace.config.tables.training import Adapter
 from millrace.core.errors import DataError
+from millrace.devices.low_rank import lengths
 from millrace.trainer.adapted_linear import (
     adapt,
     adapted_layers,

@@ -28,7 +28,7 @@ import msgspec
 from millrace.core.digest import TensorSpec
 from millrace.core.errors import ConfigError, CorruptDeltaError, WeightsError, boundary
 from millrace.core.progress import count
-from millrace.weights.delta.coding import WIDTHS, apply, encode, kind_of
+from millrace.weights.delta_coding import WIDTHS, apply, encode, kind_of
 from millrace.weights.layout import Bytes
 from millrace.weights.store.restore_paths import StoredVersion, anchor_is_due, unneeded
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from millrace.drafter.draft_head import DraftHead, shapes
+from millrace.devices.draft_head import DraftHead, shapes
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.drafts.drafter import Drafter
 from millrace.engines.own.drafts.drafting_engine import DraftingEngine

@@ -37,3 +37,13 @@ class SharedReplica(EngineReplica):
         self._engine.sleep()
         self._recheck_due_s = float("inf")
         self._load = self._measured_load()
+
+
+class Sleepless:
+    """Of an engine without `rollout.colocated` in its settings."""
+
+    def sleep(self) -> None:
+        raise WorkerError(f"{type(self).__name__} cannot sleep: `rollout.colocated` needs another engine")
+
+    def wake(self) -> None:
+        """It is awake."""

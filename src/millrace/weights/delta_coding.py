@@ -29,7 +29,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from millrace.core.errors import CorruptDeltaError, WeightsError, WrongBaseError
-from millrace.weights.delta.packed import (
+from millrace.weights.delta_packed import (
     COUNT,
     RAW,
     SPARSE,

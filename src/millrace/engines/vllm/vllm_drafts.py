@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from millrace.core.errors import ConfigError
+from millrace.core.types import ReplicaLoad
 from millrace.placement.needs import kv_token_bytes, read_model_config
-from millrace.rollout.kinds.drafts_of_vllm import HAVE_WEIGHTS
+from millrace.rollout.engine_kinds import HAVE_WEIGHTS
 from millrace.rollout.protocol import EngineOptions
 
 NGRAM_TOKENS = (2, 5)
@@ -72,3 +75,28 @@ def draft_cache_bytes(options: EngineOptions, size: int) -> int:
 def draft_step_tokens(options: EngineOptions) -> int:
     """Most tokens of drafts in one step."""
     return 0 if options.drafts is None else (options.slots + 1) * options.draft_tokens
+
+
+class DraftCounts:
+    """A logger of statistics, as vLLM calls it after each step. Its factory is `made`."""
+
+    def __init__(self) -> None:
+        self.drafted, self.accepted = 0, 0
+
+    def made(self, vllm_config: Any, engine_index: int = 0) -> DraftCounts:
+        return self
+
+    def record(self, scheduler_stats: Any, *others: Any, **named: Any) -> None:
+        counts = getattr(scheduler_stats, "spec_decoding_stats", None)
+        if counts is not None:
+            self.drafted += counts.num_draft_tokens
+            self.accepted += counts.num_accepted_tokens
+
+    def log_engine_initialized(self) -> None: ...
+
+    def log(self) -> None: ...
+
+    def record_sleep_state(self, *state: Any, **named: Any) -> None: ...
+
+    def added(self, load: ReplicaLoad) -> ReplicaLoad:
+        return replace(load, drafted_tokens=self.drafted, accepted_tokens=self.accepted)

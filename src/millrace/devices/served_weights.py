@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from transformers import AutoConfig
 
-from millrace.adapters.low_rank import BASE, DOWN, MAGNITUDE, UP, adapted
 from millrace.core.digest import (
     NamedBuffer,
     digest_buffers,
@@ -28,6 +27,7 @@ from millrace.core.digest import (
 from millrace.core.errors import WeightsError
 from millrace.core.protocols import WeightsReader
 from millrace.core.supported import is_no_parameter
+from millrace.devices.low_rank import BASE, DOWN, MAGNITUDE, UP, adapted
 from millrace.devices.weight_files import read_tensors
 
 Tensor = torch.Tensor

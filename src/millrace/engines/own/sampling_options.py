@@ -5,14 +5,18 @@ Shape suffixes: N rows, V vocabulary.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
+from millrace.core.completion.routing import Routing
 from millrace.core.types import Sampling
 from millrace.devices.gpu import on
+from millrace.engines.own.architecture import Architecture
+from millrace.rollout.continuation import Continuation
 
 Tensor = torch.Tensor
 
@@ -69,3 +73,26 @@ def _positions(device: torch.device, tokens: Sequence[Sequence[int]]) -> tuple[T
     rows = np.repeat(np.arange(len(tokens)), [len(row) for row in tokens])
     columns = np.fromiter((token for row in tokens for token in row), np.int64, len(rows))
     return on(device, rows), on(device, columns)
+
+
+def routing_memory(architecture: Architecture, rows: int, device: torch.device) -> torch.Tensor:
+    """Memory for the experts of a decode step: (rows, layers with experts, experts of a row). Recorded steps
+    write into the same memory every time."""
+    layers = [shape for name, shape in architecture.shapes.items() if name.endswith(".experts.gate_up_proj")]
+    dtype = torch.uint8 if Routing.typecode(layers[0][0]) == "B" else torch.uint16
+    return torch.zeros((rows, len(layers), architecture.routed), dtype=dtype, device=device)
+
+
+def recorded_routing(
+    experts_MLK: torch.Tensor | None, continuations: Sequence[Continuation], rows: Sequence[int]
+) -> list[Routing | None]:
+    """The experts of each of `continuations` that asks for them, after a pass where it had this row."""
+    wanted = [continuation.work.sampling.routing for continuation in continuations]
+    if experts_MLK is None or not any(wanted):
+        return [None] * len(wanted)
+    typecode = "B" if experts_MLK.dtype == torch.uint8 else "H"
+    experts = experts_MLK[: max(rows) + 1].flatten(1).cpu().numpy()[list(rows)]
+    return [
+        Routing(row.size, array(typecode, row.tobytes())) if asked else None
+        for row, asked in zip(experts, wanted, strict=True)
+    ]
