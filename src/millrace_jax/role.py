@@ -14,12 +14,12 @@ from millrace import __version__
 from millrace.core import model_version
 from millrace.core.types import Batch, Endpoint, StepRejected, StepResult, TrainerState
 from millrace.devices.low_rank import BASE
+from millrace.devices.tpu import computes_on_tpu, simulate_devices
 from millrace.placement.number_format import cpu_model
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, first_alone
 from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
-from millrace_jax.devices.platform import computes_on_tpu, simulate_devices
 from millrace_jax.devices.xla_flags import set_tpu_flags
 
 if TYPE_CHECKING:

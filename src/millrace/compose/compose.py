@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -38,6 +38,8 @@ from millrace.core import clock, model_version
 from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
+from millrace.core.protocols import Runtime
+from millrace.core.wings import TARGETS, wing
 from millrace.devices.inventory import read_host
 from millrace.environments.gateway.agents.agent_process import DIRECTORY, remove_directory
 from millrace.environments.turns.snapshots import stream_of, sweep
@@ -66,7 +68,6 @@ from millrace.runtime.process import ONE_HASH_SEED
 from millrace.runtime.stacks import dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
-from millrace_ray.ray_runtime import RayRuntime
 
 PRELOAD = (
     "millrace.rollout.replica",
@@ -77,8 +78,15 @@ PRELOAD = (
 )
 """The forkserver imports these modules once, for all workers."""
 
+
+class ProcessRuntime(Runtime, Protocol):
+    """A runtime of processes, here or on a cluster."""
+
+    def dump_stacks(self) -> None: ...
+
+
 REPLICA_IN_TURNS = "millrace.rollout.shared_replica:SharedReplica"
-TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": "millrace_jax.role:JaxTrainer"}
+TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": TARGETS["jax.trainer"]}
 TRAINER_IN_TURNS = "millrace.trainer.shared_trainer:SharedTrainer"
 """The roles where one device is lent in turns."""
 
@@ -423,7 +431,7 @@ def place(config: Config) -> Layout:
 
 
 @asynccontextmanager
-async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime | RayRuntime]:
+async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[ProcessRuntime]:
     """The runtime of the run. What workers that were killed have left is removed before and after."""
     run.logs.mkdir(mode=0o700, exist_ok=True)
     remove_directory(run.path / DIRECTORY)
@@ -442,16 +450,17 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
         _sweep_snapshots(run)
 
 
-def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:
+def _on_ray(config: Config, run: RunDirectory) -> ProcessRuntime:
     assert isinstance(config.runtime, RayCluster), config.runtime
     timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
-    return RayRuntime(
+    runtime: ProcessRuntime = wing("ray.runtime")(
         config.runtime.address,
         run_id=blake2b(path.encode(), digest_size=8).hexdigest(),
         log_dir=run.logs,
         silence_s_max=3 * timeout_s,
         answer_s=timeout_s,
     )
+    return runtime
 
 
 def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
@@ -469,7 +478,7 @@ def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
     )
 
 
-def _dump_stacks(run: RunDirectory, runtime: LocalRuntime | RayRuntime) -> None:
+def _dump_stacks(run: RunDirectory, runtime: ProcessRuntime) -> None:
     """Write the controller's stacks into a file of their own, and each worker's into its log."""
     dump_stacks(run.logs / "controller.stacks")
     runtime.dump_stacks()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.placement import Host
+from millrace.core.wings import wing
 from millrace.placement.assign import allowed_gpus
 from millrace.placement.hosts import split
-from millrace_ray.ray_hosts import ray_hosts
 
 LOOPBACK = "127.0.0.1"
 
@@ -20,7 +20,8 @@ def hosts(config: Config, this: Host) -> tuple[Host, ...]:
         WorkerError: the cluster cannot be reached.
     """
     if isinstance(config.runtime, RayCluster):
-        return ray_hosts(config, config.runtime)
+        found: tuple[Host, ...] = wing("ray.hosts")(config, config.runtime)
+        return found
     return split(allowed_gpus(config, this), config.runtime.hosts, LOOPBACK)
 
 

@@ -11,7 +11,20 @@ from typing import Any
 from millrace.core.errors import ConfigError
 from millrace.core.extras import in_words
 
-TARGETS: dict[str, str] = {}
+TARGETS = {
+    "jax.convert": "millrace_jax.files.convert:convert",
+    "jax.export_adapter": "millrace_jax.files.model_directory:export_adapter",
+    "jax.export_checkpoint": "millrace_jax.files.model_directory:export_checkpoint",
+    "jax.traced_values": "millrace_jax.watched.traced_values:traced_values",
+    "jax.trainer": "millrace_jax.role:JaxTrainer",
+    "ray.check_cluster": "millrace_ray.cluster_check:check_cluster",
+    "ray.connect": "millrace_ray.cluster:connect",
+    "ray.hosts": "millrace_ray.ray_hosts:ray_hosts",
+    "ray.present": "millrace_ray.ray_hosts:present",
+    "ray.runtime": "millrace_ray.ray_runtime:RayRuntime",
+    "sandbox": "millrace_sandbox.sandbox:Sandbox",
+    "sandbox.reward": "millrace_sandbox.code_reward:CodeReward",
+}
 """What the core asks for, with its module and its name there."""
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from millrace.config.tables import task as table
 from millrace.config.tables.task import GymRewardSection
 from millrace.config.tables.verifiers import PatternRewardSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.extras import refuse_missing
-from millrace.environments.code import CodeReward
+from millrace.core.wings import wing
 from millrace.environments.extract import Extract
 from millrace.environments.function import FunctionReward
 from millrace.environments.gym.gym_task import GymTask, isolated
@@ -55,7 +55,7 @@ def make_reward(
         case table.ExactRewardSection():
             return ExactReward(config.extract, config.extract_answer, config.answer_is)
         case table.CodeRewardSection():
-            return CodeReward(config, task.prompt)
+            return cast("Reward", wing("sandbox.reward")(config, task.prompt))
         case table.JsonRewardSection():
             refuse_missing("jsonschema", '`reward.kind` ("json")')
             from millrace.environments.verifiers.json_form import JsonReward  # loads a library of its own

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError
 from millrace.environments.chat import is_messages
+from millrace.environments.program_text import program_of
 from millrace.environments.rows import Row, find_column
 from millrace_sandbox.code_asserts import code_given, is_continuation, read_asserts
 from millrace_sandbox.code_tests import judge, read_tests
 from millrace_sandbox.execution import ProgramOutcome
 from millrace_sandbox.inside.limits import Limits, MiB
-from millrace_sandbox.program_text import program_of
 from millrace_sandbox.sandbox import Sandbox
 
 SHARE_OF_DEADLINE = 0.8
 """The sandbox ends a program before the deadline of its score."""
-PROGRAMS = ("canonical_solution", "reference_solution", "solution", "solutions", "code")
-"""Columns in which public data sets have a right program, where `task.answer` names none."""
-PYTHON_3 = 3
-"""The language in the solutions of CodeContests."""
 _UNCOUNTED = (ProgramOutcome.PASSED, ProgramOutcome.FAILED)
 
 
@@ -75,28 +68,6 @@ class CodeReward:
     def close(self) -> None:
         """End the sandbox. It also ends with this process."""
         self._sandbox.close()
-
-
-def reference_program(answer: Any, columns: Row) -> str | None:
-    """A completion that should pass all tests of a row: the right program of the row; None: it has none.
-
-    A program is a text, or the first of a list of programs, as data or as JSON; or the first in Python 3 of a
-    table of CodeContests. A body that goes on where the prompt ends is a program too, as in HumanEval.
-    """
-    named = (find_column(columns, name) for name in PROGRAMS)
-    return next(filter(None, map(_program, (answer, *named))), None)
-
-
-def _program(column: Any) -> str | None:
-    if isinstance(column, str) and column.lstrip().startswith("["):
-        with suppress(ValueError, RecursionError):
-            column = json.loads(column)
-    if isinstance(column, Mapping) and {"language", "solution"} <= set(column):
-        pairs = zip(column["language"], column["solution"], strict=False)
-        column = [program for language, program in pairs if language in (PYTHON_3, "PYTHON3")]
-    if isinstance(column, list | tuple):
-        column = next((one for one in column if isinstance(one, str) and one.strip()), None)
-    return column if isinstance(column, str) and column.strip() else None
 
 
 def _text_of(prompt: Any) -> str:

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
+from millrace.checks.cluster_facts import CheckedCluster, LinkFacts, NodeFacts
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core import clock
@@ -36,32 +35,7 @@ GPU_FREE_MIN = 0.9
 START_S = 60.0
 
 
-class NodeFacts(msgspec.Struct, frozen=True):
-    name: str
-    cores: int
-    free_bytes: int
-    gpus: int
-    disk_bytes: int
-    clock_s: float  # ahead of the controller's
-
-
-class LinkFacts(msgspec.Struct, frozen=True):
-    """From one node to the next one of the chain."""
-
-    source: str
-    target: str
-    connect_s: float
-    bytes_per_s: float
-
-
-class Checked(msgspec.Struct, frozen=True):
-    nodes: list[NodeFacts]
-    links: list[LinkFacts]
-    problems: list[str]
-    warnings: list[str]
-
-
-def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> Checked:
+def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> CheckedCluster:
     """Ask every node, and send over every link that will carry weights.
 
     Raises: WorkerError: the cluster cannot be reached. StorageError: the run could not write its files.
@@ -96,7 +70,7 @@ def check_cluster(config: Config, runtime: RayCluster, run_path: Path) -> Checke
             warnings += [f"node {node.name}: {warning}" for warning in _warnings(report, ahead_s)]
             able += [] if of_node else [node]
     links, broken = asyncio.run(_measure(runtime.address, able)) if len(able) > 1 else ([], [])
-    return Checked(facts, links, [*problems, *broken], [*warnings, *_slow(links)])
+    return CheckedCluster(facts, links, [*problems, *broken], [*warnings, *_slow(links)])
 
 
 def _warnings(report: NodeReport, ahead_s: float) -> Iterator[str]:
