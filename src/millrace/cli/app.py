@@ -36,7 +36,7 @@ app = typer.Typer(
 COMMANDS = {
     "quickstart": "millrace.cli.quickstart:command",
     "train": "millrace.cli.train:command",
-    "sweep": "millrace_sweeps.command:command",
+    "sweep": "millrace_sweeps.sweep_command:command",
     "check": "millrace.cli.check:command",
     "fetch": "millrace.cli.fetch:command",
     "import": "millrace.cli.model_files:import_",
@@ -56,10 +56,10 @@ COMMANDS = {
     "trace": "millrace.cli.trace:command",
     "try-task": "millrace.cli.try_task:command",
     "try-reward": "millrace.cli.try_task:command",
-    "curate": "millrace_curation.command:command",
+    "curate": "millrace_curation.curate_command:command",
     "chaos": "millrace_chaos.command:command",
-    "simulate": "millrace_sim.commands.simulate:command",
-    "plan": "millrace_sim.commands.plan:command",
+    "simulate": "millrace_sim.simulate_command:command",
+    "plan": "millrace_sim.plan_command:command",
 }
 """Each command, in the order of `--help`, with its function: of the core, or of a package beside it."""
 

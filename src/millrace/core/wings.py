@@ -24,6 +24,17 @@ TARGETS = {
     "ray.runtime": "millrace_ray.ray_runtime:RayRuntime",
     "sandbox": "millrace_sandbox.sandbox:Sandbox",
     "sandbox.reward": "millrace_sandbox.code_reward:CodeReward",
+    "sim.SimulatedConfig": "millrace_sim.config:SimulatedConfig",
+    "sim.PlanConfig": "millrace_sim.plan.request:PlanConfig",
+    "sim.simulate": "millrace_sim.compare:compared_records",
+    "sim.plan": "millrace_sim.plan.planned:planned_record",
+    "sweeps.sweep": "millrace_sweeps.run_sweep:sweep",
+    "sweeps.counts": "millrace_sweeps.run_sweep:counts_of",
+    "sweeps.trials": "millrace_sweeps.run_sweep:trials_of",
+    "sweeps.ranking": "millrace_sweeps.run_sweep:ranking_of",
+    "ui.simulated": "millrace_ui.simulated:simulated",
+    "ui.speed_of": "millrace_ui.speed.speed_answer:speed_of",
+    "ui.curated": "millrace_ui.curated:write_page",
 }
 """What the core asks for, with its module and its name there."""
 

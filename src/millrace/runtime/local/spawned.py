@@ -1,7 +1,7 @@
 """The first file of a worker whose place names a Python of its own.
 
 That Python needs msgspec, and the imports of the worker's class. `millrace` and its wings are those of the
-controller, so that both ends of the wire agree. Everything else comes from the interpreter and from PYTHONPATH,
+controller, so that both ends of the wire agree. All else comes from the interpreter and from PYTHONPATH,
 as for any program that this interpreter runs.
 
 Processes that the worker's class starts with `multiprocessing` get the same packages.

@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import sqrt
+from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
+from millrace.config.load import validate
+from millrace.config.schema import Config
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
@@ -23,10 +27,14 @@ from millrace.config.tables.schedules import (
     StreamRL,
     Synchronous,
 )
+from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError
 from millrace.estimates.interval import t_975
+from millrace_sim.calibrate.learn import calibrate
+from millrace_sim.config import SimulatedConfig
+from millrace_sim.measure import Result, Timeline, measure
 from millrace_sim.pool import process_pool
-from millrace_sim.report.measure import Result, Timeline, measure
+from millrace_sim.setup import check_memory, scenario
 from millrace_sim.simulation import Scenario
 
 PRESETS: dict[str, Schedule] = {
@@ -171,3 +179,90 @@ def _run(
         for index, (result, timeline) in enumerate(pool.map(measure, scenarios)):
             report(index, scenarios[index].config.steps, result.virtual_s, 0)
             yield result, timeline
+
+
+def base_scenario(config: Section | None, run: Path | None, seed: int | None) -> Scenario:
+    """The scenario of `config`. With `run`, its lengths and costs, and by default its configuration."""
+    if run is not None:
+        calibration = calibrate(run)
+        next_run = config if isinstance(config, Config) else calibration.config
+        return calibration.scenario(next_run, seed=next_run.seed if seed is None else seed)
+    if not isinstance(config, SimulatedConfig):
+        raise ConfigError(
+            "name a configuration, or a run to take lengths and costs from: --from RUN, in Python run=RUN"
+        )
+    check_memory(config)
+    return scenario(config, seed=seed)
+
+
+def compared(
+    base: Scenario,
+    names: Sequence[str],
+    *,
+    seeds: int,
+    jobs: int,
+    on_progress: OnProgress = lambda progress: None,
+) -> list[Comparison]:
+    """The named presets, or the configuration's own schedule, on the same seeds."""
+    own: dict[str, Schedule] = {base.config.schedule.kind: base.config.schedule}
+    return compare(base, schedules(names) if names else own, seeds=seeds, jobs=jobs, on_progress=on_progress)
+
+
+def compared_records(
+    config: dict[str, Any] | None, run: str | None, names: list[str], seeds: int, seed: int | None, jobs: int
+) -> list[dict[str, Any]]:
+    """A flat record per schedule and seed: what `millrace.simulate` answers."""
+    schema: type[Section] = SimulatedConfig if run is None else Config
+    checked = None if config is None else validate(schema, config, {})
+    base = base_scenario(checked, Path(run) if run else None, seed)
+    return [
+        {"schedule": comparison.name, "seed": base.seed + index, **result.as_dict()}
+        for comparison in compared(base, names, seeds=seeds, jobs=jobs)
+        for index, result in enumerate(comparison.results)
+    ]
+
+
+BUSY = 0.9
+"""A side that works for this share of the time, or more, counts as always busy."""
+
+
+def verdict(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Sentences: the fastest schedule, the certainty of that, and its bottleneck."""
+    ranked = sorted(comparisons, key=_speed, reverse=True)
+    best = ranked[0]
+    rate = best.estimate("trained_tokens_per_s")
+    stale = best.estimate("staleness_mean").mean
+    trained = f"{rate.mean:,.0f} tokens/s at a mean staleness of {stale:.2f}"
+    if len(ranked) == 1:
+        yield f"`{best.name}` trains {trained}."
+    else:
+        second = ranked[1]
+        gain, other = rate.mean / max(_speed(second), 1e-9) - 1, second.estimate("trained_tokens_per_s")
+        yield f"`{best.name}` is the fastest: {trained}, {gain:.1%} more tokens/s than `{second.name}`."
+        if not rate.half_width:
+            yield "One seed each: how sure the order is cannot be said; --seeds 5 tells."
+        elif rate.mean - rate.half_width < other.mean + other.half_width:
+            yield "Their 95 % intervals overlap: the two may as well be equal."
+    yield _bottleneck(best)
+    waits, answer = best.known("episode_waits"), best.known("answer_s")
+    if waits is not None and answer is not None:
+        trainer, replicas = best.estimate("trainer_waits").mean, 1 - best.estimate("replica_busy").mean
+        yield (
+            f"An answer of the environment takes {answer.mean:,.2g} s. Waiting: episodes {waits.mean:.0%} of "
+            f"their time, the trainer {trainer:.0%}, replicas {replicas:.0%}."
+        )
+
+
+def _speed(comparison: Comparison) -> float:
+    return comparison.estimate("trained_tokens_per_s").mean
+
+
+def _bottleneck(best: Comparison) -> str:
+    trainer, replicas = best.estimate("trainer_busy").mean, best.estimate("replica_busy").mean
+    if trainer >= BUSY > replicas:
+        return f"The trainer is the slower side (busy {trainer:.0%}; replicas {replicas:.0%})."
+    if replicas >= BUSY > trainer:
+        return f"Generation is the slower side (replicas busy {replicas:.0%}; trainer {trainer:.0%})."
+    if min(trainer, replicas) >= BUSY:
+        return f"Both sides are busy (trainer {trainer:.0%}, replicas {replicas:.0%}): they are in balance."
+    return f"Both sides wait at times (trainer busy {trainer:.0%}, replicas {replicas:.0%})."

@@ -13,17 +13,25 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from millrace.api.simulated import base_scenario, compared
 from millrace.cli.options import AsJson, Overrides, print_json
 from millrace.config.load import load, load_as
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
+from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.observe.typed import typed
+from millrace_sim.compare import (
+    OF_BATCHES,
+    QUANTITIES,
+    Comparison,
+    ComparisonProgress,
+    OnProgress,
+    base_scenario,
+    compared,
+    verdict,
+)
 from millrace_sim.config import SimulatedConfig
 from millrace_sim.explore.verdicts import Exploration, Verdict, explore
-from millrace_sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, ComparisonProgress, OnProgress
-from millrace_sim.report.verdict import verdict
 
 console = Terminal(soft_wrap=True)
 
@@ -65,9 +73,7 @@ def command(
         comparisons = compared(base, names, seeds=seeds, jobs=jobs, on_progress=on_progress)
     rows = [HEADING, *(_row(comparison) for comparison in comparisons)]
     if html is not None:
-        from millrace_ui.simulated import simulated
-
-        text = simulated(_title(config_file, from_run), base, comparisons, rows[1:])
+        text: str = wing("ui.simulated")(_title(config_file, from_run), base, comparisons, rows[1:])
         html.write_text(text, encoding="utf-8")
     if as_json:
         print_json({comparison.name: _as_dict(comparison) for comparison in comparisons}, indent=None)

@@ -9,8 +9,9 @@ from typing import Any
 
 from millrace.checks.derived import resolved_lines
 from millrace.config.freeze import dump
-from millrace.config.load import load
-from millrace_sim.plan.ranking import Plan, training_config
+from millrace.config.load import load, validate
+from millrace_sim.plan.ranking import Plan, plan, training_config
+from millrace_sim.plan.request import PlanConfig
 from millrace_sim.plan.search import Simulated
 
 PLACEHOLDERS: dict[str, Any] = {
@@ -109,3 +110,9 @@ def as_json(answer: Plan, text: str) -> dict[str, Any]:
         "checkpoints": asdict(answer.checkpoints),
         "configuration": text,
     }
+
+
+def planned_record(config: dict[str, Any], base: str | None) -> dict[str, Any]:
+    """A plan as JSON types: what `millrace.plan` answers."""
+    answer = plan(validate(PlanConfig, config, {}))
+    return as_json(answer, configuration(answer, base_tree(Path(base) if base else None)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,14 +11,10 @@ from millrace.api.configure import Components
 from millrace.api.messages import info
 from millrace.api.records import Records
 from millrace.api.run import Run
-from millrace.core.errors import DataError
+from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
-from millrace_sweeps import trial_record as record
-from millrace_sweeps.board import counts, ranking
-from millrace_sweeps.decisions.standings import standings
-from millrace_sweeps.loading import SweepLike, load_sweep
-from millrace_sweeps.run_sweep import directory_of, run_sweep
-from millrace_sweeps.trial_record import Trials
+
+SweepLike = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class Sweep:
@@ -33,10 +28,10 @@ class Sweep:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path).absolute()
-        self._read()
+        self._counts()
 
     def __repr__(self) -> str:
-        return f"<millrace.Sweep {self._path}: {counts(self._read())}>"
+        return f"<millrace.Sweep {self._path}: {self._counts()}>"
 
     @property
     def path(self) -> Path:
@@ -46,45 +41,20 @@ class Sweep:
     def trials(self) -> Records:
         """One record per trial: `name`, `state`, `step`, `value`, `reason`, and the keys that it changes in
         `overrides`."""
-        return Records(
-            {
-                "name": name,
-                "state": str(trial.state),
-                "step": trial.step,
-                "value": trial.value,
-                "reason": trial.reason,
-                "overrides": dict(trial.overrides),
-            }
-            for name, trial in self._read().trials.items()
-        )
+        return Records(wing("sweeps.trials")(self._path))
 
     def ranking(self) -> Records:
         """One record per combination of keys, the best first. `value` is the mean over seeds, each with what
         it had at its end, and `standard_error` is None for one value alone. `trials` has names. `finished`,
         `stopped` and `failed` count them, and `unvalued` those that ended without a value."""
-        return Records(
-            {
-                "overrides": dict(one.overrides),
-                "value": one.value,
-                "standard_error": None if math.isnan(one.error) else one.error,
-                "trials": list(one.names),
-                "finished": one.num_finished,
-                "stopped": one.num_stopped,
-                "failed": one.num_failed,
-                "unvalued": one.num_unvalued,
-            }
-            for one in standings(self._read())
-        )
+        return Records(wing("sweeps.ranking")(self._path))
 
     def run(self, name: str) -> Run:
         """The run of a trial. Raises: DataError: it has not begun, or there is no such trial."""
         return Run(self._path / name)
 
-    def _read(self) -> Trials:
-        trials = record.read(self._path)
-        if trials is None:
-            raise DataError(f"{self._path} is no sweep: it has no {record.FILE}")
-        return trials
+    def _counts(self) -> str:
+        return str(wing("sweeps.counts")(self._path))
 
 
 def sweep(
@@ -113,13 +83,12 @@ def sweep(
         KeyboardInterrupt: the user interrupted; the trials have finished their steps and saved.
     """
     components = Components(reward, rows, algorithm, schedule)
-    loaded = load_sweep(config, components=components, keywords=keywords)
-    path = directory_of(loaded, Path(directory) if directory is not None else None)
+    where = Path(directory) if directory is not None else None
     console = Terminal(stderr=True, quiet=not show)
+    run = wing("sweeps.sweep")
     try:
-        trials = run_sweep(loaded, path, retry=retry, console=console)
+        path = run(config, components, keywords, where, retry=retry, console=console)
     except KeyboardInterrupt:
         info("Stopped; nothing is lost. To go on, call `millrace.sweep` again.")
         raise
-    console.print(ranking(trials))
     return Sweep(path)

@@ -13,6 +13,7 @@ from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
+from millrace.core.wings import wing
 from millrace.observe.live.progress_line import progress_line
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.models import served_config
@@ -103,7 +104,6 @@ def _curated(config: Config, options: CurationOptions, out: Path, model: Path | 
     """Curate, write every file, and return the summary."""
     from millrace_curation.curate import curate
     from millrace_curation.output import ATTEMPTS, summarized, write_rows, write_summary
-    from millrace_ui.curated import write_page
 
     with served_config(config, model) as (config, _):
         with progress_line(Terminal(stderr=True), "Loading") as show:
@@ -119,7 +119,7 @@ def _curated(config: Config, options: CurationOptions, out: Path, model: Path | 
     summary = summarized(curation, options, about)
     write_rows(curation, out)
     write_summary(summary, out)
-    write_page(summary, out)
+    wing("ui.curated")(summary, out)
     return summary
 
 

@@ -5,22 +5,25 @@ Of a run it says where the run is slow, and what a change would give.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from millrace.api.planned import as_json, base_tree, beyond, checkpoints, choice, configuration, devices
 from millrace.cli.options import AsJson, Overrides, print_json
 from millrace.config.load import load_as
 from millrace.core.errors import ConfigError
+from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
+from millrace_sim.measure import ReplicaSample, TimedWork, Timeline
+from millrace_sim.plan.planned import as_json, base_tree, beyond, checkpoints, choice, configuration, devices
 from millrace_sim.plan.ranking import Plan, Theory, plan
 from millrace_sim.plan.request import PlanConfig
 from millrace_sim.plan.search import Simulated
-from millrace_sim.report.timeline import timeline_lines
 
 console = Terminal(soft_wrap=True)
 
@@ -55,14 +58,12 @@ def command(
 
 
 def _of_run(path: Path, json_wanted: bool, *, refused: bool) -> None:
-    from millrace_ui.speed.speed_answer import speed_of
-
     if refused:
         raise ConfigError(
             "`--set` and `--out` are for a plan from a TOML file: a run is measured as it is\n"
             "  `millrace simulate --from RUN --set KEY=VALUE` predicts one change of your own."
         )
-    answer = speed_of(run_directory.find(path), with_outlook=True)
+    answer = wing("ui.speed_of")(run_directory.find(path), with_outlook=True)
     if json_wanted:
         print_json(answer.to_json())
     else:
@@ -143,3 +144,66 @@ def _ranking(ranking: list[Simulated]) -> Table:
             "-" if result.fairness is None else f"{result.fairness:.1f}",
         )
     return table
+
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+REPLICAS_SHOWN = 8
+STEP, PUBLISH, WAIT = "█", "p", "·"
+
+
+def timeline_lines(timeline: Timeline, *, width: int = 72) -> list[tuple[str, str]]:
+    """(who, bar) of the trainer, a scale of versions, and up to `REPLICAS_SHOWN` replicas.
+
+    A column is the same interval of time in every bar. The trainer's bar shows its main work; a replica's bar
+    shows the fraction of time in which the replica decoded. Empty if nothing happened.
+    """
+    spans = timeline.trainer
+    if not spans:
+        return []
+    start_s, end_s = spans[0].start_s, spans[-1].end_s
+    column_s = (end_s - start_s) / width
+    edges = [start_s + i * column_s for i in range(width + 1)]
+    lines = [("trainer", _trainer(spans, edges)), ("version", _versions(spans, edges))]
+    names = sorted(timeline.samples, key=lambda name: (len(name), name))[:REPLICAS_SHOWN]
+    return lines + [(name, _replica(timeline.samples[name], edges)) for name in names]
+
+
+def _trainer(spans: Sequence[TimedWork], edges: Sequence[float]) -> str:
+    bar = ""
+    for low, high in pairwise(edges):
+        spent = {what: _overlap(spans, what, low, high) for what in ("step", "published")}
+        if spent["step"] >= (high - low) / 2:
+            bar += STEP
+        else:
+            bar += PUBLISH if spent["published"] >= (high - low) / 2 else WAIT
+    return bar
+
+
+def _overlap(spans: Sequence[TimedWork], what: str, low: float, high: float) -> float:
+    return sum(
+        max(0.0, min(span.end_s, high) - max(span.start_s, low)) for span in spans if span.what == what
+    )
+
+
+def _versions(spans: Sequence[TimedWork], edges: Sequence[float]) -> str:
+    """The last digit of each version where its step ended."""
+    bar = [" "] * (len(edges) - 1)
+    for span in spans:
+        if span.what == "step":
+            index = int((span.end_s - edges[0]) / (edges[1] - edges[0]))
+            bar[min(max(index, 0), len(bar) - 1)] = str(span.version % 10)
+    return "".join(bar)
+
+
+def _replica(samples: Sequence[ReplicaSample], edges: Sequence[float]) -> str:
+    bar = ""
+    for low, high in pairwise(edges):
+        inside = [sample.busy for sample in samples if low <= sample.time_s < high]
+        busy = sum(inside) / len(inside) if inside else _last(samples, low)
+        bar += BLOCKS[round(busy * (len(BLOCKS) - 1))]
+    return bar
+
+
+def _last(samples: Sequence[ReplicaSample], before_s: float) -> float:
+    earlier = [sample.busy for sample in samples if sample.time_s < before_s]
+    return earlier[-1] if earlier else 0.0
