@@ -8,19 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millrace.compose.examine import count_rewards
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.errors import MillraceError
+from millrace.diagnose.examine import count_rewards
+from millrace.diagnose.rules import diagnose, gone
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.conversation import ENVIRONMENT, MODEL
-from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.sinks.log_files import SLICE_BYTES
 from millrace.observe.speeds import GENERATED, TRAINED
 from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.views import tokenizer_of
 from millrace_ui.curves.run_charts import run_charts
 from millrace_ui.drawing import figures, fragments, meanings
 from millrace_ui.drawing.charts import CHARTS
@@ -30,7 +31,6 @@ from millrace_ui.record.evaluation_points import evaluated, table_of, while_trai
 from millrace_ui.record.runs import state_of
 from millrace_ui.record.steps import POINTS, Axis, Curve, Steps
 from millrace_ui.record.story import TROUBLES_MAX, Story
-from millrace_ui.record.views import tokenizer_of
 from millrace_ui.record.waiting import SHOWN_MAX, waiting_episodes
 
 READ_S, FIRST_READ_S = 0.4, 0.1

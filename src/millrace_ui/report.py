@@ -10,6 +10,7 @@ from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.ledger.reading.samples import Choice
 from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.resume import flat
+from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui import page
 from millrace_ui.curves.cards import cards, legend
 from millrace_ui.curves.choices import CurveChoices
@@ -17,7 +18,7 @@ from millrace_ui.curves.curve_set import CurveSet
 from millrace_ui.curves.run_charts import run_cards
 from millrace_ui.curves.run_groups import configurations
 from millrace_ui.drawing import fragments
-from millrace_ui.overview import Overview
+from millrace_ui.overview import Overview, overviews
 from millrace_ui.record.run_rows import RunRow
 from millrace_ui.record.steps import Axis
 from millrace_ui.record.tokens import Shown, choose
@@ -29,6 +30,11 @@ POINTS = 400
 """Points of a curve in a file, of all runs together."""
 SAMPLES, SAMPLE_TOKENS = 4, 250
 WHOLE = ("Timeline",)
+
+
+def report_runs(runs: Sequence[RunDirectory], out: Path) -> int:
+    """As `write_report`, each run under the shortest name that tells it from the others."""
+    return write_report(overviews(runs), out)
 
 
 def write_report(runs: Sequence[Overview], out: Path) -> int:

@@ -1,18 +1,16 @@
-"""Several runs side by side, to print, to show in a notebook or to read field by field."""
+"""Several runs side by side: as text and in a notebook."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from millrace.api.comparison import RunComparison
 from millrace.observe.sparkline import sparkline
-from millrace.observe.terminal import as_text
 from millrace.run_directory.resume import ABSENT
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.comparison import comparison_record
@@ -24,52 +22,6 @@ from millrace_ui.record.steps import curve
 POINTS = 60
 NAME_MAX, HEADING_MAX, CELL_MIN = 40, 36, 12
 """Characters of a run's name beside its curve, of a row's heading, and of a run's column."""
-WIDTH = 110
-
-
-@dataclass(frozen=True)
-class RunComparison:
-    """Runs side by side. Its text is what `millrace compare` prints.
-
-    `figures`: the values of each figure, in the order of `runs`. `reward`: the curve of each run.
-    `differences`: the keys of the configuration in which a run differs from the first, with `key`, `old` and
-    `new`.
-    """
-
-    runs: list[str]
-    figures: dict[str, list[Any]]
-    reward: dict[str, list[float]]
-    differences: dict[str, list[dict[str, Any]]]
-
-    def to_json(self) -> dict[str, Any]:
-        """The comparison as JSON types."""
-        return dict(json.loads(json.dumps(asdict(self), default=str)))
-
-    def __str__(self) -> str:
-        return as_text(self, WIDTH)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        differ = self._configuration()
-        yield _curves(self.reward, options.max_width)
-        yield from _side_by_side(
-            self.figures | {"": [""] * len(self.runs)} | differ, len(self.runs), options.max_width
-        )
-        if not differ:
-            yield Text("Their configurations are equal.")
-
-    def _repr_html_(self) -> str:
-        curves = [fragments.Raw(spark(y, 260, 60)) if y else "" for y in self.reward.values()]
-        values = self.figures | self._configuration()
-        rows = [("reward", *curves), *((name, *map(_cell, row)) for name, row in values.items())]
-        return fragments.table(("", *self.runs), rows)
-
-    def _configuration(self) -> dict[str, list[Any]]:
-        """The keys that differ, and their values in each run."""
-        differ = {change["key"]: change["old"] for changes in self.differences.values() for change in changes}
-        own = [
-            {change["key"]: change["new"] for change in self.differences.get(name, ())} for name in self.runs
-        ]
-        return {key: [run.get(key, first) for run in own] for key, first in differ.items()}
 
 
 def side_by_side(runs: Sequence[RunDirectory], points: int = POINTS) -> RunComparison:
@@ -78,6 +30,34 @@ def side_by_side(runs: Sequence[RunDirectory], points: int = POINTS) -> RunCompa
     for view in views:
         view.update(read_s=float("inf"))
     return RunComparison(**comparison_record(views, points))
+
+
+def tables(compared: RunComparison, width: int) -> Iterator[RenderableType]:
+    """The comparison as text of at most `width` columns."""
+    differ, num_runs = configuration(compared), len(compared.runs)
+    yield _curves(compared.reward, width)
+    yield from _side_by_side(compared.figures | {"": [""] * num_runs} | differ, num_runs, width)
+    if not differ:
+        yield Text("Their configurations are equal.")
+
+
+def html(compared: RunComparison) -> str:
+    """The comparison in a notebook."""
+    curves = [fragments.Raw(spark(y, 260, 60)) if y else "" for y in compared.reward.values()]
+    values = compared.figures | configuration(compared)
+    rows = [("reward", *curves), *((name, *map(_cell, row)) for name, row in values.items())]
+    return fragments.table(("", *compared.runs), rows)
+
+
+def configuration(compared: RunComparison) -> dict[str, list[Any]]:
+    """The keys that differ, and their values in each run."""
+    changes = [change for each in compared.differences.values() for change in each]
+    differ = {change["key"]: change["old"] for change in changes}
+    own = [
+        {change["key"]: change["new"] for change in compared.differences.get(name, ())}
+        for name in compared.runs
+    ]
+    return {key: [run.get(key, first) for run in own] for key, first in differ.items()}
 
 
 def _curves(rewards: dict[str, list[float]], width: int) -> Table:

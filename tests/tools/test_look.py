@@ -13,16 +13,16 @@ import pytest
 from tests.look_runs import PROMPT, config, events, write_run
 from tests.unit.observe_events import event, step
 
-from millrace.compose.examine import count_rewards, evidence_of, examine
 from millrace.config.freeze import record
 from millrace.config.tables.generation import SamplingConfig
 from millrace.core.errors import DataError, LedgerError
 from millrace.core.types import Scored
+from millrace.diagnose.examine import count_rewards, evidence_of, examine
+from millrace.diagnose.finding import Finding
 from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
-from millrace.observe.doctor.finding import Finding
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace_ui.curves.run_charts import run_charts
 from millrace_ui.drawing import figures, fragments

@@ -22,6 +22,7 @@ from millrace.environments.stream.parts import Parts
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.views import tokenizer_of
 from millrace.trainer.batch.flat_batch import flatten
 from millrace_ui.drawing.shades import TONES, tone
 from millrace_ui.record.group import row_history
@@ -29,7 +30,6 @@ from millrace_ui.record.group.advantages import advantages_of
 from millrace_ui.record.group.row_history import history_of
 from millrace_ui.record.group.task_row import TaskRow, TaskRows
 from millrace_ui.record.tokens import choose, count, search
-from millrace_ui.record.views import tokenizer_of
 from millrace_ui.site import Site
 
 

@@ -13,13 +13,14 @@ from millrace.api.run import Run
 from millrace.cli.app import run
 from millrace.core.errors import DataError
 from millrace.core.events import Event
+from millrace.diagnose import newest_steps
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.sinks.log_files import rotate
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_sim.calibrate import changes
 from millrace_sim.calibrate.learn import calibrate
 from millrace_ui.site import Site
-from millrace_ui.speed import newest_steps, speed_answer
+from millrace_ui.speed import speed_answer
 from millrace_ui.speed.kept_forecasts import KEPT_S
 from millrace_ui.speed.speed_answer import speed_of
 

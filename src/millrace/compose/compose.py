@@ -19,11 +19,9 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from millrace.compose import run_hosts
-from millrace.compose.examine import count_rewards, evidence_of
 from millrace.compose.joining import Joining
 from millrace.compose.memory_events import MemoryReporter
-from millrace.compose.rewarded_texts import CanaryWatch
-from millrace.compose.sampler import TrajectorySampler, open_decoder
+from millrace.compose.sampler import TrajectorySampler
 from millrace.compose.scaling import obey, with_scaling
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
@@ -39,11 +37,14 @@ from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.devices.inventory import read_host
+from millrace.diagnose.examine import count_rewards, evidence_of
+from millrace.diagnose.rewarded_texts import CanaryWatch
+from millrace.diagnose.watch import DoctorWatch
 from millrace.environments.gateway.agents.agent_process import DIRECTORY, remove_directory
+from millrace.environments.tokenizer import open_decoder
 from millrace.environments.turns.snapshots import stream_of, sweep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.doctor.watch import DoctorWatch
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.live.readers import LostReaders
 from millrace.observe.sinks.jsonl import replay_events

@@ -10,7 +10,13 @@ from typing import Any
 
 from millrace.core.errors import ConfigError
 
-TARGETS: dict[str, str] = {}
+TARGETS: dict[str, str] = {
+    "ui.drawing": "millrace_ui.notebook:GrowingCurves",
+    "ui.html": "millrace_ui.notebook:html",
+    "ui.report": "millrace_ui.report:report_runs",
+    "ui.side_by_side": "millrace_ui.side_by_side:side_by_side",
+    "ui.tables": "millrace_ui.side_by_side:tables",
+}
 """What the core asks for, with its module and its name there."""
 
 

@@ -30,8 +30,8 @@ from millrace.run_directory.lineage import Parent
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.drawing.shades import TokenColor
 from millrace_ui.record import views
-from millrace_ui.record.evaluated_completions import completions_view
 from millrace_ui.record.runs import RUNS_MAX, RunLine, find_runs, run_line
+from millrace_ui.record.views import completions_view
 from millrace_ui.terminal import show_options as options
 from millrace_ui.terminal.trajectories import SamplesAsked, read_group, read_samples
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from millrace.observe.doctor.finding import Finding
+from millrace.diagnose.finding import Finding
 from millrace.observe.live.phrases import duration
 from millrace.observe.samples import turn_title, version_range
 from millrace.observe.terminal import harmless

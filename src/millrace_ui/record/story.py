@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.compose.examine import evidence_of
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
+from millrace.diagnose.examine import evidence_of
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import SLICE_BYTES, Tail
 from millrace.observe.summary import Summary

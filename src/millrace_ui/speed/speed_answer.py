@@ -12,14 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.core.errors import DataError, MillraceError
+from millrace.diagnose import newest_steps
+from millrace.diagnose.bottleneck import LONG_TAIL, Bottleneck
+from millrace.diagnose.time_use import TimeUse
 from millrace.observe.sinks.log_files import parts
-from millrace.observe.slow.bottleneck import LONG_TAIL, Bottleneck
-from millrace.observe.slow.time_use import TimeUse
 from millrace.observe.terminal import as_text
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_sim.calibrate.changes import BOUND, REWARDS, Outlook, outlook
 from millrace_sim.calibrate.learn import calibrate
-from millrace_ui.speed import newest_steps
 
 OUTLOOK_S, PAGE_S = 40.0, 10.0
 """After so long, with all that is read for it, nothing more is simulated. A page gives up after 20 s."""

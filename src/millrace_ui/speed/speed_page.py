@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.observe.slow import time_use
+from millrace.diagnose import time_use
 from millrace_ui.drawing import fragments
 from millrace_ui.drawing.figures import WEIGHTS, WORK
 from millrace_ui.drawing.time_bars import time_bars

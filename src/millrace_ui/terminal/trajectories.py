@@ -15,12 +15,13 @@ from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
 from millrace.observe.group_text import render_group
 from millrace.observe.samples import render_sample
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.views import View, tokenizer_of
 from millrace_ui.drawing.shades import TokenColor
 from millrace_ui.record.group.advantages import advantages_of
 from millrace_ui.record.group.group_view import HISTORY_S, group_view
 from millrace_ui.record.group.groups import MEMBERS_MAX, shown_members
 from millrace_ui.record.tokens import filtered_line, look_for, shown_of
-from millrace_ui.record.views import View, samples_view, tokenizer_of
+from millrace_ui.record.views import samples_view
 from millrace_ui.terminal.colored_tokens import ColoredTokens, ColorLegend, colored_passages
 
 

@@ -9,11 +9,11 @@ from millrace.config.schema import Config
 from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import Group, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
+from millrace.run_directory.views import View, trajectory_record
 from millrace_ui.record.group.advantages import GroupAdvantages
 from millrace_ui.record.group.groups import ratios_of
 from millrace_ui.record.group.row_history import history_of
 from millrace_ui.record.group.task_row import TaskRows
-from millrace_ui.record.views import View, trajectory_record
 
 HISTORY_S = 5.0
 """The row's earlier groups are looked for about so long."""

@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from millrace.compose.examine import examine
-from millrace.observe.doctor.finding import Finding
-from millrace.observe.doctor.rules import RULES
-from millrace.observe.slow.bottleneck import Bottleneck
+from millrace.core.wings import wing
+from millrace.diagnose.bottleneck import Bottleneck
+from millrace.diagnose.examine import examine
+from millrace.diagnose.finding import Finding
+from millrace.diagnose.rules import RULES
 from millrace.observe.terminal import as_text
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.drawing import fragments
 
 HEAD = ("run", "steps", "schedule", "dtype", "end")
 WIDTH = 80
@@ -65,8 +65,7 @@ class Diagnosis:
         yield Text(f"\n{'bottleneck':10} {self.bottleneck}")
 
     def _repr_html_(self) -> str:
-        slow = f"<p>Bottleneck: {fragments.quoted(str(self.bottleneck))}</p>"
-        return fragments.findings(self.findings, self.withdrawn) + slow
+        return str(wing("ui.html")(self))
 
 
 def diagnosis_of(run: RunDirectory) -> Diagnosis:

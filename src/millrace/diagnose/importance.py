@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from millrace.observe.doctor import keys
-from millrace.observe.doctor.evidence import Evidence, Step
-from millrace.observe.doctor.finding import Finding
+from millrace.diagnose import keys
+from millrace.diagnose.evidence import Evidence, Step
+from millrace.diagnose.finding import Finding
 
 EFFECTIVE_MIN = 0.3  # of the tokens: with less, a few of them make the step
 SILENCED_MAX = 0.6  # of the tokens with an advantage

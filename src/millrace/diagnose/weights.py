@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import fmean
 
-from millrace.observe.doctor import keys
-from millrace.observe.doctor.evidence import Evidence, Step
-from millrace.observe.doctor.finding import Finding, few
+from millrace.diagnose import keys
+from millrace.diagnose.evidence import Evidence, Step
+from millrace.diagnose.finding import Finding, few
 
 # In nats: rounding explains so much, with a margin. fp8: `rollout.quantization`, a trainer in bfloat16.
 EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1, "fp8": 2e-1}

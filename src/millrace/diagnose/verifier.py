@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millrace.core.rounding import all_equal
-from millrace.observe.doctor.evidence import Evidence, Step
-from millrace.observe.doctor.finding import Finding, few
+from millrace.diagnose.evidence import Evidence, Step
+from millrace.diagnose.finding import Finding, few
 
 RUN = "tests_run"
 NUM_MIN, STEPS_MIN = 64, 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millrace.config.tables.algorithms import PRESETS, PolicyGradient
-from millrace.observe.doctor.evidence import Evidence
+from millrace.diagnose.evidence import Evidence
 
 BOUND = {
     "llamarl": "schedule.lag",

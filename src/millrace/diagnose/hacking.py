@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean, median
 
-from millrace.observe.doctor.evidence import CanaryReward, Evidence, Step
-from millrace.observe.doctor.finding import Finding
-from millrace.observe.doctor.shared_text import shared
+from millrace.diagnose.evidence import CanaryReward, Evidence, Step
+from millrace.diagnose.finding import Finding
+from millrace.diagnose.shared_text import shared
 
 SHOWN = 200  # characters of a text
 FOLLOWS = 0.5  # a canary's rise, as a share of the rise of the training reward

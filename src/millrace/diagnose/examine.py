@@ -7,21 +7,21 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from millrace.compose.contradictions import CUTS, knows_token_masks
-from millrace.compose.rewarded_texts import read_texts
-from millrace.compose.sampler import open_decoder
 from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.config.tables.generation import SamplingConfig
 from millrace.core.errors import DataError
 from millrace.core.types import State
+from millrace.diagnose.bottleneck import Bottleneck, bottleneck
+from millrace.diagnose.evidence import Evidence, RewardRange
+from millrace.diagnose.rewarded_texts import read_texts
+from millrace.diagnose.rules import diagnose, gone
+from millrace.diagnose.time_use import TimeUse, TimeUseLog
+from millrace.environments.tokenizer import open_decoder
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.observe.doctor.evidence import Evidence, RewardRange
-from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
-from millrace.observe.slow.bottleneck import Bottleneck, bottleneck
-from millrace.observe.slow.time_use import TimeUse, TimeUseLog
+from millrace.rollout.kinds.engine_kinds import CUTS, knows_token_masks
 from millrace.run_directory.run_directory import RunDirectory
 
 

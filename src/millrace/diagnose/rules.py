@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.observe.doctor.batches import needless_staleness, unfair_batches
-from millrace.observe.doctor.episodes import (
+from millrace.diagnose.batches import needless_staleness, unfair_batches
+from millrace.diagnose.episodes import (
     broken_turns,
     episodes_cut,
     forked_turns,
@@ -18,15 +18,15 @@ from millrace.observe.doctor.episodes import (
     rewarded_cut,
     slow_environment,
 )
-from millrace.observe.doctor.evaluator import evaluations_skipped, overfitting
-from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.finding import Finding, withdrawn
-from millrace.observe.doctor.hacking import canary_rewarded, lengths_explode, shared_string
-from millrace.observe.doctor.importance import few_effective_tokens, silenced_tokens
-from millrace.observe.doctor.learning import diverging_optimizer, failing_rewards, no_signal
-from millrace.observe.doctor.slow_hosts import host_behind
-from millrace.observe.doctor.verifier import constant_reward, tests_not_run
-from millrace.observe.doctor.weights import numeric_gap, stale_cache, true_staleness, wrong_weights
+from millrace.diagnose.evaluator import evaluations_skipped, overfitting
+from millrace.diagnose.evidence import Evidence
+from millrace.diagnose.finding import Finding, withdrawn
+from millrace.diagnose.hacking import canary_rewarded, lengths_explode, shared_string
+from millrace.diagnose.importance import few_effective_tokens, silenced_tokens
+from millrace.diagnose.learning import diverging_optimizer, failing_rewards, no_signal
+from millrace.diagnose.slow_hosts import host_behind
+from millrace.diagnose.verifier import constant_reward, tests_not_run
+from millrace.diagnose.weights import numeric_gap, stale_cache, true_staleness, wrong_weights
 
 Rule = Callable[[Evidence], Finding | None]
 

@@ -10,9 +10,9 @@ from math import sqrt
 from statistics import fmean
 
 from millrace.core.fairness import BAND, BATCHES, LengthMoments, fairness, next_correlation, windows
-from millrace.observe.doctor import keys
-from millrace.observe.doctor.evidence import BatchFigures, Evidence
-from millrace.observe.doctor.finding import Finding
+from millrace.diagnose import keys
+from millrace.diagnose.evidence import BatchFigures, Evidence
+from millrace.diagnose.finding import Finding
 
 ERRORS = 2.0  # standard errors beyond the band
 STEPS_MIN = 16  # with fewer steps the share of waiting is noise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millrace.observe.slow.time_use import (
+from millrace.diagnose.time_use import (
     BATCH,
     BOUND,
     CHECKPOINT,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from millrace.observe.doctor.evidence import Accuracy, Evidence
-from millrace.observe.doctor.finding import Finding
+from millrace.diagnose.evidence import Accuracy, Evidence
+from millrace.diagnose.finding import Finding
 
 DUE_MIN = 4  # fewer versions prove nothing
 SKIPPED_MAX = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean, median
 
-from millrace.observe.doctor.evidence import Evidence, Step
-from millrace.observe.doctor.finding import Finding
+from millrace.diagnose.evidence import Evidence, Step
+from millrace.diagnose.finding import Finding
 
 FAILED_MAX = 0.05  # of all scores
 EQUAL_MAX = 0.8  # of the groups of the later steps

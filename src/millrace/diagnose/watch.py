@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from millrace.core.events import Event, Events
-from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.finding import withdrawn
-from millrace.observe.doctor.rules import diagnose
+from millrace.diagnose.evidence import Evidence
+from millrace.diagnose.finding import withdrawn
+from millrace.diagnose.rules import diagnose
 
 FIRST_STEPS = 20
 """Before the first look: the figures of fewer steps are noise."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace.compose.sampler import Decode
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.core.completion.marked import unmarked
 from millrace.core.events import Event, Events
 from millrace.core.rounding import ABSOLUTE, reaches
 from millrace.core.types import EvaluationAttempt
+from millrace.diagnose.evidence import Evidence, ScoredText
+from millrace.environments.tokenizer import Decode
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
 from millrace.observe.conversation import sampled_tokens
-from millrace.observe.doctor.evidence import Evidence, ScoredText
 from millrace.observe.samples import clipped
 
 EARLY, LATE = (0.0, 0.2), (0.8, 1.0)  # parts of the run

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from millrace.diagnose.evidence import Evidence, ScoredText
+from millrace.diagnose.finding import Finding
+from millrace.diagnose.keys import ahead
 from millrace.observe.conversation import CAUSES, ENDED_BY, FORKS, ended_by
-from millrace.observe.doctor.evidence import Evidence, ScoredText
-from millrace.observe.doctor.finding import Finding
-from millrace.observe.doctor.keys import ahead
 
 STEPS_MIN, TEXTS_MIN, ANSWERS_MIN = 4, 16, 64
 CUT = 0.95  # of the episodes of the later steps

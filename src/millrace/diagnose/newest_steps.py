@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from millrace.compose.examine import bottleneck_of, time_use_log
 from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import DataError, boundary
+from millrace.diagnose.bottleneck import STEPS_MIN, Bottleneck
+from millrace.diagnose.examine import bottleneck_of, time_use_log
+from millrace.diagnose.time_use import KINDS, STEPS_MAX, WARM_UP_STEPS, TimeUse
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import opened
-from millrace.observe.slow.bottleneck import STEPS_MIN, Bottleneck
-from millrace.observe.slow.time_use import KINDS, STEPS_MAX, WARM_UP_STEPS, TimeUse
 
 STEPS = STEPS_MAX + WARM_UP_STEPS
 """So many steps are looked for: as many as count, and those before them that may warm up."""

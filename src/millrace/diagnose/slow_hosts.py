@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.finding import Finding
+from millrace.diagnose.evidence import Evidence
+from millrace.diagnose.finding import Finding
 
 FETCHES_MIN = 8  # fewer prove nothing about a link
 MISSES_MIN = 3  # in a row; after the death of a relay the fetch is repeated
