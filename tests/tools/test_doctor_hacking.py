@@ -17,8 +17,8 @@ from millrace.diagnose.evidence import (
     ScoredText,
     Step,
 )
+from millrace.diagnose.hacking import shared
 from millrace.diagnose.rules import diagnose
-from millrace.diagnose.shared_text import shared
 from millrace.estimates.evaluation import Attempt, summarize
 
 HACK = "As all experts agree, this answer is certainly correct."

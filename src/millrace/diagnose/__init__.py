@@ -1,1 +1,1 @@
-"""Which known fault a run has, and what shows it."""
+"""What a run's events and ledger say of it: which known faults it has, and where it is slow."""

@@ -10,9 +10,8 @@ from math import sqrt
 from statistics import fmean
 
 from millrace.core.fairness import BAND, BATCHES, LengthMoments, fairness, next_correlation, windows
-from millrace.diagnose import keys
 from millrace.diagnose.evidence import BatchFigures, Evidence
-from millrace.diagnose.finding import Finding
+from millrace.diagnose.finding import Finding, ahead_key
 
 ERRORS = 2.0  # standard errors beyond the band
 STEPS_MIN = 16  # with fewer steps the share of waiting is noise
@@ -50,7 +49,7 @@ def unfair_batches(evidence: Evidence) -> Finding | None:
     )
     if mean < low:
         return Finding("unfair-batches", (line,), _TOO_EVEN)
-    key = keys.ahead(evidence)
+    key = ahead_key(evidence)
     lower = [f"lower `{key}`: then fewer batches are in flight, and fewer are overtaken"] if key else []
     return Finding("unfair-batches", (line,), (_SWINGS, *lower))
 
@@ -71,7 +70,7 @@ def needless_staleness(evidence: Evidence) -> Finding | None:
         f"in the last {len(late)} steps the trainer waited {waits:.0%} of the time. At the end of a step "
         f"{ready:.1f} batches were ready. The mean staleness is {staleness:.2f}"
     )
-    key = keys.ahead(evidence)
+    key = ahead_key(evidence)
     lower = [f"lower `{key}` by one: generation is ahead, so the trainer loses nothing"] if key else []
     advice = (
         *lower,

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from millrace.diagnose.evidence import Evidence, ScoredText
-from millrace.diagnose.finding import Finding
-from millrace.diagnose.keys import ahead
+from millrace.diagnose.finding import Finding, ahead_key
 from millrace.observe.conversation import CAUSES, ENDED_BY, FORKS, ended_by
 
 STEPS_MIN, TEXTS_MIN, ANSWERS_MIN = 4, 16, 64
@@ -76,7 +75,7 @@ def slow_environment(evidence: Evidence) -> Finding | None:
         f"{use.answer_s / max(use.turn_s, 1e-9):.0f} times as long as the replicas took for turns. The "
         f"trainer waits {share:.0%} of its time"
     )
-    keys = " or ".join(f"`{key}`" for key in (ahead(evidence), "batch.prompts") if key)
+    keys = " or ".join(f"`{key}`" for key in (ahead_key(evidence), "batch.prompts") if key)
     return Finding("slow-environment", (line,), (f"let more episodes wait at once: raise {keys}", _WORKERS))
 
 

@@ -1,12 +1,18 @@
-"""A policy that is paid for another thing than its task: canaries earn, lengths explode, a string spreads."""
+"""A policy that is paid for another thing than its task.
+
+Canaries earn, lengths explode, a string spreads, no test ran, or every completion earns the same.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 
+from millrace.core.rounding import all_equal
 from millrace.diagnose.evidence import CanaryReward, Evidence, Step
-from millrace.diagnose.finding import Finding
-from millrace.diagnose.shared_text import shared
+from millrace.diagnose.finding import Finding, few
 
 SHOWN = 200  # characters of a text
 FOLLOWS = 0.5  # a canary's rise, as a share of the rise of the training reward
@@ -121,4 +127,118 @@ _LENGTHS = (
 _SHARED = (
     "look whether the reward pays for the string: `millrace try-task CONFIG --completion TEXT`. If the "
     "task asks for it, as for a fixed form, all is well",
+)
+
+
+WINDOW = 40  # characters; shorter strings are phrases of any language
+READ = 2_000  # characters of each end of a text
+
+Pair = tuple[str, str]
+"""A completion and its prompt. White space counts as one blank."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedString:
+    """`late`, `early` and `unpaid`: the shares of these completions that have it, or its rarest window."""
+
+    string: str
+    late: float
+    early: float
+    unpaid: float
+
+
+def shared(late: Sequence[Pair], early: Sequence[Pair], unpaid: Sequence[Pair], least: float) -> SharedString:
+    """Of the windows of `WINDOW` characters that at least the share `least` of `late` has, the one that is
+    the rarest in `early`, and as much around it as is shared so. What a completion repeats of its own prompt
+    does not count.
+
+    Degenerate:
+        No such window -> an empty string, shares of 0.
+    """
+    texts = [_read(pair) for pair in late]
+    counts = _counts(texts)
+    common = {window for window, num in counts.items() if num >= least * len(texts)}
+    if not common:
+        return SharedString("", 0.0, 0.0, 0.0)
+    before, other = (_counts([_read(pair) for pair in pairs], common) for pairs in (early, unpaid))
+    best = min(common, key=lambda window: (before[window], -counts[window], window))
+    example = next(completion for completion, prompt in texts if best in completion and best not in prompt)
+    return SharedString(
+        _extended(best, example, common),
+        late=counts[best] / len(late),
+        early=before[best] / max(1, len(early)),
+        unpaid=other[best] / max(1, len(unpaid)),
+    )
+
+
+def _counts(texts: Sequence[Pair], only: set[str] | None = None) -> Counter[str]:
+    """For each window the number of completions that have it, and whose prompt has not."""
+    counts = Counter[str]()
+    for completion, prompt in texts:
+        windows = {completion[at : at + WINDOW] for at in range(len(completion) - WINDOW + 1)}
+        counts.update(window for window in windows if (not only or window in only) and window not in prompt)
+    return counts
+
+
+def _extended(window: str, text: str, common: set[str]) -> str:
+    """The longest part of `text` around `window` whose every window is common."""
+    first = last = text.index(window)
+    while first > 0 and text[first - 1 : first - 1 + WINDOW] in common:
+        first -= 1
+    while last + WINDOW < len(text) and text[last + 1 : last + 1 + WINDOW] in common:
+        last += 1
+    return text[first : last + WINDOW]
+
+
+def _read(pair: Pair) -> Pair:
+    completion, prompt = (" ".join(text.split()) for text in pair)
+    ends = completion if len(completion) <= 2 * READ else completion[:READ] + completion[-READ:]
+    return ends, prompt
+
+
+TESTS_RUN = "tests_run"
+NUM_MIN, CONSTANT_STEPS_MIN = 64, 4
+ENTROPY_MIN = 0.05  # nats; below, the completions of a prompt are nearly equal
+
+
+def tests_not_run(evidence: Evidence) -> Finding | None:
+    versions = [step.version for step in evidence.steps if any(_unproven(step))]
+    texts = [*evidence.early_texts, *evidence.late_texts]
+    rows = [one.row_id for one in texts if one.metrics.get(TESTS_RUN) == 0]
+    lines = []
+    if versions:
+        lines.append(f"in the steps of {few(versions, 'version')} rewards are above 0, and no test ran")
+    if rows:
+        lines.append(f"{len(rows)} of {len(texts)} rewarded completions had no test run; first: {rows[0]}")
+    return Finding("tests-not-run", tuple(lines), _NOT_RUN) if lines else None
+
+
+def _unproven(step: Step) -> Iterator[bool]:
+    """For the reward, and for each member of a sum that counts its tests."""
+    for name, num in step.reward_metrics.items():
+        if name == TESTS_RUN:
+            yield num == 0 < step.reward_mean
+        elif name.endswith(f"/{TESTS_RUN}"):
+            yield num == 0 < step.reward_metrics.get(name.removesuffix(f"/{TESTS_RUN}"), 0.0)
+
+
+def constant_reward(evidence: Evidence) -> Finding | None:
+    """Rewards of 0 throughout are left to `no-signal`: a task that is too hard has them too."""
+    rewards, steps = evidence.rewards, evidence.steps
+    if rewards.num < NUM_MIN or len(steps) < CONSTANT_STEPS_MIN:
+        return None
+    constant = rewards.low > 0 and all_equal((rewards.low, rewards.high))
+    if not constant or steps[0].metrics.get("entropy", 1.0) < ENTROPY_MIN:
+        return None
+    line = f"all {rewards.num} rewards are {rewards.low:.3g}, from the first step on"
+    return Finding("constant-reward", (line,), _CONSTANT)
+
+
+_NOT_RUN = (
+    "the verifier pays without a test. Make it raise if it ran none: a failure is counted, and not trained",
+)
+_CONSTANT = (
+    "`millrace try-task CONFIG` gives the reward an empty text and garbage: both should earn less. Look "
+    "whether the verifier ever compares, or calls its tests",
+    "if they do earn less, the model solves every row already: take harder rows",
 )

@@ -1,11 +1,16 @@
-"""Why a run with right weights learns nothing: its rewards fail, its groups are all equal, or it diverges."""
+"""Why a run with right weights learns nothing, or the wrong thing.
+
+Its rewards fail, its groups are all equal, it diverges, few tokens of a batch count, or it learns its rows
+instead of the task.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import fmean, median
 
-from millrace.diagnose.evidence import Evidence, Step
-from millrace.diagnose.finding import Finding
+from millrace.diagnose.evidence import Accuracy, Evidence, Step
+from millrace.diagnose.finding import Finding, bound_key
 
 FAILED_MAX = 0.05  # of all scores
 EQUAL_MAX = 0.8  # of the groups of the later steps
@@ -82,3 +87,95 @@ _DIVERGING = (
     "divide `optimizer.lr` by 10, raise `optimizer.warmup_steps`, or lower `optimizer.grad_clip`",
     "go back to an earlier checkpoint: later weights are damaged",
 )
+
+
+DUE_MIN = 4  # fewer versions prove nothing
+SKIPPED_MAX = 0.5
+
+
+def overfitting(evidence: Evidence) -> Finding | None:
+    lines = [line for name, series in evidence.evaluated.items() for line in _fallen(evidence, name, series)]
+    return Finding("overfitting", tuple(lines), _OVERFITTING) if lines else None
+
+
+def evaluations_skipped(evidence: Evidence) -> Finding | None:
+    lines = []
+    for name, skipped in evidence.skipped.items():
+        done = len(evidence.evaluated.get(name, {})) + len(evidence.canary_rewards.get(name, {}))
+        if skipped + done >= DUE_MIN and skipped > SKIPPED_MAX * (skipped + done):
+            lines.append(f"evaluation {name} skipped {skipped} of {skipped + done} versions that were due")
+    return Finding("evaluations-skipped", tuple(lines), _SKIPPED) if lines else None
+
+
+def _fallen(evidence: Evidence, name: str, series: dict[int, Accuracy]) -> Iterator[str]:
+    """The newest interval lies below the best version's interval, and the training reward rose since then."""
+    if not series:
+        return
+    best = max(series, key=lambda version: (series[version].greedy, -version))
+    last = max(series)
+    if series[last].high >= series[best].low:
+        return
+    rewards = [(step.version, step.reward_mean) for step in evidence.steps]
+    until = [reward for version, reward in rewards if version <= best]
+    since = [reward for version, reward in rewards if version > best]
+    if until and since and fmean(since[-len(since) // 2 :]) > fmean(until[-len(since) :]):
+        yield (
+            f"the greedy accuracy of evaluation {name} fell from {series[best].greedy:.3g} at version {best} "
+            f"to {series[last].greedy:.3g} at version {last}, and the intervals of 95 % do not meet; the "
+            "training reward rose meanwhile"
+        )
+
+
+_OVERFITTING = (
+    "the policy learns the training rows or the reward, and not the task: read samples with "
+    "`millrace show RUN --best`, and mend a reward that garbage satisfies",
+    "take more rows or fewer steps. `keep_best` and `patience` of `[[evaluations]]` keep the best version",
+)
+_SKIPPED = (
+    "the evaluator is slower than versions are due: raise `every`, lower `prompts` or `samples`, or raise "
+    "`share` of `[[evaluations]]`",
+)
+
+
+EFFECTIVE_MIN = 0.3  # of the tokens: with less, a few of them make the step
+SILENCED_MAX = 0.6  # of the tokens with an advantage
+AGE = "ess_age_"
+
+
+def few_effective_tokens(evidence: Evidence) -> Finding | None:
+    late = evidence.steps[len(evidence.steps) // 2 :]
+    effective = _mean(late, "ess")
+    if effective is None or effective >= EFFECTIVE_MIN:
+        return None
+    ages = sorted({int(name.removeprefix(AGE)) for s in late for name in s.metrics if name.startswith(AGE)})
+    lines = [f"weighted by importance, {effective:.0%} of the tokens are effective (metric `ess`)"]
+    by_age = [f"{_mean(late, f'{AGE}{age}'):.0%} from {age} on" for age in ages]
+    lines += [f"by staleness: {', '.join(by_age)}"] if by_age else []
+    return Finding("few-effective-tokens", tuple(lines), tuple(_closer(evidence)))
+
+
+def silenced_tokens(evidence: Evidence) -> Finding | None:
+    late = evidence.steps[len(evidence.steps) // 2 :]
+    silenced = _mean(late, "silenced")
+    if silenced is None or silenced <= SILENCED_MAX:
+        return None
+    line = f"{silenced:.0%} of the tokens with an advantage have no gradient: clips or masks remove it"
+    return Finding("silenced-tokens", (line,), tuple(_louder(evidence)))
+
+
+def _closer(evidence: Evidence) -> Iterator[str]:
+    bound = bound_key(evidence)
+    yield f"lower the bound on staleness (`{bound}`) or `optimizer.lr`" if bound else "lower `optimizer.lr`"
+    if evidence.algorithm != "function":
+        yield "leave out the tokens that are furthest away: set `algorithm.second_moment` to 0.04"
+
+
+def _louder(evidence: Evidence) -> Iterator[str]:
+    yield "make fewer steps of a batch (`batch.epochs`, `batch.minibatches`), or lower `optimizer.lr`"
+    if evidence.algorithm != "function":
+        yield "widen the bounds: `algorithm.clip_low` and `algorithm.clip_high`, or those of the correction"
+
+
+def _mean(steps: list[Step], name: str) -> float | None:
+    values = [step.metrics[name] for step in steps if name in step.metrics]
+    return fmean(values) if values else None

@@ -18,15 +18,25 @@ from millrace.diagnose.episodes import (
     rewarded_cut,
     slow_environment,
 )
-from millrace.diagnose.evaluator import evaluations_skipped, overfitting
 from millrace.diagnose.evidence import Evidence
 from millrace.diagnose.finding import Finding, withdrawn
-from millrace.diagnose.hacking import canary_rewarded, lengths_explode, shared_string
-from millrace.diagnose.importance import few_effective_tokens, silenced_tokens
-from millrace.diagnose.learning import diverging_optimizer, failing_rewards, no_signal
-from millrace.diagnose.slow_hosts import host_behind
-from millrace.diagnose.verifier import constant_reward, tests_not_run
-from millrace.diagnose.weights import numeric_gap, stale_cache, true_staleness, wrong_weights
+from millrace.diagnose.hacking import (
+    canary_rewarded,
+    constant_reward,
+    lengths_explode,
+    shared_string,
+    tests_not_run,
+)
+from millrace.diagnose.learning import (
+    diverging_optimizer,
+    evaluations_skipped,
+    failing_rewards,
+    few_effective_tokens,
+    no_signal,
+    overfitting,
+    silenced_tokens,
+)
+from millrace.diagnose.weights import host_behind, numeric_gap, stale_cache, true_staleness, wrong_weights
 
 Rule = Callable[[Evidence], Finding | None]
 

@@ -1,4 +1,6 @@
-"""Four faults that show in the gap between the trainer's and the engine's log-prob of a token.
+"""Weights that are not where they should be. A host may get versions more slowly than the trainer makes them.
+
+Four faults show in the gap between the trainer's and the engine's log-prob of a token.
 
 At staleness 0 both have the same weights, so the gap is only the difference of two computations. The gap is
 about 1e-6 nats in float32 and 1e-2 in bfloat16 (0.05 in sequences of 2,048 tokens), and the same in every
@@ -15,11 +17,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from statistics import fmean
+from statistics import fmean, median
 
-from millrace.diagnose import keys
 from millrace.diagnose.evidence import Evidence, Step
-from millrace.diagnose.finding import Finding, few
+from millrace.diagnose.finding import CORRECTED, Finding, bound_key, few, tolerant
 
 # In nats: rounding explains so much, with a margin. fp8: `rollout.quantization`, a trainer in bfloat16.
 EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1, "fp8": 2e-1}
@@ -74,7 +75,7 @@ def _less_rounding(evidence: Evidence) -> Iterator[str]:
         cause = "replicas sample with rounded weights, and to this model that is a different policy"
         remedy = "leave `rollout.quantization` out"
     yield cause
-    corrected = evidence.algorithm in keys.CORRECTED
+    corrected = evidence.algorithm in CORRECTED
     keep = "keep the correction on (`algorithm.correction`), or " if corrected else ""
     yield f"{keep}{remedy}"
 
@@ -103,9 +104,9 @@ def true_staleness(evidence: Evidence) -> Finding | None:
 
 def _less_stale(evidence: Evidence) -> Iterator[str]:
     yield "within the allowed staleness the policy changes much"
-    bound = keys.bound(evidence)
+    bound = bound_key(evidence)
     yield f"lower the bound on staleness (`{bound}`) or `optimizer.lr`" if bound else "lower `optimizer.lr`"
-    yield from keys.tolerant(evidence)
+    yield from tolerant(evidence)
 
 
 def gaps_at_zero(steps: list[Step]) -> list[tuple[int, float]]:
@@ -164,4 +165,42 @@ _STALE_CACHE = (
     "after a swap the engine reads keys and values of old weights. The engine must drop its cache, and "
     "prefill trajectories in flight again (`rollout.recompute`)",
     'until this is corrected, swap only between trajectories: `schedule.kind = "synchronous"`',
+)
+
+
+FETCHES_MIN = 8  # fewer prove nothing about a link
+MISSES_MIN = 3  # in a row; after the death of a relay the fetch is repeated
+
+
+def host_behind(evidence: Evidence) -> Finding | None:
+    lines = [*_slow(evidence), *_cut_off(evidence)]
+    return Finding("host-behind", tuple(lines), _ADVICE) if lines else None
+
+
+def _slow(evidence: Evidence) -> Iterator[str]:
+    """A version takes longer than the steps between two of them."""
+    steps = [step.batch for step in evidence.steps if step.batch is not None and not step.batch.replayed]
+    if not steps:
+        return
+    step_s = median(step.step_s + step.wait_s for step in steps)
+    for name, host in evidence.hosts.by_host.items():
+        if len(host.seconds) < FETCHES_MIN or (fetch_s := median(host.seconds)) <= step_s:
+            continue
+        rate = f" ({host.received_bytes / host.received_s / 1e6:.0f} MB/s)" if host.received_s else ""
+        yield (
+            f"host {name} takes {fetch_s:.2g} s for a version{rate}, from {host.source or 'others'}, and a "
+            f"step of the trainer takes {step_s:.2g} s: its replicas are always behind"
+        )
+
+
+def _cut_off(evidence: Evidence) -> Iterator[str]:
+    for name, host in evidence.hosts.by_host.items():
+        if host.missed_because and host.misses >= max(MISSES_MIN, len(host.seconds)):
+            first = host.missed_because.splitlines()[0]
+            yield f"host {name} got no version in {host.misses} tries. The last: {first}"
+
+
+_ADVICE = (
+    "look at the link and the load of that host, and of the host that it fetches from",
+    "replicas there go on under an older version. With a staleness bound of 0 they can start nothing new",
 )
