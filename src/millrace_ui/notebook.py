@@ -14,9 +14,9 @@ from millrace_ui import side_by_side
 from millrace_ui.curves.cards import notes
 from millrace_ui.curves.chart import chart
 from millrace_ui.curves.choices import CurveChoices
-from millrace_ui.curves.curve_set import CurveSet
+from millrace_ui.curves.curve_lines import CurveSet
 from millrace_ui.drawing import fragments
-from millrace_ui.drawing.spark import spark
+from millrace_ui.drawing.fragments import spark
 from millrace_ui.overview import AXES
 from millrace_ui.record.runs import run_line
 from millrace_ui.record.steps import Steps

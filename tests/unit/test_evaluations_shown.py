@@ -23,10 +23,9 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.scalars import scalars_of
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import evaluations_view
-from millrace_ui.comparison import comparison_record
 from millrace_ui.overview import Overview
-from millrace_ui.record.evaluation_points import newest_figures
-from millrace_ui.record.steps import Axis
+from millrace_ui.record.steps import Axis, newest_figures
+from millrace_ui.side_by_side import comparison_record
 from millrace_ui.site import Site
 
 

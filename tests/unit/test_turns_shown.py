@@ -35,7 +35,7 @@ from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import tokenizer_of, trajectory_record
 from millrace_ui.drawing.fragments import sample as sample_html
 from millrace_ui.drawing.fragments import samples as samples_html
-from millrace_ui.record.group.groups import read_member
+from millrace_ui.record.groups import read_member
 from millrace_ui.record.story import Story
 from millrace_ui.record.tokens import Shown, choose
 

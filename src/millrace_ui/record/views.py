@@ -32,7 +32,7 @@ from millrace.run_directory.views import (
     trajectory_record,
     turn_fields,
 )
-from millrace_ui.record.group.advantages import advantages_of
+from millrace_ui.record.tokens import advantages_of
 
 LAST_STEPS = 10
 LAST_CHANGES = 20

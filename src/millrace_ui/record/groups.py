@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from millrace.config.schema import Config
+from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import Group, Prompt, Trajectory
+from millrace.ledger.reading.draws import Draw
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.record.group.advantages import GroupAdvantages, advantages_of
-from millrace_ui.record.group.row_history import RowHistory, history_of
-from millrace_ui.record.tokens import TOKENS_MAX, Shown, reader_of, shown_of
+from millrace.run_directory.views import View, trajectory_record
+from millrace_ui.record.task_row import TaskRows
+from millrace_ui.record.tokens import TOKENS_MAX, GroupAdvantages, Shown, advantages_of, reader_of, shown_of
+
+DRAWS_MAX = 50
+LOOK_S = 0.4
+"""No index has rows: the search goes back from the newest group for about so long."""
+_WIDTH = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class RowHistory:
+    """`draws`, the newest first, are those of the groups from `first` on. `whole`: these are all."""
+
+    row_id: str
+    draws: list[Draw]
+    first: int
+    whole: bool
+
+    @property
+    def rewards(self) -> list[float]:
+        """The mean reward of each draw that has one, the oldest first."""
+        return [draw.reward_mean for draw in reversed(self.draws) if draw.reward_mean is not None]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"looked_back_to_group": self.first, "draws": [asdict(draw) for draw in self.draws]}
+
+
+def history_of(
+    reader: LedgerReader, row_id: str, stop: int | None = None, look_s: float = LOOK_S
+) -> RowHistory:
+    """The newest draws of the row in groups before `stop`; None: in all groups. Raises LedgerError."""
+    draws, until_s = list[Draw](), time.monotonic() + look_s
+    first = reader.groups_end() if stop is None else stop
+    while first > 0:
+        start = max(0, first - _WIDTH)
+        draws += reader.draws(row_id, start, first)
+        first = start
+        if len(draws) >= DRAWS_MAX or time.monotonic() >= until_s:
+            break
+    if len(draws) > DRAWS_MAX:
+        first = draws[DRAWS_MAX - 1].group_id
+    return RowHistory(row_id, draws[:DRAWS_MAX], first, whole=stop is None and not first)
+
 
 MEMBERS_MAX = 64
 PAGE_TOKENS = 16_000
@@ -100,3 +144,43 @@ def _shown(
         ratios=ratios_of(reader, group),
         history=history,
     )
+
+
+HISTORY_S = 5.0
+"""The row's earlier groups are looked for about so long."""
+
+
+def group_view(
+    reader: LedgerReader, group: Group, config: Config, tokenizer: Any, advantages: GroupAdvantages
+) -> View:
+    """A group: its prompt, its row, all attempts, and each time that the row was drawn. What is not known is
+    None, and a field `..._unknown` says why."""
+    row = TaskRows(config, lambda: tokenizer).row(group.group_id, group.row_id, group.text, wait_s=None)
+
+    def attempt(one: Trajectory) -> View:
+        record = trajectory_record(group, one, tokenizer, tokens=False)
+        return record | {"metrics": measured(one.metrics)} | of_member(one, advantages)
+
+    return {
+        "group_id": group.group_id,
+        "row_id": group.row_id,
+        "states": dict(Counter(one.state.value for one in group.members)),
+        "prompt": group.text,
+        "answer": row.answer,
+        "columns": row.columns,
+        "columns_unknown": row.unknown,
+        "advantages_unknown": advantages.unknown,
+        "ratios_unknown": ratios_of(reader, group),
+        "attempts": [attempt(one) for one in group.members],
+        "history": history_of(reader, group.row_id, look_s=HISTORY_S).as_json(),
+    }
+
+
+def of_member(one: Trajectory, advantages: GroupAdvantages) -> View:
+    """`advantages`: one, or one of each turn; empty: it has none, or they are not known. `masked`: it was in
+    the batch, and the algorithm left its tokens out."""
+    return {
+        "versions": sorted({version for version, _ in one.columns.sampled_runs}),
+        "advantages": advantages.of(one),
+        "masked": one.trajectory_id in advantages.masked,
+    }
