@@ -133,8 +133,8 @@ def curves(seeds: range) -> Figures:
 
 def hour(name: str, minutes: float, seed: int, directory: Path) -> Figures:
     from millrace.compose import compose
-    from millrace.compose.examine import examine
     from millrace.config.load import load
+    from millrace.diagnose.examine import examine
     from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
     from millrace.evaluation.kept import keep
     from millrace.observe.sinks.log_files import opened

@@ -34,9 +34,9 @@ from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_confi
 from millrace.observe.check import Check, print_checks
 from millrace.observe.terminal import Terminal
 from millrace.quickstart.checks import GAIN_MIN, checks_of_accounts
+from millrace.run_directory.models import is_finished
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.curves.curve_lines import Line, smoothed
-from millrace_ui.record.views import is_finished
 
 EXAMPLES = ROOT / "examples" / "real"
 TASKS = ("arithmetic", "form", "tool")

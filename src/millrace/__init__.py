@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millrace.api.callbacks import STOP
+    from millrace.api.comparison import RunComparison
     from millrace.api.questions import evaluate, plan, simulate
     from millrace.api.records import Records
     from millrace.api.run import Run
+    from millrace.api.run_curves import RunCurves
     from millrace.api.sweep import Sweep, sweep
     from millrace.api.train import train
     from millrace.config.schema import Config
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
+    from millrace.diagnose.diagnosis import Diagnosis
     from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
-    from millrace_ui.curves.run_curves import RunCurves
-    from millrace_ui.diagnosis import Diagnosis
-    from millrace_ui.side_by_side import RunComparison
 
 __version__ = "0.1.0"
 
@@ -40,9 +40,9 @@ _HOMES = {
     "Sweep": "millrace.api.sweep",
     "Records": "millrace.api.records",
     "Evaluation": "millrace.estimates.evaluation",
-    "Diagnosis": "millrace_ui.diagnosis",
-    "RunComparison": "millrace_ui.side_by_side",
-    "RunCurves": "millrace_ui.curves.run_curves",
+    "Diagnosis": "millrace.diagnose.diagnosis",
+    "RunComparison": "millrace.api.comparison",
+    "RunCurves": "millrace.api.run_curves",
     "Config": "millrace.config.schema",
     "Observation": "millrace.environments.turns.environment",
     "Done": "millrace.environments.turns.environment",

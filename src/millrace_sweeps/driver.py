@@ -13,6 +13,7 @@ from pathlib import Path
 from millrace.api.helper_process import WorkProcess, is_in_use
 from millrace.core.errors import MillraceError
 from millrace.run_directory.going_on import begun_as
+from millrace.run_directory.models import is_finished
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_sweeps import trial_record as record
 from millrace_sweeps.beginning import begin_trial
@@ -26,7 +27,6 @@ from millrace_sweeps.measured import Measured
 from millrace_sweeps.proposals import Proposals
 from millrace_sweeps.sweep_config import HalvingRule
 from millrace_sweeps.trial_record import SweepTrial, Trials, TrialState
-from millrace_ui.record.views import is_finished
 
 POLL_S = 0.5
 STOP_S = 60.0

@@ -8,30 +8,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millrace.compose.examine import count_rewards
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.errors import MillraceError
+from millrace.diagnose.examine import count_rewards
+from millrace.diagnose.rules import diagnose, gone
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.conversation import ENVIRONMENT, MODEL
-from millrace.observe.doctor.rules import diagnose, gone
 from millrace.observe.sinks.log_files import SLICE_BYTES
 from millrace.observe.speeds import GENERATED, TRAINED
 from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.curves.run_charts import run_charts
-from millrace_ui.drawing import figures, fragments, meanings
+from millrace.run_directory.views import tokenizer_of
+from millrace_ui.curves.chart import run_charts
+from millrace_ui.drawing import charts, figures, fragments
 from millrace_ui.drawing.charts import CHARTS
-from millrace_ui.drawing.time_bars import time_bars
-from millrace_ui.record.activity import row_order
-from millrace_ui.record.evaluation_points import evaluated, table_of, while_training
+from millrace_ui.drawing.figures import time_bars
 from millrace_ui.record.runs import state_of
-from millrace_ui.record.steps import POINTS, Axis, Curve, Steps
-from millrace_ui.record.story import TROUBLES_MAX, Story
-from millrace_ui.record.views import tokenizer_of
-from millrace_ui.record.waiting import SHOWN_MAX, waiting_episodes
+from millrace_ui.record.steps import POINTS, Axis, Curve, Steps, evaluated, table_of, while_training
+from millrace_ui.record.story import SHOWN_MAX, TROUBLES_MAX, Story, row_order, waiting_episodes
 
 READ_S, FIRST_READ_S = 0.4, 0.1
 """An update reads new events for about so long. The first update of a page is shorter."""
@@ -240,8 +237,8 @@ MEANINGS = {
     "reward, first and last tenth": "Mean reward of the first tenth of the steps, and of the last tenth.",
     "trained tokens/s": TRAINED,
     "generated tokens/s": GENERATED,
-    "mean staleness": f"Over all trained tokens. {meanings.STALENESS}",
-    "fairness": meanings.FAIRNESS,
+    "mean staleness": f"Over all trained tokens. {charts.STALENESS}",
+    "fairness": charts.FAIRNESS,
     "restarts": "Of workers, since the first start of the run.",
 }
 """The meanings of figures whose names do not say enough."""

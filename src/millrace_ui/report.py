@@ -10,25 +10,31 @@ from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.ledger.reading.samples import Choice
 from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.resume import flat
+from millrace.run_directory.run_directory import RunDirectory
+from millrace_sim.calibrate.speed_answer import speed_of
 from millrace_ui import page
 from millrace_ui.curves.cards import cards, legend
+from millrace_ui.curves.chart import run_cards
 from millrace_ui.curves.choices import CurveChoices
-from millrace_ui.curves.curve_set import CurveSet
-from millrace_ui.curves.run_charts import run_cards
-from millrace_ui.curves.run_groups import configurations
+from millrace_ui.curves.comparison_page import configurations
+from millrace_ui.curves.curve_lines import CurveSet
 from millrace_ui.drawing import fragments
-from millrace_ui.overview import Overview
-from millrace_ui.record.run_rows import RunRow
+from millrace_ui.overview import Overview, overviews
+from millrace_ui.record.runs import RunRow
 from millrace_ui.record.steps import Axis
 from millrace_ui.record.tokens import Shown, choose
-from millrace_ui.speed.speed_answer import speed_of
-from millrace_ui.speed.speed_page import speed_section
+from millrace_ui.speed_page import speed_section
 
 BYTES_MAX = 2_000_000
 POINTS = 400
 """Points of a curve in a file, of all runs together."""
 SAMPLES, SAMPLE_TOKENS = 4, 250
 WHOLE = ("Timeline",)
+
+
+def report_runs(runs: Sequence[RunDirectory], out: Path) -> int:
+    """As `write_report`, each run under the shortest name that tells it from the others."""
+    return write_report(overviews(runs), out)
 
 
 def write_report(runs: Sequence[Overview], out: Path) -> int:

@@ -22,7 +22,7 @@ from tornado.web import Application, HTTPError, RequestHandler
 
 from millrace.core.errors import MillraceError
 from millrace_ui import page
-from millrace_ui.curves.curve_files import TYPES, CurveFile
+from millrace_ui.curves.cards import TYPES, CurveFile
 from millrace_ui.drawing import figures
 from millrace_ui.site import Site, trouble
 

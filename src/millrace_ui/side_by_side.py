@@ -1,75 +1,27 @@
-"""Several runs side by side, to print, to show in a notebook or to read field by field."""
+"""Several runs side by side: their figures and the keys that differ, as text and in a notebook."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from millrace.api.comparison import RunComparison
 from millrace.observe.sparkline import sparkline
-from millrace.observe.terminal import as_text
-from millrace.run_directory.resume import ABSENT
+from millrace.run_directory.resume import ABSENT, diff
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.comparison import comparison_record
 from millrace_ui.drawing import fragments
-from millrace_ui.drawing.spark import spark
-from millrace_ui.overview import overviews
-from millrace_ui.record.steps import curve
+from millrace_ui.drawing.fragments import spark
+from millrace_ui.overview import Overview, overviews
+from millrace_ui.record.steps import curve, newest_figures
 
 POINTS = 60
 NAME_MAX, HEADING_MAX, CELL_MIN = 40, 36, 12
 """Characters of a run's name beside its curve, of a row's heading, and of a run's column."""
-WIDTH = 110
-
-
-@dataclass(frozen=True)
-class RunComparison:
-    """Runs side by side. Its text is what `millrace compare` prints.
-
-    `figures`: the values of each figure, in the order of `runs`. `reward`: the curve of each run.
-    `differences`: the keys of the configuration in which a run differs from the first, with `key`, `old` and
-    `new`.
-    """
-
-    runs: list[str]
-    figures: dict[str, list[Any]]
-    reward: dict[str, list[float]]
-    differences: dict[str, list[dict[str, Any]]]
-
-    def to_json(self) -> dict[str, Any]:
-        """The comparison as JSON types."""
-        return dict(json.loads(json.dumps(asdict(self), default=str)))
-
-    def __str__(self) -> str:
-        return as_text(self, WIDTH)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        differ = self._configuration()
-        yield _curves(self.reward, options.max_width)
-        yield from _side_by_side(
-            self.figures | {"": [""] * len(self.runs)} | differ, len(self.runs), options.max_width
-        )
-        if not differ:
-            yield Text("Their configurations are equal.")
-
-    def _repr_html_(self) -> str:
-        curves = [fragments.Raw(spark(y, 260, 60)) if y else "" for y in self.reward.values()]
-        values = self.figures | self._configuration()
-        rows = [("reward", *curves), *((name, *map(_cell, row)) for name, row in values.items())]
-        return fragments.table(("", *self.runs), rows)
-
-    def _configuration(self) -> dict[str, list[Any]]:
-        """The keys that differ, and their values in each run."""
-        differ = {change["key"]: change["old"] for changes in self.differences.values() for change in changes}
-        own = [
-            {change["key"]: change["new"] for change in self.differences.get(name, ())} for name in self.runs
-        ]
-        return {key: [run.get(key, first) for run in own] for key, first in differ.items()}
 
 
 def side_by_side(runs: Sequence[RunDirectory], points: int = POINTS) -> RunComparison:
@@ -78,6 +30,34 @@ def side_by_side(runs: Sequence[RunDirectory], points: int = POINTS) -> RunCompa
     for view in views:
         view.update(read_s=float("inf"))
     return RunComparison(**comparison_record(views, points))
+
+
+def tables(compared: RunComparison, width: int) -> Iterator[RenderableType]:
+    """The comparison as text of at most `width` columns."""
+    differ, num_runs = configuration(compared), len(compared.runs)
+    yield _curves(compared.reward, width)
+    yield from _side_by_side(compared.figures | {"": [""] * num_runs} | differ, num_runs, width)
+    if not differ:
+        yield Text("Their configurations are equal.")
+
+
+def html(compared: RunComparison) -> str:
+    """The comparison in a notebook."""
+    curves = [fragments.Raw(spark(y, 260, 60)) if y else "" for y in compared.reward.values()]
+    values = compared.figures | configuration(compared)
+    rows = [("reward", *curves), *((name, *map(_cell, row)) for name, row in values.items())]
+    return fragments.table(("", *compared.runs), rows)
+
+
+def configuration(compared: RunComparison) -> dict[str, list[Any]]:
+    """The keys that differ, and their values in each run."""
+    changes = [change for each in compared.differences.values() for change in each]
+    differ = {change["key"]: change["old"] for change in changes}
+    own = [
+        {change["key"]: change["new"] for change in compared.differences.get(name, ())}
+        for name in compared.runs
+    ]
+    return {key: [run.get(key, first) for run in own] for key, first in differ.items()}
 
 
 def _curves(rewards: dict[str, list[float]], width: int) -> Table:
@@ -117,3 +97,66 @@ def _cell(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "-" if value is None else "not there" if value is ABSENT else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of each run, in the order of the runs."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+_FIGURES: dict[str, Sequence[str]] = {
+    "steps": ("steps",),
+    "wall time (s)": ("wall_s",),
+    "reward, first tenth of the steps": ("reward_first",),
+    "reward, last tenth": ("reward_last",),
+    "trained tokens/s": ("trained_tokens_per_s",),
+    "generated tokens/s": ("generated_tokens_per_s",),
+    "mean staleness": ("staleness", "mean"),
+    "largest staleness": ("staleness", "max"),
+    "fairness of the last batches": ("fairness",),
+    "log-prob gap at staleness 0, mean": ("logprob_gap_staleness0", "mean"),
+    "trainer idle": ("trainer_idle_fraction",),
+    "replicas idle": ("replica_idle_fraction",),
+    "restarts": ("restarts",),
+    "trajectories trained": ("accounting", "trained"),
+    "trajectories failed": ("accounting", "failed"),
+    "trajectories stale": ("accounting", "stale"),
+}
+
+
+def figures_of(runs: Sequence[Overview]) -> list[Figure]:
+    """The figures of the summaries. A live run has a summary too."""
+    summaries = [run.story.summary() for run in runs]
+    figures = [Figure(name, tuple(_at(one, path) for one in summaries)) for name, path in _FIGURES.items()]
+    evaluated = [newest_figures(run.run, run.config) for run in runs]
+    names = dict.fromkeys(name for one in evaluated for name in one)
+    at = list(_FIGURES).index("reward, last tenth") + 1
+    figures[at:at] = [Figure(name, tuple(one.get(name) for one in evaluated)) for name in names]
+    parents = tuple(run.parent and str(run.parent) for run in runs)
+    return [Figure("began with", parents), *figures] if any(parents) else figures
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def comparison_record(runs: Sequence[Overview], points: int) -> dict[str, Any]:
+    """The output of `millrace compare` as JSON types. Each run is compared with the first."""
+    first = runs[0]
+    return {
+        "runs": [run.name for run in runs],
+        "figures": {figure.name: list(figure.values) for figure in figures_of(runs)},
+        "reward": {run.name: run.steps.curve("reward/mean", points=points).y for run in runs},
+        "differences": {
+            run.name: [
+                {"key": change.key, "old": change.old, "new": change.new}
+                for change in diff(first.config, run.config)
+            ]
+            for run in runs[1:]
+        },
+    }

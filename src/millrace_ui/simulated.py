@@ -12,8 +12,8 @@ from millrace_sim.simulation import Scenario
 from millrace_ui import page
 from millrace_ui.drawing import figures, fragments
 from millrace_ui.overview import LANES
-from millrace_ui.record.activity import Activity, TimelineBar, row_order
 from millrace_ui.record.steps import Curve
+from millrace_ui.record.story import Activity, TimelineBar, row_order
 
 POINTS = 200
 """Points of a curve over time."""

@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
+from millrace.api.comparison import RunComparison
 from millrace.cli import try_task
 from millrace_sim import simulate_command
 from millrace_ui.commands import show
-from millrace_ui.side_by_side import RunComparison
 
 
 def lines(*shown: RenderableType) -> list[str]:

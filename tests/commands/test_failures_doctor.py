@@ -7,7 +7,7 @@ from failure_rows import seen
 from tests.tools.doctor_worlds import World, make_model, recorded
 
 from millrace.cli.app import run
-from millrace.observe.doctor.rules import diagnose
+from millrace.diagnose.rules import diagnose
 
 
 @pytest.fixture(scope="module")

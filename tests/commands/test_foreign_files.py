@@ -19,7 +19,7 @@ from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, MillraceError
 from millrace.environments.tokenizer import load_tokenizer
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.card import card
+from millrace_ui.notebook import card
 from millrace_ui.record import steps
 from millrace_ui.record.steps import Steps
 from millrace_ui.site import Site

@@ -8,7 +8,7 @@ import pytest
 from tests.long import long
 from tests.runs import events, train, weights
 
-from millrace.compose.examine import examine
+from millrace.diagnose.examine import examine
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -51,6 +51,7 @@ WITHOUT_TORCH = (
     "millrace_sim",
     "observe",
     "run_directory",
+    "diagnose",
     "evaluation",
     "compose",
     "checks",

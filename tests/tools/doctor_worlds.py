@@ -190,7 +190,7 @@ def _drain(engine: TorchEngine, wanted: set[int]) -> dict[int, TokenColumns]:
 
 def recorded(world: World, path: Path) -> Any:
     """Run `world` into an events.jsonl, and read that as evidence."""
-    from millrace.observe.doctor.evidence import Evidence
+    from millrace.diagnose.evidence import Evidence
     from millrace.observe.sinks.jsonl import read_events
 
     times = iter(range(1_000_000))

@@ -9,8 +9,7 @@ import pytest
 from millrace.core.events import Event
 from millrace.core.fairness import LengthMoments
 from millrace.core.types import Scored
-from millrace.estimates.evaluation import Attempt, summarize
-from millrace.observe.doctor.evidence import (
+from millrace.diagnose.evidence import (
     BatchFigures,
     CanaryReward,
     Evidence,
@@ -18,8 +17,9 @@ from millrace.observe.doctor.evidence import (
     ScoredText,
     Step,
 )
-from millrace.observe.doctor.rules import diagnose
-from millrace.observe.doctor.shared_text import shared
+from millrace.diagnose.hacking import shared
+from millrace.diagnose.rules import diagnose
+from millrace.estimates.evaluation import Attempt, summarize
 
 HACK = "As all experts agree, this answer is certainly correct."
 FORM = "Let us solve this problem step by step, with care. Then"

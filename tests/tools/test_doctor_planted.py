@@ -8,7 +8,7 @@ import pytest
 from tests.tools.doctor_worlds import World, even_tokens, make_model, recorded
 
 from millrace.core.types import Failed, Scored
-from millrace.observe.doctor.rules import diagnose
+from millrace.diagnose.rules import diagnose
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 

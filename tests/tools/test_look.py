@@ -13,25 +13,24 @@ import pytest
 from tests.look_runs import PROMPT, config, events, write_run
 from tests.unit.observe_events import event, step
 
-from millrace.compose.examine import count_rewards, evidence_of, examine
 from millrace.config.freeze import record
 from millrace.config.tables.generation import SamplingConfig
 from millrace.core.errors import DataError, LedgerError
 from millrace.core.types import Scored
+from millrace.diagnose.examine import count_rewards, evidence_of, examine
+from millrace.diagnose.finding import Finding
 from millrace.estimates.evaluation import Attempt, summarize
 from millrace.evaluation.kept import keep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
-from millrace.observe.doctor.finding import Finding
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
-from millrace_ui.curves.run_charts import run_charts
+from millrace_ui.curves.chart import run_charts
 from millrace_ui.drawing import figures, fragments
 from millrace_ui.drawing.charts import CHARTS
 from millrace_ui.drawing.fragments import sample
 from millrace_ui.overview import Overview, who_waits
-from millrace_ui.record.evaluation_points import table_of
 from millrace_ui.record.runs import find_runs, run_line
-from millrace_ui.record.steps import Axis, Curve, Steps, curve
+from millrace_ui.record.steps import Axis, Curve, Steps, curve, table_of
 from millrace_ui.record.story import Story
 from millrace_ui.record.tokens import Shown, TokenText, choose, search
 from millrace_ui.report import BYTES_MAX, write_report

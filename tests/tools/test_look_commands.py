@@ -12,8 +12,8 @@ from millrace.api.run import Run
 from millrace.cli.app import run
 from millrace.observe.sinks.log_files import rotate
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.card import card
 from millrace_ui.commands import ui
+from millrace_ui.notebook import card
 
 
 def test_two_runs_are_compared_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,22 @@ from tests.unit.observe_events import step
 from millrace.config.freeze import record
 from millrace.core.errors import DataError
 from millrace.observe.sinks.jsonl import MetricsLog
-from millrace_ui.curves.chart import chart
-from millrace_ui.curves.chart_scale import ChartScale, apart, written
-from millrace_ui.curves.choices import SMOOTH_MAX, Band, CurveChoices
-from millrace_ui.curves.curve_files import curve_file
-from millrace_ui.curves.curve_lines import PLACES_MAX, Line, extremes, group_line, run_line, smoothed
-from millrace_ui.curves.curve_set import FIRST_MAX, CurveSet
-from millrace_ui.curves.metrics import SPEED, column, measured
-from millrace_ui.curves.run_groups import RunGroups, configurations
+from millrace_ui.curves.cards import curve_file
+from millrace_ui.curves.chart import ChartScale, apart, chart, written
+from millrace_ui.curves.choices import SMOOTH_MAX, SPEED, Band, CurveChoices, column, measured
+from millrace_ui.curves.comparison_page import RunGroups, configurations
+from millrace_ui.curves.curve_lines import (
+    FIRST_MAX,
+    PLACES_MAX,
+    CurveSet,
+    Line,
+    extremes,
+    group_line,
+    run_line,
+    smoothed,
+)
 from millrace_ui.page import document
-from millrace_ui.record.run_rows import RunRow
+from millrace_ui.record.runs import RunRow
 from millrace_ui.record.steps import Axis, Steps
 from millrace_ui.site import Site
 

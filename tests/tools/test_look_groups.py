@@ -22,14 +22,13 @@ from millrace.environments.stream.parts import Parts
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.views import tokenizer_of
 from millrace.trainer.batch.flat_batch import flatten
 from millrace_ui.drawing.shades import TONES, tone
-from millrace_ui.record.group import row_history
-from millrace_ui.record.group.advantages import advantages_of
-from millrace_ui.record.group.row_history import history_of
-from millrace_ui.record.group.task_row import TaskRow, TaskRows
-from millrace_ui.record.tokens import choose, count, search
-from millrace_ui.record.views import tokenizer_of
+from millrace_ui.record import groups
+from millrace_ui.record.groups import history_of
+from millrace_ui.record.task_row import TaskRow, TaskRows
+from millrace_ui.record.tokens import advantages_of, choose, count, search
 from millrace_ui.site import Site
 
 
@@ -198,7 +197,7 @@ def test_the_history_of_a_row_has_each_draw_the_newest_first(run: RunDirectory) 
 def test_a_history_that_is_cut_goes_on_where_it_ended(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_history, "_WIDTH", 2)
+    monkeypatch.setattr(groups, "_WIDTH", 2)
     with LedgerReader(run.ledger) as reader:
         row_id = reader.group(0).row_id
         whole = history_of(reader, row_id).draws
@@ -206,7 +205,7 @@ def test_a_history_that_is_cut_goes_on_where_it_ended(
         while stop != 0:
             part = history_of(reader, row_id, stop, look_s=0)
             parts, stop = parts + part.draws, part.first
-        monkeypatch.setattr(row_history, "DRAWS_MAX", 2)
+        monkeypatch.setattr(groups, "DRAWS_MAX", 2)
         first = history_of(reader, row_id)
         rest = history_of(reader, row_id, first.first)
     assert parts == whole and len(first.draws) == 2
@@ -216,7 +215,7 @@ def test_a_history_that_is_cut_goes_on_where_it_ended(
 def test_a_page_says_how_far_back_it_looked(
     run: RunDirectory, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_history, "DRAWS_MAX", 1)
+    monkeypatch.setattr(groups, "DRAWS_MAX", 1)
     html = site.group("g", {"id": ["4"]}).html
     assert "on were looked at" in html and "Look further back" in html
 
@@ -250,7 +249,7 @@ def test_data_that_take_long_are_waited_for_by_the_page(
         release.wait(60)
         return Parts(*given)
 
-    monkeypatch.setattr("millrace_ui.record.group.task_row.Parts", slow)
+    monkeypatch.setattr("millrace_ui.record.task_row.Parts", slow)
     rows = TaskRows(run.read_config(), lambda: tokenizer_of(run))
     row = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=0.01)
     release.set()

@@ -12,11 +12,12 @@ import pytest
 from tests.look_runs import write_run
 from tests.unit.observe_events import step
 
+from millrace.api import run_curves
 from millrace.api.run import Run
+from millrace.api.run_curves import RunCurves
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.curves import run_curves
-from millrace_ui.curves.run_curves import FIRST_MAX, RunCurves
+from millrace_ui.notebook import FIRST_MAX
 
 FOREVER = 1e9
 

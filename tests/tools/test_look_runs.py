@@ -13,10 +13,9 @@ from tests.unit.observe_events import step
 
 from millrace.config.freeze import record
 from millrace.observe.sinks.jsonl import MetricsLog
+from millrace_ui.drawing.fragments import spark
 from millrace_ui.drawing.runs_table import runs_page
-from millrace_ui.drawing.spark import spark
-from millrace_ui.record.run_rows import SPARK_POINTS, RunRow, RunRows, run_row, varying
-from millrace_ui.record.runs import find_runs
+from millrace_ui.record.runs import SPARK_POINTS, RunRow, RunRows, find_runs, run_row, varying
 from millrace_ui.record.runs_view import RunsView
 from millrace_ui.site import Site
 
@@ -83,7 +82,7 @@ def test_a_run_is_read_again_when_it_has_another_step(
 ) -> None:
     run, rows = write_run(tmp_path / "a"), RunRows()
     assert rows.of({"a": run})[0].version == 4
-    monkeypatch.setattr("millrace_ui.record.run_rows.run_row", lambda *_: row("a", rewards=(0.75,)))
+    monkeypatch.setattr("millrace_ui.record.runs.run_row", lambda *_: row("a", rewards=(0.75,)))
     assert rows.of({"a": run})[0].version == 4
     os.utime(run.metrics, (1.0, 1.0))
     assert rows.of({"a": run})[0].reward == 0.75
@@ -167,7 +166,7 @@ def test_a_run_under_two_names_has_two_rows(tmp_path: Path) -> None:
 def test_a_row_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, rows = write_run(tmp_path / "a"), RunRows()
     with monkeypatch.context() as patched:
-        patched.setattr("millrace_ui.record.run_rows.run_row", Mock(side_effect=OSError("busy")))
+        patched.setattr("millrace_ui.record.runs.run_row", Mock(side_effect=OSError("busy")))
         assert rows.of({"a": run})[0].trouble == "busy"
     assert rows.of({"a": run})[0].trouble == ""
 

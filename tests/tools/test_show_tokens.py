@@ -16,8 +16,8 @@ from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.drawing.shades import TokenColor
 from millrace_ui.record.tokens import TokenText, choose
+from millrace_ui.shown_trajectories import ColoredTokens, ColorLegend
 from millrace_ui.site import Site
-from millrace_ui.terminal.colored_tokens import ColoredTokens, ColorLegend
 
 TOKENS = (
     TokenText("sure", -0.1, 3, (1,), -0.5),

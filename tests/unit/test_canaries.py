@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.unit.ledger_records import ready_group, step_of
 
-from millrace.compose.examine import evidence_of
-from millrace.compose.rewarded_texts import CanaryWatch, earning, read_texts
 from millrace.config.load import load
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.events import Event, Events
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish
+from millrace.diagnose.examine import evidence_of
+from millrace.diagnose.rewarded_texts import CanaryWatch, earning, read_texts
 from millrace.environments.reward_worker import WrongGold
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger

@@ -20,7 +20,7 @@ from millrace.ledger import SqliteLedger
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.overview import Overview
-from millrace_ui.record.waiting import SHOWN_MAX
+from millrace_ui.record.story import SHOWN_MAX
 from millrace_ui.site import Site
 
 GROUPS = 20

@@ -15,18 +15,17 @@ from millrace.config.schema import Config
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.core.events import Event
 from millrace.core.types import EvaluationRecord, Scored
+from millrace.diagnose.evidence import Evidence
+from millrace.diagnose.rules import diagnose
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.rules import diagnose
 from millrace.observe.sinks.scalars import scalars_of
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.comparison import comparison_record
+from millrace.run_directory.views import evaluations_view
 from millrace_ui.overview import Overview
-from millrace_ui.record.evaluation_points import newest_figures
-from millrace_ui.record.steps import Axis
-from millrace_ui.record.views import evaluations_view
+from millrace_ui.record.steps import Axis, newest_figures
+from millrace_ui.side_by_side import comparison_record
 from millrace_ui.site import Site
 
 

@@ -25,9 +25,9 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
+from millrace.diagnose.evidence import Evidence
+from millrace.diagnose.rules import diagnose
 from millrace.environments.rows import open_rows
-from millrace.observe.doctor.evidence import Evidence
-from millrace.observe.doctor.rules import diagnose
 from millrace.observe.sinks.jsonl import EventLog, replay_events
 from millrace.observe.summary import Summary
 from millrace.placement.needs import kv_token_bytes, read_model_config, tensor_elements

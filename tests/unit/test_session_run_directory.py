@@ -13,8 +13,8 @@ from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import ConfigError, DataError
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.run_directory.models import is_finished
 from millrace.run_directory.run_directory import RunDirectory, create, find, reopen
-from millrace_ui.record.views import is_finished
 
 
 def config() -> Config:

@@ -10,10 +10,10 @@ from ledger_records import ready_group, step_of
 from observe_events import step
 
 from millrace.compose.memory_events import MemoryReporter
-from millrace.compose.sampler import TrajectorySampler, open_decoder, spread
+from millrace.compose.sampler import TrajectorySampler, spread
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, Trajectory
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.environments.tokenizer import make_character_tokenizer, open_decoder
 from millrace.ledger import SqliteLedger
 
 

@@ -13,13 +13,13 @@ from observe_events import event, step
 from tests.look_runs import config
 
 from millrace.cli.app import run as millrace
-from millrace.compose.rewarded_texts import _texts
 from millrace.compose.sampler import TrajectorySampler
 from millrace.config.freeze import record
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.events import Event, Events
 from millrace.core.types import Finish, Group, State
+from millrace.diagnose.rewarded_texts import _texts
 from millrace.environments.gateway.conversation import CAUSES as GATEWAY_CAUSES
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger import SqliteLedger
@@ -32,12 +32,12 @@ from millrace.observe.samples import as_markdown, outcome_line, render_sample
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.views import tokenizer_of, trajectory_record
 from millrace_ui.drawing.fragments import sample as sample_html
 from millrace_ui.drawing.fragments import samples as samples_html
-from millrace_ui.record.group.groups import read_member
+from millrace_ui.record.groups import read_member
 from millrace_ui.record.story import Story
 from millrace_ui.record.tokens import Shown, choose
-from millrace_ui.record.views import tokenizer_of, trajectory_record
 
 ENDED = {"turns": 2.0, "turn_1": 0.25, "turn_2": 0.5, "ended_by_turns": 1.0, "ended_by_tokens": 0.0}
 A = 5  # the id of the letter a

@@ -8,9 +8,8 @@ import pytest
 from tests.unit.observe_events import event, report, run_started, step
 
 from millrace.core.events import Event
-from millrace.observe.slow.bottleneck import bottleneck
-from millrace.observe.slow.moments import Moment, Moments
-from millrace.observe.slow.time_use import (
+from millrace.diagnose.bottleneck import bottleneck
+from millrace.diagnose.time_use import (
     BATCH,
     BOUND,
     CHECKPOINT,
@@ -24,6 +23,8 @@ from millrace.observe.slow.time_use import (
     SCORING,
     TAIL,
     WEIGHTS,
+    Moment,
+    Moments,
     TimeUse,
     TimeUseLog,
 )

@@ -11,10 +11,10 @@ import pytest
 from tests.runs import events, make_start, summary, train
 from tests.serving import LONG, PYTHON, WITH_VLLM
 
-from millrace.compose.examine import examine
 from millrace.config.schema import Config
 from millrace.core.events import Event
-from millrace.observe.doctor.weights import EXPECTED
+from millrace.diagnose.examine import examine
+from millrace.diagnose.weights import EXPECTED
 from millrace.runtime import process
 from millrace.schedule import Schedule, View, presets
 from millrace.schedule.view import RepackOrder

@@ -15,7 +15,7 @@ from millrace.core.errors import ConfigError
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.record.views import evaluations_view
+from millrace.run_directory.views import evaluations_view
 
 OnRecord = Callable[[dict[str, Any]], Any]
 

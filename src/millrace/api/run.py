@@ -12,11 +12,13 @@ import msgspec
 
 from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
 from millrace.api.checked import check
+from millrace.api.comparison import RunComparison
 from millrace.api.configure import PreparedConfig
 from millrace.api.follow import POLL_S, lines
 from millrace.api.helper_process import WorkProcess, ask
 from millrace.api.messages import info
 from millrace.api.records import Records
+from millrace.api.run_curves import RunCurves
 from millrace.compose.scaling import TIMEOUT_S, scale
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
@@ -24,20 +26,19 @@ from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
+from millrace.core.wings import wing
+from millrace.diagnose.diagnosis import Diagnosis, diagnosis_of
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.lineage import read_parent
+from millrace.run_directory.models import is_finished
 from millrace.run_directory.resume import check_resume
-from millrace_ui.record.evaluated_completions import completions_of
-from millrace_ui.record.views import evaluations_view, is_finished, tokenizer_of, trajectory_record
+from millrace.run_directory.views import completions_of, evaluations_view, tokenizer_of, trajectory_record
 
-if TYPE_CHECKING:  # pages and figures are imported when they are asked for; of keys there is a stub alone
+if TYPE_CHECKING:  # of keys there is a stub alone
     from millrace.api.keys import ResumeKeys
-    from millrace_ui.curves.run_curves import RunCurves
-    from millrace_ui.diagnosis import Diagnosis
-    from millrace_ui.side_by_side import RunComparison
 
 
 class Run:
@@ -59,9 +60,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Figures and the curve of rewards, for a notebook."""
-        from millrace_ui.card import card
-
-        return card(self._directory)
+        return str(wing("ui.html")(self._directory))
 
     @property
     def path(self) -> Path:
@@ -150,8 +149,6 @@ class Run:
 
     def doctor(self) -> Diagnosis:
         """Look for known faults in the run, live or ended. Print the answer, or read its `findings`."""
-        from millrace_ui.diagnosis import diagnosis_of
-
         return diagnosis_of(self._directory)
 
     def compare(self, *others: Run | str | os.PathLike[str]) -> RunComparison:
@@ -159,17 +156,13 @@ class Run:
 
         Raises: DataError: one of them is no run.
         """
-        from millrace_ui.side_by_side import side_by_side
-
         runs = [one if isinstance(one, Run) else Run(one) for one in (self, *others)]
-        return side_by_side([run._directory for run in runs])
+        compared: RunComparison = wing("ui.side_by_side")([run._directory for run in runs])
+        return compared
 
     def report(self, out: str | os.PathLike[str] = "report.html") -> Path:
         """Write the run into one HTML file that needs no server, and return its path."""
-        from millrace_ui.overview import overviews
-        from millrace_ui.report import write_report
-
-        write_report(overviews([self._directory]), Path(out))
+        wing("ui.report")([self._directory], Path(out))
         return Path(out)
 
     def export(
@@ -236,8 +229,6 @@ class Run:
             every_s: the pause between two looks at the run.
             timeout_s: the longest that they grow. Default: until the run ends. 0: draw once.
         """
-        from millrace_ui.curves.run_curves import RunCurves
-
         return RunCurves(self._directory, metrics, self._has_ended, every_s=every_s, timeout_s=timeout_s)
 
     def wait(

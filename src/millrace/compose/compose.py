@@ -9,25 +9,22 @@ import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from msgspec.structs import replace
 from rich.console import Console
 
 from millrace.compose import run_hosts
-from millrace.compose.examine import count_rewards, evidence_of
 from millrace.compose.joining import Joining
 from millrace.compose.memory_events import MemoryReporter
-from millrace.compose.rewarded_texts import CanaryWatch
-from millrace.compose.sampler import TrajectorySampler, open_decoder
+from millrace.compose.sampler import TrajectorySampler
 from millrace.compose.scaling import obey, with_scaling
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import LocalHosts, RayCluster
+from millrace.config.tables.runtime import LocalHosts
 from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.episode import answered
@@ -38,14 +35,16 @@ from millrace.core import clock, model_version
 from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
-from millrace.core.protocols import Runtime
-from millrace.core.wings import TARGETS, wing
+from millrace.core.wings import TARGETS
 from millrace.devices.inventory import read_host
+from millrace.diagnose.examine import count_rewards, evidence_of
+from millrace.diagnose.rewarded_texts import CanaryWatch
+from millrace.diagnose.watch import DoctorWatch
 from millrace.environments.gateway.agents.agent_process import DIRECTORY, remove_directory
+from millrace.environments.tokenizer import open_decoder
 from millrace.environments.turns.snapshots import stream_of, sweep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.doctor.watch import DoctorWatch
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.live.readers import LostReaders
 from millrace.observe.sinks.jsonl import replay_events
@@ -77,12 +76,6 @@ PRELOAD = (
     "millrace.weights.relay",
 )
 """The forkserver imports these modules once, for all workers."""
-
-
-class ProcessRuntime(Runtime, Protocol):
-    """A runtime of processes, here or on a cluster."""
-
-    def dump_stacks(self) -> None: ...
 
 
 REPLICA_IN_TURNS = "millrace.rollout.shared_replica:SharedReplica"
@@ -431,12 +424,16 @@ def place(config: Config) -> Layout:
 
 
 @asynccontextmanager
-async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[ProcessRuntime]:
+async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[run_hosts.ProcessRuntime]:
     """The runtime of the run. What workers that were killed have left is removed before and after."""
     run.logs.mkdir(mode=0o700, exist_ok=True)
     remove_directory(run.path / DIRECTORY)
     _sweep_snapshots(run)
-    runtime = _local_runtime(config, run) if isinstance(config.runtime, LocalHosts) else _on_ray(config, run)
+    runtime = (
+        _local_runtime(config, run)
+        if isinstance(config.runtime, LocalHosts)
+        else run_hosts.on_cluster(config, run)
+    )
     try:
         yield runtime
     except BaseException as error:
@@ -448,19 +445,6 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[ProcessRu
     finally:
         remove_directory(run.path / DIRECTORY)
         _sweep_snapshots(run)
-
-
-def _on_ray(config: Config, run: RunDirectory) -> ProcessRuntime:
-    assert isinstance(config.runtime, RayCluster), config.runtime
-    timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
-    runtime: ProcessRuntime = wing("ray.runtime")(
-        config.runtime.address,
-        run_id=blake2b(path.encode(), digest_size=8).hexdigest(),
-        log_dir=run.logs,
-        silence_s_max=3 * timeout_s,
-        answer_s=timeout_s,
-    )
-    return runtime
 
 
 def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
@@ -478,7 +462,7 @@ def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
     )
 
 
-def _dump_stacks(run: RunDirectory, runtime: ProcessRuntime) -> None:
+def _dump_stacks(run: RunDirectory, runtime: run_hosts.ProcessRuntime) -> None:
     """Write the controller's stacks into a file of their own, and each worker's into its log."""
     dump_stacks(run.logs / "controller.stacks")
     runtime.dump_stacks()

@@ -12,15 +12,7 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.section import Section
 from millrace.environments.gym.families import false_positives
-from millrace.rollout.engine_kinds import ENGINES
-
-CUTS = frozenset({"top_p", "top_k", "min_p"})
-
-
-def knows_token_masks(config: Config) -> bool:
-    """Whether the trainer knows which tokens `CUTS` leave."""
-    able = "sampling.token_masks" in ENGINES[config.rollout.engine].can.settings
-    return able and config.sampling.token_masks
+from millrace.rollout.engine_kinds import CUTS, knows_token_masks
 
 
 def contradictions(config: Config) -> list[str]:

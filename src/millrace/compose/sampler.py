@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Protocol
 
 from millrace.core.events import Event, Events
 from millrace.core.rounding import all_equal
 from millrace.core.types import Group, StepRecord, Trajectory
-from millrace.environments.tokenizer import FILE_BYTES_MAX
+from millrace.environments.tokenizer import Decode
 from millrace.observe.conversation import conversation, ended_by
 from millrace.observe.samples import clipped
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class Record(Protocol):
@@ -87,18 +84,3 @@ def spread(trajectories: Sequence[Trajectory]) -> dict[str, Trajectory]:
             places["middle"] = ranked[len(ranked) // 2]
         places["worst"] = ranked[-1]
     return places
-
-
-def open_decoder(model_path: str) -> Decode | None:
-    """Token ids to the text that a reward sees. None: the model has no tokenizer.json that can be read.
-    Reading other files would need torch."""
-    file = Path(model_path) / "tokenizer.json"
-    if not file.is_file() or file.stat().st_size > FILE_BYTES_MAX:
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # the library raises nothing more exact
-        return None
-    return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -33,8 +33,12 @@ TARGETS = {
     "sweeps.trials": "millrace_sweeps.run_sweep:trials_of",
     "sweeps.ranking": "millrace_sweeps.run_sweep:ranking_of",
     "ui.simulated": "millrace_ui.simulated:simulated",
-    "ui.speed_of": "millrace_ui.speed.speed_answer:speed_of",
     "ui.curated": "millrace_ui.curated:write_page",
+    "ui.drawing": "millrace_ui.notebook:GrowingCurves",
+    "ui.html": "millrace_ui.notebook:html",
+    "ui.report": "millrace_ui.report:report_runs",
+    "ui.side_by_side": "millrace_ui.side_by_side:side_by_side",
+    "ui.tables": "millrace_ui.side_by_side:tables",
 }
 """What the core asks for, with its module and its name there."""
 

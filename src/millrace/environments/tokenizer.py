@@ -6,11 +6,14 @@ import json
 import re
 import string
 import threading
+from collections.abc import Callable, Sequence
 from datetime import datetime, time
 from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import DataError
+
+Decode = Callable[[Sequence[int]], str]
 
 END, PAD, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 USER, ASSISTANT = "<|user|>", "<|assistant|>"
@@ -182,3 +185,18 @@ def _is_plain(directory: Path) -> bool:
     if not (directory / "tokenizer.json").is_file() or not settings.is_file():
         return False
     return json.loads(settings.read_text()).get("tokenizer_class") in _PLAIN_CLASSES
+
+
+def open_decoder(model_path: str) -> Decode | None:
+    """Token ids to the text that a reward sees. None: the model has no tokenizer.json that can be read.
+    Reading other files would need torch."""
+    file = Path(model_path) / "tokenizer.json"
+    if not file.is_file() or file.stat().st_size > FILE_BYTES_MAX:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises nothing more exact
+        return None
+    return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -29,7 +29,7 @@ def clipped(text: str, characters: int = SHOWN_CHARACTERS) -> str:
 
 
 def outcome_line(sample: Mapping[str, Any]) -> str:
-    """A `sample` event, or a record of `look.record.views.samples_view`, in one line without its texts."""
+    """A `sample` event, or a record of `millrace show`, in one line without its texts."""
     reward, reason, step = sample["reward"], sample["reason"], sample["trained_version"]
     parts = [f"trajectory {sample['trajectory_id']}"]
     parts.append("no reward" if reward is None else f"reward {reward:.4g}")

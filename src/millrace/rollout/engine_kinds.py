@@ -62,6 +62,9 @@ SERVERS = {
 """The capabilities of servers, by their program. They are known when a server answers: until then a run may
 have what any of them can do."""
 
+CUTS = frozenset({"top_p", "top_k", "min_p"})
+"""Settings of `sampling` that leave some tokens out."""
+
 ENGINES = {
     "own": EngineKind(
         "millrace.engines.own.load:open_engine",
@@ -118,6 +121,12 @@ def open_engine(name: str, options: EngineOptions) -> Engine:
     the engine cannot run the model."""
     opened: Engine = find_object(ENGINES[name].opener, f"the engine {name!r}")[0](options)
     return opened
+
+
+def knows_token_masks(config: Config) -> bool:
+    """Whether the trainer knows which tokens `CUTS` leave."""
+    able = "sampling.token_masks" in ENGINES[config.rollout.engine].can.settings
+    return able and config.sampling.token_masks
 
 
 def refuse_unable(config: Config, program: str | None = None) -> None:

@@ -11,6 +11,8 @@ from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import DataError
 from millrace.core.wings import wing
+from millrace.environments.tokenizer import FILES
+from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.jax_python import has_jax, run_with_jax
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.files.manifest import JAX, read_manifest
@@ -146,3 +148,14 @@ def _write(
     dtype = "float32" if exact else model.dtype
     write(checkpoint, out, model_path=model.path, dtype=dtype, adapter=config.adapter)
     model_version.write(out, int(checkpoint.name[1:]))
+
+
+def is_finished(run: RunDirectory, steps: int) -> bool:
+    """Every step committed, and the model of the last one exported with its tokenizer."""
+    exported = model_version.read(run.model)
+    if not (
+        any((run.model / name).exists() for name in FILES) and run.summary.exists() and run.ledger.exists()
+    ):
+        return False
+    with LedgerReader(run.ledger) as reader:
+        return exported == reader.overview().version >= steps

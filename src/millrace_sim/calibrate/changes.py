@@ -32,7 +32,7 @@ EVENTS_ASKED = 25
 """After so many simulated events it is asked whether time is left."""
 
 GENERATION, TRAINER, REWARDS, BOUND = "generation", "trainer", "rewards", "staleness bound"
-"""Roles that a change helps, by the names of `observe.slow.bottleneck`."""
+"""Roles that a change helps, by the names of `diagnose.bottleneck`."""
 
 
 @dataclass(frozen=True, slots=True)

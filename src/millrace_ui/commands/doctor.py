@@ -17,6 +17,7 @@ from millrace.checks.numerics.sides import SideVerdict, examine_sides, write_jax
 from millrace.cli.options import AsJson, Run, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
+from millrace.diagnose.diagnosis import diagnosis_of
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import export, served_config
@@ -49,8 +50,6 @@ def command(
 
 
 def _faults(run: Path, as_json: bool) -> None:
-    from millrace_ui.diagnosis import diagnosis_of
-
     diagnosis = diagnosis_of(run_directory.find(run))
     if as_json:
         print_json(diagnosis.to_json())

@@ -16,8 +16,7 @@ def command(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write runs into one HTML file that needs no server: curves, findings, samples, configuration."""
-    from millrace_ui.overview import overviews
-    from millrace_ui.report import write_report
+    from millrace_ui.report import report_runs
 
-    size = write_report(overviews([run_directory.find(run) for run in runs]), out)
+    size = report_runs([run_directory.find(run) for run in runs], out)
     typer.echo(f"{out}: {size:,} bytes")

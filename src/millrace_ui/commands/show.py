@@ -28,12 +28,12 @@ from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
 from millrace.run_directory.lineage import Parent
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_ui.commands import show_options as options
 from millrace_ui.drawing.shades import TokenColor
 from millrace_ui.record import views
-from millrace_ui.record.evaluated_completions import completions_view
 from millrace_ui.record.runs import RUNS_MAX, RunLine, find_runs, run_line
-from millrace_ui.terminal import show_options as options
-from millrace_ui.terminal.trajectories import SamplesAsked, read_group, read_samples
+from millrace_ui.record.views import completions_view
+from millrace_ui.shown_trajectories import SamplesAsked, read_group, read_samples
 
 ROWS_SHOWN = 100
 TEXTS = "prompt", "completion", "turns", "tokens"

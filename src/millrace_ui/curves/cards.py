@@ -1,17 +1,20 @@
-"""The charts of a page, each with its meaning, a table of its values and addresses of its files."""
+"""The charts of a page, each with its meaning and a table of its values, and their files."""
 
 from __future__ import annotations
 
+import csv
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
 from itertools import cycle
 
 import numpy as np
 
+from millrace.core.errors import DataError
 from millrace_ui.curves.chart import POINTS, chart, swatch
-from millrace_ui.curves.choices import Band
-from millrace_ui.curves.curve_lines import Line
-from millrace_ui.curves.curve_set import METRICS_MAX, CurveSet
-from millrace_ui.curves.metrics import meaning
+from millrace_ui.curves.choices import Band, meaning
+from millrace_ui.curves.curve_lines import METRICS_MAX, CurveSet, Line
 from millrace_ui.drawing import fragments
 from millrace_ui.overview import AXES
 from millrace_ui.record.steps import Axis
@@ -95,3 +98,56 @@ def notes(curves: CurveSet) -> str:
     why = f"Not measured, or more than {METRICS_MAX}"
     left_out = fragments.notice(f"{why}: {', '.join(curves.left_out)}.") if curves.left_out else ""
     return left_out + (f'<p class="quiet">{fragments.safe(" ".join(sentences))}</p>' if sentences else "")
+
+
+TYPES = {"svg": "image/svg+xml", "csv": "text/csv"}
+_OPTIONAL = {"rough": "not smoothed", "low": "low", "high": "high", "num": "runs"}
+
+
+@dataclass(frozen=True, slots=True)
+class CurveFile:
+    name: str
+    content_type: str
+    content: bytes
+
+
+def curve_file(curves: CurveSet, kind: str) -> CurveFile:
+    """`kind`: a key of `TYPES`. Raises DataError: the choices name no metric that is measured, or no point is
+    in their range."""
+    if not curves.choices.metrics or not curves.drawn:
+        raise DataError(
+            f"name one metric that is measured, not {', '.join(curves.choices.metrics) or 'none'}"
+        )
+    name = curves.drawn[0]
+    text = _csv(curves, name) if kind == "csv" else _svg(curves, name)
+    parts = [*curves.members, name] if len(curves.members) == 1 else [name]
+    stem = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(parts)).strip("-.")[-100:]
+    return CurveFile(
+        f"{stem or 'curve'}.{kind}", f"{TYPES[kind]}; charset=utf-8", text.encode(errors="replace")
+    )
+
+
+def _svg(curves: CurveSet, name: str) -> str:
+    choices, across = curves.choices, curves.across() or (0.0, 1.0)
+    text = chart(name, curves.lines(name), across, x_label=AXES[choices.by], log=choices.log, alone=True)
+    if not text:
+        raise DataError(f"{name} has no value to draw in this range")
+    return text
+
+
+def _csv(curves: CurveSet, name: str) -> str:
+    lines, out = curves.lines(name), StringIO()
+    given = [one for one in _OPTIONAL if any(getattr(line, one) is not None for line in lines)]
+    table = csv.writer(out)
+    table.writerow(["curve", AXES[curves.choices.by], _text_cell(name), *(_OPTIONAL[one] for one in given)])
+    for line in lines:
+        columns = [
+            getattr(line, one).tolist() for one in ("x", "y", *given) if getattr(line, one) is not None
+        ]
+        table.writerows([_text_cell(line.label), *values] for values in zip(*columns, strict=True))
+    return out.getvalue()
+
+
+def _text_cell(text: str) -> str:
+    """A text that no program for tables takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

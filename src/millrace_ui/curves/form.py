@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from millrace_ui.curves.choices import SMOOTH_MAX, Band
-from millrace_ui.curves.curve_set import CurveSet
+from millrace_ui.curves.curve_lines import CurveSet
 from millrace_ui.drawing.fragments import link, safe
 from millrace_ui.overview import AXES
 

@@ -1,4 +1,4 @@
-"""The curves of a run, and what each shows. A chart is data; `curves.run_charts` draws it."""
+"""The curves of a run, and what each shows. A chart is data; `curves.chart` draws it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from millrace_ui.drawing import meanings
 from millrace_ui.record.steps import GAP, Array, Curve, Steps, added, curve, gap_staleness, over
+
+STALENESS = (
+    "How many versions newer the trained weights are than the weights that sampled a token. 0: the newest "
+    "weights sampled it. The bound of the schedule is the largest staleness that is trained."
+)
+FAIRNESS = (
+    "Whether the last 32 batches are fair samples of their groups: 1 is fair, and usual are 0.5 to 1.3. "
+    "It is the variance between batches of the mean length, over the variance that random batches of the "
+    "same groups would have. Above 1 similar lengths are trained together. Below 1 batches are more alike "
+    "than random ones."
+)
+GAP_MEANS = (
+    "The absolute difference between the log-probs of engine and trainer, in nats, by staleness. At "
+    "staleness 0 both have the same weights: there the gap is rounding, and a jump means a bug. With "
+    "staleness it grows, because the weights differ."
+)
+
+ASYNCHRONY = {"staleness": STALENESS, "fairness": FAIRNESS, "log-prob gap": GAP_MEANS}
+"""What the three measures of asynchrony mean, wherever they are shown."""
 
 Lines = Mapping[str, Sequence[float]]
 
@@ -69,13 +87,13 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "staleness",
         "Staleness",
-        meanings.STALENESS,
+        STALENESS,
         _columns(mean="staleness/mean", largest="staleness/max"),
     ),
     Chart(
         "fairness",
         "Fairness",
-        meanings.FAIRNESS,
+        FAIRNESS,
         _columns(fairness="window/fairness"),
     ),
     Chart(
@@ -93,7 +111,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "gap",
         "Log-prob gap",
-        meanings.GAP,
+        GAP_MEANS,
         _gaps,
         log=True,
     ),

@@ -6,6 +6,7 @@ Every plot draws from a named source. So a live page can replace the data and ke
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from html import escape
 from itertools import cycle
 from typing import Any
 
@@ -19,8 +20,9 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from millrace_ui.record.activity import TimelineBar
+from millrace_ui.drawing import fragments
 from millrace_ui.record.steps import Curve
+from millrace_ui.record.story import TimelineBar
 
 COLORS = ("#3a86d1", "#e08a00", "#8a6fd1", "#2fa5b5", "#a5714a", "#9a9a1e")
 """Colours of lines. A line is a quantity, a run or a schedule."""
@@ -239,3 +241,32 @@ def _clipped(label: str) -> str:
 
 def _short(value: float, digits: int = 5) -> float:
     return float(f"{value:.{digits}g}")
+
+
+SHADES = (1.0, 0.55, 0.8, 0.35)
+SHARE_MIN = 0.005
+"""A smaller share has no words."""
+
+
+def time_bars(roles: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]) -> str:
+    """`roles`: of each the seconds of each cause. A cause without a colour is waiting. Causes of one colour
+    have different shades in a bar."""
+    bars = "".join(_bar(role, seconds, colors) for role, seconds in roles.items())
+    return f'<div class="spent">{bars}</div>'
+
+
+def _bar(role: str, seconds: Mapping[str, float], colors: Mapping[str, str]) -> str:
+    total = sum(seconds.values()) or 1.0
+    parts, words, used = [], [], dict[str, int]()
+    for cause, spent in seconds.items():
+        color = colors.get(cause, WAITING)
+        shade = SHADES[used.get(color, 0) % len(SHADES)]
+        used[color] = used.get(color, 0) + 1
+        share = spent / total
+        look = f"background:{escape(color)};opacity:{shade}"
+        name = fragments.safe(f"{cause}: {share:.1%}, {spent:,.1f} s")
+        parts.append(f'<i style="width:{100 * share:.2f}%;{look}" title="{name}"></i>')
+        if share >= SHARE_MIN:
+            words.append(f'<span><i style="{look}"></i> {fragments.safe(f"{cause} {share:.0%}")}</span>')
+    legend = f'<p class="quiet">{" ".join(words)}</p>'
+    return f"<b>{fragments.safe(role)}</b><div>{''.join(parts)}</div>{legend}"

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from millrace.observe.doctor.finding import Finding
+from millrace.core.types import State
+from millrace.diagnose.finding import Finding
+from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
 from millrace.observe.live.phrases import duration
 from millrace.observe.samples import turn_title, version_range
 from millrace.observe.terminal import harmless
 from millrace_ui.drawing.shades import LEVELS, TONES, VERSION_COLORS, TokenColor, level, tone
 from millrace_ui.record.runs_view import written
+from millrace_ui.record.story import WaitingEpisode
 from millrace_ui.record.tokens import Shown, ShownTurn, TokenText
-from millrace_ui.record.waiting import WaitingEpisode
 
 EXPLANATION = 150
 """The most characters of an explanation that is not folded."""
@@ -252,3 +254,66 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return safe(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+
+
+def spark(values: Sequence[float], width: int, height: int) -> str:
+    """A curve as SVG, its least value at the bottom. Empty: there is no value."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    across, up = width / max(1, len(values) - 1), (height - 4) / ((high - low) or 1.0)
+    points = " ".join(f"{i * across:.1f},{height - 2 - (v - low) * up:.1f}" for i, v in enumerate(values))
+    label = f"from {values[0]:.3g} to {values[-1]:.3g}"
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{label}"><polyline points="{points}" fill="none" stroke="#3a86d1" stroke-width="2"/>'
+        "</svg>"
+    )
+
+
+NUMBERS = {"reward_min": "reward from", "reward_max": "to", "tokens_min": "tokens from", "tokens_max": "to"}
+
+
+def filter_form(address: str, text: str, choice: Choice, only: SampleFilter, color: str) -> str:
+    """Fields of text, order, state, reason, reward and length."""
+    orders = [(one.value, one.value) for one in Choice if one is not Choice.FAILED]
+    state = only.state or (State.FAILED.value if choice is Choice.FAILED else "")
+    fields = [
+        _input("text", text, "Text in prompt or completion"),
+        _select("choice", "order", orders, choice.value),
+        _select("state", "state", [("", "any"), *((one.value, one.value) for one in State)], state),
+        _input("reason", only.reason, "Reason of its end", short="reason has"),
+    ]
+    for name, label in NUMBERS.items():
+        value = getattr(only, name)
+        shown = "" if value is None else str(value)
+        step = "any" if name.startswith("reward") else "1"
+        number = f'<input type="number" step="{step}" name="{name}" value="{escape(shown)}">'
+        fields.append(f"<label>{label} {number}</label>")
+    kept = f'<input type="hidden" name="color" value="{escape(color)}">'
+    fields += [kept, "<button>Filter</button>"]
+    return f'<form class="filter" action="{escape(address)}">{"".join(fields)}</form>'
+
+
+def in_address(only: SampleFilter) -> str:
+    """The filter as a part of an address, which begins with &; empty: it lets all through."""
+    if only == ANY:
+        return ""
+    names = ("state", "reason", *NUMBERS)
+    pairs = [(name, getattr(only, name)) for name in names if getattr(only, name) not in ("", None)]
+    return "&" + urlencode(pairs, errors="replace")
+
+
+def _input(name: str, value: str, what: str, short: str = "") -> str:
+    return (
+        f'<label>{short} <input name="{name}" value="{escape(value)}" aria-label="{safe(what)}" '
+        f'placeholder="{"" if short else safe(what.lower())}" size="{20 if short else len(what)}"></label>'
+    )
+
+
+def _select(name: str, label: str, options: list[tuple[str, str]], chosen: str) -> str:
+    each = "".join(
+        f'<option value="{value}"{" selected" * (value == chosen)}>{safe(words)}</option>'
+        for value, words in options
+    )
+    return f'<label>{label} <select name="{name}">{each}</select></label>'

@@ -8,14 +8,11 @@ from typing import Any
 
 from millrace.ledger.reading.draws import Draw
 from millrace_ui.drawing import fragments
-from millrace_ui.drawing.fragments import Raw, safe
+from millrace_ui.drawing.fragments import Raw, safe, spark
 from millrace_ui.drawing.shades import TokenColor
-from millrace_ui.drawing.spark import spark
-from millrace_ui.record.group.advantages import GroupAdvantages
-from millrace_ui.record.group.groups import ShownGroup
-from millrace_ui.record.group.row_history import RowHistory
-from millrace_ui.record.group.task_row import TaskRow
-from millrace_ui.record.tokens import Shown
+from millrace_ui.record.groups import RowHistory, ShownGroup
+from millrace_ui.record.task_row import TaskRow
+from millrace_ui.record.tokens import GroupAdvantages, Shown
 
 METRICS_MAX = 12
 """The most columns of own metrics in the table of a group. The others are counted."""

@@ -10,9 +10,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from millrace.observe.live.phrases import duration
-from millrace_ui.drawing.fragments import Raw, link, run_link, safe, state
-from millrace_ui.drawing.spark import spark
-from millrace_ui.record.run_rows import RunRow, varying
+from millrace_ui.drawing.fragments import Raw, link, run_link, safe, spark, state
+from millrace_ui.record.runs import RunRow, varying
 from millrace_ui.record.runs_view import COLUMNS, RunsView
 
 SHOWN_MAX = 500

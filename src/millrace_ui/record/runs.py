@@ -1,18 +1,23 @@
-"""The runs of a directory, and how far each is. Reads only small files, and the ends of long files."""
+"""The runs of a directory as rows: small files are read whole, of long files a few lines."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
+from sys import intern
+from typing import Any
 
 import msgspec
 
+from millrace.config.foreign import with_present_names
 from millrace.core import files
 from millrace.core.errors import DataError, MillraceError, boundary
 from millrace.observe.sinks.log_files import parts
-from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.resume import flat
+from millrace.run_directory.run_directory import CONFIG_BYTES_MAX, RunDirectory
 
 RUNS_MAX = 200
 """A list shows so many runs unless a query names more: the runs that were started or resumed last."""
@@ -105,3 +110,185 @@ def _started_s(path: Path) -> float:
         return (path / "config.json").stat().st_mtime
     except OSError:
         return 0.0
+
+
+SPARK_POINTS = 32
+"""About so many steps of a run become its small curve of rewards."""
+WHOLE_BYTES, LINE_BYTES = 1 << 16, 1 << 13
+"""A log of metrics up to `WHOLE_BYTES` is read whole. A longer one is read at `SPARK_POINTS` places."""
+
+Stamp = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run in a table. `keys` are those of its configuration. `started_s` is since the epoch, `took_s` is
+    from there to the last step. `trouble` says why the other fields are empty."""
+
+    name: str
+    state: str = "unreadable"
+    version: int = 0
+    steps: int = 0
+    started_s: float | None = None
+    took_s: float | None = None
+    rewards: tuple[float, ...] = ()
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+
+    @property
+    def reward(self) -> float | None:
+        return self.rewards[-1] if self.rewards else None
+
+    @property
+    def tags(self) -> list[str]:
+        tags = self.keys.get("observe.tags")
+        return [str(tag) for tag in tags] if isinstance(tags, list) else []
+
+    @property
+    def task(self) -> str:
+        """The name of its data set, or the end of its path."""
+        return str(self.keys.get("task.name") or _end(self.keys.get("task.path")))
+
+    @property
+    def model(self) -> str:
+        return _end(self.keys.get("model.path"))
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.keys.get("algorithm.kind", ""))
+
+    @property
+    def schedule(self) -> str:
+        return str(self.keys.get("schedule.kind", ""))
+
+
+class RunRows:
+    """Rows of runs. A run whose files did not change is not read again. Not for use from several threads."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Stamp, RunRow]] = {}
+
+    def of(self, runs: Mapping[str, RunDirectory]) -> list[RunRow]:
+        """Never raises: a row says what is wrong with its run. Runs that are gone are forgotten."""
+        self._kept = {name: self._read(name, run) for name, run in runs.items()}
+        return [
+            row if row.trouble else replace(row, state=state_of(runs[row.name], row.version, row.steps))
+            for _, row in self._kept.values()
+        ]
+
+    def _read(self, name: str, run: RunDirectory) -> tuple[Stamp, RunRow]:
+        stamp = run.path, *map(_stamp, (run.config, run.metrics))
+        kept = self._kept.get(name)
+        if kept is not None and kept[0] == stamp:
+            return kept
+        try:
+            row = run_row(name, run)
+        except MillraceError as error:
+            return stamp, RunRow(name, trouble=str(error))
+        except OSError as error:  # it may pass
+            return (), RunRow(name, trouble=str(error))
+        return stamp if row.started_s is not None else (), row
+
+
+def run_row(name: str, run: RunDirectory) -> RunRow:
+    """The configuration is read as it is, and not checked: a check takes longer than all the rest.
+
+    Raises: DataError, OSError: a file is damaged, or cannot be read.
+    """
+    tree = files.read_json(run.config, CONFIG_BYTES_MAX)
+    with boundary(str(run.config), "it is no configuration", DataError):
+        keys = {intern(key): value for key, value in flat(with_present_names(tree))}
+        steps = msgspec.convert(keys["steps"], int)
+    sampled = sampled_steps(run.metrics)
+    started_s = first_wall_s(run.events)
+    took_s = sampled[-1].wall_s - started_s if sampled and started_s is not None else None
+    return RunRow(
+        name,
+        version=sampled[-1].version if sampled else 0,
+        steps=steps,
+        started_s=started_s,
+        took_s=took_s,
+        rewards=tuple(step.reward for step in sampled if step.reward is not None),
+        keys=keys,
+    )
+
+
+class SampledStep(LastStep):
+    wall_s: float = 0.0
+
+
+def sampled_steps(metrics: Path) -> list[SampledStep]:
+    """Some steps of `metrics.jsonl`, and the last. Steps that a rewind undid are gone. Raises: DataError."""
+    if not metrics.exists():
+        return []
+    with files.opened(metrics) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size <= WHOLE_BYTES:
+            file.seek(0)
+            lines = file.read(WHOLE_BYTES).rpartition(b"\n")[0].splitlines()
+            lines = lines[:: max(1, len(lines) // SPARK_POINTS)] + lines[-1:]
+        else:
+            lines = []
+            for i in range(SPARK_POINTS):
+                file.seek(size * i // SPARK_POINTS)
+                lines += _whole_line(file.read(LINE_BYTES), first=i == 0)
+            file.seek(size - WHOLE_BYTES)
+            lines += file.read(WHOLE_BYTES).rpartition(b"\n")[0].splitlines()[-1:]
+            if not lines:
+                raise DataError(f"{metrics}: a line is damaged: none ends in its last {WHOLE_BYTES:,} bytes")
+    steps: list[SampledStep] = []
+    with boundary(str(metrics), "a line is damaged", DataError):
+        for step in msgspec.json.Decoder(SampledStep).decode_lines(b"\n".join(lines)):
+            while steps and steps[-1].version >= step.version:
+                steps.pop()
+            steps.append(step)
+    return steps
+
+
+def first_wall_s(events: Path) -> float | None:
+    """When the run began. None: its log has no whole line yet. Raises: DataError, OSError."""
+    for part in parts(events)[:1]:
+        with files.opened(part) as file:
+            line = file.readline(WHOLE_BYTES)
+        if line.endswith(b"\n"):
+            with boundary(str(part), "the first line is damaged", DataError):
+                wall_s = msgspec.json.decode(line, type=_FirstEvent).wall_s
+                datetime.fromtimestamp(wall_s)  # raises where it is no time
+                return wall_s
+    return None
+
+
+def varying(rows: Iterable[RunRow]) -> list[str]:
+    """Keys of configurations that differ among the rows, in the order of the first row that has them."""
+    seen: dict[str, Any] = {}
+    differ: dict[str, None] = {}
+    known = [row for row in rows if not row.trouble]
+    for row in known:
+        for key, value in row.keys.items():
+            if seen.setdefault(key, value) != value:
+                differ[key] = None
+    if any(len(row.keys) < len(seen) for row in known):
+        differ |= {key: None for key in seen if any(key not in row.keys for row in known)}
+    return [key for key in seen if key in differ]
+
+
+class _FirstEvent(msgspec.Struct):
+    wall_s: float
+
+
+def _whole_line(data: bytes, *, first: bool) -> list[bytes]:
+    begin = 0 if first else data.find(b"\n") + 1
+    end = data.find(b"\n", begin)
+    return [data[begin:end]] if (first or begin) and end > 0 else []
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
+
+
+def _end(path: object) -> str:
+    return str(path or "").rstrip("/").rpartition("/")[2]

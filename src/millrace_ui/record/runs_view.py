@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from millrace_ui.record.run_rows import RunRow
+from millrace_ui.record.runs import RunRow
 
 COLUMNS: dict[str, Callable[[RunRow], Any]] = {
     "run": lambda row: row.name,

@@ -1,21 +1,64 @@
-"""The events of a run, read from `events.jsonl` as it grows: sums, troubles, evidence, a timeline."""
+"""The events of a run, read while the log grows: sums, troubles, evidence, timeline, episodes that wait."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.compose.examine import evidence_of
 from millrace.config.schema import Config
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
+from millrace.diagnose.examine import evidence_of
+from millrace.ledger.reading.reader import LedgerReader
+from millrace.observe.conversation import MODEL
+from millrace.observe.episode_waits import EpisodeWait
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import SLICE_BYTES, Tail
 from millrace.observe.summary import Summary
 from millrace.observe.trace import records_of
-from millrace_ui.record.activity import Activity, TimelineBar
+from millrace.run_directory.run_directory import RunDirectory
+
+
+@dataclass(slots=True)
+class TimelineBar:
+    """Work of a role from `start` to `end`, in minutes since the first event. Of that time `share` was work.
+    `kind` is the kind of the event that reported the work."""
+
+    row: str
+    kind: str
+    start: float
+    end: float
+    label: str
+    share: float = 1.0
+
+
+class Activity:
+    """How busy replicas were, in quarters: the newest spans. Equal neighbours are joined."""
+
+    def __init__(self, spans_max: int) -> None:
+        self.spans: deque[TimelineBar] = deque(maxlen=spans_max)
+        self._newest: dict[str, TimelineBar] = {}
+
+    def add(self, replica: str, start: float, end: float, share: float) -> None:
+        share = round(4 * share) / 4
+        last = self._newest.get(replica)
+        if last is not None and last.share == share and last.end == start:
+            last.end = end
+            return
+        self._newest[replica] = TimelineBar(replica, "report", start, end, f"decodes {share:.0%}", share)
+        self.spans.append(self._newest[replica])
+
+
+def row_order(row: str) -> tuple[int, int, str]:
+    """Sorts rows: the trainer, the relays, then replicas by number."""
+    first = {"trainer": 0, "relay": 1, "controller": 2}.get(row.partition("-")[0], 3)
+    digits = row.rpartition("-")[2]
+    return first, int(digits) if digits.isdigit() else 0, row
+
 
 SPANS_MAX = 1500
 """The newest spans of the timeline, and as many spans of replicas."""
@@ -151,3 +194,40 @@ class Story:
         if before is None or busy < before[1] or (total := busy - before[1] + idle - before[2]) <= 0:
             return
         self.activity.add(name, before[0], minute, (busy - before[1]) / total)
+
+
+SHOWN_MAX = 20
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingEpisode:
+    """`turn` is under way, or complete and not answered. `tokens` so far, without the prompt. Both are of the
+    last flush of the ledger."""
+
+    trajectory_id: int
+    role: str
+    waited_s: float
+    turn: int
+    tokens: int
+
+
+def waiting_episodes(run: RunDirectory, waits: Sequence[EpisodeWait], wall_s: float) -> list[WaitingEpisode]:
+    """Without trajectories that have ended. Raises LedgerError: the ledger is damaged, or too slow."""
+    until_s = time.monotonic() + LOOK_S
+    with LedgerReader(run.ledger, check=False, stop=lambda: time.monotonic() > until_s) as reader:
+        return [
+            episode
+            for wait in waits
+            if (episode := _episode(reader, wait, max(0.0, wall_s - wait.since_wall_s))) is not None
+        ]
+
+
+def _episode(reader: LedgerReader, wait: EpisodeWait, waited_s: float) -> WaitingEpisode | None:
+    one = reader.find(wait.trajectory_id)
+    if one is None or not one.live:
+        return None
+    stretches = [sampled for _, _, sampled in one.columns.turns()]
+    begun = bool(stretches) and stretches[-1]
+    turn = sum(stretches) + (wait.role == MODEL and not begun)
+    return WaitingEpisode(one.trajectory_id, wait.role, waited_s, turn, len(one.columns))

@@ -5,34 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from millrace.config.schema import Config
-from millrace.controller.evaluation import due
-from millrace.core import model_version
-from millrace.core.errors import DataError, MillraceError, boundary
+from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.core.fairness import Figures
 from millrace.core.turns.turn_bounds import measured
-from millrace.core.types import EvaluationRecord, Group, Prompt, StepRecord, Trajectory
-from millrace.estimates.evaluation import figure
+from millrace.core.types import StepRecord, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
-from millrace.observe.conversation import conversation, ended_by, recorded
+from millrace.observe.conversation import conversation, recorded
 from millrace.observe.hosts import Hosts
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.record.group.advantages import advantages_of
+from millrace.run_directory.views import (
+    View,
+    completions_of,
+    evaluations_view,
+    outcome,
+    staleness_of,
+    tokenizer_of,
+    trajectory_record,
+    turn_fields,
+)
+from millrace_ui.record.tokens import advantages_of
 
 LAST_STEPS = 10
 LAST_CHANGES = 20
-
-View = dict[str, Any]
 
 
 def run_view(reader: LedgerReader, run: RunDirectory) -> View:
@@ -65,30 +68,6 @@ def run_view(reader: LedgerReader, run: RunDirectory) -> View:
         "evaluations": evaluations_view(reader, config)[-LAST_STEPS:],
         "last_steps": [_step_line(record, members[record.version]) for record in last],
     }
-
-
-def evaluations_view(reader: LedgerReader, config: Config) -> list[View]:
-    """Evaluations while training, in the order of their versions. `best` marks the best of each name."""
-    records = reader.evaluations()
-    by = {section.name: section.by for section in config.evaluations}
-    best = {
-        name: due.best([(r.version, figure(r.metrics, by.get(name, "greedy"))) for r in rows])
-        for name in {record.name for record in records}
-        if (rows := [r for r in records if r.name == name and not r.reason])
-    }
-    return [_evaluation_line(record, best.get(record.name) == record.version) for record in records]
-
-
-def _evaluation_line(record: EvaluationRecord, best: bool) -> View:
-    metrics, k = record.metrics, str(record.metrics.get("num_samples", 0))
-    line: View = {"name": record.name, "version": record.version}
-    for name, key in (("greedy", "greedy_accuracy"), ("pass", "pass_at_k"), ("majority", "majority_at_k")):
-        value = metrics.get(key)
-        line[name] = value.get(k) if isinstance(value, dict) else value
-    low, high = metrics.get("intervals", {}).get("greedy_accuracy", (None, None))
-    line |= {"greedy_low": low, "greedy_high": high, "samples": metrics.get("num_samples")}
-    line |= {"reward": metrics.get("reward_mean"), "took_s": record.took_s, "best": "best" if best else ""}
-    return line | {"skipped": record.reason}
 
 
 def _computes(run: RunDirectory) -> dict[str, str]:
@@ -176,7 +155,7 @@ def trajectory_view(
         if turn in (None, *turn_of[i : i + 1])
     ]
     turns = [each for each in turns if turn in (None, each["turn"])]
-    return _outcome(group, trajectory) | {
+    return outcome(group, trajectory) | {
         "reward_metrics": measured(trajectory.metrics),
         "lease": trajectory.lease,
         "replica": trajectory.replica,
@@ -186,7 +165,7 @@ def trajectory_view(
         "advantages_unknown": advantages.unknown,
         "prompt": group.text,
         "completion": tokenizer.decode(trajectory.columns.tokens.tolist()) if tokenizer else None,
-        **_turns(turns, trajectory),
+        **turn_fields(turns, trajectory),
         "tokens": tokens,
     }
 
@@ -198,67 +177,6 @@ def samples_view(samples: Sequence[Sample], tokenizer: Any | None) -> list[View]
         | {"versions": sorted({version for version, _ in trajectory.columns.sampled_runs})}
         for prompt, trajectory in samples
     ]
-
-
-def trajectory_record(
-    group: Group | Prompt, trajectory: Trajectory, tokenizer: Any | None, *, tokens: bool
-) -> View:
-    """One trajectory as a flat record. With `tokens` the record has the columns of tokens."""
-    decode = partial(_as_the_reward_saw_it, tokenizer) if tokenizer else None
-    record = _outcome(group, trajectory) | {
-        **{f"reward/{name}": value for name, value in measured(trajectory.metrics).items()},
-        "num_tokens": len(trajectory.columns),
-        "trained_version": trajectory.trained_version,
-        "staleness": _staleness(trajectory, trajectory.trained_version),
-        "replica": trajectory.replica,
-        "leases": trajectory.lease,
-        "prompt": group.text,
-        "completion": decode(trajectory.columns.tokens.tolist()) if decode else None,
-        **_turns(conversation(trajectory.columns, trajectory.metrics, decode), trajectory),
-    }
-    if not tokens:
-        return record
-    logprobs, versions = recorded(trajectory.columns)
-    return record | {
-        "tokens": trajectory.columns.tokens.tolist(),
-        "logprobs": logprobs,
-        "versions": versions,
-    }
-
-
-def _turns(turns: list[View], trajectory: Trajectory) -> View:
-    """Fields of an episode; empty: the trajectory is none."""
-    return {"turns": turns, "ended_by": ended_by(trajectory.metrics)} if turns else {}
-
-
-def _outcome(group: Group | Prompt, trajectory: Trajectory) -> View:
-    return {
-        "trajectory_id": trajectory.trajectory_id,
-        "group_id": group.group_id,
-        "row_id": group.row_id,
-        "state": trajectory.state.value,
-        "reason": trajectory.reason,
-        "finish": trajectory.finish.value if trajectory.finish else None,
-        "reward": trajectory.reward,
-    }
-
-
-def _as_the_reward_saw_it(tokenizer: Any, tokens: Sequence[int]) -> str:
-    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return str(text)
-
-
-def is_finished(run: RunDirectory, steps: int) -> bool:
-    """Every step committed, and the model of the last one exported with its tokenizer."""
-    from millrace.environments.tokenizer import FILES
-
-    exported = model_version.read(run.model)
-    if not (
-        any((run.model / name).exists() for name in FILES) and run.summary.exists() and run.ledger.exists()
-    ):
-        return False
-    with LedgerReader(run.ledger) as reader:
-        return exported == reader.overview().version >= steps
 
 
 def _members(reader: LedgerReader, record: StepRecord) -> list[Trajectory]:
@@ -284,7 +202,7 @@ def _by_replica(trajectories: Iterable[Trajectory]) -> list[View]:
 
 
 def _step_line(record: StepRecord, trained: list[Trajectory]) -> View:
-    staleness = [_staleness(t, record.version) for t in trained]
+    staleness = [staleness_of(t, record.version) for t in trained]
     return {
         "version": record.version,
         "trajectories": len(trained),
@@ -302,7 +220,7 @@ def _trajectory_line(trajectory: Trajectory) -> View:
         "reward": trajectory.reward,
         "tokens": len(trajectory.columns),
         "finish": trajectory.finish.value if trajectory.finish else None,
-        "staleness": _staleness(trajectory, trajectory.trained_version),
+        "staleness": staleness_of(trajectory, trajectory.trained_version),
         "replica": trajectory.replica,
         "lease": trajectory.lease,
     }
@@ -323,13 +241,6 @@ def _logprob_line(token: int, logprob: float | None, tokenizer: Any | None) -> V
     return {"token": token, "text": tokenizer.decode([token]) if tokenizer else None, "logprob": logprob}
 
 
-def _staleness(trajectory: Trajectory, trained_version: int | None) -> int | None:
-    """The staleness of the oldest token when the trajectory was trained."""
-    if trained_version is None or not trajectory.columns:
-        return None
-    return trained_version - 1 - min(version for version, _ in trajectory.columns.sampled_runs)
-
-
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -340,11 +251,11 @@ def _state(run: RunDirectory, complete: bool) -> str:
     return "finished" if complete else "stopped: train with --resume goes on"
 
 
-def tokenizer_of(run: RunDirectory) -> Any | None:
-    """The model's tokenizer, if it still exists at the run's `model.path`."""
-    from millrace.environments.tokenizer import load_tokenizer
-
-    try:
-        return load_tokenizer(run.read_config().model.path)
-    except MillraceError:
-        return None
+def completions_view(reader: LedgerReader, run: RunDirectory, name: str) -> list[View]:
+    """Of the newest version that evaluation `name` has measured. Raises: DataError: there is none."""
+    records = reader.evaluations()
+    versions = [one.version for one in records if one.name == name and not one.reason]
+    if not versions:
+        names = ", ".join(sorted({one.name for one in records if not one.reason})) or "none"
+        raise DataError(f"{run.path} has no completions of an evaluation {name!r}: it has those of {names}")
+    return completions_of(reader, name, max(versions), tokenizer_of(run))

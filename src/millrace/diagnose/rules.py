@@ -1,0 +1,95 @@
+"""Which known faults a run has, from its evidence alone. Pure rules, each in the module of its idea.
+
+Only a cause is reported, not its consequences. With wrong weights every gap is wrong. In a run that diverged,
+groups have no signal and the policy moves too far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millrace.diagnose.batches import needless_staleness, unfair_batches
+from millrace.diagnose.episodes import (
+    broken_turns,
+    episodes_cut,
+    forked_turns,
+    refused_calls,
+    repeated_calls,
+    rewarded_cut,
+    slow_environment,
+)
+from millrace.diagnose.evidence import Evidence
+from millrace.diagnose.finding import Finding, withdrawn
+from millrace.diagnose.hacking import (
+    canary_rewarded,
+    constant_reward,
+    lengths_explode,
+    shared_string,
+    tests_not_run,
+)
+from millrace.diagnose.learning import (
+    diverging_optimizer,
+    evaluations_skipped,
+    failing_rewards,
+    few_effective_tokens,
+    no_signal,
+    overfitting,
+    silenced_tokens,
+)
+from millrace.diagnose.weights import host_behind, numeric_gap, stale_cache, true_staleness, wrong_weights
+
+Rule = Callable[[Evidence], Finding | None]
+
+RULES: tuple[Rule, ...] = (
+    wrong_weights,
+    stale_cache,
+    diverging_optimizer,
+    failing_rewards,
+    canary_rewarded,
+    tests_not_run,
+    constant_reward,
+    lengths_explode,
+    shared_string,
+    episodes_cut,
+    rewarded_cut,
+    broken_turns,
+    forked_turns,
+    repeated_calls,
+    refused_calls,
+    no_signal,
+    numeric_gap,
+    true_staleness,
+    few_effective_tokens,
+    silenced_tokens,
+    unfair_batches,
+    needless_staleness,
+    slow_environment,
+    host_behind,
+    overfitting,
+    evaluations_skipped,
+)
+EXPLAINS = {
+    "wrong-weights": {"numeric-gap", "true-staleness", "few-effective-tokens", "silenced-tokens"},
+    "stale-cache": {"numeric-gap", "true-staleness", "few-effective-tokens", "silenced-tokens"},
+    "diverging-optimizer": {
+        *("no-signal", "numeric-gap", "true-staleness", "few-effective-tokens", "silenced-tokens"),
+    },
+    "constant-reward": {"no-signal"},
+    "episodes-cut": {"rewarded-cut"},
+    "broken-turns": {"no-signal"},
+    "true-staleness": {"few-effective-tokens"},
+}
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """Every fault that no other fault explains, the most basic first. Empty: none."""
+    findings = [finding for rule in RULES if (finding := rule(evidence)) is not None]
+    explained = {fault for finding in findings for fault in EXPLAINS.get(finding.fault, ())}
+    return [finding for finding in findings if finding.fault not in explained]
+
+
+def gone(evidence: Evidence, findings: list[Finding]) -> list[str]:
+    """Faults that the run reported and that are not among `findings` now, as text."""
+    reported = {fault: withdrawn(fault, version, version) for fault, version in evidence.reported.items()}
+    now = {finding.fault for finding in findings}
+    return [text for fault, text in (evidence.gone | reported).items() if fault not in now]

@@ -1,1 +1,0 @@
-"""Which known fault a run has, and what shows it."""

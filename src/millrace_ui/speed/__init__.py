@@ -1,1 +1,0 @@
-"""Where a run is slow, as text and as a page."""
