@@ -11,8 +11,8 @@ from typing import Any
 import xxhash
 
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import load_dated_tokenizer
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.tokenizer import load_dated_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.run_directory.content_digests import content_digests
 from millrace_curation import filters

@@ -12,11 +12,11 @@ from millrace.controller.evaluation.prompt_attempt import PromptAttempt
 from millrace.core.completion.columns import token_array
 from millrace.core.rounding import reaches
 from millrace.core.types import EvaluationAttempt, Finish, Prompt, Scored, ScoreRequest
-from millrace.environments.stream.order import row_of
 from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.evaluate import plain_sampling, serving_engine
 from millrace.evaluation.generate import Completion, generate
 from millrace.evaluation.scores import Scorer
+from millrace.tasks.order import row_of
 from millrace_curation.attempt_store import AttemptsByRow
 from millrace_curation.candidate import CandidateRow
 from millrace_curation.difficulty import PassRate

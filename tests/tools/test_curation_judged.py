@@ -11,9 +11,9 @@ import pytest
 
 from millrace.core.errors import ConfigError, DataError, LedgerError
 from millrace.core.types import EvaluationAttempt, Finish
-from millrace.environments.rows import open_rows
-from millrace.environments.stream.order import row_of
 from millrace.estimates.interval import of_attempts
+from millrace.tasks.order import row_of
+from millrace.tasks.rows import open_rows
 from millrace_curation.attempt_store import AttemptsByRow, attempt_ledger
 from millrace_curation.candidate import CandidateRow, Dropped, Reason
 from millrace_curation.curate import Curation, CurationOptions

@@ -15,7 +15,7 @@ TARGETS = {
     "jax.convert": "millrace_jax.files.convert:convert",
     "jax.export_adapter": "millrace_jax.files.model_directory:export_adapter",
     "jax.export_checkpoint": "millrace_jax.files.model_directory:export_checkpoint",
-    "jax.traced_values": "millrace_jax.watched.traced_values:traced_values",
+    "jax.traced_values": "millrace_jax.traced_values:traced_values",
     "jax.trainer": "millrace_jax.role:JaxTrainer",
     "ray.check_cluster": "millrace_ray.cluster_check:check_cluster",
     "ray.connect": "millrace_ray.cluster:connect",
