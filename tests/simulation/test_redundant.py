@@ -13,7 +13,7 @@ from millrace.controller.ends.parking import PARKED
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import State
-from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import LogNormal
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import random_world, small_config, with_turns
 from millrace_sim.simulation import Scenario, simulate

@@ -12,7 +12,7 @@ from millrace.core.errors import ConfigError
 
 TARGETS: dict[str, str] = {
     "sim.SimulatedConfig": "millrace_sim.config:SimulatedConfig",
-    "sim.PlanConfig": "millrace_sim.plan.request:PlanConfig",
+    "sim.PlanConfig": "millrace_sim.config:PlanConfig",
     "sim.simulate": "millrace_sim.compare:compared_records",
     "sim.plan": "millrace_sim.plan.planned:planned_record",
     "sweeps.sweep": "millrace_sweeps.run_sweep:sweep",
