@@ -25,7 +25,7 @@ TARGETS = {
     "sandbox": "millrace_sandbox.sandbox:Sandbox",
     "sandbox.reward": "millrace_sandbox.code_reward:CodeReward",
     "sim.SimulatedConfig": "millrace_sim.config:SimulatedConfig",
-    "sim.PlanConfig": "millrace_sim.plan.request:PlanConfig",
+    "sim.PlanConfig": "millrace_sim.config:PlanConfig",
     "sim.simulate": "millrace_sim.compare:compared_records",
     "sim.plan": "millrace_sim.plan.planned:planned_record",
     "sweeps.sweep": "millrace_sweeps.run_sweep:sweep",

@@ -8,8 +8,7 @@ import pytest
 
 from millrace.core.errors import ConfigError
 from millrace.core.types import Finish
-from millrace_sim.costs.lengths import Drift, Empirical, LogNormal, Mixture, Turns
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import Drift, Empirical, LogNormal, Mixture, Turns, Workload
 
 COUNT = 4000
 

@@ -3,8 +3,8 @@
 import pytest
 
 from millrace.core.errors import DataError
-from millrace_sim.calibrate.fit import fit
 from millrace_sim.calibrate.observed import ObservedGroups
+from millrace_sim.calibrate.replica_costs import fit
 
 
 def test_a_fit_finds_the_coefficients_of_exact_data():
