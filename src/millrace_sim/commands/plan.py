@@ -55,7 +55,7 @@ def command(
 
 
 def _of_run(path: Path, json_wanted: bool, *, refused: bool) -> None:
-    from millrace_sim.calibrate.speed_answer import speed_of
+    from millrace_ui.speed_answer import speed_of
 
     if refused:
         raise ConfigError(

@@ -18,8 +18,7 @@ from millrace.cli.options import AsJson, Overrides, print_json
 from millrace.config.load import load, load_as
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
-from millrace.observe.terminal import Terminal
-from millrace.observe.typed import typed
+from millrace.observe.terminal import Terminal, typed
 from millrace_sim.config import SimulatedConfig
 from millrace_sim.explore.verdicts import Exploration, Verdict, explore
 from millrace_sim.report.compare import OF_BATCHES, QUANTITIES, Comparison, ComparisonProgress, OnProgress
