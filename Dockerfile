@@ -13,7 +13,7 @@ RUN pip install --no-cache-dir uv \
 
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
-RUN uv pip install --system --no-cache --torch-backend="$TORCH_BACKEND" '/src[prometheus]' \
+RUN uv pip install --system --no-cache --torch-backend="$TORCH_BACKEND" '/src[all,prometheus]' \
     && useradd --create-home --uid 1000 millrace
 
 USER millrace

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from common import parser_of, report, say, sized
 from control_plane import GROUP_SIZE, MAX_TOKENS, SLOTS, Setting, configuration
 
-from millrace.controller.numbers.run_numbers import RunNumbers
+from millrace.controller.run_numbers import RunNumbers
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
 from millrace.core.types import Prompt, ReplicaLoad, State

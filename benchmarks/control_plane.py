@@ -58,10 +58,9 @@ from players import OBSERVATION, Troupe
 
 from millrace.compose import compose
 from millrace.config.schema import Config
-from millrace.controller import decide, pace
+from millrace.controller import decide, pace, patience
 from millrace.controller.controller import Controller
 from millrace.controller.fleet.fleet import Fleet
-from millrace.controller.liveness import patience
 from millrace.controller.pace import Pace
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock

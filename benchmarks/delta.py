@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from common import kept_directory, medians, parser_of, report, say, sized, table
 
-from millrace.weights.delta.coding import apply, encode, kind_of
+from millrace.weights.delta_coding import apply, encode, kind_of
 
 RATES = (1e-6, 1e-5)
 CHUNK_BYTES = 1 << 20

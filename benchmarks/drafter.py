@@ -36,11 +36,11 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence, Work
-from millrace.engines.own.drafts.trained.trained_engine import TrainedDraftingEngine
+from millrace.engines.own.drafts.trained_drafter import TrainedDraftingEngine
 from millrace.engines.own.load import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.trainer.batch_step import StepSettings
-from millrace.trainer.drafter.drafting_trainer import DraftingTrainer
+from millrace.trainer.drafter_training import DraftingTrainer
 from millrace.trainer.model import load_model
 
 EPOCHS = 2  # the first of them is not timed

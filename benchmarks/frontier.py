@@ -34,10 +34,10 @@ from learning_model import Curve, Point, steps_factor
 
 from millrace.config.tables.schedules import Millrace, Schedule
 from millrace.config.tables.training import BatchShape
+from millrace_sim.compare import PRESETS
 from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
+from millrace_sim.measure import measure
 from millrace_sim.pool import process_pool
-from millrace_sim.report.compare import PRESETS
-from millrace_sim.report.measure import measure
 from millrace_sim.setup import scenario
 
 GROUP, STEPS = 16, sized(24, 4)

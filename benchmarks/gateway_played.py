@@ -15,8 +15,7 @@ from millrace.core.types import Finish
 from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, RunningAgent
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.gateway.dialects.paths import DIALECTS
-from millrace.environments.gateway.local_agents import LocalAgents
+from millrace.environments.gateway.local_agents import DIALECTS, LocalAgents
 from millrace.environments.gateway.rendering import make_rendering
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.sessions import Session, call_name, closing_reply

@@ -51,8 +51,7 @@ from millrace.trainer.attention import NAME
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.batch_step import StepSettings
-from millrace.trainer.kernels.install import install_kernels
-from millrace.trainer.model import named_weights, recompute_layers
+from millrace.trainer.model import install_kernels, named_weights, recompute_layers
 from millrace.trainer.publish.publisher import buffers_of
 from millrace.trainer.ranks.mesh import ALONE
 from millrace.trainer.trainer import PolicyTrainer

@@ -1,8 +1,8 @@
 """From a simulated schedule to its time to reward: how many more steps old and unfair batches take.
 
-Fitted on `benchmarks/learning.py` (docs/experiments.md, "What staleness costs in learning", uneven task, 72
-steps, 5 seeds). There the mean reward rises by 0.16 from the first fifth of the steps to the last, so a mean
-difference of d is a delay of d / 0.16 of the steps between the two.
+Fitted on `benchmarks/learning.py` (reports/experiments.md, "What staleness costs in learning", uneven task,
+72 steps, 5 seeds). There the mean reward rises by 0.16 from the first fifth of the steps to the last. So a
+mean difference of d is a delay of d / 0.16 of the steps between the two.
 """
 
 from __future__ import annotations

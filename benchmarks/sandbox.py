@@ -73,7 +73,7 @@ def hostile(count: int) -> dict[str, int]:
     from tests.sandbox.hostile import completions
 
     from millrace.config.tables.task import CodeRewardSection
-    from millrace.environments.code import CodeReward
+    from millrace_sandbox.code_reward import CodeReward
 
     reward = CodeReward(CodeRewardSection(score="share", program_cpu_s=1, timeout_s=5, program_memory_mb=256))
     found = Counter({"completions": count, "rewarded": 0, "failed": 0})

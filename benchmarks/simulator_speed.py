@@ -27,7 +27,7 @@ from millrace.controller.state.run_state import RunState
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.events import Event
 from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace_sim.report.measure import Measure
+from millrace_sim.measure import Measure
 from millrace_sim.setup import scenario
 from millrace_sim.simulation import Scenario, simulate
 from millrace_sim.virtual.loop import VirtualLoop

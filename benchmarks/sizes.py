@@ -1,4 +1,4 @@
-"""Which models run on which GPUs, with which settings, as the planner says: the table of docs/sizes.md.
+"""Which models run on which GPUs, with which settings, as the planner says: the table of reports/sizes.md.
 
     python benchmarks/sizes.py [--write] [--json]
 
@@ -25,9 +25,9 @@ from millrace.placement.assign import CONTEXT_BYTES, size
 from millrace.placement.describe import warnings
 from millrace.placement.hosts import Layout, lay_out
 from millrace.placement.needs import read_needs
-from millrace.rollout.kinds.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 
-DOCUMENT = ROOT / "docs" / "sizes.md"
+DOCUMENT = ROOT / "reports" / "sizes.md"
 TOKENS = 4096
 Section = Mapping[str, Any]
 NOTHING: Section = MappingProxyType({})

@@ -79,7 +79,7 @@ from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.schedule.presets import build
 from millrace_sim.config import SimulatedConfig
-from millrace_sim.report.measure import Result, measure
+from millrace_sim.measure import Result, measure
 from millrace_sim.roles.sim_reward_worker import SimRewardWorker
 from millrace_sim.setup import scenario
 from millrace_sim.simulation import Scenario

@@ -26,8 +26,8 @@ import torch
 from common import median, parser_of, report, require, say, sized, table
 from vllm_modes import Contestant
 
-from millrace.adapters.served_weights import Base, MergingReader
 from millrace.config.tables.training import Adapter
+from millrace.devices.served_weights import Base, MergingReader
 from millrace.rollout.protocol import NativeAdapter
 
 WAYS = "merged", "native"
@@ -39,7 +39,7 @@ class AdapterRing:
     def __init__(self, directory: str, adapter: Adapter) -> None:
         from transformers import AutoModelForCausalLM
 
-        from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, published_weights
+        from millrace.trainer.adapted_linear import adapt, adapted_layers, published_weights
         from millrace.trainer.publish.publisher import PublishBuffers
         from millrace.weights.relay import RelayWorker
         from millrace.weights.ring import open_reader, open_writer

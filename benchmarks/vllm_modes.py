@@ -28,7 +28,7 @@ from common import median, parser_of, report, require, say, sized, table
 
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.rollout.kinds.engine_kinds import open_engine
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 
 MODES: dict[str, dict[str, Any]] = {

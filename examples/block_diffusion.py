@@ -7,7 +7,7 @@ A completion is written in blocks. A block begins as masks. Each denoising step 
 tokens are drawn from what the model says of the block as it is then. The record of a trajectory is its
 tokens, their log-probs, and the step at which each was revealed. `replay` computes the log-probs from it.
 Noise, advantages, weights and objective are the framework's. The task is the quickstart's: spell a word
-backwards. docs/block-diffusion.md says what a run of the framework would need.
+backwards. reports/block-diffusion.md says what a run of the framework would need.
 
 Shape suffixes: B = sequences, S = positions of a forward pass, P / T = positions of prompts / completions,
 K = positions of a block, D = hidden size, V = vocabulary without the mask, C = cached positions.
@@ -31,7 +31,7 @@ from millrace.algorithms import ComparedGroup, build
 from millrace.algorithms.logprobs import TokenLogprobs
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.rollout.noise import Noise
-from millrace.trainer.batch.reduction import token_weights
+from millrace.trainer.batch.flat_batch import token_weights
 
 K = 4  # positions of a block
 PROMPT, COMPLETION = 12, 12  # tokens, in whole blocks: prompts are filled up on the left

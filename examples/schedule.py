@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from millrace.checks.rehearsal import Scene, rehearse
 from millrace.config.schema import Config
 from millrace.schedule import ReplicaView, Schedule, View, presets
 from millrace.schedule.admit import WithinBound
 from millrace.schedule.refresh import WhenEmpty
 from millrace.schedule.take import FirstReady
-from millrace_sim.rehearsal import Scene, rehearse
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ GROUPS, GROUP_SIZE = sized(16, 4), 16
 HELD_OUT, SAMPLES = sized(64, 4), 16
 NUM_SEEDS = sized(3, 1)
 STUDY = "echo-chamber"
-PAGE = ROOT / "docs" / "echo-chamber.md"
+PAGE = ROOT / "reports" / "echo-chamber.md"
 
 SFT = """
 steps = {steps}

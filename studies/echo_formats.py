@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.estimates.pass_at_k import pass_at_k
+from millrace.estimates.evaluation import pass_at_k
 
 TERMS, DIGIT_MAX = 4, 9
 FORMATS = ("direct", "words", "code")

@@ -5,7 +5,7 @@
 Each run is one of `millrace train examples/real/arithmetic.toml` in bfloat16. Its rewards by step, its greedy
 accuracies on held-out rows and its checks are kept in studies/results/real_schedules, and no run is made
 twice. Rewards by step hardly depend on speed: other programs may run beside it. `--write` puts the table and
-the chart into docs/results.md.
+the chart into reports/results.md.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def main() -> None:
             (1.0, max(float(line.x[-1]) for line in drawn)),
             x_label="version",
         )
-        study.write_tables(study.ROOT / "docs" / "results.md", Path(__file__).name, text)
+        study.write_tables(study.ROOT / "reports" / "results.md", Path(__file__).name, text)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 Each finished run is a line of studies/results/staleness.json, and no run is made twice. So the same command
 goes on after an interruption, and a finished study prints its tables and writes its plots in seconds. Rewards
-by step do not depend on speed: other programs may run beside it. docs/staleness.md has what was found.
+by step do not depend on speed: other programs may run beside it. reports/staleness.md has what was found.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main() -> None:
     lines = tables(results) + plots(results, study.directory("staleness") if QUICK else study.IMAGES)
     print("\n".join(lines))
     if not QUICK:
-        write_page(study.ROOT / "docs" / "staleness.md", lines)
+        write_page(study.ROOT / "reports" / "staleness.md", lines)
     report(figures(results), as_json=options.json)
 
 

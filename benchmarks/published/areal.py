@@ -22,7 +22,7 @@ from millrace.config.tables.schedules import FunctionSchedule
 from millrace.config.tables.training import BatchShape
 from millrace.schedule import Schedule, View, presets
 from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace_sim.report.measure import measure
+from millrace_sim.measure import measure
 from millrace_sim.setup import scenario
 from published.row import Row
 

@@ -26,7 +26,7 @@ from millrace_sim.costs.lengths import LogNormal
 from millrace_sim.costs.models import model
 from millrace_sim.costs.training import Training
 from millrace_sim.costs.workload import Workload
-from millrace_sim.report.measure import measure
+from millrace_sim.measure import measure
 from millrace_sim.setup import scenario
 from published.pipelines import Batch, Pipelines
 from published.row import Row

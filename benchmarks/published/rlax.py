@@ -20,7 +20,7 @@ from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import RLAX
 from millrace.config.tables.training import BatchShape
 from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
-from millrace_sim.report.measure import Result, measure
+from millrace_sim.measure import Result, measure
 from millrace_sim.setup import scenario
 from millrace_sim.simulation import Outcome, Scenario, simulate
 from millrace_sim.virtual.faults import Failures, Faults

@@ -2,7 +2,7 @@
 
 Published: 2.24 times the throughput on RLVR tasks at most, with the same devices, and an asynchronous ratio
 of 2 is enough. Of a batch with queue scheduling, 16 redundant prompts bring the generation from 58 s to 37
-s. Its figures of environments are beside ours in docs/stragglers.md.
+s. Its figures of environments are beside ours in reports/stragglers.md.
 
 Not found: lengths, and for each figure the batch and the devices. Chosen: Qwen3-8B on H800, a median of
 3,000 and a 99th percentile of 25,000 tokens up to 32,768. Asynchrony: 32 devices, 20 of them generate, 64

@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from millrace.api.records import Records
     from millrace.api.run import Run
     from millrace.api.run_curves import RunCurves
+    from millrace.api.sweep import Sweep, sweep
     from millrace.api.train import train
     from millrace.config.schema import Config
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
     from millrace.diagnose.diagnosis import Diagnosis
     from millrace.environments.turns.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
-    from millrace_sweeps.sweep import Sweep, sweep
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "train": "millrace.api.train",
-    "sweep": "millrace_sweeps.sweep",
+    "sweep": "millrace.api.sweep",
     "STOP": "millrace.api.callbacks",
     "evaluate": "millrace.api.questions",
     "simulate": "millrace.api.questions",
     "plan": "millrace.api.questions",
     "Run": "millrace.api.run",
-    "Sweep": "millrace_sweeps.sweep",
+    "Sweep": "millrace.api.sweep",
     "Records": "millrace.api.records",
     "Evaluation": "millrace.estimates.evaluation",
     "Diagnosis": "millrace.diagnose.diagnosis",

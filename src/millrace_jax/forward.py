@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millrace.adapters.low_rank import DOWN, UP
+from millrace.devices.low_rank import DOWN, UP
 from millrace_jax.adapters.adapted_matmul import adapted_matmul
 from millrace_jax.decoder import Decoder
 from millrace_jax.devices.mesh import ROWS, divided, gathered, kept, size_of

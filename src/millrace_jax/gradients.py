@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm, TokenLogprobs
-from millrace.algorithms.proximal import interpolated
+from millrace.algorithms.corrections import interpolated
 from millrace.trainer.batch.flat_batch import FlatBatch
 from millrace_jax.adapters.adapter_tree import beside
 from millrace_jax.decoder import Decoder

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from millrace.algorithms.critic import Critic
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
-from millrace.trainer.optimizer.weight_decay import decays
+from millrace.trainer.learning_rate import decays
 from millrace_jax.weights import LAYERS, Tree
 
 Array = Any

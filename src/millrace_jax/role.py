@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millrace import __version__
-from millrace.adapters.low_rank import BASE
 from millrace.core import model_version
 from millrace.core.types import Batch, Endpoint, StepRejected, StepResult, TrainerState
+from millrace.devices.low_rank import BASE
+from millrace.devices.tpu import computes_on_tpu, simulate_devices
 from millrace.placement.number_format import cpu_model
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, first_alone
 from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
-from millrace_jax.devices.platform import computes_on_tpu, simulate_devices
 from millrace_jax.devices.xla_flags import set_tpu_flags
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class JaxTrainer(TrainerWorker[Any]):
         return self._ready().state.weights | self._constants
 
     def _arithmetic(self) -> str:
-        """See `trainer.checks.arithmetic`. Empty on accelerators: the order of their sums is chance."""
+        """See `trainer.role.arithmetic`. Empty on accelerators: the order of their sums is chance."""
         import jax
 
         if jax.default_backend() != "cpu":

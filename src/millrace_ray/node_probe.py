@@ -57,9 +57,11 @@ def look(paths: Sequence[str], directory: str) -> NodeReport:
 
 
 def package() -> str:
-    """Which Millrace this is: the digest of all its files. Other files in its folder do not count."""
-    root, digest = Path(millrace.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*")):
+    """Which Millrace this is: the digest of all files of the core and its wings. Others beside them do not
+    count."""
+    root, digest = Path(millrace.__file__).parents[1], hashlib.sha256()
+    packages = [root / "millrace", *root.glob("millrace_*")]
+    for path in sorted(path for package in packages for path in package.rglob("*")):
         if path.suffix in SUFFIXES and path.is_file():
             digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]

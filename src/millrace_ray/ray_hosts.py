@@ -10,7 +10,6 @@ import glob
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,22 +19,13 @@ from millrace.config.tables.runtime import RayCluster
 from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, boundary
 from millrace.core.placement import OWN_ADDRESS, ROLES, Host
+from millrace.placement.joining import NEW_LOOK_S, Present
 from millrace_ray.cluster import ClusterConnection, connect
 from millrace_ray.node_probe import NodeReport, package
 from millrace_ray.places import NONE, ROLE, Node
 
 LOOK_S = 60.0
 """A node's first process takes seconds to start, and GPUs answer slowly."""
-NEW_LOOK_S = 20.0
-"""For nodes that appear while a run goes on: the controller waits for the answer."""
-
-
-class Present(NamedTuple):
-    """`spare` hosts that nobody uses, the names of `lost` hosts, and why some nodes cannot be used."""
-
-    spare: tuple[Host, ...] = ()
-    lost: frozenset[str] = frozenset()
-    problems: tuple[str, ...] = ()
 
 
 def ray_hosts(config: Config, runtime: RayCluster) -> tuple[Host, ...]:

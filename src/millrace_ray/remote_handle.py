@@ -1,4 +1,4 @@
-"""The controller's side of one worker on Ray; `runtime.ray.actor` is the worker's side.
+"""The controller's side of one worker on Ray; `millrace_ray.actor` is the worker's side.
 
 The call `live` never returns. When the worker dies, Ray fails this call. When a worker is killed and its host
 is cut off, Ray reports nothing: the worker counts as dead after `KILL_S`. Its lease runs out on that host,
@@ -19,9 +19,9 @@ from typing import Any
 
 from millrace.core.errors import DataError, MillraceError, RemoteError
 from millrace.runtime import process
+from millrace.runtime.blocking_calls import in_thread
 from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
 from millrace_ray.actor import ActorSetup
-from millrace_ray.blocking_calls import in_thread
 from millrace_ray.cluster import ClusterConnection
 from millrace_ray.messages import Answer, Inbox, packed, unpacked
 from millrace_ray.places import Node

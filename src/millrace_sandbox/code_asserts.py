@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core.errors import DataError
+from millrace.environments.program_text import program_of
 from millrace_sandbox.code_changes import sees_changes
-from millrace_sandbox.program_text import program_of
 
 CHECK, CANDIDATE = "check", "candidate"
 SETUP = ("test_setup_code", "test_imports", "challenge_setup")

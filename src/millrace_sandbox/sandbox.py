@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 
 import millrace
 from millrace.core.errors import SandboxError
+from millrace.devices.left_behind import remove_tree
 from millrace_sandbox.code_asserts import PACKAGES, CodeAsserts
 from millrace_sandbox.examination import Examination
 from millrace_sandbox.execution import CallAnswer, Execution, ProgramOutcome
 from millrace_sandbox.inside.limits import Limits, MiB
-from millrace_sandbox.inside.warden import remove_tree
 from millrace_sandbox.program import EndOfProgram, Program
 
 LEVELS = ("namespaces", "landlock", "limits")

@@ -3,9 +3,8 @@
 virtual      the event loop of virtual time, workers, messages, seeded faults
 costs        costs of simulated work: devices, models, lengths, transports
 roles        the simulated trainer, replica, relay and reward worker, and the world that they share
-simulation   one run; `setup` makes it from a configuration, `pool` shares many among processes
-report       the results of a run, as numbers, text and pages
-rehearsal    a schedule alone, in a small world without costs, in milliseconds
+simulation   one run; `setup` makes it from a configuration, `measure` its result
+compare      several schedules on the same seeds; `pool` shares their runs among processes
 explore      seeded worlds with many faults, and the invariants of every run
 calibrate    costs learnt from a real run
 plan         the best layout for a model and devices

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from millrace.api.configure import Components, PreparedConfig, prepare
+from millrace.api.sweep import SweepLike
 from millrace.config.lines import key_lines
 from millrace.config.load import Source, load_as, merge, read_file, read_mapping, read_overrides, validate
 from millrace.config.schema import Config
@@ -16,7 +16,6 @@ from millrace.core.errors import ConfigError
 from millrace_sweeps.decisions.space import Overrides
 from millrace_sweeps.sweep_config import SweepConfig
 
-SweepLike = str | os.PathLike[str] | Mapping[str, Any]
 EVALUATION = "evaluation/"
 
 

@@ -1,20 +1,27 @@
-"""A sweep from its file to its end: own the directory, check every trial, run what is left."""
+"""A sweep from its file to its end: own the directory, check every trial, run what is left, compare."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from millrace.api.configure import Components
+from millrace.api.sweep import SweepLike
 from millrace.compose.compose import place
 from millrace.config.schema import Config
+from millrace.core.errors import DataError
 from millrace.run_directory import run_directory
 from millrace_sweeps import trial_record as record
-from millrace_sweeps.board import Board, counts
+from millrace_sweeps.board import Board, counts, ranking
 from millrace_sweeps.checking import check_trials, refuse_changed_base
 from millrace_sweeps.decisions.capacity import Slot, at_once, slots
+from millrace_sweeps.decisions.standings import standings
 from millrace_sweeps.driver import Driver
-from millrace_sweeps.loading import LoadedSweep
+from millrace_sweeps.loading import LoadedSweep, load_sweep
 from millrace_sweeps.proposals import Proposals, proposals
 from millrace_sweeps.trial_record import Trials, TrialState
 
@@ -71,3 +78,66 @@ def run_sweep(sweep: LoadedSweep, directory: Path, *, retry: bool, console: Cons
         if left:
             console.print(f"{left} interrupted: start the sweep again to go on with them")
         return trials
+
+
+# ---------------------------------------------------------------- of Python
+
+
+def sweep(
+    config: SweepLike,
+    components: Components,
+    keywords: Mapping[str, Any],
+    directory: Path | None,
+    *,
+    retry: bool,
+    console: Console,
+) -> Path:
+    """Run what is left of a sweep, and print the ranking. Returns its directory. Raises: as `run_sweep`."""
+    loaded = load_sweep(config, components=components, keywords=keywords)
+    path = directory_of(loaded, directory)
+    console.print(ranking(run_sweep(loaded, path, retry=retry, console=console)))
+    return path
+
+
+def counts_of(directory: Path) -> str:
+    """As `counts`. Raises: DataError: there is no sweep."""
+    return counts(_trials(directory))
+
+
+def trials_of(directory: Path) -> list[dict[str, Any]]:
+    """A record for each trial. Raises: DataError: there is no sweep."""
+    return [
+        {
+            "name": name,
+            "state": str(trial.state),
+            "step": trial.step,
+            "value": trial.value,
+            "reason": trial.reason,
+            "overrides": dict(trial.overrides),
+        }
+        for name, trial in _trials(directory).trials.items()
+    ]
+
+
+def ranking_of(directory: Path) -> list[dict[str, Any]]:
+    """A record for each combination of keys, the best first. Raises: DataError: there is no sweep."""
+    return [
+        {
+            "overrides": dict(one.overrides),
+            "value": one.value,
+            "standard_error": None if math.isnan(one.error) else one.error,
+            "trials": list(one.names),
+            "finished": one.num_finished,
+            "stopped": one.num_stopped,
+            "failed": one.num_failed,
+            "unvalued": one.num_unvalued,
+        }
+        for one in standings(_trials(directory))
+    ]
+
+
+def _trials(directory: Path) -> Trials:
+    trials = record.read(directory)
+    if trials is None:
+        raise DataError(f"{directory} is no sweep: it has no {record.FILE}")
+    return trials

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from millrace_sim.compare import Comparison, Interval, verdict
 from millrace_sim.costs.cluster import ClusterCosts
-from millrace_sim.report.compare import Comparison, Interval
-from millrace_sim.report.measure import Timeline
-from millrace_sim.report.verdict import verdict
+from millrace_sim.measure import Timeline
 from millrace_sim.simulation import Scenario
 from millrace_ui import page
 from millrace_ui.drawing import figures, fragments

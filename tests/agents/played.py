@@ -11,7 +11,7 @@ from typing import Any
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.agents.agents import Agents
 from millrace.environments.gateway.calls import Call
-from millrace.environments.gateway.dialects.paths import DIALECTS
+from millrace.environments.gateway.local_agents import DIALECTS
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.server import GatewayServer

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from millrace.environments.gateway.calls import Call, RefusedCall, Reply
-from millrace.environments.gateway.dialects.paths import COUNT_TOKENS, DIALECTS, MESSAGES
-from millrace.environments.gateway.dialects.server_sent import KEEP_ALIVE
+from millrace.environments.gateway.dialects.shapes import KEEP_ALIVE
+from millrace.environments.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
 
 NUM_TOKENS = 7
 """The answer to each request to count tokens."""

@@ -18,8 +18,8 @@ from tests.gateway_replies import PARAMETERS, TEXT, TOOL
 from tests.gateways import WAIT_S, taken, until
 
 from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.gateway.dialects.paths import DIALECTS
 from millrace.environments.gateway.http_answer import HttpAnswer
+from millrace.environments.gateway.local_agents import DIALECTS
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.gateway.server import GatewayServer

@@ -19,7 +19,7 @@ from tests.simulation.test_sim_cluster import config
 from tests.unit.observe_events import pulled, step
 
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
-from millrace_sim.report.compare import compare, schedules
+from millrace_sim.compare import compare, schedules
 from millrace_sim.setup import scenario
 from millrace_ui.overview import Overview
 from millrace_ui.report import write_report

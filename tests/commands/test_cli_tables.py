@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 
 from millrace.api.comparison import RunComparison
 from millrace.cli import try_task
-from millrace_sim.commands import simulate
+from millrace_sim import simulate_command
 from millrace_ui.commands import show
 
 
@@ -84,5 +84,6 @@ def test_evaluations_have_few_columns_and_a_skipped_one_a_line() -> None:
 def test_a_simulated_figure_is_on_the_line_of_its_interval() -> None:
     row = ("synchronous", "213.8 ± 9.5", "30,045 ± 21,379", "28%", "59%", "13%", "0.00", "10", "0.87")
     assert any(
-        "213.8 ± 9.5 30,045 ± 21,379" in line for line in lines(simulate._table([simulate.HEADING, row]))
+        "213.8 ± 9.5 30,045 ± 21,379" in line
+        for line in lines(simulate_command._table([simulate_command.HEADING, row]))
     )

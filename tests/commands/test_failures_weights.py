@@ -16,8 +16,6 @@ import pytest
 from failure_rows import seen
 from tests.dishonest import IgnoresTemperature
 
-from millrace.adapters.low_rank import BASE
-from millrace.adapters.served_weights import Merging
 from millrace.compose import compose
 from millrace.config.freeze import dump
 from millrace.config.load import load
@@ -26,8 +24,10 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, MillraceError, SamplingError, WeightsError
 from millrace.core.types import Batch, Endpoint, Served, TrainGroup, TrainSequence
+from millrace.devices.low_rank import BASE
+from millrace.devices.served_weights import Merging
 from millrace.rollout import replica
-from millrace.rollout.kinds.engine_kinds import open_engine
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
 from millrace.run_directory import run_directory

@@ -66,7 +66,7 @@ def test_a_gate_gets_a_verdict_and_only_outside_of_a_rehearsal(capsys):
 
 def test_every_gate_is_of_a_part_and_on_the_page():
     script = SourceFileLoader("gpu_check", str(SCRIPT)).load_module()
-    page = (SCRIPT.parents[1] / "docs" / "gpu-check.md").read_text()
+    page = (SCRIPT.parents[1] / "reports" / "gpu-check.md").read_text()
     for gate in script.GATES:
         limit = f"{gate.sign} {gate.limit:g}" if gate.sign else ""
         row = rf"\| `node-{gate.part}` \| `{gate.figure}` \| {limit} ?\|"

@@ -19,7 +19,7 @@ from tests.runs import summary, train
 from conformance import WAIT_S
 from millrace.core.types import Sampling
 from millrace.environments.tokenizer import ASSISTANT, load_tokenizer, make_character_tokenizer
-from millrace.environments.verifiers.judgements import FILE
+from millrace.environments.verifiers.judge import FILE
 from millrace.serve.completions import Completions
 from millrace.serve.endpoints import Endpoints
 from millrace.serve.shared_engine import EngineFailed, SharedEngine

@@ -34,9 +34,9 @@ from millrace.config.tables.training import Adapter
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.environments.tokenizer import make_character_tokenizer
-from millrace.rollout.kinds.engine_kinds import open_engine
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import Engine, EngineOptions
-from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, published_weights
+from millrace.trainer.adapted_linear import adapt, adapted_layers, published_weights
 from millrace.trainer.attention import NAME
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import named_weights, row_logprobs

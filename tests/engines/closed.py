@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from millrace.rollout.kinds.engine_kinds import open_engine
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.runtime import process
 

@@ -18,7 +18,7 @@ import torch
 from bench import MODELS, Bench, OpenBench
 from servers import SERVED, START, Servers
 
-from millrace.rollout.kinds.engine_kinds import ENGINES, SERVERS
+from millrace.rollout.engine_kinds import ENGINES, SERVERS
 from millrace.rollout.protocol import Capabilities
 
 SIMULATED = "simulated"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from bench import DENSE, OpenBench, prompt_of
 
-from millrace.adapters.served_weights import Merging
 from millrace.config.tables.training import Adapter
 from millrace.core.types import Sampling
+from millrace.devices.served_weights import Merging
 
 ADAPTER = Adapter(rank=4, kind="dora")
 assert ADAPTER.scale is not None

@@ -16,7 +16,7 @@ from tests.long import few
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Finish, Sampling
-from millrace.rollout.kinds.engine_kinds import refuse_unable
+from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import Capabilities
 
 pytestmark = pytest.mark.computed

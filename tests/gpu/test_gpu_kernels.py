@@ -10,7 +10,7 @@ from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
 from millrace.devices.matmul import add_matmul, matmul_wide, wide_factor
-from millrace.trainer.kernels import compiled, flash, softmax_choice
+from millrace.trainer.kernels import on_gpu, softmax_choice
 
 pytestmark = pytest.mark.gpu
 
@@ -58,13 +58,13 @@ def test_a_compiled_model_gives_the_same_gradient(dtype, gpu, monkeypatch):
     for compiles in (False, True):
         model = tiny_model().to(gpu)
         module = sys.modules[type(model).__module__]
-        monkeypatch.setattr(module, compiled.ROTATE, getattr(module, compiled.ROTATE))
+        monkeypatch.setattr(module, on_gpu.ROTATE, getattr(module, on_gpu.ROTATE))
         if compiles:
-            compiled.install(model)
+            on_gpu.install_compiled(model)
         make_trainer(model=model, dtype=dtype, published=dtype).accumulate(make_batch())
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert error(gradients[1], gradients[0].double()) < (1e-4 if dtype == torch.float32 else 0.05)
 
 
 def test_attention_has_a_name(gpu):
-    assert "FlashAttention" in flash.activate(gpu)
+    assert "FlashAttention" in on_gpu.activate(gpu)

@@ -24,13 +24,13 @@ from trainer_doubles import (
     tiny_model,
 )
 
-from millrace.adapters.low_rank import BASE
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter, Optimizer
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Endpoint
-from millrace.trainer.adapters.adapted_linear import adapt, adapted_layers, trained_weights
+from millrace.devices.low_rank import BASE
+from millrace.trainer.adapted_linear import adapt, adapted_layers, trained_weights
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.files import checkpoint as torch_files
 from millrace.trainer.files import export as torch_export

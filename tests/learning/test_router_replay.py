@@ -17,7 +17,7 @@ from millrace.checks.model_files import check_model
 from millrace.config.load import load
 from millrace.core.errors import ConfigError
 from millrace.ledger.reading import LedgerReader
-from millrace.rollout.kinds.engine_kinds import refuse_unable
+from millrace.rollout.engine_kinds import refuse_unable
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 REPLAY = "sampling.routing=true"

@@ -12,7 +12,7 @@ from tests.process.test_run_survives import Killer
 from tests.runs import events, train, weights
 from transformers import AutoModelForCausalLM
 
-from millrace.adapters.served_weights import Base
+from millrace.devices.served_weights import Base
 from millrace.engines.own.load import load_engine
 from millrace.trainer.model import load_model
 

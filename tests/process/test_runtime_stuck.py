@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from millrace.config.tables.operation import Supervision
-from millrace.controller.liveness import patience
-from millrace.controller.liveness.patience import Patience
+from millrace.controller import patience
+from millrace.controller.patience import Patience
 from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock

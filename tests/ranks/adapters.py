@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from tests.ranks.work import BUDGET, CPU, Shape, batch_of, error, flat, meet
 from trainer_doubles import make_trainer
 
-from millrace.adapters.low_rank import BASE
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter
-from millrace.trainer.adapters.adapted_linear import begin, insert, published_weights
+from millrace.devices.low_rank import BASE
+from millrace.trainer.adapted_linear import begin, insert, published_weights
 from millrace.trainer.files.export import save_model
 from millrace.trainer.model import load_model
 from millrace.trainer.ranks.mesh import ALONE, Ranks

@@ -10,8 +10,8 @@ import pytest
 
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError, SandboxError
-from millrace.environments.code import CodeReward
 from millrace_sandbox.code_asserts import read_asserts
+from millrace_sandbox.code_reward import CodeReward
 from millrace_sandbox.code_tests import judge
 from millrace_sandbox.execution import ProgramOutcome
 from millrace_sandbox.inside.limits import Limits

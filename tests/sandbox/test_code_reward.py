@@ -13,8 +13,9 @@ import pytest
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError, SandboxError
 from millrace.environments.answers import make_answer
-from millrace.environments.code import CodeReward, reference_program
-from millrace_sandbox.program_text import program_of
+from millrace.environments.program_text import program_of
+from millrace.environments.right_program import reference_program
+from millrace_sandbox.code_reward import CodeReward
 from tests.sandbox.hostile import completions
 
 ROWS = [json.loads(line) for line in (Path(__file__).parents[2] / "examples" / "code.jsonl").open()]

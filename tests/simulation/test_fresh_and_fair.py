@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 
+from millrace.checks.rehearsal import Scene, rehearse
 from millrace.config.tables.generation import Rollout
 from millrace.config.tables.operation import Checkpoints
 from millrace.config.tables.schedules import Millrace
@@ -18,8 +19,7 @@ from millrace_sim.costs.workload import Workload
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.verdicts import try_seed
 from millrace_sim.explore.worlds import small_config
-from millrace_sim.rehearsal import Scene, rehearse
-from millrace_sim.report.measure import measure
+from millrace_sim.measure import measure
 from millrace_sim.simulation import Scale, Scenario, simulate
 from millrace_sim.virtual.faults import Failures, Faults
 from tests.long import few, long

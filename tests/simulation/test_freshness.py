@@ -8,8 +8,8 @@ import pytest
 
 from millrace.config.tables.schedules import AReaL, Laminar, Synchronous
 from millrace.core.fairness import BATCHES, BATCHES_MIN, LengthMoments, fairness, next_correlation
+from millrace_sim.compare import compare
 from millrace_sim.explore.worlds import small_config
-from millrace_sim.report.compare import compare
 from millrace_sim.simulation import Observer, Scenario, simulate
 from millrace_sim.virtual.faults import Faults
 

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.config.tables.operation import Checkpoints, Supervision
 from millrace.config.tables.schedules import Synchronous
-from millrace.controller.liveness.patience import FLOOR_S
+from millrace.controller.patience import FLOOR_S
 from millrace.core.errors import DeadlineExceeded
 from millrace_sim.costs.interface import Costs
 from millrace_sim.explore.verdicts import try_seed

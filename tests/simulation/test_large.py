@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Millrace, Synchronous
-from millrace.controller.liveness.patience import FLOOR_S
+from millrace.controller.patience import FLOOR_S
 from millrace.core.progress import CallProgress, count, current, waiting_for
 from millrace.core.types import Vitals
 from millrace_sim.costs.interface import Costs

@@ -8,8 +8,7 @@ import pytest
 
 from millrace.config.tables.schedules import Heddle, Millrace, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.config.tables.training import BatchShape
-from millrace.controller.ends.ends import REDUNDANT_GROUP
-from millrace.controller.ends.parking import PARKED
+from millrace.controller.group_ends import PARKED, REDUNDANT_GROUP
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import State

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import millrace_sim
 from millrace.controller.reward_pool import RewardPool
+from millrace.controller.score_requests import ScoreRequests
 from millrace.controller.supervisor import PlannedRestart
-from millrace.controller.turns.score_requests import ScoreRequests
 from millrace.controller.waits import Waits
 from millrace.core.errors import WorkerDied
 from millrace.core.pulse import Pulse

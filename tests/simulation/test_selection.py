@@ -13,7 +13,7 @@ from millrace.config.tables.generation import Rollout
 from millrace.config.tables.schedules import Millrace, Synchronous
 from millrace.config.tables.selection import RestSelection, SignalSelection
 from millrace.config.tables.training import BatchShape
-from millrace.controller.selection.row_selection import RowSelection
+from millrace.controller.row_selection import RowSelection
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DigestMismatchError
 from millrace.core.fairness import BAND, LengthMoments, fairness, windows

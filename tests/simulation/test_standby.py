@@ -7,7 +7,7 @@ import pytest
 from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Laminar
 from millrace.config.tables.training import TrainerSection
-from millrace.controller.turn import TrainerTurn
+from millrace.controller.trainer_session import TrainerTurn
 from millrace.core.errors import TrainingError
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import small_config

@@ -6,7 +6,7 @@ import asyncio
 
 import millrace_sim
 from millrace.config.tables.operation import Supervision
-from millrace.controller.liveness.patience import Patience
+from millrace.controller.patience import Patience
 from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock

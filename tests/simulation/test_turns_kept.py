@@ -13,7 +13,7 @@ from millrace_sim.costs.interface import Costs
 from millrace_sim.costs.lengths import LogNormal
 from millrace_sim.costs.workload import Workload
 from millrace_sim.explore.worlds import small_config, with_turns
-from millrace_sim.report.measure import measure
+from millrace_sim.measure import measure
 from millrace_sim.roles.batching import BatchingEngine
 from millrace_sim.setup import scenario
 from millrace_sim.simulation import Outcome, Scenario, simulate

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from millrace.api.planned import PLACEHOLDERS, beyond, configuration
 from millrace.cli import app
 from millrace.config.load import load, load_as
 from millrace.config.tables import schedules
@@ -14,13 +13,14 @@ from millrace.config.tables.schedules import AReaL
 from millrace.core.errors import ConfigError
 from millrace_sim.costs.hardware import device
 from millrace_sim.costs.models import model
+from millrace_sim.measure import ReplicaSample, Result, TimedWork, Timeline
 from millrace_sim.plan import ranking
 from millrace_sim.plan.checkpoints import CheckpointPlan
 from millrace_sim.plan.layouts import Demand, generate_s, layout_generate_s, layouts, layouts_in_turns
+from millrace_sim.plan.planned import PLACEHOLDERS, beyond, configuration
 from millrace_sim.plan.request import PlanConfig
 from millrace_sim.plan.search import Candidate, Simulated, for_batch, search, simulated_config
-from millrace_sim.report.measure import ReplicaSample, Result, TimedWork, Timeline
-from millrace_sim.report.timeline import timeline_lines
+from millrace_sim.plan_command import timeline_lines
 
 DEMAND = Demand(samples=256, prompt_tokens=512, completion_tokens=1000, longest=4096)
 QUESTION = PlanConfig.model_validate(

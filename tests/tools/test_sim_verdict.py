@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from millrace_sim.report.compare import Comparison, Interval
-from millrace_sim.report.verdict import verdict
+from millrace_sim.compare import Comparison, Interval, verdict
 
 
 class GivenComparison(Comparison):

@@ -15,16 +15,16 @@ from trainer_doubles import make_batch, make_trainer, save_checkpoint, save_tiny
 from transformers import AutoModelForCausalLM
 from xxhash import xxh3_64_intdigest
 
-from millrace.adapters.low_rank import adapted, first_down
-from millrace.adapters.served_weights import Base, Merging, MergingReader
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter, Optimizer
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import ConfigError, DataError, WeightsError
+from millrace.devices.low_rank import adapted, first_down
+from millrace.devices.served_weights import Base, Merging, MergingReader
 from millrace.engines.own.architecture import read_architecture
 from millrace.engines.own.parameters import Parameters
 from millrace.placement.needs import adapter_elements
-from millrace.trainer.adapters.adapted_linear import (
+from millrace.trainer.adapted_linear import (
     adapt,
     adapted_layers,
     base_weights,

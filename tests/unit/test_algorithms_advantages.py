@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, leave_one_out_advantages, whitened
-from millrace.algorithms.group import ComparedGroup
-from millrace.algorithms.overlong import overlong_penalty
-from millrace.algorithms.selection import selected
+from millrace.algorithms.group import ComparedGroup, overlong_penalty, selected
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import DataError
 

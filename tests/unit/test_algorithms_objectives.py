@@ -9,9 +9,9 @@ import torch
 from pydantic import ValidationError
 
 from millrace.algorithms import ComparedGroup, TokenLogprobs, build
-from millrace.algorithms.kl import kl
-from millrace.algorithms.second_moment import within_second_moment
-from millrace.algorithms.sequences import DenseSequences
+from millrace.algorithms.corrections import within_second_moment
+from millrace.algorithms.logprobs import DenseSequences
+from millrace.algorithms.ratio import kl
 from millrace.config.tables.algorithms import PRESETS, PolicyGradient
 
 NAMESPACES = ["numpy", "torch", *(["jax.numpy"] if importlib.util.find_spec("jax") else [])]

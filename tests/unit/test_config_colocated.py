@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.rollout.kinds.engine_kinds import ENGINES, refuse_unable
+from millrace.rollout.engine_kinds import ENGINES, refuse_unable
 
 WHOLE = {
     "model": {"path": "model"},

@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from safetensors.numpy import save_file
 
 from millrace.compose.compose import engine_options
-from millrace.config.native_adapters import RANK_MAX
+from millrace.config.goes_together import RANK_MAX
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Host
 from millrace.placement.assign import assign
 from millrace.placement.engine_memory import SLOT_RANKS, MemoryNeed, slot_rank, vllm
 from millrace.placement.needs import read_needs
-from millrace.rollout.kinds.engine_kinds import refuse_unable
+from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import NativeAdapter
 from millrace.run_directory.run_directory import RunDirectory
 

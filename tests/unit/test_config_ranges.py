@@ -15,14 +15,14 @@ from tests.long import long
 
 from millrace.algorithms import TokenLogprobs
 from millrace.algorithms import build as build_algorithm
-from millrace.algorithms.sequences import DenseSequences
+from millrace.algorithms.logprobs import DenseSequences
 from millrace.config.load import parse_value, validate
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS
 from millrace.config.tree import leaves
 from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build as build_schedule
-from millrace.trainer.optimizer.adamw import make_adamw
+from millrace.trainer.optimizer import make_adamw
 
 BASE: dict[str, Any] = {
     "model": {"path": "m"},

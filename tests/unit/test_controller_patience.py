@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 import pytest
 
 import millrace_sim
-from millrace.controller.liveness.patience import FACTOR, FLOOR_S, Patience
+from millrace.controller.patience import FACTOR, FLOOR_S, Patience
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded
 from millrace.core.types import CallVitals, Vitals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millrace.controller.numbers.run_numbers import RunNumbers
+from millrace.controller.run_numbers import RunNumbers
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import TokenColumns, token_array

@@ -11,12 +11,11 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 
 from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, whitened
-from millrace.algorithms.group import ComparedGroup
-from millrace.algorithms.selection import selected
+from millrace.algorithms.group import ComparedGroup, selected
 from millrace.compose.sampler import spread
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.selection import RestSelection
-from millrace.controller.selection.row_selection import RowRecord, keep_probability
+from millrace.controller.row_selection import RowRecord, keep_probability
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.rounding import all_equal, reaches
 from millrace.core.types import Batch, Finish, Group, Scored, State, TrainGroup, TrainSequence, Trajectory

@@ -16,16 +16,15 @@ from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
 from millrace.core.supported import SINKS
 from millrace.core.types import Sampling
-from millrace.engines.own import forward
+from millrace.engines.own import forward, mixture
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
-from millrace.engines.own.families import mixture
-from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
+from millrace.engines.own.sampling_options import Edits
 from millrace.trainer import model as trainer_model
-from millrace.trainer.kernels import experts
+from millrace.trainer.kernels import on_gpu
 
 ROWS, POSITIONS = 8, 128
 STEP_LAUNCHES_MAX = 18 + 2
@@ -90,9 +89,9 @@ def test_a_micro_batch_over_allowed_tokens_waits_for_nothing():
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_micro_batch_of_a_mixture_waits_for_nothing(family, monkeypatch):
-    monkeypatch.setattr(experts, "has_grouped", lambda device, dtype, shapes: device == META)
+    monkeypatch.setattr(on_gpu, "has_grouped", lambda device, dtype, shapes: device == META)
     trainer = make_trainer(model=tiny_model(family))
-    experts.install(trainer.model)
+    on_gpu.install_experts(trainer.model)
     assert micro_batch(trainer, make_batch(), 0.0, torch.bfloat16).waits == []
 
 

@@ -14,10 +14,9 @@ from millrace.checks.trained_drafts import refuse_trained_drafts
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling
-from millrace.drafter.draft_head import DraftHead, first_head
+from millrace.devices.draft_head import DraftHead, first_head
 from millrace.engines.own.architecture import architecture_of
-from millrace.engines.own.drafts.trained.measured_worth import FIRST, MeasuredWorth
-from millrace.engines.own.drafts.trained.trained_engine import TrainedDraftingEngine
+from millrace.engines.own.drafts.trained_drafter import FIRST, MeasuredWorth, TrainedDraftingEngine
 from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.resume import check_resume
 

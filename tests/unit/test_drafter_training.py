@@ -17,8 +17,8 @@ from trainer_doubles import (
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.trainer.drafter import hidden_states
-from millrace.trainer.drafter.drafting_trainer import DraftingTrainer, published_tensors
+from millrace.trainer import drafter_training
+from millrace.trainer.drafter_training import DraftingTrainer, published_tensors
 from millrace.trainer.files.checkpoint import load_checkpoint
 
 
@@ -103,7 +103,7 @@ def test_a_batch_of_which_nothing_is_trained_changes_no_drafter(tmp_path):
 
 
 def test_hidden_states_are_kept_of_a_bounded_number_of_tokens(monkeypatch):
-    monkeypatch.setattr(hidden_states, "TOKENS_MIN", 8)
+    monkeypatch.setattr(drafter_training, "TOKENS_MIN", 8)
     trainer = drafting()
     trainer.accumulate(make_batch())
     passage = trainer.drafter.states.take()

@@ -11,14 +11,14 @@ from ledger_records import complete, lease, ready_group, step_of
 from test_controller_state import NUMBERS, run_state
 from test_engine_drafts import Completions, make_drafting, played
 
-from millrace.controller.selection import earlier_rows
-from millrace.controller.selection.earlier_rows import EarlierOfRows
+from millrace.controller import row_selection
+from millrace.controller.row_selection import EarlierOfRows
 from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Group, Prompt, Sampling, State, Trajectory, Work
-from millrace.engines.own.drafts import hints
+from millrace.engines.own.drafts import earlier
+from millrace.engines.own.drafts.earlier import Hints
 from millrace.engines.own.drafts.followers import Followers
-from millrace.engines.own.drafts.hints import Hints
 from millrace.ledger.sqlite import SqliteLedger
 
 ROW, PROMPT = "row-0", prompt_of(0, 9)
@@ -99,7 +99,7 @@ def test_a_replica_gets_a_hint_once_for_each_of_its_lives(ledger: SqliteLedger) 
 def test_the_newest_trained_group_counts_and_a_hint_is_bounded(
     ledger: SqliteLedger, sampled: Completions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(earlier_rows, "TOKENS_MAX", 10)
+    monkeypatch.setattr(row_selection, "TOKENS_MAX", 10)
     earlier, state = EarlierOfRows("earlier", ledger), two_replicas()
     newer = {tid + 2: (columns[7:], finish) for tid, (columns, finish) in sampled.items()}
     trained_by(ledger, 2, 1, newer)
@@ -111,7 +111,7 @@ def test_the_newest_trained_group_counts_and_a_hint_is_bounded(
 
 
 def test_a_resume_looks_up_a_bounded_number_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_rows, "RESUMED_MAX", 2)
+    monkeypatch.setattr(row_selection, "RESUMED_MAX", 2)
     ledger = SqliteLedger(":memory:", run={})
     for number in range(4):
         ledger.admit([group := ready_group(number)])
@@ -122,7 +122,7 @@ def test_a_resume_looks_up_a_bounded_number_of_groups(monkeypatch: pytest.Monkey
 def test_of_more_rows_than_fit_those_of_longest_ago_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(earlier_rows, "ROWS_MAX", 2)
+    monkeypatch.setattr(row_selection, "ROWS_MAX", 2)
     ledger = SqliteLedger(":memory:", run={})
     for number, row_id in enumerate(["row-0", "row-1", "row-0", "row-2"]):
         ledger.admit([group := replace(ready_group(number), row_id=row_id)])
@@ -131,11 +131,11 @@ def test_of_more_rows_than_fit_those_of_longest_ago_are_forgotten(
 
 
 def test_hints_that_wait_unread_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints, "TOKENS_MAX", 25)
+    monkeypatch.setattr(earlier, "TOKENS_MAX", 25)
     kept = Hints()
     for number in range(4):
-        earlier = [array("i", [number] * 5), array("i", [7] * 5)]
-        kept.keep(number, make_work(number, [1, 2], SAMPLING, earlier=earlier))
+        two = [array("i", [number] * 5), array("i", [7] * 5)]
+        kept.keep(number, make_work(number, [1, 2], SAMPLING, earlier=two))
     assert kept.num_tokens == 24, "prompts count"
     assert kept.take(1) == [] and kept.take(3) == [[1, 2, 3, 3, 3, 3, 3], [1, 2, 7, 7, 7, 7, 7]]
     assert kept.take(3) == [] and kept.num_tokens == 12

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from millrace.core.types import Sampling
-from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.sampler import TokenSampler
+from millrace.engines.own.sampling_options import Edits
 from millrace.rollout.noise import Noise
 
 

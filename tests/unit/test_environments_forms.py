@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from millrace.config.tables.verifiers import JsonRewardSection, PatternRewardSection
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.verifiers.pattern import PatternReward
+from millrace.environments.rewards import PatternReward
 
 json_form = pytest.importorskip("millrace.environments.verifiers.json_form", exc_type=ImportError)
 SCHEMA = {

@@ -12,8 +12,8 @@ from millrace.core.types import Failed, Scored
 from millrace.environments.calls import Calls
 from millrace.environments.gym import families
 from millrace.environments.gym.families import family_notes, read_families
-from millrace.environments.gym.gym_reward import GymReward
 from millrace.environments.gym.gym_task import GymTask
+from millrace.environments.rewards import GymReward
 from millrace.environments.stream.asked_row import row_digest
 
 NAMED = "coin_flip", "complex_arithmetic", "game_of_life", "game_of_life_halting", "puzzle24"

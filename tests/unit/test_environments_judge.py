@@ -14,10 +14,9 @@ from millrace.config.tables.verifiers import JudgeRewardSection
 from millrace.core.errors import ConfigError
 from millrace.core.types import Failed, Scored
 from millrace.environments.calls import Calls
-from millrace.environments.verifiers.judge import JudgeReward
+from millrace.environments.verifiers.judge import FILE, JudgeReward
 from millrace.environments.verifiers.judge_client import RequestRate
 from millrace.environments.verifiers.judge_prompts import pairwise, read_score, read_winner, scalar
-from millrace.environments.verifiers.judgements import FILE
 
 ROW = {"prompt": "Name a stone.", "answer": "granite", "rubric": "Stones only."}
 

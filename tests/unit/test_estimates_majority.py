@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.estimates.majority import classes, majority_at_k
+from millrace.estimates.evaluation import classes, majority_at_k
 
 
 def by_enumeration(answers: str, correct: str, k: int) -> float:

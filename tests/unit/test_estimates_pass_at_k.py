@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.estimates.pass_at_k import pass_at_k
+from millrace.estimates.evaluation import pass_at_k
 
 
 @pytest.mark.parametrize(

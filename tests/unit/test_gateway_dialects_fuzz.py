@@ -14,7 +14,7 @@ from tests.gateway_replies import CALLS, TOOL
 from tests.unit.gateway_requests import recorded
 
 from millrace.environments.gateway.calls import Call, RefusedCall
-from millrace.environments.gateway.dialects.paths import COUNT_TOKENS, DIALECTS, MESSAGES
+from millrace.environments.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
 
 NUM_DAMAGED = int(os.environ.get("MILLRACE_FUZZ_REQUESTS", "10000"))
 SEEDS = 4

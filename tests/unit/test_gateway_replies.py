@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.gateway_replies import CALLS, TOOL
 
 from millrace.environments.gateway.calls import Call, ChatTurn
-from millrace.environments.gateway.dialects.paths import DIALECTS, MESSAGES
+from millrace.environments.gateway.local_agents import DIALECTS, MESSAGES
 from millrace.environments.gateway.replies import Replies
 from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.environments.turns.environment import SampledTurn

@@ -25,7 +25,7 @@ from tests.gateways import (
 )
 
 from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.gateway.dialects.paths import DIALECTS
+from millrace.environments.gateway.local_agents import DIALECTS
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.server import GatewayServer
 from millrace.environments.gateway.sessions import PendingCall, closing_reply

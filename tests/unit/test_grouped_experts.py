@@ -11,7 +11,7 @@ from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.core.types import Sampling
 from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
-from millrace.trainer.kernels import experts
+from millrace.trainer.kernels import on_gpu
 
 CPU = torch.device("cpu")
 
@@ -39,8 +39,8 @@ def test_a_gradient_in_groups_is_that_of_one_expert_after_another(family, monkey
     gradients = []
     for grouped in (False, True):
         model = tiny_model(family, experts_implementation="eager")
-        monkeypatch.setattr(experts, "has_grouped", lambda *_, grouped=grouped: grouped)
-        experts.install(model)
+        monkeypatch.setattr(on_gpu, "has_grouped", lambda *_, grouped=grouped: grouped)
+        on_gpu.install_experts(model)
         trainer = make_trainer(model=model)
         loss = trainer.accumulate(make_batch()).loss
         gradients.append([torch.tensor(loss), *(p.grad for p in model.parameters())])
@@ -53,8 +53,8 @@ def test_in_autocast_experts_compute_in_its_format():
     torch.manual_seed(0)
     hidden, shares = torch.randn(12, 32), torch.rand(12, 2)
     chosen = torch.randint(4, (12, 2))
-    exact = experts.grouped_experts(layer, hidden, chosen, shares, torch.float32)
-    rounded = experts.grouped_experts(copy.deepcopy(layer), hidden, chosen, shares, torch.bfloat16)
+    exact = on_gpu.grouped_experts(layer, hidden, chosen, shares, torch.float32)
+    rounded = on_gpu.grouped_experts(copy.deepcopy(layer), hidden, chosen, shares, torch.bfloat16)
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
 

@@ -19,7 +19,7 @@ from millrace.checks.numerics.sequence import recorded_sequence
 from millrace.cli.app import run as millrace
 from millrace.config.schema import Config
 from millrace.engines.own import torch_engine
-from millrace.engines.own.watched.engine_values import engine_values
+from millrace.engines.own.engine_values import engine_values
 from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.trainer.checks import hooked_values

@@ -10,8 +10,7 @@ from placement_needs import GB, ON_CPU, ON_GPU
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
-from millrace.placement.assign import Placement, assign
-from millrace.placement.colocated import SLEEPING_BYTES
+from millrace.placement.assign import SLEEPING_BYTES, Placement, assign
 from millrace.placement.describe import warnings
 from millrace.placement.needs import MemoryNeed
 

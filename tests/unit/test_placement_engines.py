@@ -17,7 +17,7 @@ from millrace.placement.assign import TIGHT, Placement, assign
 from millrace.placement.describe import table
 from millrace.placement.engine_memory import MemoryNeed, ServedModel, own_engine, server, vllm
 from millrace.placement.needs import read_needs
-from millrace.rollout.kinds.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 
 GB = 10**9
 SERVED = ServedModel(

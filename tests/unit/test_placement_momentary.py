@@ -37,10 +37,9 @@ from millrace.placement.describe import table, warnings
 from millrace.placement.needs import MemoryNeed, Needs
 from millrace.trainer.attention import NAME
 from millrace.trainer.batch.packing import Branch, Tree, pack
-from millrace.trainer.kernels.install import install_kernels
 from millrace.trainer.kernels.narrow import ROUNDED
 from millrace.trainer.logprobs import CHUNK_LOGITS, GPU_CHUNK_LOGITS
-from millrace.trainer.model import recompute_layers, row_logprobs, served_weights
+from millrace.trainer.model import install_kernels, recompute_layers, row_logprobs, served_weights
 from millrace.trainer.ranks.mesh import ALONE
 
 GB = 10**9

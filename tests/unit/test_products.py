@@ -12,7 +12,7 @@ from millrace.devices import matmul
 from millrace.engines.own.accelerated import row_matmul
 from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.trainer.batch.packing import Branch, Tree, pack, padded
-from millrace.trainer.kernels import linear
+from millrace.trainer.kernels import on_cpu
 
 needs_onednn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"),
@@ -22,7 +22,7 @@ needs_onednn = pytest.mark.skipif(
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (matmul, linear, row_matmul):
+    for module in (matmul, on_cpu, row_matmul):
         monkeypatch.setattr(module, "by_onednn", lambda: True)
     monkeypatch.setattr(row_matmul, "packing_pays", lambda: True)
 
@@ -50,7 +50,7 @@ def test_a_layer_has_the_outputs_and_gradients_of_torch(onednn: None, rows: int,
     torch.manual_seed(0)
     expected, layer = torch.nn.Linear(48, 80, bias=bias), torch.nn.Linear(48, 80, bias=bias)
     layer.load_state_dict(expected.state_dict())
-    linear.install(layer)
+    on_cpu.install_linear(layer)
     x, slope = torch.randn(2, rows, 48), torch.randn(2, rows, 80)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     outputs = [each(own) for each, own in zip((expected, layer), inputs, strict=True)]
@@ -65,7 +65,7 @@ def test_a_layer_has_the_outputs_and_gradients_of_torch(onednn: None, rows: int,
 @needs_onednn
 def test_other_formats_are_computed_as_before(onednn: None) -> None:
     layer, x = torch.nn.Linear(8, 8).double(), torch.randn(64, 8, dtype=torch.float64)
-    linear.install(layer)
+    on_cpu.install_linear(layer)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
     layer = layer.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from millrace.runtime.blocking_calls import in_thread
 from millrace_ray import head
-from millrace_ray.blocking_calls import in_thread
 
 WAIT_S = 30.0
 

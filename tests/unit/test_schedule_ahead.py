@@ -2,7 +2,7 @@
 
 import pytest
 
-from millrace.controller.state.measured import FILLING, MEMORY, RunAverages
+from millrace.controller.state.trajectories import FILLING, MEMORY, RunAverages
 from millrace.schedule import GroupView, ReplicaView, View
 from millrace.schedule.ahead import AHEAD_MAX, RESERVE, Ahead
 from millrace.schedule.take import FirstReady, InOrder

@@ -8,13 +8,12 @@ from random import Random
 import pytest
 from tests.long import few
 
+from millrace.checks.rehearsal import BrokenPromise, Scene, rehearse
 from millrace.config.tables.schedules import Heddle, Millrace, RollFlash, RollPacker, StaleFlow, StreamRL
 from millrace.schedule import Schedule, presets
+from millrace.schedule.presets import build_tail, rollpacker
 from millrace.schedule.refresh import AtOnce
 from millrace.schedule.repack import BestFit
-from millrace.schedule.tail.build import build_tail
-from millrace.schedule.tail.rollpacker import rollpacker
-from millrace_sim.rehearsal import BrokenPromise, Scene, rehearse
 
 REPACK = BestFit(interval_s=5, kv_fraction_max=0.9)
 TAIL = {"streamrl": StreamRL, "staleflow": StaleFlow, "heddle": Heddle}

@@ -3,9 +3,9 @@
 from msgspec.structs import replace
 
 from millrace.config.tables.schedules import Heddle, StaleFlow
-from millrace.schedule.tail.build import build_tail
-from millrace.schedule.tail.presorted import Presorted, run_sizes
-from millrace.schedule.tail.throughput import Waterfall
+from millrace.schedule.heddle import Presorted, run_sizes
+from millrace.schedule.presets import build_tail
+from millrace.schedule.staleflow import Waterfall
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 
 STALEFLOW, HEDDLE = build_tail(StaleFlow(staleness_max=1)), build_tail(Heddle())

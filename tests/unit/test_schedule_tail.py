@@ -11,18 +11,17 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 
 from millrace.config.tables.schedules import RollFlash, RollPacker
 from millrace.config.tables.training import BatchShape
-from millrace.controller.ends.group_waits import late_waits
-from millrace.controller.ends.parking import bring_back, park
+from millrace.controller import episode
+from millrace.controller.group_ends import bring_back, late_waits, park
 from millrace.controller.state.groups import GroupRecord
+from millrace.controller.state.run_state import Parked
 from millrace.controller.state.trajectories import REDUNDANT
-from millrace.controller.tail.parked import Parked
-from millrace.controller.turns import episode
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Group, Scored, State, Trajectory
+from millrace.schedule.ahead import TailRounds, long_round
 from millrace.schedule.deadlines import choose, overdue
-from millrace.schedule.tail.lengths import LongestFirst, PastLengths
-from millrace.schedule.tail.rollpacker import rollpacker
-from millrace.schedule.tail.rounds import TailRounds, long_round
+from millrace.schedule.lengths import LongestFirst, PastLengths
+from millrace.schedule.presets import rollpacker
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 from millrace_sim.explore.worlds import small_config
 
@@ -114,7 +113,7 @@ def test_the_predicted_length_follows_the_newest_groups_of_a_row():
 
 
 def test_of_more_rows_than_fit_the_lengths_learned_longest_ago_are_forgotten(monkeypatch):
-    monkeypatch.setattr("millrace.schedule.tail.lengths.ROWS_MAX", 2)
+    monkeypatch.setattr("millrace.schedule.lengths.ROWS_MAX", 2)
     lengths = PastLengths()
     for row in ("a", "b", "a", "c"):
         lengths.learn(row, [100])

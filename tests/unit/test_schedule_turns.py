@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from millrace.schedule.colocated.turns import DeviceView, HandOver, Use, hand_over
+from millrace.schedule.device_turns import DeviceView, HandOver, Use, hand_over
 
 ASLEEP, WAKING, AWAKE, FALLING = Use.ASLEEP, Use.WAKING, Use.AWAKE, Use.FALLING_ASLEEP
 

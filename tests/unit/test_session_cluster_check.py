@@ -11,13 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 import millrace
-from millrace.checks import cluster_check
-from millrace.checks.cluster_check import LinkFacts, _measure, check_cluster
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import StorageError, WorkerError
 from millrace.core.placement import HERE, Place
-from millrace_ray import node_probe
+from millrace_ray import cluster_check, node_probe
+from millrace_ray.cluster_check import LinkFacts, _measure, check_cluster
 from millrace_ray.node_probe import look
 from millrace_ray.places import Node
 from millrace_ray.ray_hosts import node_problems
@@ -116,17 +115,25 @@ def test_a_directory_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "changed", ["engines/own/accelerated/native.c", "look/page.css", "quickstart/new.toml", "core/types.py"]
+    "changed",
+    [
+        "millrace/engines/own/accelerated/native.c",
+        "millrace/quickstart/new.toml",
+        "millrace/core/types.py",
+        "millrace_ui/page.css",
+    ],
 )
 def test_a_node_with_another_file_of_the_package_has_another_millrace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
-    copy = tmp_path / "millrace"
-    shutil.copytree(Path(millrace.__file__).parent, copy)
-    monkeypatch.setattr(millrace, "__file__", str(copy / "__init__.py"))
+    source = Path(millrace.__file__).parents[1]
+    for package in ("millrace", "millrace_ui"):
+        shutil.copytree(source / package, tmp_path / package)
+    copy = tmp_path
+    monkeypatch.setattr(millrace, "__file__", str(copy / "millrace" / "__init__.py"))
     before = node_probe.package()
-    (copy / "core" / "__pycache__").mkdir(exist_ok=True)
-    (copy / "core" / "__pycache__" / "x.pyc").touch()
+    (copy / "millrace" / "core" / "__pycache__").mkdir(exist_ok=True)
+    (copy / "millrace" / "core" / "__pycache__" / "x.pyc").touch()
     assert node_probe.package() == before
     with (copy / changed).open("a") as file:
         file.write(" ")

@@ -18,7 +18,7 @@ from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import lay_out
-from millrace_ray.ray_hosts import Present
+from millrace.placement.joining import Present
 
 
 def replica(name: str, place: Place) -> WorkerSpec:
@@ -65,7 +65,7 @@ def test_nodes_of_a_cluster_are_read_again(monkeypatch: pytest.MonkeyPatch) -> N
     fleet, there = joining_on(host("a"), host("b"), replicas=2, runtime=RayCluster(address="a:1"))
     assert where(fleet.join(["replica-2"], there)) == ["a"]
     cluster = Present((host("c"),), frozenset(), ("node d: it has no model",))
-    monkeypatch.setattr(joining, "present", lambda config, runtime: cluster)
+    monkeypatch.setattr(joining, "wing", lambda name: lambda config, runtime: cluster)
     asyncio.run(fleet.look())
     [new] = fleet.join(["replica-2"], there)
     assert new.place.host == "c" and fleet.relay("c").name == "relay-c"
@@ -80,7 +80,7 @@ def test_why_nodes_cannot_be_used_is_said_where_there_is_no_room(monkeypatch: py
     fleet, there = joining_on(host("a"), host("b"), replicas=1, runtime=RayCluster(address="a:1"))
     small = replace_memory(host("c"), GB)
     cluster = Present((small,), frozenset({"a", "b"}), ("node d: it has no model",))
-    monkeypatch.setattr(joining, "present", lambda config, runtime: cluster)
+    monkeypatch.setattr(joining, "wing", lambda name: lambda config, runtime: cluster)
     asyncio.run(fleet.look())
     with pytest.raises(
         ConfigError, match=r"no room for 1 more replica.*; node d: it has no model; c: the host has"
@@ -97,7 +97,7 @@ def test_a_cluster_that_cannot_be_reached_is_an_error(monkeypatch: pytest.Monkey
         raise WorkerError("gone")
 
     fleet, _ = joining_on(host("a"), replicas=1, runtime=RayCluster(address="a:1"))
-    monkeypatch.setattr(joining, "present", unreachable)
+    monkeypatch.setattr(joining, "wing", lambda name: unreachable)
     with pytest.raises(WorkerError, match="gone"):
         asyncio.run(fleet.look())
 
@@ -107,7 +107,7 @@ def test_a_cluster_that_does_not_answer_holds_up_no_end(monkeypatch: pytest.Monk
     fleet, _ = joining_on(host("a"), replicas=1, runtime=RayCluster(address="a:1"))
     given_up = threading.Event()
     safety = threading.Timer(20.0, given_up.set)
-    monkeypatch.setattr(joining, "present", lambda config, runtime: given_up.wait())
+    monkeypatch.setattr(joining, "wing", lambda name: lambda config, runtime: given_up.wait())
     safety.start()
     try:
         with pytest.raises(TimeoutError):

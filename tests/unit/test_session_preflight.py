@@ -219,7 +219,7 @@ def test_nodes_of_a_cluster_on_which_a_transport_does_not_work_are_named(
             answers = {"a": "", "b": "there is none", "c": TimeoutError("no answer")}
             return [answers[node.name] for node in nodes]
 
-    monkeypatch.setattr(transport, "connect", lambda address: Played())
+    monkeypatch.setattr(transport, "wing", lambda name: lambda address: Played())
     hosts = tuple(Host(name, 2, 10**12, 10**12) for name in "abc")  # of d's no relay
     monkeypatch.setattr(compose.run_hosts, "hosts", lambda config, this: hosts)
     config = config_for(

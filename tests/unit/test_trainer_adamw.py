@@ -11,7 +11,7 @@ from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_mode
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
 from millrace.trainer.files.checkpoint import load_checkpoint
-from millrace.trainer.optimizer.adamw import make_adamw
+from millrace.trainer.optimizer import make_adamw
 
 EIGHT = Optimizer(lr=1e-3, grad_clip=None, states="8bit")
 torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="needs the extra torchao")

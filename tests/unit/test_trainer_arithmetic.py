@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from millrace.config.schema import Config
-from millrace.trainer.checks.arithmetic import arithmetic
+from millrace.trainer.role import arithmetic
 
 
 def arithmetic_of(budget: int = 8192, recompute: bool = False, shard: int = 1) -> str:

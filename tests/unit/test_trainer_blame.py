@@ -9,7 +9,7 @@ from trainer_doubles import make_batch, make_trainer, weights_of
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch
-from millrace.trainer.checks.not_finite import not_finite_trajectories
+from millrace.trainer.worker import not_finite_trajectories
 
 POISON = -1000.0
 

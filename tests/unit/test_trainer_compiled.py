@@ -12,8 +12,8 @@ from torch._dynamo.utils import counters
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.trainer import model as trainer_model
-from millrace.trainer.kernels import compiled
-from millrace.trainer.kernels.install import install_kernels
+from millrace.trainer.kernels import on_gpu
+from millrace.trainer.model import install_kernels
 from millrace.trainer.ranks.mesh import ALONE
 
 # torch's compiler looks at the gradient of every tensor that it is given.
@@ -26,17 +26,17 @@ def counter(monkeypatch):
     monkeypatch.setattr(trainer_model, "by_onednn", lambda: False)
     torch._dynamo.reset()
     counters.clear()
-    compiled.compiled.cache_clear()
+    on_gpu.compiled.cache_clear()
     yield CompileCounterWithBackend("aot_eager")
-    compiled.compiled.cache_clear()
+    on_gpu.compiled.cache_clear()
     torch._dynamo.reset()
 
 
 def compiled_model(family, counter, monkeypatch, **changes):
     model = tiny_model(family, **changes)
     module = sys.modules[type(model).__module__]
-    monkeypatch.setattr(module, compiled.ROTATE, getattr(module, compiled.ROTATE))  # undone afterwards
-    compiled.install(model, counter)
+    monkeypatch.setattr(module, on_gpu.ROTATE, getattr(module, on_gpu.ROTATE))  # undone afterwards
+    on_gpu.install_compiled(model, counter)
     return model
 
 
@@ -70,21 +70,21 @@ def test_where_torch_cannot_compile_the_model_stays_and_the_log_says_so(monkeypa
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(torch, "compile", refuse)
-    compiled.compiled.cache_clear()
+    on_gpu.compiled.cache_clear()
     model = tiny_model()
-    compiled.install_where_it_runs(model, torch.device("cpu"))
+    on_gpu.install_where_it_runs(model, torch.device("cpu"))
     assert "no C compiler" in caplog.text
     assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_on_a_cpu_rotary_embeddings_stay_as_they_are(monkeypatch, counter):
-    model = compiled_model("qwen3", compiled.INDUCTOR, monkeypatch)
-    rotate = getattr(sys.modules[type(model).__module__], compiled.ROTATE)
+    model = compiled_model("qwen3", on_gpu.INDUCTOR, monkeypatch)
+    rotate = getattr(sys.modules[type(model).__module__], on_gpu.ROTATE)
     q, k, (cos, sin) = torch.randn(1, 4, 9, 16), torch.randn(1, 2, 9, 16), torch.rand(2, 1, 9, 16)
     for one, other in zip(rotate(q, k, cos, sin), rotate.args[0](q, k, cos, sin), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_model_on_a_cpu_gets_nothing_that_is_compiled(monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", lambda *_: pytest.fail("it compiles"))
+    monkeypatch.setattr(on_gpu, "compiled", lambda *_: pytest.fail("it compiles"))
     install_kernels(tiny_model(), torch.device("cpu"), ALONE)

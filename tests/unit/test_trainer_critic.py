@@ -10,12 +10,12 @@ from test_algorithms_presets import MAX_TOKENS, large_batch, tables
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
 from millrace.algorithms import ComparedGroup
-from millrace.algorithms.gae import value_advantages
+from millrace.algorithms.critic import value_advantages
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import TrainingError
-from millrace.trainer.checks.not_finite import not_finite_trajectories
 from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.trainer.model import named_weights
+from millrace.trainer.worker import not_finite_trajectories
 
 NAN = float("nan")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import attention
 
-from millrace.trainer.kernels import flash
+from millrace.trainer.kernels import on_gpu
 
 GPU = torch.device("cuda")
 
@@ -15,26 +15,26 @@ GPU = torch.device("cuda")
 def hopper(monkeypatch):
     """A Hopper with the package; torch's register, and what attention gives before and after."""
     state = {"active": None, "numbers": [torch.zeros(3), torch.zeros(3)]}
-    monkeypatch.setattr(flash, "find_spec", lambda name: name)
+    monkeypatch.setattr(on_gpu, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flash, "_example", lambda device: state["numbers"].pop(0))
+    monkeypatch.setattr(on_gpu, "_example", lambda device: state["numbers"].pop(0))
     monkeypatch.setattr(attention, "activate_flash_attention_impl", lambda name: state.update(active=name))
     monkeypatch.setattr(attention, "current_flash_attention_impl", lambda: state["active"])
     monkeypatch.setattr(attention, "restore_flash_attention_impl", lambda: state.update(active=None))
-    flash.activate.cache_clear()
+    on_gpu.activate.cache_clear()
     yield state
-    flash.activate.cache_clear()
+    on_gpu.activate.cache_clear()
 
 
 def test_it_is_taken_where_it_agrees(hopper, caplog):
     caplog.set_level("INFO")
-    assert flash.activate(GPU) == "FlashAttention 3" and hopper["active"] == "FA3"
+    assert on_gpu.activate(GPU) == "FlashAttention 3" and hopper["active"] == "FA3"
     assert "FlashAttention 3" in caplog.text
 
 
 def test_it_is_left_where_it_differs(hopper, caplog):
     hopper["numbers"][1] = torch.ones(3)
-    assert flash.activate(GPU) == flash.TORCHS and hopper["active"] is None
+    assert on_gpu.activate(GPU) == on_gpu.TORCHS and hopper["active"] is None
     assert "off by 1" in caplog.text
 
 
@@ -43,15 +43,15 @@ def test_it_is_left_where_torch_cannot_register_it(hopper, monkeypatch, caplog):
         raise RuntimeError("does not expose FA3 kernels")
 
     monkeypatch.setattr(attention, "activate_flash_attention_impl", refuse)
-    assert flash.activate(GPU) == flash.TORCHS
+    assert on_gpu.activate(GPU) == on_gpu.TORCHS
     assert "does not expose FA3 kernels" in caplog.text
 
 
 @pytest.mark.parametrize(("capability", "package"), [((8, 0), "there"), ((10, 0), "there"), ((9, 0), None)])
 def test_it_is_not_asked_for_on_another_gpu_or_without_its_package(hopper, capability, package, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(flash, "find_spec", lambda name: package)
-    assert flash.activate(GPU) == flash.TORCHS and len(hopper["numbers"]) == 2
+    monkeypatch.setattr(on_gpu, "find_spec", lambda name: package)
+    assert on_gpu.activate(GPU) == on_gpu.TORCHS and len(hopper["numbers"]) == 2
 
 
 def test_torch_has_the_register_that_it_is_asked_through():

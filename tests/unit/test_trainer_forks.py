@@ -171,6 +171,9 @@ def test_the_context_of_a_fork_is_what_precedes_it():
     columns.extend(TokenColumns.of([2], [-1.0], 0))
     columns.fork(0, 1)
     columns.observe([10])
-    found = [context(token_array([8, 9]), columns, fork.start + 1).tolist() for fork in columns.forks]
+    found = [
+        context(token_array([8, 9]), columns.tokens, columns.forks, fork.start + 1).tolist()
+        for fork in columns.forks
+    ]
     assert found == [[8, 9, 1, 2, 5], [8, 9, 1, 2, 5, 6, 7], [8, 10]]
     assert columns.sequence_start == len(columns)

@@ -9,7 +9,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3MLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from millrace.trainer.kernels import gate, linear
+from millrace.trainer.kernels import on_cpu
 
 SIZES = {"hidden_size": 32, "intermediate_size": 96}
 KINDS = {
@@ -24,8 +24,8 @@ def pair(kind: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     """The MLP of transformers, and the same one with our product."""
     theirs, ours = KINDS[kind](), KINDS[kind]()
     ours.load_state_dict(theirs.state_dict())
-    linear.install(ours)
-    gate.install(ours)
+    on_cpu.install_linear(ours)
+    on_cpu.install_gate(ours)
     return theirs, ours
 
 

@@ -9,7 +9,7 @@ import pytest
 from trainer_doubles import make_batch, make_trainer, sequence_logprobs, tiny_model
 
 from millrace.config.tables.algorithms import PolicyGradient
-from millrace.trainer.importance import importance_metrics
+from millrace.trainer.metrics import importance_metrics
 
 
 def test_weights_that_are_equal_leave_every_token():

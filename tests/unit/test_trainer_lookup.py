@@ -9,7 +9,7 @@ import torch
 from tests.long import covering
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from millrace.trainer.kernels import lookup, row_threads
+from millrace.trainer.kernels import on_cpu, row_threads
 from millrace.trainer.kernels.row_threads import RowThreads
 from millrace.trainer.logprobs import token_logprobs
 
@@ -52,7 +52,7 @@ def gradients(model: PreTrainedModel, threads: int) -> dict[str, torch.Tensor]:
 def test_gradients_are_those_of_torch(family: str, tied: bool, threads: int) -> None:
     expected = gradients(made(family, tied), 1)
     model = made(family, tied)
-    lookup.install(model)
+    on_cpu.install_lookup(model)
     found = gradients(model, threads)
     assert found.keys() == expected.keys()
     for name, grad in found.items():
@@ -64,14 +64,14 @@ def test_threads_do_not_change_a_bit(tied: bool) -> None:
     found = []
     for threads in (1, 4, 4):
         model = made("llama", tied)
-        lookup.install(model)
+        on_cpu.install_lookup(model)
         found.append(gradients(model, threads))
     assert all(torch.equal(grad, found[0][name]) for other in found[1:] for name, grad in other.items())
 
 
 def test_no_gradient_of_the_whole_vocabulary_is_made_for_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("llama", tied=True)
-    lookup.install(model)
+    on_cpu.install_lookup(model)
     sums = {parameter.grad.data_ptr() for parameter in model.parameters()}
     large = []
 
@@ -89,7 +89,7 @@ def test_no_gradient_of_the_whole_vocabulary_is_made_for_a_row(monkeypatch: pyte
 
 def test_without_rows_or_without_a_sum_the_gradient_is_autograds() -> None:
     model = made("llama", tied=True)
-    lookup.install(model)
+    on_cpu.install_lookup(model)
     weight = model.get_input_embeddings().weight
     assert row_threads.turns_of(weight) is None
     model(input_ids=torch.tensor([[1, 2]])).logits.sum().backward()

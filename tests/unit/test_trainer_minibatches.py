@@ -19,7 +19,7 @@ from trainer_doubles import (
 )
 
 from millrace.algorithms import build
-from millrace.algorithms.proximal import interpolated
+from millrace.algorithms.corrections import interpolated
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import TrainingError, WeightsError

@@ -11,8 +11,8 @@ from torch.func import functional_call
 from trainer_doubles import tiny_model
 
 from millrace.trainer import logprobs
-from millrace.trainer.kernels import linear, narrow
-from millrace.trainer.kernels.linear import install
+from millrace.trainer.kernels import narrow, on_cpu
+from millrace.trainer.kernels.on_cpu import install_linear
 from millrace.trainer.logprobs import token_logprobs
 
 Tensor = torch.Tensor
@@ -35,7 +35,7 @@ def results(compute: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
 def test_a_linear_layer_gives_what_autocast_gives(biased: bool) -> None:
     inputs = [random(2, 7, 24), random(40, 24, seed=1), *([random(40, seed=2)] if biased else [])]
     layer = torch.nn.Linear(24, 40, bias=biased)
-    install(layer)
+    install_linear(layer)
     found = results(
         lambda x, *own: functional_call(layer, dict(zip(("weight", "bias"), own, strict=False)), x), *inputs
     )
@@ -50,15 +50,15 @@ def test_rows_share_one_rounded_copy_of_a_weight_while_the_weights_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used: list[Tensor] = []
-    compute = linear.matmul
+    compute = on_cpu.matmul
 
     def noted(x: Tensor, factor_t: Tensor) -> Tensor:
         used.append(factor_t.t())
         return compute(x, factor_t)
 
-    monkeypatch.setattr(linear, "matmul", noted)
+    monkeypatch.setattr(on_cpu, "matmul", noted)
     model = tiny_model(attention="eager")
-    install(model)
+    install_linear(model)
     layers = [module for module in model.model.modules() if isinstance(module, torch.nn.Linear)]
     for _ in range(2):
         with torch.autocast("cpu", dtype=torch.bfloat16), narrow.rounded_once(model, torch.bfloat16):

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from millrace.trainer.kernels import norm
+from millrace.trainer.kernels import on_cpu
 
 
 def pair(kind: type[torch.nn.Module], size: int) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -18,7 +18,7 @@ def pair(kind: type[torch.nn.Module], size: int) -> tuple[torch.nn.Module, torch
     for each in found:
         with torch.no_grad():
             each.weight.copy_(torch.linspace(0.5, 1.5, size))
-    norm.install(found[1])
+    on_cpu.install_norm(found[1])
     return found
 
 

@@ -14,10 +14,9 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.config.tables.training import Optimizer
 from millrace.trainer.files.checkpoint import load_checkpoint
+from millrace.trainer.learning_rate import decays, learning_rate
 from millrace.trainer.model import row_logprobs
-from millrace.trainer.optimizer.learning_rate import learning_rate
-from millrace.trainer.optimizer.optimizer import is_matrix, make_optimizer
-from millrace.trainer.optimizer.weight_decay import decays
+from millrace.trainer.optimizer import is_matrix, make_optimizer
 from millrace.trainer.ranks import offload
 from millrace.trainer.ranks.mesh import Ranks
 from millrace.trainer.ranks.offload import UPDATE_THREADS_MAX, computing_device, update_threads

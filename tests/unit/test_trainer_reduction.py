@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millrace.trainer.batch.reduction import token_weights
+from millrace.trainer.batch.flat_batch import token_weights
 
 MASKS = [np.array([True, True, False, True]), np.array([True]), np.array([False, False])]
 

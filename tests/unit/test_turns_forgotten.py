@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.controller.turns.score_requests import ScoreRequests
+from millrace.controller.score_requests import ScoreRequests
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Observed, ScoreRequest
 

@@ -14,9 +14,9 @@ from millrace.checks.preflight import preflight
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.engines.vllm import versions
-from millrace.engines.vllm.drafts.repair import CutOff, repeated
-from millrace.engines.vllm.drafts.settings import draft_arguments
-from millrace.rollout.kinds.engine_kinds import refuse_unable
+from millrace.engines.vllm.draft_repair import CutOff, repeated
+from millrace.engines.vllm.vllm_drafts import draft_arguments
+from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 
 

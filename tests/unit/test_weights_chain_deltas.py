@@ -9,7 +9,7 @@ from test_weights_chain import hosts, until, wire
 
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import WeightsError
-from millrace.weights.delta.coding import encode
+from millrace.weights.delta_coding import encode
 
 SIZES = {"embed": 200_000, "norm": 33, "head": 100_001}
 

@@ -11,14 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms.advantages import group_advantages, whitened
-from millrace.algorithms.critic import Critic, value_loss
-from millrace.algorithms.gae import value_advantages
-from millrace.algorithms.group import ComparedGroup
-from millrace.algorithms.kl import kl
+from millrace.algorithms.corrections import within_second_moment
+from millrace.algorithms.critic import Critic, value_advantages, value_loss
+from millrace.algorithms.group import ComparedGroup, overlong_penalty, selected
 from millrace.algorithms.objective import policy_gradient
-from millrace.algorithms.overlong import overlong_penalty
-from millrace.algorithms.second_moment import within_second_moment
-from millrace.algorithms.selection import selected
+from millrace.algorithms.ratio import kl
 from millrace.algorithms.turns import sequence_advantages, turn_advantages
 from millrace.config.objects import load_object
 from millrace.config.schema import Config
@@ -39,7 +36,7 @@ class Algorithm:
     advantages       a `ComparedGroup` -> (G,) advantages, or for each trajectory one for each of its tokens
     objective        (xp, TokenLogprobs, advantages_N) -> (N,) loss of each token. Tokens are combined by
                      `TokenLogprobs.sequences` alone: a micro-batch may hold any of them
-    normalize        the weight of a token: see `millrace.trainer.batch.reduction`
+    normalize        the weight of a token: see `millrace.trainer.batch.flat_batch`
     gain             `objective` without penalties, which tells the tokens that a clip silences from those
                      that only a penalty moves; None: the objective has no penalty
     weight_cap       where the importance weight is truncated, for the metrics; None: nowhere

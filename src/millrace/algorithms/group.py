@@ -1,4 +1,7 @@
-"""What an advantage may look at: one group. Shape suffix: G = trajectories of one group."""
+"""One group: what an advantage may look at, what it costs to be too long, and who is compared.
+
+Shape suffix: G = trajectories of one group.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from millrace.core.errors import DataError
+from millrace.core.rounding import ABSOLUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +100,50 @@ def turns_of(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     begins = mask.copy()
     begins[1:] &= ~mask[:-1]
     return np.where(mask, begins.cumsum() - 1, -1)
+
+
+def overlong_penalty(group: ComparedGroup, *, fraction: float) -> NDArray[Any]:
+    """What is taken off a reward.
+
+        c = fraction * max_tokens;   penalty = clip((length - (max_tokens - c)) / c, 0, 1)
+
+    0 up to c tokens before the budget, then rising to 1 at the budget. Lengths are those of sampled tokens.
+
+    Source:
+        DAPO, arXiv:2503.14476, equation 13 (c is 4096 of 20480 tokens there: 0.2).
+    """
+    cache = fraction * group.max_tokens
+    if cache == 0:
+        return np.zeros(group.rewards_G.size)
+    return np.clip((group.trained_G - (group.max_tokens - cache)) / cache, 0.0, 1.0)
+
+
+def selected(group: ComparedGroup, *, select: str, keep: int | None) -> NDArray[np.bool_]:
+    """
+        all        every one
+        shortest   the `keep` with the fewest tokens
+        efficient  the `keep` with the most reward per token
+        positive   those with a reward above 0, by more than rounding
+
+    Among equals the earlier one is kept. Trajectories that are left out are no part of the baseline, and
+    count nowhere in the loss.
+
+    Source:
+        GFPO, arXiv:2508.09726, section 3 (shortest, efficient: sample more, train on the concise). RAFT,
+        arXiv:2304.06767, as in arXiv:2504.11343 (positive: imitate what was rewarded).
+    """
+    match select:
+        case "shortest":
+            return _first(group.lengths_G, keep)
+        case "efficient":
+            return _first(-group.rewards_G / np.maximum(group.lengths_G, 1), keep)
+        case "positive":
+            return group.rewards_G > ABSOLUTE
+        case _:
+            return np.ones(group.rewards_G.size, bool)
+
+
+def _first(cost_G: NDArray[Any], keep: int | None) -> NDArray[np.bool_]:
+    kept = np.zeros(cost_G.size, bool)
+    kept[np.argsort(cost_G, kind="stable")[:keep]] = True
+    return kept

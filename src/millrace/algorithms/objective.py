@@ -1,23 +1,17 @@
 """The objective of every preset: a gain of the ratio, times what corrects for another policy, less penalties.
 
 In the four terms of RLAX (arXiv:2512.06392): IS is `_weight`, Adv is given, Grad1 is `_gain` and Grad2 the
-penalties; Agg is the framework's (`millrace.trainer.batch.reduction`). Shape suffix: N = tokens.
+penalties; Agg is the framework's (`millrace.trainer.batch.flat_batch`). Shape suffix: N = tokens.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from millrace.algorithms.correction import importance
-from millrace.algorithms.distillation import taught
-from millrace.algorithms.divergence import within
-from millrace.algorithms.drift import not_drifted
-from millrace.algorithms.kl import kl
+from millrace.algorithms.corrections import importance, not_drifted, taught
+from millrace.algorithms.gains import ppo_gain, soft_gain, weighted_gain, within
 from millrace.algorithms.logprobs import Namespace, TokenLogprobs
-from millrace.algorithms.ppo import ppo_gain
-from millrace.algorithms.ratio import log_ratio, with_gradient
-from millrace.algorithms.soft import soft_gain
-from millrace.algorithms.weighted import weighted_gain
+from millrace.algorithms.ratio import kl, log_ratio, with_gradient
 from millrace.config.tables.algorithms import PolicyGradient
 
 

@@ -15,11 +15,10 @@ from millrace.api.run import Run
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
+from millrace.core.wings import wing
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_sim.config import SimulatedConfig
-from millrace_sim.plan.request import PlanConfig
 
 if TYPE_CHECKING:  # a stub alone
     from millrace.api.keys import EvaluateKeys
@@ -107,12 +106,12 @@ def simulate(
     """
     own = ("run", "compare", "seeds", "seed", "jobs")
     path = str(run.path) if isinstance(run, Run) else (str(Path(run).absolute()) if run else None)
-    schema: type[Section] = SimulatedConfig if path is None else Config
+    schema: type[Section] = wing("sim.SimulatedConfig") if path is None else Config
     base = Run(path).config if path is not None and config is None and keywords else config
     wanted = base is not None or path is None
     checked = dump(configure(schema, base, keywords, own)) if wanted else None
     arguments = {"config": checked, "run": path, "names": list(compare)}
-    return Records(ask("simulate", arguments | {"seeds": seeds, "seed": seed, "jobs": jobs}))
+    return Records(ask("sim.simulate", arguments | {"seeds": seeds, "seed": seed, "jobs": jobs}))
 
 
 def plan(config: ConfigLike = None, **keywords: Any) -> dict[str, Any]:
@@ -128,10 +127,10 @@ def plan(config: ConfigLike = None, **keywords: Any) -> dict[str, Any]:
     Raises:
         ConfigError: an unknown model or device, or nothing fits.
     """
-    question = configure(PlanConfig, config, keywords, ())
+    question = configure(wing("sim.PlanConfig"), config, keywords, ())
     directory = Path(config).parent if isinstance(config, str | os.PathLike) else Path()
     base = str((directory / question.base).absolute()) if question.base else None
-    return dict(ask("plan", {"config": dump(question), "base": base}))
+    return dict(ask("sim.plan", {"config": dump(question), "base": base}))
 
 
 def _placed(prepared: PreparedConfig, scratch: Path) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 
 from millrace.compose.interrupt import run_stoppable
 from millrace.compose.leave import leave
-from millrace.config.load import validate
 from millrace.core.errors import MillraceError, alone
+from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.stacks import survive_dumps
@@ -100,39 +100,14 @@ def export(run: str, version: int | None, out: str | None, adapter: bool) -> str
     return str(export(RunDirectory(Path(run)), version, Path(out) if out else None, adapter=adapter)[1])
 
 
-def simulate(
-    config: dict[str, Any] | None, run: str | None, names: list[str], seeds: int, seed: int | None, jobs: int
-) -> list[dict[str, Any]]:
-    """One record per schedule and seed."""
-    from millrace.api.simulated import base_scenario, compared, records
-    from millrace.config.schema import Config
-    from millrace.config.tables.section import Section
-    from millrace_sim.config import SimulatedConfig
-
-    schema: type[Section] = SimulatedConfig if run is None else Config
-    checked = None if config is None else validate(schema, config, {})
-    base = base_scenario(checked, Path(run) if run else None, seed)
-    return records(compared(base, names, seeds=seeds, jobs=jobs), base.seed)
-
-
-def plan(config: dict[str, Any], base: str | None) -> dict[str, Any]:
-    from millrace.api.planned import as_json, base_tree, configuration
-    from millrace_sim.plan.ranking import plan
-    from millrace_sim.plan.request import PlanConfig
-
-    answer = plan(validate(PlanConfig, config, {}))
-    return as_json(answer, configuration(answer, base_tree(Path(base) if base else None)))
-
-
 WORKS: dict[str, Callable[..., Any]] = {
     "train": train,
     "check": check,
     "begin": begin,
     "evaluate": evaluate,
     "export": export,
-    "simulate": simulate,
-    "plan": plan,
 }
+"""What the core does by itself. Other names are those of `core.wings`."""
 
 
 def main() -> None:
@@ -144,7 +119,7 @@ def main() -> None:
     if work != "train":
         threading.Thread(target=_end_with_the_asker, daemon=True).start()
     with suppress(BrokenPipeError):  # the caller is gone
-        answers.write(json.dumps(_answer(WORKS[work], request)) + "\n")
+        answers.write(json.dumps(_answer(WORKS.get(work) or wing(work), request)) + "\n")
         answers.flush()
     leave(0)
 

@@ -28,9 +28,10 @@ from millrace.config.tables.runtime import RayCluster
 from millrace.config.tables.schedules import FunctionSchedule, Schedule
 from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, DataError
+from millrace.core.wings import wing
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import versions
-from millrace.engines.vllm.drafts.settings import refuse_missing_parts
+from millrace.engines.vllm.vllm_drafts import refuse_missing_parts
 from millrace.environments.data.prepare import prepare_rows
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
@@ -38,13 +39,12 @@ from millrace.placement.assign import size
 from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
 from millrace.placement.needs import DTYPE_BYTES, Needs
-from millrace.rollout.kinds.engine_kinds import refuse_unable
+from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
-from millrace_sandbox.sandbox import Sandbox
 
 TEMPORARY_CHECKPOINTS = 1  # written before the oldest kept checkpoint is deleted
 TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
@@ -104,7 +104,7 @@ def _sandbox_warnings(config: Config) -> Iterator[str]:
     rewards += [config.of_evaluation(one).reward for one in config.evaluations]
     each = (one for reward in rewards for one in members_of(reward).values())
     for isolation in sorted({one.isolation for one in each if one.kind == "code"}):
-        with Sandbox(isolation) as sandbox:
+        with wing("sandbox")(isolation) as sandbox:
             if sandbox.missing:
                 yield f"{sandbox.description}. docs/sandbox.md says what it does not stop"
 

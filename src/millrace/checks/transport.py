@@ -9,9 +9,9 @@ import sys
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import ConfigError
+from millrace.core.wings import wing
 from millrace.placement.hosts import Layout
 from millrace.weights.chain.nixl.link import refuse_without_nixl
-from millrace_ray.cluster import connect
 
 TRY_S = 60.0
 NODE_S = 20.0
@@ -26,7 +26,10 @@ def refuse_transport(config: Config, layout: Layout) -> None:
     if not isinstance(config.runtime, RayCluster):
         problems = [why_not()]
     else:
-        cluster, names = connect(config.runtime.address), [placed.host.name for placed in layout.placements]
+        cluster, names = (
+            wing("ray.connect")(config.runtime.address),
+            [placed.host.name for placed in layout.placements],
+        )
         nodes = [node for node in cluster.nodes() if any(node.is_called(name) for name in names)]
         answers = cluster.ask(nodes, f"{__name__}:why_not", timeout_s=TRY_S + NODE_S)
         reasons = [_untried(answer) if isinstance(answer, Exception) else answer for answer in answers]

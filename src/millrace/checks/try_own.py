@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from millrace.checks.rehearsal import BrokenPromise, Scene, rehearse
 from millrace.config.freeze import recorded
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import FunctionAlgorithm
@@ -11,7 +12,6 @@ from millrace.config.tables.schedules import FunctionSchedule
 from millrace.core.errors import ConfigError, DeadlineExceeded, WorkerDied, boundary
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.schedule.presets import build
-from millrace_sim.rehearsal import BrokenPromise, Scene, rehearse
 
 TARGET = "millrace.trainer.checks.first_step:AlgorithmTrial"
 SCENES = (Scene(), Scene(crash_probability=0.02, fail_probability=0.05))

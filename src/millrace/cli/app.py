@@ -19,6 +19,7 @@ import millrace
 from millrace.cli.options import answers_alone
 from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
+from millrace.core.extras import in_words
 from millrace.observe.terminal import Terminal
 from millrace.runtime.process import interrupt_on_signals
 from millrace.runtime.stacks import survive_dumps
@@ -35,7 +36,7 @@ app = typer.Typer(
 COMMANDS = {
     "quickstart": "millrace.cli.quickstart:command",
     "train": "millrace.cli.train:command",
-    "sweep": "millrace_sweeps.command:command",
+    "sweep": "millrace_sweeps.sweep_command:command",
     "check": "millrace.cli.check:command",
     "fetch": "millrace.cli.fetch:command",
     "import": "millrace.cli.model_files:import_",
@@ -55,10 +56,10 @@ COMMANDS = {
     "trace": "millrace.cli.trace:command",
     "try-task": "millrace.cli.try_task:command",
     "try-reward": "millrace.cli.try_task:command",
-    "curate": "millrace_curation.command:command",
+    "curate": "millrace_curation.curate_command:command",
     "chaos": "millrace_chaos.command:command",
-    "simulate": "millrace_sim.commands.simulate:command",
-    "plan": "millrace_sim.commands.plan:command",
+    "simulate": "millrace_sim.simulate_command:command",
+    "plan": "millrace_sim.plan_command:command",
 }
 """Each command, in the order of `--help`, with its function: of the core, or of a package beside it."""
 
@@ -109,6 +110,8 @@ def run(arguments: Sequence[str]) -> int:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except Exception as raised:
         error = alone(raised)
+        if isinstance(error, ModuleNotFoundError):
+            error = in_words(error)
         if debug or not isinstance(error, MillraceError):
             raise
         print_error(error)

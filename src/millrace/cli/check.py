@@ -9,13 +9,14 @@ import msgspec
 import typer
 from rich.table import Table
 
-from millrace.checks.cluster_check import Checked, check_cluster
+from millrace.checks.cluster_facts import CheckedCluster
 from millrace.checks.preflight import preflight
 from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.inert import inert
 from millrace.config.load import load
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.errors import ConfigError
+from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.placement.assign import size
 from millrace.run_directory.going_on import checkable
@@ -32,9 +33,9 @@ def command(
     """Ask every node of the cluster, measure its links, and say what would fail. Exit code 2 if that is
     anything."""
     config = checkable(load(config_file, overrides or ()))
-    checked = Checked([], [], [], [])
+    checked = CheckedCluster([], [], [], [])
     if isinstance(config.runtime, RayCluster):
-        checked = check_cluster(config, config.runtime, run_dir)
+        checked = wing("ray.check_cluster")(config, config.runtime, run_dir)
     if not as_json:
         _print(checked)
     if checked.problems and not as_json:
@@ -54,7 +55,7 @@ def command(
     console.print("Ready.", style="green")
 
 
-def _print(checked: Checked) -> None:
+def _print(checked: CheckedCluster) -> None:
     console = Terminal(soft_wrap=True)
     if checked.nodes:
         nodes = Table("node", "cores", "memory free", "GPUs", "disk free", "clock", box=None, pad_edge=False)

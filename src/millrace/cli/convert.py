@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from millrace.core.errors import DataError
+from millrace.core.wings import wing
 from millrace.run_directory.jax_python import has_jax, run_with_jax
 from millrace.run_directory.models import origin
 
@@ -33,6 +34,5 @@ def command(
         python = None if found is None else found[0].read_config().trainer.python
         typer.echo(run_with_jax(python, "convert", checkpoint, out, "--to", to.value), nl=False)
         return
-    from millrace_jax.files.convert import convert
-
+    convert = wing("jax.convert")
     typer.echo(f"For {to.value}: {convert(checkpoint, out, to.value)}")

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -25,17 +24,18 @@ from millrace.compose.sampler import TrajectorySampler
 from millrace.compose.scaling import obey, with_scaling
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import LocalHosts, RayCluster
+from millrace.config.tables.runtime import LocalHosts
 from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
+from millrace.controller.episode import answered
 from millrace.controller.fleet.fleet import Fleet, standby_of
 from millrace.controller.pace import Pace
 from millrace.controller.supervisor import WorkerSpec
-from millrace.controller.turns.episode import answered
 from millrace.core import clock, model_version
 from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
+from millrace.core.wings import TARGETS
 from millrace.devices.inventory import read_host
 from millrace.diagnose.examine import count_rewards, evidence_of
 from millrace.diagnose.rewarded_texts import CanaryWatch
@@ -54,7 +54,7 @@ from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.joining import joining_places
 from millrace.placement.needs import adapter_shapes, read_needs
-from millrace.rollout.kinds.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_start
 from millrace.run_directory.lineage import moments_of
@@ -66,20 +66,20 @@ from millrace.runtime.process import ONE_HASH_SEED
 from millrace.runtime.stacks import dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
-from millrace_ray.ray_runtime import RayRuntime
 
 PRELOAD = (
     "millrace.rollout.replica",
     "millrace.trainer.role",
-    "millrace.trainer.files.first_load",
+    "millrace.trainer.files.checkpoint",
     "millrace.environments.reward_worker",
     "millrace.weights.relay",
 )
 """The forkserver imports these modules once, for all workers."""
 
-REPLICA_IN_TURNS = "millrace.rollout.colocated.shared_replica:SharedReplica"
-TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": "millrace_jax.role:JaxTrainer"}
-TRAINER_IN_TURNS = "millrace.trainer.colocated.shared_trainer:SharedTrainer"
+
+REPLICA_IN_TURNS = "millrace.rollout.shared_replica:SharedReplica"
+TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": TARGETS["jax.trainer"]}
+TRAINER_IN_TURNS = "millrace.trainer.shared_trainer:SharedTrainer"
 """The roles where one device is lent in turns."""
 
 REPORTS_PER_S = 256
@@ -334,7 +334,7 @@ def places_apart(config: Config, layout: Layout) -> list[Place]:
 
 def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> WorkerSpec:
     kwargs = {"config": config, "device": placed.device, "device_share": its_place.share}
-    target = "millrace.trainer.frozen.reference:ReferenceWorker"
+    target = "millrace.trainer.frozen_models:ReferenceWorker"
     return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 
@@ -423,12 +423,16 @@ def place(config: Config) -> Layout:
 
 
 @asynccontextmanager
-async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRuntime | RayRuntime]:
+async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[run_hosts.ProcessRuntime]:
     """The runtime of the run. What workers that were killed have left is removed before and after."""
     run.logs.mkdir(mode=0o700, exist_ok=True)
     remove_directory(run.path / DIRECTORY)
     _sweep_snapshots(run)
-    runtime = _local_runtime(config, run) if isinstance(config.runtime, LocalHosts) else _on_ray(config, run)
+    runtime = (
+        _local_runtime(config, run)
+        if isinstance(config.runtime, LocalHosts)
+        else run_hosts.on_cluster(config, run)
+    )
     try:
         yield runtime
     except BaseException as error:
@@ -440,18 +444,6 @@ async def _runtime(config: Config, run: RunDirectory) -> AsyncIterator[LocalRunt
     finally:
         remove_directory(run.path / DIRECTORY)
         _sweep_snapshots(run)
-
-
-def _on_ray(config: Config, run: RunDirectory) -> RayRuntime:
-    assert isinstance(config.runtime, RayCluster), config.runtime
-    timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
-    return RayRuntime(
-        config.runtime.address,
-        run_id=blake2b(path.encode(), digest_size=8).hexdigest(),
-        log_dir=run.logs,
-        silence_s_max=3 * timeout_s,
-        answer_s=timeout_s,
-    )
 
 
 def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
@@ -469,7 +461,7 @@ def _local_runtime(config: Config, run: RunDirectory) -> LocalRuntime:
     )
 
 
-def _dump_stacks(run: RunDirectory, runtime: LocalRuntime | RayRuntime) -> None:
+def _dump_stacks(run: RunDirectory, runtime: run_hosts.ProcessRuntime) -> None:
     """Write the controller's stacks into a file of their own, and each worker's into its log."""
     dump_stacks(run.logs / "controller.stacks")
     runtime.dump_stacks()

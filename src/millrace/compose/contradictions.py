@@ -12,7 +12,7 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.section import Section
 from millrace.environments.gym.families import false_positives
-from millrace.rollout.kinds.engine_kinds import CUTS, knows_token_masks
+from millrace.rollout.engine_kinds import CUTS, knows_token_masks
 
 
 def contradictions(config: Config) -> list[str]:

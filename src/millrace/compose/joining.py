@@ -12,12 +12,12 @@ from millrace.config.tables.runtime import RayCluster
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
+from millrace.core.wings import wing
 from millrace.devices.inventory import read_memory
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, added
-from millrace.placement.joining import joining_places
-from millrace_ray.blocking_calls import in_thread
-from millrace_ray.ray_hosts import NEW_LOOK_S, Present, present
+from millrace.placement.joining import NEW_LOOK_S, Present, joining_places
+from millrace.runtime.blocking_calls import in_thread
 
 ANSWER_S = NEW_LOOK_S + 5.0
 """For the list of nodes, and for the reports of new nodes. The command `millrace scale` waits longer."""
@@ -47,7 +47,7 @@ class Joining:
             return
         try:
             async with asyncio.timeout(ANSWER_S):
-                self._present = await in_thread(present, self._config, self._config.runtime)
+                self._present = await in_thread(wing("ray.present"), self._config, self._config.runtime)
         except TimeoutError:
             raise WorkerError(
                 f"the cluster has not listed its nodes within {ANSWER_S:g} s: is its head overloaded?"

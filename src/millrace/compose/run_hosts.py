@@ -1,15 +1,26 @@
-"""From `[runtime]` to the hosts of a run. A new kind of runtime is added here."""
+"""From `[runtime]` to the hosts of a run, and to its runtime on a cluster. New kinds are added here."""
 
 from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Protocol
 
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.core.placement import Host
+from millrace.core.protocols import Runtime
+from millrace.core.wings import wing
 from millrace.placement.assign import allowed_gpus
 from millrace.placement.hosts import split
-from millrace_ray.ray_hosts import ray_hosts
+from millrace.run_directory.run_directory import RunDirectory
 
 LOOPBACK = "127.0.0.1"
+
+
+class ProcessRuntime(Runtime, Protocol):
+    """A runtime of processes, here or on a cluster."""
+
+    def dump_stacks(self) -> None: ...
 
 
 def hosts(config: Config, this: Host) -> tuple[Host, ...]:
@@ -20,7 +31,8 @@ def hosts(config: Config, this: Host) -> tuple[Host, ...]:
         WorkerError: the cluster cannot be reached.
     """
     if isinstance(config.runtime, RayCluster):
-        return ray_hosts(config, config.runtime)
+        found: tuple[Host, ...] = wing("ray.hosts")(config, config.runtime)
+        return found
     return split(allowed_gpus(config, this), config.runtime.hosts, LOOPBACK)
 
 
@@ -29,3 +41,16 @@ def logical(config: Config) -> dict[str, tuple[str, ...]]:
     if isinstance(config.runtime, RayCluster):
         return {}
     return {f"host-{number}": () for number in range(1, config.runtime.hosts)}
+
+
+def on_cluster(config: Config, run: RunDirectory) -> ProcessRuntime:
+    assert isinstance(config.runtime, RayCluster), config.runtime
+    timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
+    runtime: ProcessRuntime = wing("ray.runtime")(
+        config.runtime.address,
+        run_id=blake2b(path.encode(), digest_size=8).hexdigest(),
+        log_dir=run.logs,
+        silence_s_max=3 * timeout_s,
+        answer_s=timeout_s,
+    )
+    return runtime

@@ -7,21 +7,19 @@ from collections import deque
 from collections.abc import Iterable
 
 from millrace.config.schema import Config
-from millrace.controller.colocated.device import devices
-from millrace.controller.ends.ends import stop_work
+from millrace.controller.episode import LANES, answered
 from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.fleet.fleet import Fleet
-from millrace.controller.liveness.patience import Patience
-from millrace.controller.numbers.run_numbers import RunNumbers
+from millrace.controller.lent_device import devices
 from millrace.controller.pace import Pace
+from millrace.controller.patience import Patience
 from millrace.controller.reward_pool import RewardPool
-from millrace.controller.selection.earlier_rows import EarlierOfRows
-from millrace.controller.selection.row_selection import RowSelection
+from millrace.controller.row_selection import EarlierOfRows, RowSelection
+from millrace.controller.run_numbers import RunNumbers
 from millrace.controller.state.lineage import Lineage
-from millrace.controller.state.orders import Mailbox, Submit
+from millrace.controller.state.orders import Abort, Mailbox, Submit
 from millrace.controller.state.relays import Relays
 from millrace.controller.state.run_state import RunState
-from millrace.controller.turns.episode import LANES, answered
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.events import Events
@@ -124,6 +122,16 @@ class RunContext:
             "restarted", trajectory_id=trajectory.trajectory_id, discarded_tokens=discarded, reason=reason
         )
 
+    def stop_work(self) -> None:
+        """Stop the replicas that work on trajectories that have ended. Reward workers stop before the ledger
+        says so (`update_ledger`)."""
+        workers: dict[str, list[int]] = {}
+        for trajectory_id, replica in self.state.cut:
+            workers.setdefault(replica, []).append(trajectory_id)
+        self.state.cut = []
+        for replica, ids in workers.items():
+            self.mailboxes[replica].put(Abort(ids))
+
     # ------------------------------------------------------------ scores and ends
 
     def request_scores(self, trajectories: Iterable[Trajectory]) -> None:
@@ -141,7 +149,7 @@ class RunContext:
                 self.pool.forget([trajectory_id])  # its episode went on after its end
             return
         if self.state.cut:
-            stop_work(self)
+            self.stop_work()
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
             self._warn_out_of_signal()
         if isinstance(score, Observed):

@@ -26,10 +26,8 @@ from millrace.controller.context import RunContext
 from millrace.controller.decide import Decisions
 from millrace.controller.evaluation.live_evaluations import LiveEvaluations
 from millrace.controller.fleet.fleet import Fleet
-from millrace.controller.fleet.live_replicas import LiveReplicas
+from millrace.controller.fleet.live_replicas import LiveReplicas, LiveTrainers
 from millrace.controller.fleet.live_reward_workers import LiveRewardWorkers
-from millrace.controller.fleet.live_trainers import LiveTrainers
-from millrace.controller.liveness.stall import describe_waits
 from millrace.controller.pace import PACE, Pace
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.run_state import RunState
@@ -219,3 +217,22 @@ def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first MillraceError in a tree of exception groups, or else the first error."""
     errors = list(leaves(group))
     return next((e for e in errors if isinstance(e, MillraceError)), errors[0])
+
+
+def describe_waits(run: RunContext) -> list[str]:
+    """Who waits for whom, one line each: open waits, the longest first, then idle work."""
+    state = run.state
+    lines = run.waits.describe()
+    for name, replica in state.replicas.items():
+        if not replica.alive:
+            lines.append(f"{name} is not up")
+        elif replica.leased:
+            what = f"{len(replica.leased)} trajectories at version {replica.version}"
+            lines.append(f"{name} owes tokens of {what}")
+    if not state.replicas:
+        lines.append("the run has no replica: `millrace scale RUN --replicas N` adds some")
+    if state.queued:
+        lines.append(f"{len(state.queued)} trajectories wait for a replica")
+    if run.pool.num_requests:
+        lines.append(f"{run.pool.num_requests} completions wait for a reward worker")
+    return lines + run.evaluations.describe_waits()

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from itertools import islice
 
 from millrace.controller.context import RunContext
-from millrace.controller.ends.ends import end_late_waits, expire
-from millrace.controller.ends.parking import bring_back
+from millrace.controller.group_ends import bring_back, end_late_waits, expire
 from millrace.controller.pace import rest_s
 from millrace.controller.state.orders import Move, Pull
 from millrace.controller.state.run_state import RunState
 from millrace.core import clock
 from millrace.core.types import RESTS, BadPrompt, Group, Prompt, Work
-from millrace.schedule.tail.rounds import long_round
+from millrace.schedule.ahead import long_round
 from millrace.schedule.view import View
 
 TICK_S = 1.0  # decisions are at most this far apart

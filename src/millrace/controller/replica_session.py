@@ -14,7 +14,7 @@ from collections.abc import Callable
 from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
-from millrace.controller.ends.ends import poisoned
+from millrace.controller.group_ends import poisoned
 from millrace.controller.state.orders import Abort, Move, Pull, Rest, Submit
 from millrace.core.errors import DeadlineExceeded, TornVersionError, UnknownVersionError, WorkerDied
 from millrace.core.protocols import Handle

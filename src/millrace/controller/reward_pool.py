@@ -17,8 +17,8 @@ from typing import Any
 
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
+from millrace.controller.score_requests import ANY, BATCH, DEATHS_MAX, ScoreRequests
 from millrace.controller.supervisor import PlannedRestart
-from millrace.controller.turns.score_requests import ANY, BATCH, DEATHS_MAX, ScoreRequests
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import MillraceError, OutOfMemory, WorkerDied

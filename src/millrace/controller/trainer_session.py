@@ -18,12 +18,11 @@ from collections import Counter
 from msgspec.structs import asdict
 
 from millrace.controller.context import RunContext
-from millrace.controller.ends.ends import expire
+from millrace.controller.group_ends import expire
 from millrace.controller.pace import rest_s
 from millrace.controller.reference_session import ReferenceSession
 from millrace.controller.state.groups import make_batch
 from millrace.controller.step_event import StepFields, mean_staleness, staleness_histogram
-from millrace.controller.turn import TrainerTurn
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, TrainingError, UnknownVersionError
 from millrace.core.protocols import Handle
@@ -367,3 +366,21 @@ class TrainerSession:
             **({} if replayed else run.selection.figures()),
             accounting=dataclasses.asdict(run.ledger.accounting()),
         )
+
+
+class TrainerTurn:
+    """One trainer at a time has the turn, from its first command until its death is known. A trainer whose
+    error ends the run keeps it, so that no other trainer goes on meanwhile."""
+
+    def __init__(self) -> None:
+        self.holder: str | None = None
+
+    def take(self, name: str) -> bool:
+        """Whether trainer `name` has the turn now. It gets the turn if nobody has it."""
+        self.holder = self.holder or name
+        return self.holder == name
+
+    def give_back(self, name: str) -> None:
+        """Trainer `name` is dead. Nothing happens if another trainer has the turn."""
+        if self.holder == name:
+            self.holder = None

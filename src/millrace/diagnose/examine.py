@@ -21,7 +21,7 @@ from millrace.environments.tokenizer import open_decoder
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
-from millrace.rollout.kinds.engine_kinds import CUTS, knows_token_masks
+from millrace.rollout.engine_kinds import CUTS, knows_token_masks
 from millrace.run_directory.run_directory import RunDirectory
 
 

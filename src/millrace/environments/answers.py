@@ -10,8 +10,8 @@ from hashlib import blake2b
 
 from millrace.config.tables import task as table
 from millrace.environments.extract import Extract
+from millrace.environments.program_text import program_of
 from millrace.environments.verifiers.mathematics.math_reward import normal_answer
-from millrace_sandbox.program_text import program_of
 
 LONGEST = 80
 """The most characters. Of a longer answer, the beginning and a digest are kept."""

@@ -18,13 +18,14 @@ from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needi
 from millrace.core.turns.turn_bounds import FIRST
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, Scored, ScoreRequest
 from millrace.environments.answers import make_answer
-from millrace.environments.chat import More, find_reference
-from millrace.environments.data.wrong_gold import WrongGold
+from millrace.environments.chat import More, Tools, find_reference
 from millrace.environments.limits import limit_process_memory
-from millrace.environments.rows import Row
+from millrace.environments.rows import Row, find_column
 from millrace.environments.scores import shortened
 from millrace.environments.stream.asked_row import asked_columns, row_digest
+from millrace.environments.stream.order import permuted
 from millrace.environments.stream.parts import Part, Parts, made
+from millrace.environments.tasks import Task
 from millrace.environments.tokenizer import (
     check_characters,
     encode,
@@ -297,3 +298,43 @@ class TaskRewardWorker:
 
     async def _in_rows(self, make: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._rows, make)
+
+
+TRIED = 64
+
+
+class WrongGold:
+    """A Task. Prompts are those of `task`. All other columns are another row's, so every kind of reward takes
+    the wrong gold: an answer, tests, or what a gym scores by.
+
+    The other row follows from the row alone, and its gold differs. A row without such another is broken.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.rows, self.prompt, self.answer = task.rows, task.prompt, task.answer
+
+    def row_id(self, row: int) -> str:
+        return f"canary/{self._task.row_id(row)}"
+
+    def columns(self, row: int) -> Row:
+        """Raises: DataError: no row that was tried has another gold."""
+        own = self._task.columns(row)
+        for turn in range(min(TRIED, self.rows)):
+            other = permuted((row + turn) % self.rows, self.rows, "wrong-gold")
+            columns = self._task.columns(other)
+            if other != row and self._gold(columns) != self._gold(own):
+                return {**columns, self.prompt: find_column(own, self.prompt)}
+        raise DataError(f"{self.row_id(row)}: no other row has another gold answer, so none can be wrong")
+
+    def prompt_text(self, row: int, more: More = "", tools: Tools = ()) -> str:
+        self.columns(row)
+        return self._task.prompt_text(row, more, tools)
+
+    def is_chat(self, row: int) -> bool:
+        return self._task.is_chat(row)
+
+    def _gold(self, columns: Row) -> object:
+        if self.answer is not None:
+            return str(find_column(columns, self.answer)).strip()
+        return {name: value for name, value in columns.items() if name != self.prompt}

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from millrace.config.tables import task as table
-from millrace.core.errors import ConfigError
-from millrace.environments.code import CodeReward
+from millrace.config.tables.task import GymRewardSection
+from millrace.config.tables.verifiers import PatternRewardSection
+from millrace.core.errors import ConfigError, DataError
+from millrace.core.extras import refuse_missing
+from millrace.core.wings import wing
 from millrace.environments.extract import Extract
 from millrace.environments.function import FunctionReward
-from millrace.environments.gym.gym_reward import GymReward
-from millrace.environments.gym.gym_task import GymTask
+from millrace.environments.gym.gym_task import GymTask, isolated
 from millrace.environments.references import AnswerIs, ReferenceAnswers, equals, identical, json_value
-from millrace.environments.rows import Row
+from millrace.environments.rows import Row, find_column
 from millrace.environments.tasks import Task, first_usable
 from millrace.environments.verifiers.judge import JudgeReward
 from millrace.environments.verifiers.mathematics.math_reward import MathReward
-from millrace.environments.verifiers.pattern import PatternReward
 
 _FENCED = re.compile(r"```(?:json\w*)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 
@@ -53,8 +55,9 @@ def make_reward(
         case table.ExactRewardSection():
             return ExactReward(config.extract, config.extract_answer, config.answer_is)
         case table.CodeRewardSection():
-            return CodeReward(config, task.prompt)
+            return cast("Reward", wing("sandbox.reward")(config, task.prompt))
         case table.JsonRewardSection():
+            refuse_missing("jsonschema", '`reward.kind` ("json")')
             from millrace.environments.verifiers.json_form import JsonReward  # loads a library of its own
 
             return JsonReward(config)
@@ -94,3 +97,88 @@ class ExactReward:
             fenced = _FENCED.fullmatch(text)
             return float(identical(json_value(fenced[1] if fenced else text), references[0]))
         return float(any(equals(text, one) for one in references))
+
+
+PLAIN_TEXT = "lorem ipsum"
+NEVER_OF_THE_TEXT = ImportError, OSError, MemoryError
+"""What a scorer raises for want of something that no text gives."""
+
+
+class GymReward:
+    """The scorer of the reasoning-gym data set; values below the threshold are 0.
+
+    The threshold is needed because many scorers give a little for any answer. A text on which the scorer
+    raises earns 0, if the same scorer can score the row: its reference, or a plain text where it has none.
+    """
+
+    file: str | None = None
+    is_async = False
+
+    def __init__(self, config: GymRewardSection, task: GymTask) -> None:
+        self.name = f"the scorer of {type(task.dataset).__name__}"
+        self._scorer, self._threshold = task.dataset.score_answer, config.threshold
+        self._extract = Extract(config.extract)
+
+    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
+        extracted = self._extract(completion)
+        if extracted is None:
+            return 0.0
+        try:
+            value = self._score(extracted, columns)
+        except NEVER_OF_THE_TEXT:
+            raise
+        except Exception:
+            if not self._can_score(columns):
+                raise
+            return 0.0
+        return value if value >= self._threshold else 0.0
+
+    def _score(self, text: str, columns: Row) -> Any:
+        with isolated(text):
+            return self._scorer(answer=text, entry=copy.deepcopy(columns))
+
+    def _can_score(self, columns: Row) -> bool:
+        reference = columns.get("answer")
+        try:
+            value = self._score(PLAIN_TEXT if reference is None else str(reference), columns)
+        except Exception:
+            return False
+        return reference is None or value >= self._threshold
+
+
+class PatternReward:
+    """1 if the pattern matches the whole completion, without surrounding space; else 0.
+
+    It runs on the loop. If it backtracks without end, the caller's deadline kills this process, and the
+    reward has failed.
+
+    Raises: ConfigError: the pattern of the configuration is none.
+    """
+
+    name, is_async = "regular expression", False
+    file: str | None = None
+
+    def __init__(self, config: PatternRewardSection) -> None:
+        self._column = config.pattern_column
+        try:
+            self._pattern = None if config.pattern is None else re.compile(config.pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"`reward.pattern` ({config.pattern!r}) is not a regular expression: {error}"
+            ) from error
+
+    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
+        pattern = self._pattern or self._of_row(columns)
+        return float(pattern.fullmatch(completion.strip()) is not None)
+
+    def _of_row(self, columns: Row) -> re.Pattern[str]:
+        """Raises: DataError: the row has no pattern, or one that is none."""
+        text = find_column(columns, self._column or "")
+        if not isinstance(text, str):
+            raise DataError(
+                f"the row has no pattern: `reward.pattern_column` names the column {self._column!r}"
+            )
+        try:
+            return re.compile(text)
+        except re.error as error:
+            raise DataError(f"the row's pattern {text!r} is not a regular expression: {error}") from error

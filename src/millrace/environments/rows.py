@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from millrace.config.objects import load_function
 from millrace.core.errors import DataError, boundary
+from millrace.core.extras import refuse_missing
 from millrace.environments.data.arrow import ArrowRows, mapped_parquet
 from millrace.environments.data.cells import CellRows
 from millrace.environments.data.files import (
@@ -182,6 +183,7 @@ def _json(file: Path) -> Rows:
 
 
 def _parquet(file: Path) -> Rows:
+    refuse_missing("pyarrow", str(file))
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     rows = mapped_parquet(file)
@@ -189,6 +191,7 @@ def _parquet(file: Path) -> Rows:
 
 
 def _saved(directory: Path) -> Rows:
+    refuse_missing("datasets", str(directory))
     from datasets import DatasetDict, load_from_disk
 
     loaded = load_from_disk(str(directory))

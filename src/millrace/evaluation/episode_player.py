@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 
 from millrace.config.freeze import recorded
 from millrace.config.schema import Config
+from millrace.controller.episode import LANES
 from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.supervisor import Supervisor, WorkerSpec
-from millrace.controller.turns.episode import LANES
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import alone

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.controller.turns import episode
+from millrace.controller import episode
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, Trajectory
 from millrace.evaluation import scores

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from millrace.ledger.migration import older
+from millrace.ledger import older_formats
 from millrace.ledger.schema import CHECKED, TABLES, computed, intact
 
 _KEYS = {table: columns[0] for table, columns in CHECKED.items()} | {"run": "rowid"}
@@ -44,7 +44,7 @@ def refuse_damage(db: sqlite3.Connection) -> None:
         raise DamageError(f"corrupt: {'; '.join(problems)}")
     _refuse_other_tables(db)
     for table in CHECKED:
-        if table not in older.DIFFERENT or older.number(db) not in older.CHANGES:
+        if table not in older_formats.DIFFERENT or older_formats.number(db) not in older_formats.CHANGES:
             _refuse_damaged_rows(db, table)
     num, newest = db.execute("SELECT count(*), ifnull(max(version), 0) FROM steps").fetchone()
     if num != newest:
@@ -73,7 +73,7 @@ def _refuse_other_tables(db: sqlite3.Connection) -> None:
         query = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
         expected, actual = fresh.execute(query).fetchall(), db.execute(query).fetchall()
     wrong = {row[1] for row in {*expected} ^ {*actual}}
-    if older.number(db) in older.CHANGES:
-        wrong -= older.DIFFERENT
+    if older_formats.number(db) in older_formats.CHANGES:
+        wrong -= older_formats.DIFFERENT
     if wrong:
         raise DamageError(f"its tables are not a ledger's: {', '.join(sorted(map(repr, wrong)))}")

@@ -14,9 +14,9 @@ import msgspec
 from millrace.core import files
 from millrace.core.clock import wall
 from millrace.core.errors import DataError, LedgerError
+from millrace.ledger import older_formats
 from millrace.ledger.checksums import DamageError, checked, refuse_damage, register
 from millrace.ledger.failures import OTHER_PATH, damaged_advice, ledger_failures, reading
-from millrace.ledger.migration import older
 from millrace.ledger.schema import APPLICATION_ID, FORMAT, TABLES, intact
 
 MEMORY = ":memory:"
@@ -42,7 +42,7 @@ def open_for_writing(path: str, run: Mapping[str, Any]) -> sqlite3.Connection:
         with reading(path, "check"):
             refuse_damage(db)
         with ledger_failures(path, "open"):
-            older.migrate(db)
+            older_formats.migrate(db)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES_MAX}")
@@ -180,10 +180,10 @@ def _refuse_odd(path: str) -> None:
 def _verify(db: sqlite3.Connection, path: str) -> None:
     with ledger_failures(path, "open"):
         application_id = db.execute("PRAGMA application_id").fetchone()[0]
-        number = older.number(db)
+        number = older_formats.number(db)
     if application_id != APPLICATION_ID:
         raise LedgerError(f"ledger {path}: this is an SQLite file, but not a ledger\n  {OTHER_PATH}")
-    if number != FORMAT and number not in older.CHANGES:
+    if number != FORMAT and number not in older_formats.CHANGES:
         age = "newer" if number > FORMAT else "older"
         raise LedgerError(
             f"ledger {path}: written in format {number} by {'a' if age == 'newer' else 'an'} {age} Millrace; "

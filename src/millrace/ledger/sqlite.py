@@ -46,15 +46,17 @@ from millrace.ledger.opening import (
     read_about,
     refuse_moved,
 )
+from millrace.ledger.records import load_group
 from millrace.ledger.recovery import (
     CheckpointOk,
     Recovery,
     last_version,
+    live_group_ids,
     newest_checkpoint,
     read_recovery,
     steps_after,
 )
-from millrace.ledger.rewind import rewind
+from millrace.ledger.schema import LIVE_STATES
 
 _FOLD_CHANGES = 20_000  # rows after which a step folds the write-ahead log back into the file
 
@@ -364,3 +366,41 @@ class SqliteLedger:
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+
+def rewind(db: sqlite3.Connection, version: int) -> int:
+    """Rewind inside a transaction. Returns the number of trajectories that end by it.
+
+    Raises LedgerError: `version` was never committed.
+    """
+    newest = last_version(db)
+    if not 0 <= version <= newest:
+        raise LedgerError(
+            f"the run cannot go back to version {version}: it has versions 0 to {newest}\n"
+            "  Give one of them with --from-version."
+        )
+    reason = f"undone: the run went back from version {newest} to {version}"
+    ended = db.execute(
+        f"UPDATE trajectories SET state = '{State.REJECTED}', reason = ?, trained_version = NULL"
+        " WHERE trained_version > ?",
+        (reason, version),
+    ).rowcount
+    for group_id in live_group_ids(db):
+        members = load_group(db, group_id).members
+        if any(sampled > version for member in members for sampled, _ in member.columns.runs):
+            ended += _end(db, group_id, reason)
+    db.execute("DELETE FROM steps WHERE version > ?", (version,))
+    db.execute("DELETE FROM checkpoints WHERE version > ?", (version,))
+    for table in ("published", "evaluations", "evaluation_attempts"):
+        db.execute(f"DELETE FROM {table} WHERE version > ?", (version,))
+    return ended
+
+
+def _end(db: sqlite3.Connection, group_id: int, reason: str) -> int:
+    """End the live members of a group. Their tokens change no more."""
+    counted = "(SELECT ifnull(sum(c.num_tokens), 0) FROM chunks c WHERE c.trajectory_id = t.trajectory_id)"
+    return db.execute(
+        f"UPDATE trajectories AS t SET state = '{State.REJECTED}', reason = ?, num_tokens = {counted}"
+        f" WHERE group_id = ? AND state IN {LIVE_STATES}",
+        (reason, group_id),
+    ).rowcount

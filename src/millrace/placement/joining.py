@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import cast
+from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.core.placement import Place
+from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement, least_share, processes_bytes, size
 from millrace.placement.hosts import Layout
 
@@ -25,6 +25,16 @@ PROCESS_BYTES = 100_000_000
 """Bytes of a replica's process beside the memory that it keeps. A fork with a small model takes 40 MB that it
 does not share. These bytes count for replicas that the run did not plan for at its start."""
 ROUNDING = 1e-6
+NEW_LOOK_S = 20.0
+"""For nodes that appear while a run goes on: the controller waits for the answer."""
+
+
+class Present(NamedTuple):
+    """`spare` hosts that nobody uses, the names of `lost` hosts, and why some nodes cannot be used."""
+
+    spare: tuple[Host, ...] = ()
+    lost: frozenset[str] = frozenset()
+    problems: tuple[str, ...] = ()
 
 
 def joining_places(

@@ -17,6 +17,7 @@ from rich.progress import track
 
 from millrace.config.schema import Config
 from millrace.config.tables.task import GymTaskSection
+from millrace.core.extras import refuse_missing
 
 NUM_DEMONSTRATIONS = 20_000
 DEMONSTRATION_SEED = 7
@@ -133,6 +134,7 @@ def _make_model(directory: Path, tokenizer: Any, shape: dict[str, int]) -> int:
 
 def _demonstrations(config: Config) -> list[tuple[str, str]]:
     """(prompt, completion) pairs: 30 % right, 50 % copy the word, 20 % swap two letters."""
+    refuse_missing("reasoning_gym", "the task of the quickstart")
     import reasoning_gym
 
     task = config.task

@@ -19,13 +19,13 @@ from typing import TypeVar
 
 import msgspec
 
-from millrace.adapters.served_weights import Merging
 from millrace.config.objects import find_object
 from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
 from millrace.core.progress import CallProgress, current, of, waiting_for
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
-from millrace.rollout.kinds.engine_kinds import open_engine
+from millrace.devices.served_weights import Merging
+from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.sampling_probe.interview import SamplingProbe
 
@@ -44,7 +44,7 @@ class EngineReplica:
     """Serves the architecture of `options.model_path`; its weights come from the relay only.
 
     Args:
-        engine: see `rollout.kinds.engine_kinds.ENGINES`.
+        engine: see `rollout.engine_kinds.ENGINES`.
         early_interval_s: between two reports of what has ended, while trajectories wait for a slot.
         open_reader: "package.module:function" that opens a WeightsReader on an Endpoint.
     """

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import DataError
+from millrace.core.wings import wing
 from millrace.environments.tokenizer import FILES
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.jax_python import has_jax, run_with_jax
@@ -138,10 +139,12 @@ def _write(
             options = *["--adapter"] * adapter, *["--master"] * exact
             run_with_jax(config.trainer.python, "export", run.path, *words, *options)
             return
-        from millrace_jax.files.model_directory import export_adapter, export_checkpoint
+        write = wing("jax.export_adapter" if adapter else "jax.export_checkpoint")
     else:
         from millrace.trainer.files.export import export_adapter, export_checkpoint
-    write, model = export_adapter if adapter else export_checkpoint, config.model
+
+        write = export_adapter if adapter else export_checkpoint
+    model = config.model
     dtype = "float32" if exact else model.dtype
     write(checkpoint, out, model_path=model.path, dtype=dtype, adapter=config.adapter)
     model_version.write(out, int(checkpoint.name[1:]))

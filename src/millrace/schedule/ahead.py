@@ -65,3 +65,48 @@ class Ahead:
         if self.batches is not None:
             return f"{self.batches:g} batches ahead of the trainer"
         return "as many batches ahead of the trainer as it trains while a group is generated"
+
+
+@dataclass(frozen=True, slots=True)
+class WithCapacity:
+    """As many groups ahead as fill the slots of the present replicas `rounds` times, within the staleness
+    bound.
+
+    So more groups start at once when replicas join. When replicas leave, no more groups start than the other
+    replicas can generate, and groups do not grow old in a queue.
+    """
+
+    staleness_max: int | None
+    rounds: int
+
+    def wanted_groups_max(self, view: View) -> int:
+        """Live groups at most, without those in training. Without replicas one batch."""
+        lead = view.version - view.newest
+        slots = sum(replica.slots for replica in view.replicas)
+        batches = self.rounds * slots / (view.group_size * view.batch_groups)
+        limit = inf if self.staleness_max is None else self.staleness_max
+        return ceil(view.batch_groups * (min(batches, limit) + 1 - lead))
+
+    def describe(self) -> str:
+        return f"a batch, and {self.rounds} x the slots of the replicas that are there"
+
+
+def long_round(view: View) -> bool:
+    """Whether parked groups start now, in place of new ones: those that are parked or have begun again make
+    a batch, and no other group is live."""
+    alone = view.returned == len(view.groups)
+    return alone and view.parked + view.returned >= view.batch_groups
+
+
+@dataclass(frozen=True, slots=True)
+class TailRounds:
+    """A batch in a long round, and `redundant` more groups in a short one."""
+
+    redundant: int
+
+    def wanted_groups_max(self, view: View) -> int:
+        """Live groups at most."""
+        return view.batch_groups + (0 if long_round(view) else self.redundant)
+
+    def describe(self) -> str:
+        return f"{self.redundant} groups beyond a batch, and none in a long round of those left behind"

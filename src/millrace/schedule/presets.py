@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, assert_never
+
+from millrace.config.objects import load_function
 from millrace.config.schema import Config
 from millrace.config.tables import schedules
+from millrace.config.tables.schedules import Heddle, RollFlash, RollPacker, StaleFlow, StreamRL
+from millrace.core.errors import ConfigError, boundary
 from millrace.schedule.admit import QUEUE_ROUNDS, KVRoom, WhileNewest, WithinBound
-from millrace.schedule.ahead import Ahead
-from millrace.schedule.elastic.rlboost import rlboost
-from millrace.schedule.own.from_function import from_function
+from millrace.schedule.ahead import Ahead, TailRounds, WithCapacity
+from millrace.schedule.heddle import heddle
+from millrace.schedule.lengths import LongestFirst
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
 from millrace.schedule.repack import BestFit
 from millrace.schedule.repack_demand import OnDemand
-from millrace.schedule.route import LeastLoaded, Local
+from millrace.schedule.route import LeastLoaded, Local, NewestOnly
 from millrace.schedule.schedule import Schedule
-from millrace.schedule.tail.build import build_tail
-from millrace.schedule.tail.rollpacker import rollpacker
+from millrace.schedule.staleflow import staleflow
 from millrace.schedule.take import FirstReady, InOrder, OldestFirst
 
 
@@ -145,7 +149,7 @@ def millrace(keys: schedules.Millrace) -> Schedule:
     A replica on the newest weights keeps its slots full until newer weights exist; then it runs empty. Repack
     empties only as many replicas as new groups need, onto the emptiest replica and not the fullest.
     Generation runs as far ahead as the trainer needs (`Ahead`), and batches are fair (`InOrder`). Redundancy
-    is ROLL Flash's. Designed with the simulator, and compared with Laminar in docs/experiments.md.
+    is ROLL Flash's. Designed with the simulator, and compared with Laminar in reports/experiments.md.
     """
     ahead_rule = Ahead(keys.staleness_max, keys.ahead)
     return Schedule(
@@ -161,3 +165,160 @@ def millrace(keys: schedules.Millrace) -> Schedule:
         redundant_samples=keys.redundant_samples,
         redundant_groups=keys.redundant_groups,
     )
+
+
+def rlboost(*, staleness_max: int | None) -> Schedule:
+    """RLBoost (arXiv:2510.19225): for replicas that come and go, such as preemptible instances.
+
+    New groups go only to replicas with the newest weights. Each replica pulls these weights when it is empty.
+    A joining replica pulls first, so it starts at the newest version. The trajectories of a preempted replica
+    go on elsewhere with their tokens. The controller does this for every schedule.
+
+    Differs: in the paper the trainer's own GPUs generate at the beginning of each step, and then hand over
+    partial responses to the instances. The paper adapts this share to the number of instances. Here a trainer
+    never generates. Instead the number of groups begun ahead of the trainer follows the slots of the present
+    replicas (`WithCapacity`). The paper's steps are on-policy. Here the bound says how stale a group may be,
+    and 0 is on-policy. The paper also moves requests to balance the load of instances. Here only trajectories
+    of a leaving replica move.
+    """
+    return Schedule(
+        kind="rlboost",
+        staleness_max=staleness_max,
+        admit_rule=WithinBound(QUEUE_ROUNDS),
+        route_rule=NewestOnly(),
+        refresh_rule=WhenEmpty(),
+        take_rule=FirstReady(),
+        ahead_rule=WithCapacity(staleness_max, QUEUE_ROUNDS),
+    )
+
+
+def from_function(path: str, config: Config) -> Schedule:
+    """Raises: ConfigError: there is no such function, it fails, it returns something else, or a schedule that
+    permits more staleness than `schedule.staleness_max`."""
+    make, _ = load_function("schedule.path", path)
+    with boundary("`schedule.path`", f"calling {path!r} with the configuration", ConfigError):
+        schedule = make(config)
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(
+            f"`schedule.path` ({path!r}) returned a {type(schedule).__name__}, "
+            "not a millrace.schedule.Schedule"
+        )
+    _refuse_looser(path, schedule.staleness_max, config.staleness_bound)
+    return schedule
+
+
+def _refuse_looser(path: str, bound: int | None, key: int | None) -> None:
+    """The rest of a run goes by the key: what it keeps, what it promises, and what its checks permit."""
+    if key is not None and (bound is None or bound > key):
+        own = "no staleness bound" if bound is None else f"the staleness bound {bound}"
+        more = '"none"' if bound is None else str(bound)
+        raise ConfigError(
+            f"`schedule.path` ({path!r}) returned a schedule with {own}, and `schedule.staleness_max` is "
+            f"{key}.\n"
+            f"  Give the schedule `config.staleness_bound`, or set schedule.staleness_max = {more}"
+        )
+
+
+Tail = RollFlash | StreamRL | StaleFlow | Heddle
+
+
+def build_tail(keys: Tail) -> Schedule:
+    match keys:
+        case RollFlash():
+            return roll_flash(keys)
+        case StreamRL():
+            return streamrl(keys)
+        case StaleFlow():
+            return staleflow(keys)
+        case Heddle():
+            return heddle(keys)
+        case unknown:
+            assert_never(unknown)
+
+
+def roll_flash(keys: RollFlash) -> Schedule:
+    """ROLL Flash (arXiv:2510.11345): environment-level asynchrony, redundancy, and the asynchronous ratio
+    `alpha`, which is the staleness bound in versions.
+
+    Each trajectory waits for its own environment alone: the controller does this for every schedule. A group
+    starts `redundant_samples` trajectories more than it needs, and is complete with the first that have a
+    reward. Up to `redundant_groups` live groups may be beyond what the trainer can train in time. It waits
+    for none of them, and those that miss their deadline end.
+
+    Differs: the paper checks alpha when a sample starts. Here the deadline of each group is kept until it is
+    trained, so no token is older than alpha. What redundancy favours: docs/schedules.md.
+    """
+    return Schedule(
+        kind="roll_flash",
+        staleness_max=keys.alpha,
+        admit_rule=WithinBound(QUEUE_ROUNDS),
+        route_rule=LeastLoaded(),
+        take_rule=FirstReady(),
+        redundant_samples=keys.redundant_samples,
+        redundant_groups=keys.redundant_groups,
+        **mixing(keys.mix),
+    )
+
+
+def streamrl(keys: StreamRL) -> Schedule:
+    """StreamRL (arXiv:2504.15930): generation is a stream, and long completions are dispatched apart.
+
+    All that the bound allows starts at once, so that a whole batch is there to be arranged (`LongestFirst`).
+
+    Differs: a trained ranker predicts lengths in the paper, and the earlier completions of a row do here. In
+    the paper the trainer computes on micro-batches while the rest of their batch is generated. Here a step
+    begins when its batch is complete, and the stream is one of groups: whatever is ready first is trained
+    first. reports/stragglers.md has the reason, and an estimate of the gain. The paper plans how many devices
+    generate; `millrace plan` does that.
+    """
+    return Schedule(
+        kind="streamrl",
+        staleness_max=keys.staleness_max,
+        admit_rule=WithinBound(),
+        route_rule=LeastLoaded(),
+        take_rule=FirstReady(),
+        pair_rule=LongestFirst(),
+        **mixing(keys.mix),
+    )
+
+
+def rollpacker(keys: RollPacker, batch_groups: int) -> Schedule:
+    """RollPacker (arXiv:2509.21009): tail batching. Synchronous: no token is older than its batch.
+
+    A short round starts eta times the prompts, each with eta times the trajectories, and trains the first.
+    The prompts left behind wait. When they make a batch, they make a long round, which starts nothing beyond
+    the batch. So no prompt is left out, and few batches wait for long completions. The paper has eta = 1.25.
+
+    Differs: two numbers take the place of eta. A group that is left behind keeps its place in the data stream
+    and its trajectories. They begin again from the prompt, and the event `restarted` counts their tokens. So
+    each group is trained once, and each trajectory ends once. The paper's other parts are no decisions of a
+    schedule: tensor parallel sizes that change, reward workers that share devices, and training on the first
+    trajectories while the others are generated. Groups that wait when the run ends are `rejected`.
+    """
+    redundant = -(-batch_groups // 4) if keys.redundant_groups is None else keys.redundant_groups
+    return Schedule(
+        kind="rollpacker",
+        staleness_max=0,
+        admit_rule=WithinBound(),
+        route_rule=LeastLoaded(),
+        refresh_rule=WhenEmpty(),
+        take_rule=FirstReady(),
+        ahead_rule=TailRounds(redundant),
+        redundant_samples=keys.redundant_samples,
+        redundant_groups=redundant,
+        parks=True,
+    )
+
+
+def mixing(mix: Literal["within", "between", "never"]) -> dict[str, Any]:
+    """The fields of a `Schedule` that say so.
+
+    `never`: a later turn goes to a replica of its trajectory's version. If no replica serves the version, an
+    empty replica takes it back. If no relay holds it any more, the trajectory and its episode begin again.
+    """
+    within = mix == "within"
+    return {
+        "mixes_versions": within,
+        "one_version": mix == "never",
+        "refresh_rule": AtOnce() if within else WhenEmpty(),
+    }

@@ -11,7 +11,7 @@ So
   replica that fits nowhere as a whole can be emptied too;
 - only replicas behind the newest version take part: the others still start new groups.
 
-Measured against Laminar's rule in docs/experiments.md.
+Measured against Laminar's rule in reports/experiments.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from millrace.schedule.view import RepackOrder, ReplicaView, View
 
 PACKED_MAX = 48
 """Trajectories at most on a replica that receives some. The KV of so many long trajectories doubles the time
-of a decode step (7B to 72B on H800, `millrace_sim/costs/generation.py`). See docs/experiments.md."""
+of a decode step (7B to 72B on H800, `millrace_sim/costs/generation.py`). See reports/experiments.md."""
 
 
 @dataclass(frozen=True, slots=True)

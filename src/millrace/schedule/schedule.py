@@ -19,15 +19,13 @@ from heapq import heapify, heappop, heappush
 from msgspec.structs import replace
 
 from millrace.schedule.admit import Admit
-from millrace.schedule.ahead import Ahead
+from millrace.schedule.ahead import Ahead, TailRounds, WithCapacity
 from millrace.schedule.deadlines import Deadlines, choose, overdue, remaining_groups_max
-from millrace.schedule.elastic.with_capacity import WithCapacity
+from millrace.schedule.lengths import Pair
 from millrace.schedule.place import placements
 from millrace.schedule.refresh import Refresh
 from millrace.schedule.repack import Repack
 from millrace.schedule.route import Route
-from millrace.schedule.tail.lengths import Pair
-from millrace.schedule.tail.rounds import TailRounds
 from millrace.schedule.take import Take
 from millrace.schedule.view import QueuedView, RefreshOrder, RepackOrder, ReplicaView, View
 

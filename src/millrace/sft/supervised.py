@@ -25,9 +25,7 @@ from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.export import save_model
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.model import load_model, named_weights, not_finite, row_logprobs
-from millrace.trainer.optimizer.adamw import make_adamw
-from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
-from millrace.trainer.optimizer.optimizer import is_matrix
+from millrace.trainer.optimizer import clip_gradients, grad_norm, is_matrix, make_adamw
 
 WARMUP_FRACTION = 0.05  # of the steps
 GRAD_CLIP = 1.0

@@ -25,8 +25,8 @@ from millrace.core.types import Batch, StepResult
 from millrace.trainer.batch.flat_batch import FlatBatch, flatten, mask_loss, penalties
 from millrace.trainer.batch.packing import Row, pack
 from millrace.trainer.checks.rejected import save_rejected
+from millrace.trainer.learning_rate import learning_rate
 from millrace.trainer.metrics import Statistics, batch_metrics, value_metrics
-from millrace.trainer.optimizer.learning_rate import learning_rate
 
 
 @dataclass(frozen=True, slots=True)

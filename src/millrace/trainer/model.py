@@ -17,15 +17,15 @@ from torch.utils.checkpoint import checkpoint
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from millrace.adapters.low_rank import KINDS
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
 from millrace.devices.gpu import on
+from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.needs import indexed_files
 from millrace.trainer.attention import NAME, plan
 from millrace.trainer.batch.packing import Row, padded
-from millrace.trainer.kernels.install import install_kernels
+from millrace.trainer.kernels import on_cpu, on_gpu
 from millrace.trainer.kernels.narrow import rounded_once
 from millrace.trainer.kernels.ragged import serves
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
@@ -273,3 +273,18 @@ def not_finite(weights: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> lis
     broken = [name for name in suspects if not blocks[name].isfinite().all()]  # a sum can also overflow
     on_any_rank = {name for names in ranks.gather(broken) for name in names}
     return [name for name in weights if name in on_any_rank]
+
+
+def install_kernels(model: PreTrainedModel, device: torch.device, ranks: Ranks) -> None:
+    """Replace slow parts of `model`. A tensor rank's blocks of layers stay as transformers computes them."""
+    if device.type == "cpu" and ranks.undivided_matmuls:
+        on_cpu.install_linear(model)
+        on_cpu.install_gate(model)
+        if ranks.alone:
+            on_cpu.install_lookup(model)
+        on_cpu.install_norm(model)
+    if device.type == "cuda":
+        on_gpu.activate(device)
+        if ranks.tensor == 1:
+            on_gpu.install_experts(model)
+            on_gpu.install_where_it_runs(model, device)

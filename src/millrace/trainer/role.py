@@ -10,26 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.backends import cpu
 from transformers import PreTrainedModel
 
+from millrace import __version__
 from millrace.algorithms import of_run
 from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.devices.matmul import by_onednn
 from millrace.devices.pages import keep_freed
 from millrace.placement.needs import teacher_of
-from millrace.trainer.adapters.adapted_linear import begin, insert
+from millrace.placement.number_format import cpu_model
+from millrace.trainer.adapted_linear import begin, insert
 from millrace.trainer.batch_step import StepSettings
-from millrace.trainer.checks.arithmetic import arithmetic
-from millrace.trainer.drafter.drafting_trainer import policy_trainer, published_tensors
+from millrace.trainer.drafter_training import policy_trainer, published_tensors
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
 from millrace.trainer.files.moments import take_moments
 from millrace.trainer.files.tokens import read_tokenizer
-from millrace.trainer.frozen.reference import load_reference, published_dtype
-from millrace.trainer.frozen.teacher import load_teacher
+from millrace.trainer.frozen_models import load_reference, load_teacher, published_dtype
 from millrace.trainer.model import load_model, recompute_layers, vocabulary
 from millrace.trainer.publish.publisher import Publisher, buffers_of
 from millrace.trainer.ranks.mesh import Ranks, agreed
@@ -157,3 +159,31 @@ def _frozen(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedMod
     if (teacher := teacher_of(config)) is not None:
         return load_teacher(teacher, student=config.model.path, device=device, ranks=ranks)
     return load_reference(config, device, ranks)
+
+
+def arithmetic(device: torch.device, config: Config) -> str:
+    """The arithmetic in words. Empty on a GPU, where the order of sums is left to chance.
+
+    Packing (`token_budget`), ranks and threads decide the order of sums; the CPU and torch decide the
+    kernels.
+    """
+    if device.type != "cpu":
+        return ""
+    facts = (
+        f"Millrace {__version__}",
+        f"torch {torch.__version__}",
+        f"{cpu_model()} ({cpu.get_cpu_capability()})",
+        f"{torch.get_num_threads()} threads",
+        *(("products by oneDNN",) if by_onednn() else ()),
+        f"batch.token_budget {config.batch.token_budget}",
+        f"model.recompute {config.model.recompute}",
+        *(f"trainer.{key} {value}" for key, value in config.trainer if isinstance(value, int) and value > 1),
+        *(f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _DECIDE),
+    )
+    return ", ".join(facts)
+
+
+_DECIDE = (
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
+    *("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),  # oneDNN reads both names
+)

@@ -6,36 +6,36 @@ Shape suffixes: N = trained tokens of one row; C = completion tokens of the batc
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
 from millrace.algorithms import Algorithm, TokenLogprobs
-from millrace.algorithms.proximal import interpolated
+from millrace.algorithms.corrections import interpolated
 from millrace.core.errors import TrainingError
 from millrace.core.progress import count
 from millrace.devices.gpu import on
 from millrace.devices.threads import on_threads
-from millrace.trainer.adapters.adapted_linear import switched_off, trained_weights
+from millrace.trainer.adapted_linear import switched_off, trained_weights
 from millrace.trainer.batch.flat_batch import FlatBatch
 from millrace.trainer.batch.packing import Row, pack
-from millrace.trainer.batch.sequences import RowSequences
 from millrace.trainer.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace.trainer.kernels.row_threads import row_threads
+from millrace.trainer.metrics import Statistics
 from millrace.trainer.model import not_finite, row_logprobs, served_weights
-from millrace.trainer.optimizer.gradients import clip_gradients, grad_norm
-from millrace.trainer.optimizer.optimizer import make_optimizer
+from millrace.trainer.optimizer import clip_gradients, grad_norm, make_optimizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.ranks.offload import computing_device, update_threads
 from millrace.trainer.ranks.shares import rows_of_rank
 from millrace.trainer.recorded.token_masks import TokenMasks
-from millrace.trainer.token_statistics import Columns, TokenStatistics, silenced_columns, token_columns
 from millrace.trainer.value_head import ValueHead
 
 
@@ -243,3 +243,92 @@ class PolicyTrainer(BatchStep):
 
 def with_token_masks(row: Row, masks_C: TokenMasks | None) -> Row:
     return row if masks_C is None else replace(row, masks_N=masks_C.of(row.flat_N))
+
+
+Columns = dict[str, torch.Tensor]
+"""Columns of `Statistics`, by name, of one row."""
+
+
+def token_columns(
+    algorithm: Algorithm, logprobs: TokenLogprobs, before_N: torch.Tensor, entropy_N: torch.Tensor
+) -> Columns:
+    """`before_N`: log-probs under the weights at the batch's beginning."""
+    log_N = before_N - logprobs.behavior_N
+    columns = {"log_ratio_N": log_N, "log_weight_N": log_N, "entropy_N": entropy_N.detach()}
+    if algorithm.weight_of != "token":
+        combined = logprobs.sequences.total if algorithm.weight_of == "product" else logprobs.sequences.mean
+        columns["log_weight_N"] = combined(log_N)
+    if logprobs.reference_N is not None:
+        columns["reference_N"] = before_N - logprobs.reference_N
+    return columns
+
+
+def silenced_columns(gradient_N: torch.Tensor, advantages_N: torch.Tensor) -> Columns:
+    """Count the tokens of an optimizer step with an advantage, and those of them without a gradient.
+    `gradient_N` is without the gradient of a penalty."""
+    judged_N = advantages_N != 0
+    return {"judged": judged_N.sum()[None], "silenced": (judged_N & (gradient_N == 0)).sum()[None]}
+
+
+class TokenStatistics:
+    """Columns of the trained tokens of a batch."""
+
+    def __init__(self, algorithm: Algorithm, ranks: Ranks) -> None:
+        self._cap, self._ranks = algorithm.weight_cap, ranks
+        self._columns = defaultdict[str, list[torch.Tensor]](list)
+
+    def add(self, of_row: Columns) -> None:
+        for name, column in of_row.items():
+            self._columns[name].append(column)
+
+    def read(self) -> Statistics:
+        """All columns of every rank's tokens on the host, the same on every rank. A collective call."""
+        local = {name: torch.cat(columns).cpu().numpy() for name, columns in self._columns.items()}
+        # Ranks of a tensor group have the same tokens.
+        of_ranks = self._ranks.gather(local if self._ranks.tensor_index == 0 else {})
+        names = {name for of_rank in of_ranks for name in of_rank}
+        columns: dict[str, Any] = {
+            name: np.concatenate([each[name] for each in of_ranks if name in each]) for name in names
+        }
+        return Statistics(**columns, cap=self._cap)
+
+
+class RowSequences:
+    """`algorithms.logprobs.Sequences` of a row.
+
+    `ids_N`: the sequence of each token in the batch; `lengths_S`: trained tokens of each sequence.
+    """
+
+    def __init__(
+        self,
+        ids_N: NDArray[np.int64],
+        lengths_S: NDArray[np.int64],
+        device: torch.device,
+        group: ProcessGroup | None,
+    ) -> None:
+        self._ids_N, self._lengths_S, self._device, self._group = ids_N, lengths_S, device, group
+
+    def total(self, x_N: torch.Tensor) -> torch.Tensor:
+        ids, order, counts, _ = self._on_device
+        sums_S = torch.segment_reduce(x_N.detach()[order], "sum", lengths=counts, initial=0, unsafe=True)
+        if self._group is not None:
+            from torch import distributed
+
+            distributed.all_reduce(sums_S, group=self._group)
+        return sums_S[ids]
+
+    def mean(self, x_N: torch.Tensor) -> torch.Tensor:
+        return self.total(x_N) / self._on_device[3]
+
+    @cached_property
+    def _on_device(self) -> tuple[torch.Tensor, ...]:
+        """On the device, at first use: the sequence of each token, the tokens in order of sequences, the
+        tokens of each sequence on this rank, and for each token all tokens of its sequence."""
+        ids = self._ids_N
+        arrays = (
+            ids,
+            np.argsort(ids, kind="stable"),
+            np.bincount(ids, minlength=len(self._lengths_S)),
+            self._lengths_S[ids],
+        )
+        return tuple(on(self._device, array) for array in arrays)

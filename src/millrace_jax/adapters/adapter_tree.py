@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from millrace.adapters.low_rank import BASE, DOWN, UP, adapted, first_down
 from millrace.config.tables.training import Adapter
 from millrace.core.digest import NamedBuffer, digest_buffers
+from millrace.devices.low_rank import BASE, DOWN, UP, adapted, first_down
 from millrace_jax.adapters.adapted_matmul import MergeRule
 from millrace_jax.decoder import Decoder
 from millrace_jax.devices.mesh import sharding

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from millrace.adapters.low_rank import DOWN, UP
 from millrace.core.errors import ConfigError
+from millrace.devices.low_rank import DOWN, UP
 from millrace_jax.decoder import Decoder
 from millrace_jax.row_arrays import TOKENS_MIN
 

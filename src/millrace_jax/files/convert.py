@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.adapters.low_rank import MAGNITUDE
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import DRAFTER
+from millrace.devices.low_rank import MAGNITUDE
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.manifest import (
     FILE_BYTES_MAX,

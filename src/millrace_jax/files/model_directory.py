@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from millrace.config.tables.training import Adapter
 from millrace.core.errors import DataError
-from millrace.trainer.adapters.peft_config import CONFIG, PREFIX, peft_config
 from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.peft_config import CONFIG, PREFIX, peft_config
 from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 from millrace_jax.adapters.adapted_matmul import MergeRule
 from millrace_jax.adapters.adapter_tree import adapter_dims, whole_model

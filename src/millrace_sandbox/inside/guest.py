@@ -32,9 +32,9 @@ import typing
 from types import ModuleType
 from typing import Any, TextIO
 
+from millrace.devices.syscalls import call, prctl
 from millrace_sandbox.inside import landlock, seccomp
 from millrace_sandbox.inside.limits import Limits, MiB, apply
-from millrace_sandbox.inside.syscalls import call, prctl
 from millrace_sandbox.inside.values import PROGRAM, decode, encode, to_json
 
 CALLS, REPLIES = 3, 4

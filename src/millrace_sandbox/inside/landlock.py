@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from millrace_sandbox.inside.syscalls import call
+from millrace.devices.syscalls import call
 
 CREATE_RULESET_VERSION = 1
 RULE_PATH_BENEATH = 1

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from millrace.devices.syscalls import call
 from millrace_sandbox.inside.limits import Limits
-from millrace_sandbox.inside.syscalls import call
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
     0x20000,

@@ -11,8 +11,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 
-from millrace_sandbox.inside.limits import Limits
-from millrace_sandbox.inside.syscalls import (
+from millrace.devices.syscalls import (
     AUDIT_ARCHITECTURES,
     EXAMINED,
     HARMLESS,
@@ -22,6 +21,7 @@ from millrace_sandbox.inside.syscalls import (
     numbers,
     prctl,
 )
+from millrace_sandbox.inside.limits import Limits
 
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_SET_MODE_FILTER = 1

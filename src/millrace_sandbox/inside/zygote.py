@@ -17,9 +17,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from millrace.devices.syscalls import MEANT, machine, prctl
 from millrace_sandbox.inside import guest, landlock, namespaces
 from millrace_sandbox.inside.limits import Limits
-from millrace_sandbox.inside.syscalls import MEANT, machine, prctl
 from millrace_sandbox.inside.warden import Warden, remove_tree
 
 MESSAGE_BYTES = 4096

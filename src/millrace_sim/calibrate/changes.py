@@ -15,7 +15,7 @@ from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace_sim.calibrate.learn import SLICE_S, Calibration
-from millrace_sim.report.measure import Measure, window
+from millrace_sim.measure import Measure, window
 from millrace_sim.simulation import Scenario, simulate
 
 STEPS_MIN, STEPS_MAX, TRAJECTORIES = 4, 14, 2_000

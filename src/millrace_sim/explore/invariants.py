@@ -17,7 +17,7 @@ from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.core.types import State, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.schedule.colocated.turns import Use
+from millrace.schedule.device_turns import Use
 from millrace_sim.roles.sim_reward_worker import FORKED
 from millrace_sim.roles.world import World
 from millrace_sim.simulation import Observer, Scenario

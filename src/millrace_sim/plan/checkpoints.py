@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass
 
 from millrace_sim.costs.cluster import Cluster
+from millrace_sim.measure import Result
 from millrace_sim.plan.layouts import PlanLayout
-from millrace_sim.report.measure import Result
 
 INTERVAL_S_MAX = 1800.0
 """A stall of seconds in half an hour costs next to nothing, and people and software end runs too."""

@@ -13,6 +13,7 @@ from millrace_sim.costs.generation import Generation
 from millrace_sim.costs.hardware import Device
 from millrace_sim.costs.models import ModelSizes
 from millrace_sim.costs.training import MEMORY_FRACTION, Training
+from millrace_sim.measure import Result
 from millrace_sim.plan.checkpoints import CheckpointPlan, planned_interval
 from millrace_sim.plan.layouts import Demand, PlanLayout, generate_s, layouts, layouts_in_turns
 from millrace_sim.plan.request import PlanConfig
@@ -31,7 +32,6 @@ from millrace_sim.plan.theory import (
     solve_asynchronous,
     solve_synchronous,
 )
-from millrace_sim.report.measure import Result
 from millrace_sim.setup import lengths_of
 
 LENGTH_DRAWS = 4096

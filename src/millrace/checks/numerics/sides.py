@@ -22,9 +22,10 @@ from millrace.checks.numerics.sequence import ProbedSequence
 from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import ConfigError, DataError
+from millrace.core.wings import wing
+from millrace.devices.tpu import computes_on_tpu, simulate_devices
 from millrace.placement.needs import read_model_config
 from millrace.run_directory.jax_python import has_jax, run_with_jax
-from millrace_jax.devices.platform import computes_on_tpu, simulate_devices
 
 INPUTS_BYTES_MAX = 1 << 24
 
@@ -80,7 +81,7 @@ def _sides(
     device, tokens = config.model.device, sequence.tokens
 
     def engine() -> tuple[Values, str]:
-        from millrace.engines.own.watched.engine_values import engine_values
+        from millrace.engines.own.engine_values import engine_values
 
         return engine_values(model, tokens, **sampled, device=device, exact=config.rollout.exact)
 
@@ -130,8 +131,6 @@ def write_jax_values(request: Path, answer: Path) -> str:
     mesh, path, tokens = (inputs.pop(name) for name in ("mesh", "path", "tokens"))
     if inputs.pop("device") == "cpu":
         simulate_devices(int(np.prod(mesh)))
-    from millrace_jax.watched.traced_values import traced_values
-
-    values, computing = traced_values(Path(path), tokens, **inputs, mesh=tuple(mesh))
+    values, computing = wing("jax.traced_values")(Path(path), tokens, **inputs, mesh=tuple(mesh))
     save_file(values, answer)
     return computing

@@ -17,7 +17,7 @@ turns have one version. A trajectory whose version is gone begins again."""
 Mix = Annotated[Literal["within", "between", "never"], Field(description=_MIX)]
 
 _SAMPLES = """Trajectories that a group starts beyond `batch.group_size`. The first that have a reward are
-trained, and the rest ends. Short and quick trajectories are favoured: see docs/stragglers.md."""
+trained, and the rest ends. Short and quick trajectories are favoured: see reports/stragglers.md."""
 RedundantSamples = Annotated[CountOrZero, Field(description=_SAMPLES)]
 _GROUPS = """Groups that may end because they miss their deadline. The trainer waits for no more than the
 others."""

@@ -89,7 +89,7 @@ class TrainerSection(Section):
     what it computes with. Without a GPU this saves nothing."""
     standby: bool = False
     """A second trainer starts beside the first, and goes on from the checkpoint when that dies. Until then it
-    has its process, its device and its communicators, and no weights. See docs/goodput.md."""
+    has its process, its device and its communicators, and no weights. See reports/goodput.md."""
 
     @property
     def ranks(self) -> int:

@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.context import RunContext
+from millrace.controller.episode import LANES
 from millrace.controller.evaluation.due import rest_s
 from millrace.controller.evaluation.evaluation_state import Underway
 from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
 from millrace.controller.reward_pool import RewardPool
-from millrace.controller.turns.episode import LANES
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import (

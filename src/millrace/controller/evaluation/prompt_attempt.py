@@ -1,7 +1,7 @@
 """One attempt at one prompt of an evaluation: a completion that is scored, or an episode.
 
 An attempt goes through the states of a trajectory, and an environment does to it what it does in training
-(`controller.turns.episode`). It is in no group and in no account of training.
+(`controller.episode`). It is in no group and in no account of training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from millrace.controller.turns import episode
+from millrace.controller import episode
 from millrace.core.completion.marked import marked
 from millrace.core.types import (
     EvaluationAttempt,

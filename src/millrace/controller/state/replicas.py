@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.core.placement import THIS_HOST
 from millrace.core.types import ReplicaLoad, Trajectory
-from millrace.schedule.colocated.turns import Use
+from millrace.schedule.device_turns import Use
 from millrace.schedule.view import ReplicaView
 
 

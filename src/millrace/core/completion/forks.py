@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from millrace.core.completion.columns import TokenColumns
+from typing import NamedTuple
 
 
 class Fork(NamedTuple):
@@ -71,10 +68,10 @@ def num_seen(forks: Sequence[Fork], stop: int, num_prompt: int) -> int:
     return (num_prompt if kept is None else kept) + sum(end - start for start, end in parts)
 
 
-def context(prompt: array[int], columns: TokenColumns, stop: int) -> array[int]:
-    """Ids that token `stop - 1` of the columns sees, of the prompt and of the columns, and its own."""
-    kept, parts = path(columns.forks, stop)
-    return sum((columns.tokens[start:stop] for start, stop in parts), prompt[:kept])
+def context(prompt: array[int], tokens: array[int], forks: Sequence[Fork], stop: int) -> array[int]:
+    """Ids that token `stop - 1` of the columns sees, of the prompt and of their `tokens`, and its own."""
+    kept, parts = path(forks, stop)
+    return sum((tokens[start:stop] for start, stop in parts), prompt[:kept])
 
 
 def num_shared(a: Sequence[int], b: Sequence[int]) -> int:

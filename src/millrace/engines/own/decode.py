@@ -14,8 +14,8 @@ from millrace.engines.own.accelerated.flash import RecordedSteps
 from millrace.engines.own.accelerated.native import NativeRows
 from millrace.engines.own.attention import DecodeAttention
 from millrace.engines.own.cache import KVCache
-from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.sampler import SampledTokens, TokenSampler
+from millrace.engines.own.sampling_options import Edits
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.noise import Noise
 

@@ -9,7 +9,7 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.turns.end_ids import end_ids
 from millrace.engines.own.architecture import read_architecture
 from millrace.engines.own.drafts.drafting_engine import DraftingEngine
-from millrace.engines.own.drafts.trained.trained_engine import TrainedDraftingEngine
+from millrace.engines.own.drafts.trained_drafter import TrainedDraftingEngine
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.model_tokens import load_tokenizer, text_decoder
 from millrace.rollout.protocol import EngineOptions

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from millrace.core.completion.top_logprobs import Row
 from millrace.core.types import Sampling
 from millrace.engines.own.accelerated.truncation import Truncation
-from millrace.engines.own.options.edits import Edits
+from millrace.engines.own.sampling_options import Edits
 
 Tensor = torch.Tensor
 

@@ -26,23 +26,46 @@ from millrace.core.types import ReplicaLoad
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.gpu import has_flash, has_own_memory, mark, side_stream
 from millrace.devices.pinned import copy_to_device, pinned
+from millrace.devices.released_memory import ReleasedMemory
 from millrace.devices.threads import on_threads, threads_of_process
 from millrace.engines.own.accelerated.exact import check_attention, exact_matmul
 from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
 from millrace.engines.own.architecture import Architecture
-from millrace.engines.own.asleep.sleeping import Sleeping
 from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAttention, Segment
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.decode import DecodeBatch
 from millrace.engines.own.forward import Attention, ForwardPass
-from millrace.engines.own.kept.kept_sequences import KeptSequences
-from millrace.engines.own.options.experts import recorded_routing, routing_memory
+from millrace.engines.own.kept_sequences import KeptSequences
 from millrace.engines.own.parameters import Parameters
+from millrace.engines.own.sampling_options import recorded_routing, routing_memory
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.queues import Queues
+
+
+class Sleeping:
+    """A part of `TorchEngine`, which is awake at first."""
+
+    _released: ReleasedMemory | None = None
+
+    def wake(self) -> None:
+        if self._released is not None:
+            self._released.take_again()
+        self._released = None
+
+    def _release(
+        self, weights: Iterable[Parameters | None], cache: KVCache, recorded: RecordedSteps | None
+    ) -> None:
+        """Give back the memory of all sets of weights and of the cache, which is empty from now on."""
+        cache.lengths.clear()
+        if recorded is not None:
+            recorded.forget()
+        if self._released is None:
+            tensors = [tensor for each in weights if each is not None for tensor in each.named.values()]
+            cached = [cache.keys, cache.values]
+            self._released = ReleasedMemory([*tensors, *cached], device_type=cache.keys.device.type)
 
 
 class TorchEngine(Sleeping, Queues):

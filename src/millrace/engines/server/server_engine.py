@@ -30,10 +30,10 @@ from millrace.engines.server.dialect import Dialect, Sampled, Token
 from millrace.engines.server.handover import Handover
 from millrace.engines.server.streams import StreamedTokens, Streams
 from millrace.engines.vllm.proof import Proof
-from millrace.rollout.colocated.sleepless import Sleepless
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.queues import Queues
+from millrace.rollout.shared_replica import Sleepless
 
 STEP_S = 0.5  # a step waits for a token of each request that decodes, and a command waits for the step
 QUIET_S = 10.0  # after so long without a token the engine checks that the server lives

@@ -7,7 +7,7 @@ Follows the source of SGLang 0.5.23, `srt`: `entrypoints/http_server.py` (routes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from millrace.core.errors import ConfigError, boundary
 from millrace.core.types import Sampling
 from millrace.engines.server.client import ANSWER_S, ERROR_CHARS_MAX, LOAD_S, WORK_S, Client
 from millrace.engines.server.dialect import Offer, ReadPart, Requirements, Sampled, Token
-from millrace.engines.server.sglang_settings import SUPPORTED, unfit
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.noise import Noise
 
@@ -188,3 +187,43 @@ def _seed(continuation: Continuation) -> int:
     """Of the whole trajectory: SGLang's noise is a function of this seed and of the token's position."""
     work = continuation.work
     return int(Noise([work.seed], [work.trajectory_id]).uniforms([0], 1)[0, 0] * 2**52)
+
+
+SUPPORTED = ("0.5.23",)
+"""Releases whose source `sglang_server` follows."""
+CONTEXT_SPARE = 6  # tokens that SGLang keeps back from its context length
+
+
+def unfit(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]:
+    if settings["dtype"] not in (requirements.dtype, "float32"):
+        yield (
+            f"it computes in {settings['dtype']}, and `model.dtype` is {requirements.dtype}: start it with "
+            f"--dtype {requirements.dtype}"
+        )
+    if settings["max_req_input_len"] < requirements.max_sequence_tokens:
+        yield (
+            f"it takes prompts of {settings['max_req_input_len']} tokens: start it with --context-length "
+            f"{requirements.max_sequence_tokens + CONTEXT_SPARE} and with memory for as many, or lower "
+            "`rollout.max_sequence_tokens`"
+        )
+    decodes = settings["internal_states"][0]["effective_max_running_requests_per_dp"]
+    if decodes <= requirements.slots:
+        yield (
+            f"it decodes {decodes} sequences at a time, and one is for the proof of what it serves: start it "
+            f"with --max-running-requests {requirements.slots + 1}, or lower `rollout.slots`"
+        )
+    if not settings["incremental_streaming_output"]:
+        yield (
+            "it sends all tokens of a request again with each new one: start it with "
+            "--incremental-streaming-output"
+        )
+    if requirements.seeded and not settings["enable_deterministic_inference"]:
+        yield (
+            "it ignores seeds: start it with --enable-deterministic-inference, or set `rollout.seeded` to "
+            "false: then no run repeats"
+        )
+    if settings["speculative_algorithm"] is not None:
+        yield (
+            f"it guesses tokens ahead ({settings['speculative_algorithm']}): start it without "
+            "--speculative-algorithm, as nobody has looked whether its log-probs are right then"
+        )

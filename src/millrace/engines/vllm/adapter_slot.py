@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from millrace.adapters.low_rank import BASE, DOWN, UP
 from millrace.core.errors import ConfigError
+from millrace.devices.low_rank import BASE, DOWN, UP
 from millrace.placement.engine_memory import slot_rank
 from millrace.rollout.protocol import NativeAdapter
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from millrace.core.protocols import WeightsReader
 from millrace.engines.vllm import memory
-from millrace.engines.vllm.drafts.repair import repair_sampler
+from millrace.engines.vllm.draft_repair import repair_sampler
 from millrace.engines.vllm.loading import load_base, load_version
 
 

@@ -18,9 +18,9 @@ from multiprocessing.process import BaseProcess
 from threading import Event, Thread
 from typing import Any, TypeVar
 
-from millrace.adapters.served_weights import Base
 from millrace.core.errors import WorkerError
 from millrace.core.protocols import WeightsReader
+from millrace.devices.served_weights import Base
 from millrace.engines.vllm.extension import packed, unpacked
 from millrace.engines.vllm.processes.rank_end import RankEnd, end_of
 from millrace.rollout.protocol import NativeAdapter

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import torch
 
-from millrace.adapters.served_weights import Base
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import UnknownVersionError
 from millrace.core.protocols import WeightsReader
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.pinned import pinned
+from millrace.devices.served_weights import Base
 from millrace.engines.vllm.adapter_slot import has_slot, open_slot, replace_adapter
 from millrace.rollout.protocol import NativeAdapter
 

@@ -8,6 +8,7 @@ the bytes that the digest is of. The plain model has no weights of its own: it r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -15,12 +16,11 @@ from transformers.utils import logging
 
 from millrace.core.digest import NamedBuffer
 from millrace.engines.vllm.loading import as_tensor
-from millrace.engines.vllm.rounding import quantise
 
 TOKENS = 32
 
 # Bounds of the mean distance of a log-prob, times the log-probs' spread if the spread is above 1: rounding
-# grows with the spread. In bfloat16 rounding took up to 0.05 of the spread (docs/archive/experiments.md).
+# grows with the spread. In bfloat16 rounding took up to 0.05 of the spread.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 # With fp8 it took up to 0.17: a number near the middle of two steps is rounded to either of them.
 TOLERANCE_QUANTISED = 0.3
@@ -76,3 +76,34 @@ def _without_weights(config: object, dtype: torch.dtype) -> torch.nn.Module:
     state = {name: zero.expand(parameter.shape) for name, parameter in shaped.named_parameters()}
     model: torch.nn.Module = type(shaped).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
     return model.eval()
+
+
+FP8_MAX = 448.0
+_SCALE_MIN = 1 / (FP8_MAX * 512)  # vLLM's
+_ROWS = 128  # are rounded at a time, and stay in the cache of a CPU
+
+
+def quantise(model: torch.nn.Module) -> None:
+    """From now on each pass of `model` rounds the matrices of its layers, and their inputs. Weights stay."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and ".layers." in name:
+            module.forward = partial(_rounded_linear, module)  # type: ignore[method-assign]
+
+
+def _quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of fp8 in the format of `rows`, and the scale of each row in float32.
+
+    Shapes: rows (..., columns) -> (..., columns), (..., 1)"""
+    wide = rows.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / FP8_MAX).clamp_min(_SCALE_MIN)
+    return (wide / scale).to(torch.float8_e4m3fn).to(rows.dtype), scale
+
+
+def _rounded_linear(layer: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    numbers, token_scale = _quantised(inputs)
+    parts = []
+    for rows in layer.weight.split(_ROWS):
+        matrix, row_scale = _quantised(rows)
+        parts.append(torch.nn.functional.linear(numbers, matrix) * row_scale.T)
+    outputs = torch.cat(parts, -1) * token_scale
+    return (outputs if layer.bias is None else outputs + layer.bias).to(inputs.dtype)

@@ -6,29 +6,35 @@ import os
 import secrets
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from millrace.adapters.served_weights import Base
-from millrace.core.errors import ConfigError, RemoteError, boundary
+from millrace.core.digest import NamedBuffer
+from millrace.core.errors import ConfigError, RemoteError, WeightsError, boundary
 from millrace.devices.device import computes, computing_dtype, torch_device
-from millrace.engines.vllm.adapter_proof import AdapterProof
-from millrace.engines.vllm.adapter_slot import slot_arguments
+from millrace.devices.low_rank import BASE
+from millrace.devices.served_weights import Base
+from millrace.engines.vllm.adapter_slot import Factors, factors, slot_arguments
 from millrace.engines.vllm.async_engine import AsyncVllmEngine
-from millrace.engines.vllm.drafts.counts import DraftCounts
-from millrace.engines.vllm.drafts.repair import repair_sampler
-from millrace.engines.vllm.drafts.settings import draft_arguments, draft_cache_bytes, draft_step_tokens
+from millrace.engines.vllm.draft_repair import repair_sampler
 from millrace.engines.vllm.extension import MillraceWorker
 from millrace.engines.vllm.frontend import Frontend
-from millrace.engines.vllm.loading import load_base
+from millrace.engines.vllm.loading import as_tensor, load_base
 from millrace.engines.vllm.mode import VllmMode
 from millrace.engines.vllm.processes.rank_end import RankEnd
 from millrace.engines.vllm.processes.sockets import unnamed_sockets
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.versions import installed, refuse_missing_package
+from millrace.engines.vllm.vllm_drafts import (
+    DraftCounts,
+    draft_arguments,
+    draft_cache_bytes,
+    draft_step_tokens,
+)
 from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.intake import Intake
@@ -220,3 +226,37 @@ def _memory(options: EngineOptions, computing: torch.dtype, device: torch.device
         "block_size": _BLOCK_TOKENS,
         "kv_cache_memory_bytes": blocks * _BLOCK_TOKENS * token_bytes,
     }
+
+
+class AdapterProof(Proof):
+    """A proof for versions that are adapters of `base`. `scale`: of `low_rank.adapted`."""
+
+    def __init__(self, *arguments: Any, base: Base, scale: float, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._base, self._scale = base, scale
+
+    def expected(self, buffers: Sequence[NamedBuffer]) -> torch.Tensor:
+        """See `Proof`. Raises: WeightsError: the version is no adapter of the base weights."""
+        tensors = {buffer.name: as_tensor(buffer) for buffer in buffers}
+        if BASE not in tensors:
+            raise WeightsError("the version is no adapter, and `rollout.native_adapters` says that it is one")
+        self._base.refuse_another(tensors[BASE])
+        weights = {name: self._base[name] for name in self._base.names}
+        with self._adding(factors(tensors, torch.float32)):
+            return self.logprobs(weights)
+
+    @contextmanager
+    def _adding(self, layers: Mapping[str, Factors]) -> Iterator[None]:
+        """Inside the block the plain model computes with the adapter."""
+        with ExitStack() as hooks:
+            for name, (down, up) in layers.items():
+                adding = _product(down, self._scale * up)
+                hooks.callback(self._model.get_submodule(name).register_forward_hook(adding).remove)
+            yield
+
+
+def _product(down_RI: torch.Tensor, up_OR: torch.Tensor) -> Callable[..., torch.Tensor]:
+    def add(_layer: object, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        return output + (inputs[0].float() @ down_RI.T @ up_OR.T).to(output.dtype)
+
+    return add

@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.extras import refuse_missing
 
 Row = dict[str, Any]
 MAPPED_BYTES = 32 << 20
@@ -32,6 +33,7 @@ class ArrowRows:
     """Rows of a mapped Arrow file. In memory are only the numbers of rows of its batches."""
 
     def __init__(self, file: Path) -> None:
+        refuse_missing("pyarrow", str(file))
         import pyarrow  # type: ignore[import-untyped]
 
         self._file = file
@@ -68,6 +70,7 @@ def write_arrow(path: Path, batches: Iterable[Any], rows_max: int | None = None)
     Raises: OSError: it cannot be written. DataError: there are no rows. pyarrow.ArrowInvalid, KeyError: a
     batch has other columns. Nothing is left then.
     """
+    refuse_missing("pyarrow", str(path))
     import pyarrow
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -48,11 +48,11 @@ def _batches(rows: Any, rows_max: int | None) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    said: tuple[list[str], str] = ([], "")
+    said = ""
     try:
         fetch(**json.loads(sys.argv[1]))
     except Exception as error:
-        said = [kind.__name__ for kind in type(error).__mro__], str(error).strip() or type(error).__name__
+        said = str(error).strip() or type(error).__name__
     sys.stdout.write(f"{json.dumps(said)}\n")
     sys.stdout.flush()
     os._exit(0)  # streams leave threads behind, which would keep the process

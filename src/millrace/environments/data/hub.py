@@ -18,6 +18,7 @@ import xxhash
 
 from millrace.config.tables.task import HubTaskSection
 from millrace.core.errors import DataError
+from millrace.core.extras import refuse_missing
 from millrace.environments.data.arrow import cache_directory
 
 ANSWER_S = 10.0
@@ -40,6 +41,7 @@ def fetched_file(task: HubTaskSection) -> Path:
     """The file with the rows of the task. They are fetched if they never were.
 
     Raises: DataError: no hub can be reached and the rows are in no cache, or there are no such rows.
+        ConfigError: the library `datasets` is not installed.
     """
     file = hub_file(task)
     if file.exists():
@@ -49,14 +51,13 @@ def fetched_file(task: HubTaskSection) -> Path:
         "file": str(file),
         **task.model_dump(include={"name", "subset", "split", "revision", "rows_max"}),
     }
+    refuse_missing("datasets", f"`task.name` ({task.name})")
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if unreachable is not None else {}
-    kinds, first = _run_child(task, about, {**os.environ, **offline})
+    first = _run_child(task, about, {**os.environ, **offline})
     if file.exists():
         return file
     if unreachable is not None:
         raise DataError(hub_reason(task.name, unreachable, data=True, cached=_libraries_cache()))
-    if "ModuleNotFoundError" in kinds:
-        raise DataError(f"`task.name` ({task.name}) needs the library `datasets`: pip install datasets")
     keys = {"subset": task.subset, "split": task.split, "revision": task.revision, "rows_max": task.rows_max}
     named = ", ".join(f"`task.{key}` = {value!r}" for key, value in keys.items() if value is not None)
     raise DataError(f"{task.name} has no rows for {named}: {first}\n  Correct these keys")
@@ -75,10 +76,8 @@ def _unreachable(task: HubTaskSection) -> Exception | None:
     return None
 
 
-def _run_child(
-    task: HubTaskSection, about: dict[str, Any], environment: dict[str, str]
-) -> tuple[list[str], str]:
-    """The classes and the text of the error; both are empty if there was none. Progress goes to stderr."""
+def _run_child(task: HubTaskSection, about: dict[str, Any], environment: dict[str, str]) -> str:
+    """The text of the error; empty if there was none. Progress goes to stderr."""
     command = [sys.executable, "-m", CHILD, json.dumps(about)]
     try:
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=FETCH_S)
@@ -89,10 +88,9 @@ def _run_child(
         ) from None
     lines = ended.stdout.splitlines()
     try:
-        kinds, text = json.loads(lines[-1])
+        return str(json.loads(lines[-1]))
     except (IndexError, ValueError):
-        return [], f"the process that fetches ended with {ended.returncode}"
-    return kinds, text
+        return f"the process that fetches ended with {ended.returncode}"
 
 
 def _kinds(error: Exception) -> set[str]:

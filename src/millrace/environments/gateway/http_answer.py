@@ -9,7 +9,7 @@ from tornado.concurrent import Future
 from tornado.http1connection import HTTP1Connection
 from tornado.httputil import HTTPHeaders, ResponseStartLine, responses
 
-from millrace.environments.gateway.dialects.server_sent import KEEP_ALIVE
+from millrace.environments.gateway.dialects.shapes import KEEP_ALIVE
 
 SEND_S = 60.0
 """A client that does not read its answer for so long is left."""

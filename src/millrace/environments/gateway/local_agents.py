@@ -19,7 +19,12 @@ from millrace.environments.gateway.agents.agent_process import AgentProcess, rem
 from millrace.environments.gateway.agents.agents import Agents
 from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory, read_task
 from millrace.environments.gateway.agents.tasks.task_tests import run_tests
-from millrace.environments.gateway.dialects.paths import COUNT_TOKENS, DIALECTS, MESSAGES
+from millrace.environments.gateway.dialects.anthropic_messages import MessagesDialect
+from millrace.environments.gateway.dialects.chat import ChatDialect
+from millrace.environments.gateway.dialects.dialect import GatewayDialect
+from millrace.environments.gateway.dialects.generate import GenerateDialect
+from millrace.environments.gateway.dialects.responses import ResponsesDialect
+from millrace.environments.gateway.dialects.text import TextDialect
 from millrace.environments.gateway.open_sessions import OpenSessions
 from millrace.environments.gateway.rendering import PlainRendering, Rendering
 from millrace.environments.gateway.server import GatewayServer
@@ -163,3 +168,15 @@ class LocalAgents:
     def _counted(self, _: Session, body: bytes) -> dict[str, Any]:
         call = MESSAGES.read_count(body)
         return MESSAGES.counted(len(self._rendering.whole(call.messages, call.tools)))
+
+
+MESSAGES = MessagesDialect()
+DIALECTS: dict[str, GatewayDialect] = {
+    "/v1/chat/completions": ChatDialect(),
+    "/v1/completions": TextDialect(),
+    "/v1/responses": ResponsesDialect(),
+    "/v1/messages": MESSAGES,
+    "/inference/v1/generate": GenerateDialect(),
+}
+COUNT_TOKENS = "/v1/messages/count_tokens"
+"""Answered by `MESSAGES.read_count` and `MESSAGES.counted`. A count is no turn."""

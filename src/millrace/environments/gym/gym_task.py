@@ -16,6 +16,7 @@ import numpy as np
 
 from millrace.config.tables.task import GymTaskSection
 from millrace.core.errors import ConfigError, DataError
+from millrace.core.extras import refuse_missing
 from millrace.environments.chat import More, Tools, render
 from millrace.environments.data.lines import Row
 
@@ -82,6 +83,7 @@ def isolated(seed: str) -> Iterator[None]:
 
 
 def _gym_dataset(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
+    refuse_missing("reasoning_gym", '`task.kind` ("gym")')
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 

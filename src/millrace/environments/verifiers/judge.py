@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from asyncio import Lock
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 from weakref import WeakValueDictionary
 
 from millrace.config.tables.verifiers import JudgeRewardSection
-from millrace.core.errors import DataError, RewardError
+from millrace.core.errors import DataError, RewardError, StorageError, boundary
 from millrace.environments.references import normal, to_json, unwrapped, written
 from millrace.environments.rows import Row, find_column
 from millrace.environments.verifiers.judge_client import JudgeClient
 from millrace.environments.verifiers.judge_prompts import JudgeQuestion, as_text, pairwise, scalar
-from millrace.environments.verifiers.judgements import Judgements, key_of
 
 
 class JudgeReward:
@@ -108,3 +110,54 @@ class JudgeReward:
         """Decided by the question alone, so that a resumed run asks the same ones twice."""
         key = key_of(self._client.body(question.messages), 0)
         return int(key[:8], 16) < self._config.asked_twice * 16**8
+
+
+FILE = "judgements.sqlite"
+BUSY_S = 5.0
+"""Longest wait for another reward worker's write."""
+
+
+class Judgements:
+    """Judgements by the digest of their question. All reward workers of a run share the file.
+
+    `directory` None, or not on this host: nothing is kept.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._file = None if directory is None or not directory.is_dir() else directory / FILE
+        if self._file is None:
+            return
+        with self._storing():
+            # A worker is made in one thread, and its loop, which alone asks, runs in another.
+            self._database = sqlite3.connect(
+                self._file, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS judgements (key TEXT PRIMARY KEY, value REAL NOT NULL) "
+                "WITHOUT ROWID"
+            )
+
+    def find(self, key: str) -> float | None:
+        """Raises: StorageError: the file cannot be read."""
+        if self._file is None:
+            return None
+        with self._storing():
+            row = self._database.execute("SELECT value FROM judgements WHERE key = ?", (key,)).fetchone()
+        return None if row is None else float(row[0])
+
+    def keep(self, key: str, value: float) -> None:
+        """Raises: StorageError: the file cannot be written."""
+        if self._file is not None:
+            with self._storing():
+                self._database.execute("INSERT OR IGNORE INTO judgements VALUES (?, ?)", (key, value))
+
+    def _storing(self) -> Any:
+        return boundary(FILE, "judgements of the run cannot be kept", StorageError)
+
+
+def key_of(body: dict[str, Any], asking: int) -> str:
+    """The digest of a request, which has model, rubric, prompt and completion. `asking`: which of several
+    times the same is asked."""
+    canonical = json.dumps([body, asking], sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=16).hexdigest()

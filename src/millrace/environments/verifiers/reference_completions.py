@@ -10,8 +10,8 @@ import msgspec
 
 from millrace.config.tables import task as table
 from millrace.core.errors import DataError
-from millrace.environments.code import reference_program
 from millrace.environments.references import ReferenceAnswers, json_value, to_json, unwrapped, written
+from millrace.environments.right_program import reference_program
 from millrace.environments.rows import Row
 from millrace.environments.verifiers.mathematics.final_answer import boxes
 

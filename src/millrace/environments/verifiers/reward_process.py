@@ -23,11 +23,11 @@ from typing import Any, NoReturn
 
 from millrace.core.errors import DeadlineExceeded, MillraceError, OutOfMemory, RewardError
 from millrace.core.types import Failed, Score
+from millrace.devices.syscalls import prctl
 from millrace.environments.limits import limit_process_memory
 from millrace.environments.rewards import Reward
 from millrace.environments.rows import Row
 from millrace.environments.scores import shortened
-from millrace_sandbox.inside.syscalls import prctl
 
 PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("!Q")

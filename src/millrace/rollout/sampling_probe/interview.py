@@ -10,7 +10,7 @@ import msgspec
 from millrace.core import progress
 from millrace.core.errors import DeadlineExceeded, SamplingError
 from millrace.core.types import Progress, ReplicaLoad
-from millrace.rollout.kinds.engine_kinds import ENGINES
+from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import Engine, EngineOptions
 from millrace.rollout.sampling_probe.bets import Draw
 from millrace.rollout.sampling_probe.questions import PROMPTS, Question, questions, works

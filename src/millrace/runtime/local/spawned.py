@@ -1,10 +1,10 @@
 """The first file of a worker whose place names a Python of its own.
 
-That Python needs msgspec, and the imports of the worker's class. `millrace` is the controller's package, from
-this directory, so that both ends of the wire agree. Everything else comes from the interpreter and from
-PYTHONPATH, as for any program that this interpreter runs.
+That Python needs msgspec, and the imports of the worker's class. `millrace` and its wings are those of the
+controller, so that both ends of the wire agree. All else comes from the interpreter and from PYTHONPATH,
+as for any program that this interpreter runs.
 
-Processes that the worker's class starts with `multiprocessing` get the same package.
+Processes that the worker's class starts with `multiprocessing` get the same packages.
 
 Run by `runtime.local.forkserver` as `PYTHON spawned.py FD NAME EPOCH SILENCE_S`, with FD the worker's socket
 and SILENCE_S 0 for none.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import socket
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 PYTHON_MIN = (3, 11)
@@ -24,7 +25,7 @@ def main() -> None:
     fd, name, epoch, silence_s_max = sys.argv[1:]
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this directory: its modules would hide others of the same names
-    _carry_package(Path(__file__).resolve().parents[2])
+    _carry_packages()
     from millrace.runtime import process
 
     process.set_title(name)
@@ -41,19 +42,26 @@ def main() -> None:
         worker.main(socket.socket(fileno=int(fd)), name, int(epoch), float(silence_s_max) or None)
 
 
-def _carry_package(directory: Path) -> None:
-    """Have `import millrace` mean the package in `directory`, whatever this interpreter has installed."""
-    places = [str(directory)]
-    spec = importlib.util.spec_from_file_location(
-        directory.name, directory / "__init__.py", submodule_search_locations=places
-    )
-    assert spec is not None and spec.loader is not None, directory
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[directory.name] = package
-    spec.loader.exec_module(package)
+class _Carried:
+    """Finds `millrace` and its wings in the directory of the controller's, whatever this interpreter has."""
+
+    source = Path(__file__).resolve().parents[3]
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        directory = cls.source / name
+        if name.partition("_")[0] != "millrace" or "." in name or not directory.is_dir():
+            return None
+        return importlib.util.spec_from_file_location(
+            name, directory / "__init__.py", submodule_search_locations=[str(directory)]
+        )
+
+
+def _carry_packages() -> None:
+    sys.meta_path.insert(0, _Carried)
 
 
 if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":  # a process that `multiprocessing` spawns from the worker
-    _carry_package(Path(__file__).resolve().parents[2])
+    _carry_packages()

@@ -1,15 +1,17 @@
 """A batch as flat arrays, one entry per completion token, and the trees that index into them.
 
-Here every token gets its advantage, its weight in the loss and its staleness, for the whole batch at once.
-So the packing of the tokens cannot change these values.
+    loss = sum over trained tokens of weight * objective
 
-Shape suffixes: C = completion tokens of the batch, in order of groups and sequences, trained or not;
-S = sequences of the batch; G = those of one group.
+Here every token gets its advantage, its weight in the loss and its staleness, for the whole batch at once. So
+neither micro-batches nor the packing of the tokens can change a gradient.
+
+Shape suffixes: C = completion tokens of the batch, in order of groups and sequences, trained or not; S =
+sequences of the batch; G = those of one group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -18,18 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm, ComparedGroup
+from millrace.algorithms.build import Normalize
+from millrace.core.completion.forks import continued
 from millrace.core.errors import DataError
-from millrace.core.types import Batch, TrainGroup
-from millrace.trainer.batch.forks.trees import trees_of
+from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Tree
-from millrace.trainer.batch.reduction import token_weights
-from millrace.trainer.recorded.token_columns import (
-    mask_of,
-    numbers_of,
-    reference_of,
-    refuse_misaligned,
-    versions_of,
-)
+from millrace.trainer.batch.trees import trees_of
 from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
 
 
@@ -206,3 +202,90 @@ def _by_token(algorithm: Algorithm, group: ComparedGroup, group_id: int) -> list
         ) from error
     pairs = zip(advantages, group.lengths_G, strict=True)
     return [np.broadcast_to(np.asarray(advantage, float), length) for advantage, length in pairs]
+
+
+def mask_of(sequence: TrainSequence) -> NDArray[np.bool_]:
+    """The loss mask."""
+    if sequence.mask is None:
+        return np.ones(len(sequence.columns), dtype=bool)
+    return np.asarray(sequence.mask, dtype=bool)
+
+
+def reference_of(sequence: TrainSequence) -> NDArray[np.float64]:
+    """Log-probs under the reference; NaN: the trainer computes them."""
+    if sequence.reference is None:
+        return np.full(len(sequence.columns), np.nan)
+    return np.asarray(sequence.reference, float)
+
+
+def versions_of(sequence: TrainSequence) -> NDArray[np.int64]:
+    """The version that sampled each token."""
+    return _repeated(sequence.columns.runs)
+
+
+def numbers_of(sequence: TrainSequence) -> NDArray[np.int64]:
+    """Which sequence of the trajectory each token belongs to (`core.completion.forks.continued`)."""
+    return _repeated(continued(sequence.columns.forks, len(sequence.columns)))
+
+
+def _repeated(runs: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    value, count = np.array(runs, dtype=np.int64).reshape(-1, 2).T
+    return np.repeat(value, count)
+
+
+def refuse_misaligned(sequence: TrainSequence, version: int) -> None:
+    """Before the batch of `version`.
+
+    Raises: DataError: a mask of another length than its tokens, a token of a newer version, or a log-prob of
+    a trained token that is not finite.
+    """
+    mask, columns = mask_of(sequence), sequence.columns
+    if len(mask) != len(columns):
+        raise DataError(
+            f"trajectory {sequence.trajectory_id} does not align: {len(columns)} tokens, "
+            f"{len(mask)} mask entries"
+        )
+    trained = np.asarray(columns.logprobs)[mask]
+    if not np.isfinite(trained).all():
+        raise DataError(
+            f"trajectory {sequence.trajectory_id} has behavior log-probs that are not finite: "
+            f"{trained[~np.isfinite(trained)].tolist()[:5]}. The engine must record the log-probs of sampled "
+            "tokens"
+        )
+    newest = max((run_version for run_version, _ in columns.runs), default=version)
+    if newest > version:
+        raise DataError(
+            f"trajectory {sequence.trajectory_id} has a token of version {newest}, "
+            f"newer than the trainer's version {version}"
+        )
+
+
+def token_weights(
+    masks: Sequence[NDArray[np.bool_]], normalize: Normalize, *, max_tokens: int
+) -> list[NDArray[np.float64]]:
+    """Weight of every completion token; zero where the mask is.
+
+    With N sequences, n_i trained tokens in sequence i:
+
+        sequence    1 / (N n_i)           mean over a sequence, then over sequences (GRPO)
+        token       1 / sum_i n_i         mean over all tokens (DAPO, arXiv:2503.14476)
+        max_tokens  1 / (N max_tokens)    sum over the constant budget (Dr. GRPO, arXiv:2503.20783)
+
+    Shapes:
+        masks    one (length_i,) per sequence
+        returns  one (length_i,) per sequence
+    N and n_i are of the whole optimizer step, and no weight depends on groups. So a group that lost
+    trajectories counts less than a complete group, in proportion to its sequences or tokens.
+
+    Degenerate:
+        A sequence without a trained token gets zeros, and still counts in N.
+    """
+    counts = [int(mask.sum()) for mask in masks]
+    match normalize:
+        case "sequence":
+            scales = [1.0 / (len(masks) * max(count, 1)) for count in counts]
+        case "token":
+            scales = [1.0 / max(sum(counts), 1)] * len(masks)
+        case "max_tokens":
+            scales = [1.0 / (len(masks) * max_tokens)] * len(masks)
+    return [np.where(mask, scale, 0.0) for mask, scale in zip(masks, scales, strict=True)]

@@ -34,7 +34,7 @@ VOCABULARY = 16
 GROUPS = 4
 GROUP_SIZE_MAX = 64
 LENGTH_MAX = 12
-OURS = Path(__file__).resolve().parents[2]
+OURS = Path(__file__).resolve().parents[3]
 
 
 class AlgorithmTrial:

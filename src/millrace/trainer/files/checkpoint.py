@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,8 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.supported import DRAFTER
 from millrace.core.types import CheckpointInfo
 from millrace.devices.parallel import each
-from millrace.trainer.adapters.adapted_linear import trained_weights
-from millrace.trainer.drafter.drafting_trainer import DraftingTrainer
+from millrace.trainer.adapted_linear import trained_weights
+from millrace.trainer.drafter_training import DraftingTrainer
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.manifest import (
     EARLIER,
@@ -45,7 +46,7 @@ from millrace.trainer.files.manifest import (
 from millrace.trainer.files.snapshot import Snapshot
 from millrace.trainer.files.tensor_files import TensorFile, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights
-from millrace.trainer.optimizer.adamw import plain_tensors, rebuild_moments
+from millrace.trainer.optimizer import plain_tensors, rebuild_moments
 from millrace.trainer.publish.overlapped import Overlapped
 from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
@@ -269,3 +270,10 @@ def _restore_generators(saved: Mapping[str, torch.Tensor], ranks: Ranks) -> None
 
 def _of_rank(name: str, rank: int) -> str:
     return f"{name}.{rank}" if rank else name
+
+
+with suppress(ImportError):  # another version of transformers: each load does it
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.models.qwen3 import modeling_qwen3  # noqa: F401  it imports what all families share
+
+    get_checkpoint_conversion_mapping("")  # compiles the patterns of all families, and keeps them

@@ -14,18 +14,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from millrace.config.tables.training import Adapter
 from millrace.core.errors import DataError
-from millrace.trainer.adapters.adapted_linear import (
+from millrace.devices.low_rank import lengths
+from millrace.trainer.adapted_linear import (
     adapt,
     adapted_layers,
     base_weights,
     merged_blocks,
     trained_weights,
 )
-from millrace.trainer.adapters.peft_config import CONFIG as ADAPTER_CONFIG
-from millrace.trainer.adapters.peft_config import peft_config
-from millrace.trainer.adapters.peft_format import peft_tensors
 from millrace.trainer.files.checkpoint import refuse_another_model, verified
 from millrace.trainer.files.directories import atomic_directory
+from millrace.trainer.files.peft_config import CONFIG as ADAPTER_CONFIG
+from millrace.trainer.files.peft_config import PREFIX, peft_config
 from millrace.trainer.files.tensor_files import UnfusedTensors, fill, index, lay_out, make, open_tensors
 from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 from millrace.trainer.model import load_model, named_weights
@@ -149,3 +149,16 @@ def _unfused(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dic
             )
         unfused.setdefault(name, []).append((matrix, (*numbers.shape[:-1], weights[name].shape[-1])))
     return unfused
+
+
+def peft_tensors(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The adapter's tensors in `dtype`, under peft's names. DoRA's magnitude is in float32, because rounding
+    it would change every row."""
+    tensors = {}
+    for name, layer in adapted_layers(model).items():
+        for matrix in ("lora_A", "lora_B"):
+            tensors[f"{PREFIX}{name}.{matrix}.weight"] = getattr(layer, matrix).detach().to("cpu", dtype)
+        if layer.lora_magnitude is not None:
+            magnitude = lengths(layer.weight, layer.lora_magnitude).detach()
+            tensors[f"{PREFIX}{name}.lora_magnitude_vector"] = magnitude.to("cpu")
+    return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}

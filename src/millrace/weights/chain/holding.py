@@ -22,7 +22,7 @@ from millrace.core.digest import (
 from millrace.core.errors import DigestMismatchError, TornVersionError
 from millrace.core.progress import count
 from millrace.core.pulse import Pulse
-from millrace.weights.delta.coding import WIDTHS
+from millrace.weights.delta_coding import WIDTHS
 from millrace.weights.layout import Bytes, Memory
 from millrace.weights.manifest import check_sequence, in_order, placed, read_manifest
 from millrace.weights.slots import check_room, complete_manifest, confirm, fill_in, take_slot

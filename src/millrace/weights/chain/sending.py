@@ -28,8 +28,8 @@ from millrace.weights.chain.wire import (
     Want,
     as_bytes,
 )
-from millrace.weights.delta.coding import encode, kind_of
-from millrace.weights.delta.packed import RAW
+from millrace.weights.delta_coding import encode, kind_of
+from millrace.weights.delta_packed import RAW
 from millrace.weights.layout import Bytes
 
 Give = Callable[[Link, ChunkedVersion, int], Awaitable[bool]]

@@ -16,7 +16,7 @@ from millrace.engines.own.drafts.drafter import Drafter
 from millrace.engines.own.drafts.earlier import EarlierCompletions
 from millrace.engines.own.drafts.verification import Verification
 from millrace.engines.own.drafts.worth import PAYS, Worth
-from millrace.engines.own.options.experts import recorded_routing, routing_memory
+from millrace.engines.own.sampling_options import recorded_routing, routing_memory
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.protocol import EngineOptions

@@ -14,8 +14,8 @@ import torch
 
 from millrace.engines.own.attention import Segment
 from millrace.engines.own.cache import KVCache
-from millrace.engines.own.options.edits import Edits
 from millrace.engines.own.sampler import SampledTokens, TokenSampler
+from millrace.engines.own.sampling_options import Edits
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.noise import Noise
 

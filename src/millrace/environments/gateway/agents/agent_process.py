@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from millrace.devices.left_behind import path_of, remove_tree
 from millrace.environments.gateway.agents.agent_end import AgentEnd
 from millrace.environments.gateway.agents.inside.bounded_output import LAST_BYTES
-from millrace_sandbox.inside.warden import path_of, remove_tree
 
 DIRECTORY = "agents"
 """Of a run: the working directories of agents that run."""

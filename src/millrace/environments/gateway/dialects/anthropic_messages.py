@@ -12,7 +12,6 @@ from millrace.environments.gateway.dialects.anthropic_replies import (
     message_events,
     write_message,
 )
-from millrace.environments.gateway.dialects.content import part_text, plain_text
 from millrace.environments.gateway.dialects.fields import (
     CONSTRAINS,
     CONSTRAINTS,
@@ -20,8 +19,7 @@ from millrace.environments.gateway.dialects.fields import (
     decode,
     take_arguments,
 )
-from millrace.environments.gateway.dialects.server_sent import event
-from millrace.environments.gateway.dialects.tool_schemas import take_tools
+from millrace.environments.gateway.dialects.shapes import event, part_text, plain_text, take_tools
 
 BILLING = "x-anthropic-billing-header"
 """Begins a block that Claude Code puts before its system prompt. The block changes with each request, and is

@@ -9,7 +9,7 @@ from typing import Any
 
 from millrace.environments.gateway.arguments import from_value, to_object
 from millrace.environments.gateway.calls import Reply
-from millrace.environments.gateway.dialects.server_sent import event, slices
+from millrace.environments.gateway.dialects.shapes import event, slices
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 ERROR_TYPES = {

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, Reply
-from millrace.environments.gateway.dialects.content import plain_text
 from millrace.environments.gateway.dialects.fields import (
     CONSTRAINS,
     CONSTRAINTS,
@@ -17,9 +16,17 @@ from millrace.environments.gateway.dialects.fields import (
     take_alternatives,
     take_arguments,
 )
-from millrace.environments.gateway.dialects.openai_shapes import OpenAIErrors, token_counts, token_logprobs
-from millrace.environments.gateway.dialects.server_sent import DELTA_TOKENS, DONE, event, slices
-from millrace.environments.gateway.dialects.tool_schemas import take_tools
+from millrace.environments.gateway.dialects.shapes import (
+    DELTA_TOKENS,
+    DONE,
+    OpenAIErrors,
+    event,
+    plain_text,
+    slices,
+    take_tools,
+    token_counts,
+    token_logprobs,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OLD = "is an older form of calls: write `tools` and `tool_calls`"

@@ -9,9 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, Reply
-from millrace.environments.gateway.dialects.content import plain_text
 from millrace.environments.gateway.dialects.fields import Fields, shown, take_arguments
-from millrace.environments.gateway.dialects.openai_shapes import token_logprobs
+from millrace.environments.gateway.dialects.shapes import plain_text, token_logprobs
 
 ENCRYPTED = "millrace."
 """Begins the `encrypted_content` of reasoning: behind it is the text in base64, which is no secret here."""

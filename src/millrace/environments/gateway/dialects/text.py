@@ -15,8 +15,15 @@ from millrace.environments.gateway.dialects.fields import (
     refuse_more_than_one,
     take_alternatives,
 )
-from millrace.environments.gateway.dialects.openai_shapes import OpenAIErrors, finite, token_counts
-from millrace.environments.gateway.dialects.server_sent import DELTA_TOKENS, DONE, event, slices
+from millrace.environments.gateway.dialects.shapes import (
+    DELTA_TOKENS,
+    DONE,
+    OpenAIErrors,
+    event,
+    finite,
+    slices,
+    token_counts,
+)
 
 
 class TextDialect(OpenAIErrors):

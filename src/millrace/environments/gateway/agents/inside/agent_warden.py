@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from millrace.devices.left_behind import PR_SET_CHILD_SUBREAPER, end_descendants, path_of, remove_tree
+from millrace.devices.syscalls import prctl
 from millrace.environments.gateway.agents.inside.agent_function import RETURNED_BYTES_MAX, AgentFunction
 from millrace.environments.gateway.agents.inside.become import become_agent
 from millrace.environments.gateway.agents.inside.bounded_output import BoundedOutput
-from millrace_sandbox.inside.syscalls import prctl
-from millrace_sandbox.inside.warden import PR_SET_CHILD_SUBREAPER, end_descendants, path_of, remove_tree
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES_MAX = 2**20

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from millrace.devices.syscalls import MEANT, prctl
 from millrace.environments.limits import limit_process_memory
-from millrace_sandbox.inside.syscalls import MEANT, prctl
 
 PR_SET_PDEATHSIG = 1
 RESTORED = tuple(signal.valid_signals() - MEANT)

@@ -20,11 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from millrace.core.errors import MillraceError
+from millrace.devices.left_behind import PR_SET_CHILD_SUBREAPER
+from millrace.devices.syscalls import MEANT, prctl
 from millrace.environments.gateway.agents.inside.agent_function import AgentFunction
 from millrace.environments.gateway.agents.inside.agent_warden import AgentWarden
 from millrace.environments.gateway.agents.inside.become import PR_SET_PDEATHSIG
-from millrace_sandbox.inside.syscalls import MEANT, prctl
-from millrace_sandbox.inside.warden import PR_SET_CHILD_SUBREAPER
 
 SIGNALS = tuple(signal.valid_signals() - MEANT)
 """Ignored here: the end of the worker is the only end."""

@@ -1,1 +1,0 @@
-"""Ends of trajectories and groups that are not trained."""

@@ -1,1 +1,0 @@
-"""When a worker that answers heartbeats is stuck."""

@@ -1,1 +1,0 @@
-"""Groups that a short round leaves behind (`schedule.tail.rounds`)."""

@@ -1,0 +1,44 @@
+"""Packages that only some runs need. An extra of Millrace brings each, and a plain install has none."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from millrace.core.errors import ConfigError
+
+EXTRAS = {
+    "bokeh": "ui",
+    "datasets": "data",
+    "jsonschema": "json",
+    "pandas": "data",
+    "pyarrow": "data",
+    "reasoning_gym": "gym",
+    "tensorboard": "tensorboard",
+}
+"""Package -> the extra that brings it."""
+
+
+def is_installed(package: str) -> bool:
+    """The package is there. It is not imported."""
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None  # a folder without code is none, as W&B makes ./wandb
+
+
+def refuse_missing(package: str, what: str) -> None:
+    """Raises: ConfigError: `what`, in words, needs a package of `EXTRAS` that is not installed."""
+    if not is_installed(package):
+        raise _missing(package, what)
+
+
+def in_words(error: ModuleNotFoundError) -> Exception:
+    """A ConfigError where a package of `EXTRAS` was not found; else `error`."""
+    package = (error.name or "").partition(".")[0]
+    return _missing(package, "this") if package in EXTRAS else error
+
+
+def _missing(package: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} needs the package {package}, which is not installed.\n"
+        f"  Run {sys.executable} -m pip install 'millrace[{EXTRAS[package]}]'"
+    )

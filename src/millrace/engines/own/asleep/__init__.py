@@ -1,1 +1,0 @@
-"""The torch engine where one device is lent in turns."""

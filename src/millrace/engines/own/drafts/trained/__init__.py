@@ -1,1 +1,0 @@
-"""Drafts of the head that is trained beside the policy."""

@@ -1,1 +1,0 @@
-"""Keys and values of trajectories between two turns."""

@@ -1,1 +1,0 @@
-"""What the torch engine computes inside a forward pass."""

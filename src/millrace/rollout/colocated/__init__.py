@@ -1,1 +1,0 @@
-"""A replica and engines where one device is lent in turns."""

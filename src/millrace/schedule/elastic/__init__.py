@@ -1,1 +1,0 @@
-"""Schedules for replicas that come and go."""

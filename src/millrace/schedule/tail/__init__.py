@@ -1,1 +1,0 @@
-"""What schedules do about the slowest of a batch, and the presets made of it."""

@@ -1,1 +1,0 @@
-"""Trajectories with forks as trees."""

@@ -1,1 +1,0 @@
-"""The trainer where one device is lent in turns."""

@@ -1,0 +1,237 @@
+"""Deltas: the encoding of bytes as their difference from base bytes of the same length. Pure functions.
+
+After an optimizer step of reinforcement learning most published weights have the same bits as before. At a
+learning rate of 1e-6, most updates are smaller than half a unit in the last place of a bfloat16. So few
+elements change, and most changed elements change by one unit.
+
+    sparse   positions as gaps, and the differences of the elements, as integers modulo 2^(8 width)
+    xor      the exclusive or, its bytes in planes (all first bytes, all second ones, ...)
+    raw      the new bytes
+
+Elements are unsigned integers of `width` bytes. So `apply` restores all bytes bit for bit: NaN and -0, floats
+and integers, lengths that are no multiple of the width, no bytes at all. A width other than the tensor's only
+makes the delta larger.
+
+Source:
+    PULSE, arXiv:2602.03839: sorted positions, their gaps, zstd-1. PULSE stores new values. We store
+    differences, which are smaller.
+    zstd with the older bytes as its prefix makes deltas 1.7 to 2.5 times as large, and encodes them 5 to 12
+    times as slowly.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from millrace.core.errors import CorruptDeltaError, WeightsError, WrongBaseError
+from millrace.weights.delta_packed import (
+    COUNT,
+    RAW,
+    SPARSE,
+    XOR,
+    Bytes,
+    Sections,
+    Squeeze,
+    head,
+    opened,
+    section,
+    squeezer,
+    with_checksum,
+)
+
+Array = NDArray[Any]
+
+WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+CHUNK_BYTES_MAX = 1 << 28
+
+SKIP = 255  # in gaps: 255 elements are equal, and the next gap continues this gap
+ESCAPE = 15  # in a nibble: the difference is in the planes of large differences
+
+SCAN_BYTES_S = 4e9  # of one core, to compare and to digest
+CHANGED_S = 12e-9  # of one core, for each changed element
+XOR_BYTES_S = 7e8  # of one core
+CHUNK_S = 4e-4  # for each delta of any size: threads and calls
+SAMPLE_BYTES = 1 << 16
+_INSIDE = {8: (0, 0), 4: (1, 1), 2: (2, 3), 1: (3, 7)}  # by width: bits of an element's index in a word, mask
+DENSE = 0.9  # of 8-byte words: if more words changed, no sparse delta is tried
+
+
+def encode(new: Any, old: Any, width: int, *, link_bytes_s: float = 0.0) -> bytes:
+    """`new` as a delta against `old`. The kind is the fastest to encode and send, as the two overlap.
+
+    Args:
+        new, old: contiguous buffers of one length.
+        width: bytes of an element: 1, 2, 4 or 8.
+        link_bytes_s: the link's rate; 0: choose the smallest delta, at any encoding time.
+    Raises: WeightsError: lengths differ, or are above CHUNK_BYTES_MAX.
+    """
+    after, before = _flat(new), _flat(old)
+    num_bytes = len(after)
+    if len(before) != num_bytes or num_bytes > CHUNK_BYTES_MAX or width not in (1, 2, 4, 8):
+        raise WeightsError(
+            f"no delta of {num_bytes} bytes against {len(before)} in elements of {width}: both must have "
+            f"one length, of at most {CHUNK_BYTES_MAX}, and elements 1, 2, 4 or 8 bytes"
+        )
+    if not num_bytes:
+        return with_checksum(RAW, width, 0, 0, b"")
+    words, old_words = _words(after), _words(before)
+    body = _smallest(words, old_words, width, num_bytes, link_bytes_s)
+    if body is None or len(body[1]) >= num_bytes:
+        return with_checksum(RAW, width, num_bytes, 0, after.tobytes())
+    return with_checksum(body[0], width, num_bytes, _base(before), body[1])
+
+
+def apply(payload: Any, old: Any, into: Any) -> None:
+    """Write the new bytes of `payload` into `into`, which may be `old`. After an error `into` is undefined.
+
+    Args:
+        old: the base bytes of the delta; for a raw delta of any length.
+        into: a writable buffer of the new bytes' length.
+    Raises:
+        CorruptDeltaError: the payload is damaged, or of another length than `into`.
+        WrongBaseError: the delta's base differs from `old`.
+    """
+    kind, width, num_bytes, base, body = opened(payload)
+    target = _flat(into)
+    if num_bytes != len(target):
+        raise CorruptDeltaError(f"a delta is of {num_bytes} bytes, its place has {len(target)}")
+    if kind == RAW:
+        if len(body) != num_bytes:
+            raise CorruptDeltaError(f"a raw delta of {num_bytes} bytes has {len(body)}")
+        target[:] = np.frombuffer(body, np.uint8)
+        return
+    before = _flat(old)
+    if len(before) != num_bytes or _base(before) != base:
+        raise WrongBaseError(
+            f"a delta of {num_bytes} bytes was made against others than the {len(before)} that are here: "
+            "fetch the version that it was made against, or a whole one"
+        )
+    if before.ctypes.data != target.ctypes.data:
+        target[:] = before
+    words = _words(target)
+    sections = Sections(body)
+    (_add if kind == SPARSE else _flip)(words, width, sections)
+    sections.close()
+    if len(words) * 8 != num_bytes or words.ctypes.data != target.ctypes.data:
+        target[:] = words.view(np.uint8)[:num_bytes]
+
+
+def kind_of(payload: Any) -> str:
+    """RAW, XOR or SPARSE, from the head only. Raises CorruptDeltaError."""
+    return head(memoryview(payload))[0]
+
+
+def _smallest(
+    words: Array, old_words: Array, width: int, num_bytes: int, link_bytes_s: float
+) -> tuple[str, bytes] | None:
+    """(kind, body); None: raw."""
+
+    def cost(encode_s: float, size: float) -> tuple[float, float]:
+        return (max(encode_s, size / link_bytes_s), size) if link_bytes_s else (size, 0.0)
+
+    squeeze = squeezer()
+    differ = words != old_words
+    costs = {RAW: cost(0.0, num_bytes)}
+    if (num_changed := np.count_nonzero(differ)) <= DENSE * len(words):
+        places, differences = _changed(words, old_words, np.flatnonzero(differ), width)
+        escapes = np.count_nonzero(differences > ESCAPE)
+        gap_bits = math.log2(num_bytes / width / max(1, len(places))) + 3.5
+        size = len(places) * gap_bits / 8 + escapes * width
+        costs[SPARSE] = cost(CHUNK_S + num_bytes / SCAN_BYTES_S + len(places) * CHANGED_S, size)
+    if 2 * num_changed > len(words):
+        sample = slice(0, SAMPLE_BYTES // 8)
+        share = len(_xored(words[sample], old_words[sample], width, squeeze)) / words[sample].nbytes
+        costs[XOR] = cost(CHUNK_S + num_bytes / XOR_BYTES_S, share * num_bytes)
+    kind = min(costs, key=costs.__getitem__)
+    if kind == SPARSE:
+        return kind, _sparse(places, differences, squeeze)
+    return None if kind == RAW else (kind, _xored(words, old_words, width, squeeze))
+
+
+def _changed(words: Array, old_words: Array, changed: Array, width: int) -> tuple[Array, Array]:
+    """Positions of the changed elements, and their differences: +1, -1, +2, ... as 1, 2, 3, ..."""
+    kind = np.dtype(f"u{width}")
+    differences = words.take(changed).view(kind) - old_words.take(changed).view(kind)
+    inside = np.flatnonzero(differences != 0)
+    shift, within = _INSIDE[width]
+    places = (changed << shift).astype(np.int32).take(inside >> shift)
+    places += (inside & within).astype(np.int32)
+    signed = differences.take(inside).view(f"i{width}")
+    return places, ((signed << 1) ^ (signed >> (8 * width - 1))).view(kind)
+
+
+def _sparse(places: Array, differences: Array, squeeze: Squeeze) -> bytes:
+    """The body of a sparse delta: the number of changed elements, then three kinds of sections. The gaps, the
+    differences as nibbles, and the planes of the differences that are too large for a nibble."""
+    distances = np.concatenate([places[:1], places[1:] - places[:-1] - np.int32(1)])
+    far = np.flatnonzero(distances >= SKIP)
+    skips = distances[far] // SKIP
+    distances[far] -= skips * SKIP
+    gaps = np.insert(distances.astype(np.uint8), np.repeat(far, skips), SKIP)
+    nibbles = np.zeros(len(places) + len(places) % 2, np.uint8)
+    nibbles[: len(places)] = np.minimum(differences, ESCAPE + 1) - 1
+    both = nibbles.view("<u2")
+    large = np.compress(differences > ESCAPE, differences)
+    sections = (gaps, (both | both >> 4).astype(np.uint8), *_planes(large))
+    return COUNT.pack(len(places)) + b"".join(section(plain, squeeze) for plain in sections)
+
+
+def _add(words: Array, width: int, sections: Sections) -> None:
+    """Add the differences of a sparse delta. Raises CorruptDeltaError."""
+    elements, count = words.view(f"u{width}"), sections.count()
+    gaps = sections.take(0, len(elements) + len(elements) // SKIP + 1)
+    pairs = sections.take(-(-count // 2))
+    changes = gaps != SKIP
+    ends = np.cumsum(gaps + changes.astype(np.int64))
+    places = ends[changes] - 1
+    if len(places) != count or (count and places[-1] >= len(elements)):
+        raise CorruptDeltaError(f"{len(places)} changes among {len(elements)} elements, not {count}")
+    nibbles = np.empty(2 * len(pairs), np.uint8)
+    nibbles[0::2], nibbles[1::2] = pairs & ESCAPE, pairs >> 4
+    nibbles = nibbles[:count]
+    differences = nibbles.astype(elements.dtype) + elements.dtype.type(1)
+    large = np.flatnonzero(nibbles == ESCAPE)
+    differences[large] = _joined([sections.take(len(large)) for _ in range(width)])
+    bit = elements.dtype.type(1)
+    elements[places] += (differences >> bit) ^ (~(differences & bit) + bit)
+
+
+def _xored(words: Array, old_words: Array, width: int, squeeze: Squeeze) -> bytes:
+    return b"".join(section(plane, squeeze) for plane in _planes((words ^ old_words).view(f"u{width}")))
+
+
+def _flip(words: Array, width: int, sections: Sections) -> None:
+    elements = words.view(f"u{width}")
+    elements ^= _joined([sections.take(len(elements)) for _ in range(width)])
+
+
+def _planes(elements: Array) -> list[Bytes]:
+    width = elements.dtype.itemsize
+    return [np.ascontiguousarray(plane) for plane in elements.view(np.uint8).reshape(-1, width).T]
+
+
+def _joined(planes: list[Bytes]) -> Array:
+    return np.stack(planes, axis=1).reshape(-1).view(f"u{len(planes)}")
+
+
+def _base(before: Bytes) -> int:
+    return xxhash.xxh3_64_intdigest(before)  # type: ignore[arg-type]
+
+
+def _flat(data: Any) -> Bytes:
+    array = np.asarray(data) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    return array.reshape(-1).view(np.uint8)
+
+
+def _words(data: Bytes) -> Array:
+    """`data` as 8-byte words: a view, or a copy with zeros at the end if the words do not fit exactly."""
+    if len(data) % 8 == 0 and data.ctypes.data % 8 == 0:
+        return data.view(np.uint64)
+    padded = np.zeros(-(-len(data) // 8) * 8, np.uint8)
+    padded[: len(data)] = data
+    return padded.view(np.uint64)

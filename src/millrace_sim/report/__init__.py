@@ -1,1 +1,0 @@
-"""Results of simulated runs: numbers, comparisons of schedules, text."""
