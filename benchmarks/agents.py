@@ -26,8 +26,8 @@ from typing import Any
 
 from common import ROOT, parser_of, report, require, say, sized
 
-from millrace.observe.check import Check
 from millrace.observe.sinks.jsonl import read_events
+from millrace.observe.terminal import Check
 from millrace.quickstart.checks import GAIN_MIN, checks_of_run, work_of
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -31,8 +31,7 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-from millrace.observe.check import Check, print_checks
-from millrace.observe.terminal import Terminal
+from millrace.observe.terminal import Check, Terminal, print_checks
 from millrace.quickstart.checks import GAIN_MIN, checks_of_accounts
 from millrace.run_directory.models import is_finished
 from millrace.run_directory.run_directory import RunDirectory

@@ -13,7 +13,7 @@ from millrace.config.schema import Config
 from millrace.core.events import Event
 from millrace.engines.vllm.processes.sockets import DIRECTORY_PREFIX
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.observe.check import Check
+from millrace.observe.terminal import Check
 
 SHARED_MEMORY = Path("/dev/shm")
 GONE_S = 30.0

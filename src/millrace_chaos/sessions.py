@@ -15,7 +15,7 @@ from pathlib import Path
 from millrace.config.load import load
 from millrace.config.tables.task import FileTaskSection
 from millrace.core.errors import DeadlineExceeded, MillraceError
-from millrace.observe.check import Check
+from millrace.observe.terminal import Check
 from millrace_chaos import aftermath
 from millrace_chaos.attack import POLL_S, QUIET_S_MAX
 from millrace_chaos.child_run import ChildRun

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millrace.config.load import load
 from millrace.core.errors import ConfigError, DeadlineExceeded, MillraceError, WorkerError
-from millrace.observe.check import Check
+from millrace.observe.terminal import Check
 from millrace_chaos import aftermath
 from millrace_chaos.attack import (
     BESIDE_VLLM,

@@ -14,7 +14,7 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.core.wings import wing
-from millrace.observe.live.progress_line import progress_line
+from millrace.observe.live.live_view import progress_line
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.models import served_config
 from millrace.runtime.kernel import check_kernel

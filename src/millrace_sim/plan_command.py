@@ -16,6 +16,7 @@ from rich.table import Table
 from millrace.cli.options import AsJson, Overrides, print_json
 from millrace.config.load import load_as
 from millrace.core.errors import ConfigError
+from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace_sim.config import PlanConfig
@@ -57,14 +58,12 @@ def command(
 
 
 def _of_run(path: Path, json_wanted: bool, *, refused: bool) -> None:
-    from millrace_sim.calibrate.speed_answer import speed_of
-
     if refused:
         raise ConfigError(
             "`--set` and `--out` are for a plan from a TOML file: a run is measured as it is\n"
             "  `millrace simulate --from RUN --set KEY=VALUE` predicts one change of your own."
         )
-    answer = speed_of(run_directory.find(path), with_outlook=True)
+    answer = wing("ui.speed_of")(run_directory.find(path), with_outlook=True)
     if json_wanted:
         print_json(answer.to_json())
     else:

@@ -18,8 +18,7 @@ from millrace.config.load import load, load_as
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
 from millrace.core.wings import wing
-from millrace.observe.terminal import Terminal
-from millrace.observe.typed import typed
+from millrace.observe.terminal import Terminal, typed
 from millrace_sim.compare import (
     OF_BATCHES,
     QUANTITIES,

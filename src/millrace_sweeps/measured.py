@@ -11,8 +11,8 @@ import msgspec
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
+from millrace.observe.sinks.jsonl import evaluation_scalars
 from millrace.observe.sinks.log_files import Tail
-from millrace.observe.sinks.scalars import evaluation_scalars
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_sweeps.decisions.stopping import Series
 from millrace_sweeps.loading import EVALUATION

@@ -17,7 +17,7 @@ from millrace.diagnose.rules import diagnose, gone
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.conversation import ENVIRONMENT, MODEL
 from millrace.observe.sinks.log_files import SLICE_BYTES
-from millrace.observe.speeds import GENERATED, TRAINED
+from millrace.observe.summary import GENERATED, TRAINED
 from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.resume import flat
 from millrace.run_directory.run_directory import RunDirectory

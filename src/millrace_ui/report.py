@@ -11,7 +11,6 @@ from millrace.ledger.reading.samples import Choice
 from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_sim.calibrate.speed_answer import speed_of
 from millrace_ui import page
 from millrace_ui.curves.cards import cards, legend
 from millrace_ui.curves.chart import run_cards
@@ -23,6 +22,7 @@ from millrace_ui.overview import Overview, overviews
 from millrace_ui.record.runs import RunRow
 from millrace_ui.record.steps import Axis
 from millrace_ui.record.tokens import Shown, choose
+from millrace_ui.speed_answer import speed_of
 from millrace_ui.speed_page import speed_section
 
 BYTES_MAX = 2_000_000

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
-from millrace.observe.group_text import render_group
-from millrace.observe.samples import render_sample
+from millrace.observe.samples import render_group, render_sample
 from millrace.observe.terminal import harmless
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import View, tokenizer_of

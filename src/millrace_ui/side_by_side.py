@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.api.comparison import RunComparison
-from millrace.observe.sparkline import sparkline
+from millrace.observe.terminal import sparkline
 from millrace.run_directory.resume import ABSENT, diff
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.drawing import fragments

@@ -16,7 +16,6 @@ from millrace.core.types import State
 from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_curation.output import SUMMARY
-from millrace_sim.calibrate.speed_answer import speed_of
 from millrace_ui import page
 from millrace_ui.curated import read_page
 from millrace_ui.curves.cards import CurveFile, cards, curve_file, notes
@@ -38,6 +37,7 @@ from millrace_ui.record.steps import Axis
 from millrace_ui.record.task_row import TaskRow, TaskRows
 from millrace_ui.record.tokens import Shown, choose, count, filtered_line, search, shown_of
 from millrace_ui.report import WHOLE
+from millrace_ui.speed_answer import speed_of
 from millrace_ui.speed_page import KeptForecasts, speed_section
 
 KEPT_MAX = GROUPED_MAX + 8

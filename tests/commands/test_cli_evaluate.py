@@ -7,13 +7,13 @@ import io
 import pytest
 
 from millrace.cli import evaluate
-from millrace.observe.live import progress_line
+from millrace.observe.live import live_view
 from millrace.observe.terminal import Terminal
 
 
 def test_in_a_pipe_progress_is_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(live_view.time, "monotonic", lambda: now_s)
     pipe = io.StringIO()
     with evaluate.progress(Terminal(file=pipe), "start") as tell:
         for ended in range(1, 21):

@@ -15,8 +15,8 @@ from tests.runs import events, summary, train, weights
 from millrace.diagnose.examine import examine
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_sim.calibrate.speed_answer import speed_of
 from millrace_ui.record.views import run_view
+from millrace_ui.speed_answer import speed_of
 
 DEADLINE_S = 200.0
 

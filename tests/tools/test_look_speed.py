@@ -17,10 +17,11 @@ from millrace.diagnose import newest_steps
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.sinks.log_files import rotate
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_sim.calibrate import changes, speed_answer
+from millrace_sim.calibrate import changes
 from millrace_sim.calibrate.learn import calibrate
-from millrace_sim.calibrate.speed_answer import speed_of
+from millrace_ui import speed_answer
 from millrace_ui.site import Site
+from millrace_ui.speed_answer import speed_of
 from millrace_ui.speed_page import KEPT_S
 
 

@@ -20,7 +20,7 @@ from millrace.diagnose.rules import diagnose
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.sinks.scalars import scalars_of
+from millrace.observe.sinks.jsonl import scalars_of
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import evaluations_view
 from millrace_ui.overview import Overview

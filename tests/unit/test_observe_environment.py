@@ -9,14 +9,13 @@ import pytest
 from observe_events import event, run_ended, run_started, step
 
 from millrace.core.events import Event, Events
-from millrace.observe.environment_use import EnvironmentUse
-from millrace.observe.episode_waits import EpisodeWait
+from millrace.observe.environment_use import EnvironmentUse, EpisodeWait
 from millrace.observe.live.live_view import plain_line
 from millrace.observe.live.status import Status
-from millrace.observe.sinks.exported import Exported
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace.observe.sinks.log_files import condense
-from millrace.observe.sinks.tracked import Tracked
+from millrace.observe.sinks.prometheus import Exported
+from millrace.observe.sinks.trackers import Tracked
 
 EPISODES = [
     run_started(),

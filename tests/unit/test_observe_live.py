@@ -23,8 +23,8 @@ from millrace.observe.live.live_view import LiveView, plain_line, sample_line
 from millrace.observe.live.panel import render
 from millrace.observe.live.status import Status
 from millrace.observe.sinks.notify import message_text
-from millrace.observe.sparkline import sparkline
 from millrace.observe.summary import Summary
+from millrace.observe.terminal import sparkline
 
 
 def status_of(*events: Event) -> Status:

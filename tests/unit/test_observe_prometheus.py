@@ -17,8 +17,7 @@ from pydantic import ValidationError
 
 from millrace.config.tables.operation import Observe
 from millrace.core.errors import ConfigError
-from millrace.observe.sinks.exported import COUNTERS, GAUGES
-from millrace.observe.sinks.prometheus import PrometheusSink, refuse_unusable
+from millrace.observe.sinks.prometheus import COUNTERS, GAUGES, PrometheusSink, refuse_unusable
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "examples" / "grafana.json"
 

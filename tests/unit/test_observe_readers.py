@@ -11,9 +11,7 @@ import pytest
 from observe_events import event, run_ended, run_started
 
 from millrace.core.events import Event, Events
-from millrace.observe.live.live_view import LiveView
-from millrace.observe.live.readers import LostReaders
-from millrace.observe.live.structured import StructuredLog
+from millrace.observe.live.live_view import LiveView, LostReaders, StructuredLog
 from millrace.observe.terminal import Terminal
 
 

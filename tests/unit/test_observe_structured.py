@@ -7,7 +7,7 @@ import json
 
 from observe_events import event, report, run_ended, run_started, step, worker_died
 
-from millrace.observe.live.structured import StructuredLog
+from millrace.observe.live.live_view import StructuredLog
 
 
 def test_every_line_is_json_with_a_level_a_text_and_the_event() -> None:

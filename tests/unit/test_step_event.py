@@ -7,7 +7,7 @@ from typing import Any
 from millrace.controller.step_event import StepFields
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Batch, StepResult, TrainGroup, TrainSequence
-from millrace.observe.sinks.scalars import step_scalars
+from millrace.observe.sinks.jsonl import step_scalars
 
 
 def fields_of(*measured: dict[str, float]) -> dict[str, Any]:

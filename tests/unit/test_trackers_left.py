@@ -22,7 +22,8 @@ from pathlib import Path
 from millrace.compose.interrupt import run_stoppable
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Events
-from millrace.observe.sinks import open_sinks, tracked
+from millrace.observe.sinks import trackers
+from millrace.observe.sinks import open_sinks
 
 class Hangs:
     def close(self):
@@ -51,7 +52,7 @@ def run_to_its_end(directory: Path, program: str) -> subprocess.CompletedProcess
 
 def test_the_second_signal_ends_a_process_that_waits_for_a_tracker(tmp_path: Path) -> None:
     program = (
-        "import signal; AT_START = AT_CLOSE = signal.SIGINT" + HANGS + "tracked.CLOSE_S = 600\ntrain()\n"
+        "import signal; AT_START = AT_CLOSE = signal.SIGINT" + HANGS + "trackers.CLOSE_S = 600\ntrain()\n"
     )
     assert run_to_its_end(tmp_path, program).returncode == INTERRUPTED
 
@@ -106,6 +107,6 @@ WORK = "from millrace.api import work\nwork.WORKS['train'] = train\nbegin(work.m
 def test_a_process_ends_though_a_library_of_a_tracker_waits_at_its_exit(
     tmp_path: Path, way: str, code: int, said: bytes
 ) -> None:
-    program = "AT_START = AT_CLOSE = 0" + HANGS + "tracked.CLOSE_S = 0.01\n" + ATEXIT + way
+    program = "AT_START = AT_CLOSE = 0" + HANGS + "trackers.CLOSE_S = 0.01\n" + ATEXIT + way
     done = run_to_its_end(tmp_path, program)
     assert done.returncode == code and said in done.stdout + done.stderr

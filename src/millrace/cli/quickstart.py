@@ -29,9 +29,7 @@ from millrace.core.errors import ConfigError
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
 from millrace.evaluation.kept import keep
-from millrace.observe.check import print_checks
-from millrace.observe.terminal import Terminal
-from millrace.observe.typed import typed
+from millrace.observe.terminal import Terminal, print_checks, typed
 from millrace.quickstart.checks import GAP_MAX, checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model

@@ -22,9 +22,8 @@ from millrace.config.inert import inert
 from millrace.config.load import Source, combine, load, read_overrides
 from millrace.config.schema import Config
 from millrace.core.events import Event
-from millrace.observe.live.structured import StructuredLog
-from millrace.observe.terminal import Terminal
-from millrace.observe.typed import typed
+from millrace.observe.live.live_view import StructuredLog
+from millrace.observe.terminal import Terminal, typed
 from millrace.run_directory import run_directory
 from millrace.run_directory.going_on import Start, begun_as, find_start, start_in
 from millrace.run_directory.lineage import kept_start

@@ -45,8 +45,7 @@ from millrace.episodes.agents.agent_process import DIRECTORY, remove_directory
 from millrace.episodes.snapshots import stream_of, sweep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.observe.live.live_view import LiveView
-from millrace.observe.live.readers import LostReaders
+from millrace.observe.live.live_view import LiveView, LostReaders
 from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
 from millrace.observe.sinks.open_sinks import open_sinks

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from millrace.observe.sinks.tracked import any_hangs
+from millrace.observe.sinks.trackers import any_hangs
 
 
 def leave(code: int) -> NoReturn:

@@ -38,6 +38,7 @@ TARGETS = {
     "ui.html": "millrace_ui.notebook:html",
     "ui.report": "millrace_ui.report:report_runs",
     "ui.side_by_side": "millrace_ui.side_by_side:side_by_side",
+    "ui.speed_of": "millrace_ui.speed_answer:speed_of",
     "ui.tables": "millrace_ui.side_by_side:tables",
 }
 """What the core asks for, with its module and its name there."""

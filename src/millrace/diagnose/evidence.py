@@ -10,7 +10,7 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.core.fairness import LengthMoments
 from millrace.observe.environment_use import EnvironmentUse
-from millrace.observe.hosts import Hosts
+from millrace.observe.replicas import Hosts
 
 Gap = tuple[
     float, float, int

@@ -9,12 +9,18 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterable
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 _KEPT = "\n\t"
 _DIRECTION_MARKS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -95,3 +101,44 @@ def as_text(shown: RenderableType, width: int, *, soft_wrap: bool = False) -> st
     stream = io.StringIO()
     Terminal(file=stream, width=width).print(shown, soft_wrap=soft_wrap)
     return stream.getvalue().rstrip("\n")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim: whether the claim holds, and its numbers."""
+
+    claim: str
+    holds: bool
+    detail: str
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> bool:
+    """One line each. Returns whether all hold."""
+    for check in checks:
+        word = ("PASS", "green") if check.holds else ("FAIL", "red")
+        console.print(Text.assemble(word, f"  {check.claim}: {check.detail}"))
+    return all(check.holds for check in checks)
+
+
+def typed() -> str:
+    """The command that started this process, for hints that a user can paste.
+
+    `millrace` if the shell finds this program under that name, else its path."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return shlex.join([sys.executable, "-m", "millrace"])
+    path = shutil.which("millrace")
+    if program.name != "millrace" or (path is not None and Path(path).resolve() == program.resolve()):
+        return "millrace"
+    return shlex.quote(sys.argv[0])
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """One bar for each value, between `low` and `high`; None: the smallest and the largest value."""
+    low = min(values, default=0.0) if low is None else low
+    high = max(values, default=0.0) if high is None else high
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)

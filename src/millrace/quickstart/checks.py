@@ -9,8 +9,8 @@ from millrace.core.events import Event
 from millrace.core.types import Accounting
 from millrace.estimates.evaluation import Evaluation
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.observe.check import Check
 from millrace.observe.sinks.jsonl import read_events
+from millrace.observe.terminal import Check
 from millrace.quickstart.saboteur import Saboteur
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -15,7 +15,7 @@ from millrace.core.events import Event
 from millrace.diagnose.examine import evidence_of
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.conversation import MODEL
-from millrace.observe.episode_waits import EpisodeWait
+from millrace.observe.environment_use import EpisodeWait
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import SLICE_BYTES, Tail
 from millrace.observe.summary import Summary

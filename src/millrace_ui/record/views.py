@@ -17,7 +17,7 @@ from millrace.core.types import StepRecord, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
 from millrace.observe.conversation import conversation, recorded
-from millrace.observe.hosts import Hosts
+from millrace.observe.replicas import Hosts
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
 from millrace.run_directory.lineage import read_parent

@@ -1,17 +1,24 @@
-"""The live view of a run: on a terminal a panel that refreshes itself, elsewhere plain lines."""
+"""A run while it goes on: a panel that refreshes itself, plain lines, or lines of JSON for a collector."""
 
 from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from millrace.core import clock
-from millrace.core.events import Event
+from millrace.core.events import Event, Events
 from millrace.observe.live import phrases
 from millrace.observe.live.panel import render
 from millrace.observe.live.status import Status
-from millrace.observe.terminal import Terminal, can_redraw
+from millrace.observe.sinks.jsonl import encoded
+from millrace.observe.terminal import Terminal, can_redraw, drop_output, reader_has_gone
 
 _REFRESHES_PER_S = 4
 LINE_EVERY_S = 5.0
@@ -112,3 +119,88 @@ def sample_line(status: Status) -> str:
         return ""
     head, *texts = sample
     return f"{head} {' => '.join(phrases.ends(text, _SAMPLE_CHARACTERS) for text in texts)}"
+
+
+@contextmanager
+def progress_line(console: Console, first: str) -> Iterator[Callable[[str, bool], None]]:
+    """Yields a function that shows a line, and is told whether the work of the line has ended.
+
+    On a terminal one line is updated, which disappears at the end; `first` is shown first. Elsewhere a line
+    is printed when its work has ended, and every few seconds."""
+    printed_s, in_lines = time.monotonic(), not console.is_terminal or console.is_dumb_terminal
+    with nullcontext() if in_lines else console.status(first) as status:
+
+        def show(line: str, ended: bool) -> None:
+            nonlocal printed_s
+            if status is not None:
+                status.update(line)
+            elif ended or time.monotonic() - printed_s >= LINE_EVERY_S:
+                printed_s = time.monotonic()
+                console.print(line)
+
+        yield show
+
+
+LEFT_OUT = frozenset({"admitted", "leased", "report", "finished", "observed", "scored", "ended"})
+"""Kinds that come for every trajectory, or many times a second: `events.jsonl` has them."""
+
+_LEVELS = {
+    **dict.fromkeys(("worker_died", "step_rejected", "replay_differs", "stage_missed"), "warning"),
+    **dict.fromkeys(("stalled", "quarantined", "warned", "finding"), "warning"),
+}
+
+
+class StructuredLog:
+    """A sink. Each line has `level` (info, warning, error), `wall_s` (since the epoch), `kind`, `text` (the
+    run in one line, for people) and `fields` (of the event). When nobody reads the stream any more, later
+    lines are dropped, and `reader_gone` is true."""
+
+    def __init__(self, stream: TextIO) -> None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")  # JSON is UTF-8 in every locale
+        self._stream, self._status = stream, Status()
+        self.reader_gone = False
+
+    def __call__(self, event: Event) -> None:
+        self._status(event)
+        if event.kind in LEFT_OUT:
+            return
+        line = {
+            "level": _level(event),
+            "wall_s": event.wall_s,
+            "kind": event.kind,
+            "text": plain_line(self._status),
+            "fields": event.fields,
+        }
+        try:
+            self._stream.write(encoded(line).decode() + "\n")
+            self._stream.flush()
+        except OSError as error:
+            if not reader_has_gone(error):
+                raise
+            self.reader_gone = True
+            drop_output(self._stream)
+
+
+def _level(event: Event) -> str:
+    if event.kind == "run_ended" and not event.fields["ok"]:
+        return "error"
+    return _LEVELS.get(event.kind, "info")
+
+
+class LostReaders:
+    """A sink. Reports once, as a `warned` event, that one of `outlets` has lost its reader. `Terminal` and
+    `StructuredLog` then drop their output."""
+
+    def __init__(self, events: Events, outlets: list[Any]) -> None:
+        self._events, self._outlets, self._warned = events, outlets, False
+
+    def __call__(self, _: Event) -> None:
+        if self._warned or not any(getattr(outlet, "reader_gone", False) for outlet in self._outlets):
+            return
+        self._warned = True
+        self._events.emit(
+            "warned",
+            source="output",
+            reason="nobody reads it any more: what would be printed is dropped, and the run goes on",
+        )

@@ -13,7 +13,7 @@ from rich.text import Text
 from millrace.observe.live import phrases
 from millrace.observe.live.status import Status
 from millrace.observe.replicas import ReplicaHistory
-from millrace.observe.sparkline import sparkline
+from millrace.observe.terminal import sparkline
 
 _SPARK_WIDTH = 48
 _REWARD_WIDTH = 42  # of the reward's line without its bars, borders included

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from millrace.observe.conversation import ENVIRONMENT, MODEL
-from millrace.observe.episode_waits import EpisodeWaits
+from millrace.observe.environment_use import EpisodeWaits
 from millrace.observe.live.status import Status
 from millrace.observe.samples import transcript
 

@@ -8,7 +8,7 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.replicas import ReplicaTotals
-from millrace.observe.speeds import Speeds
+from millrace.observe.summary import Speeds
 
 _STALLED, _STARTING = "stalled", "still starting"
 _INTERRUPTED = "interrupted"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,8 +14,52 @@ from millrace.core.errors import DataError, boundary, writing
 from millrace.core.events import Event, Sink
 from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.sinks.log_files import PART_BYTES, opened, remove_left_over, rotate
-from millrace.observe.sinks.scalars import step_scalars
-from millrace.observe.sinks.thinned import Thinned
+
+ALL_REPORTS = 2000
+"""So many first reports of each replica are all kept: enough to calibrate the simulator."""
+ALL_REPORTS_OF_RUN = 64 * ALL_REPORTS
+"""As long as all replicas together have no more. Otherwise a fleet of thousands would log gigabytes."""
+REPORT_INTERVAL_S = 10.0
+"""Between two kept reports of a replica after the first `ALL_REPORTS`."""
+
+
+class Thinned:
+    """A sink that passes every event to `sink`, except some reports. Counters in reports are cumulative, and
+    the last report of an incarnation is always kept. So that report has the sums of all reports."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._num_all = 0
+        self._num_kept: dict[str, tuple[int, float]] = {}  # replica -> reports kept, when the last was kept
+        self._skipped: dict[str, Event] = {}  # replica -> its newest report, if it was not kept
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "report":
+            return self._report(event)
+        if event.kind == "worker_died":
+            self._flush(event.fields["name"])
+        elif event.kind == "run_ended":
+            for replica in list(self._skipped):
+                self._flush(replica)
+        self._sink(event)
+
+    def _report(self, event: Event) -> None:
+        replica = event.fields["replica"]
+        count, kept_s = self._num_kept.get(replica, (0, event.time_s))
+        keeps_all = count < ALL_REPORTS and self._num_all < ALL_REPORTS_OF_RUN
+        if not keeps_all and count and event.time_s < kept_s + REPORT_INTERVAL_S:
+            self._num_kept[replica], self._skipped[replica] = (count, kept_s), event
+            return
+        self._num_all += 1
+        self._num_kept[replica] = count + 1, event.time_s
+        self._skipped.pop(replica, None)
+        self._sink(event)
+
+    def _flush(self, replica: str) -> None:
+        report = self._skipped.pop(replica, None)
+        if report is not None:
+            self._sink(report)
+
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)
 _TAIL_BYTES = 65536
@@ -25,7 +69,7 @@ class EventLog:
     """Appends every event as one line: `kind`, `time_s`, `wall_s` and the event's own fields.
 
     Each line is written at once: a killed run keeps its lines, and `tail -F` follows a live run. Of a long
-    run the log keeps only some reports of replicas; see `observe.sinks.thinned`. A file of `part_bytes` is
+    run the log keeps only some reports of replicas; see `observe.sinks.jsonl`. A file of `part_bytes` is
     closed and a new one begins; see `observe.sinks.log_files`.
     """
 
@@ -168,3 +212,55 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):  # half of a surrogate pair may be in it
         return value.encode(errors="backslashreplace").decode()
     return value if isinstance(value, float | bool) else repr(value)
+
+
+_NAMES = {
+    "reward_mean": "reward/mean",
+    "staleness_mean": "staleness/mean",
+    "staleness_max": "staleness/max",
+    "trained_tokens": "tokens/trained",
+    "step_s": "time/step_s",
+    "wait_s": "time/wait_s",
+    "groups_ready": "groups/ready",
+}
+_WINDOW = {"staleness_mean": "window/staleness", "fairness": "window/fairness", "next": "window/next"}
+
+
+def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Names as `reward/mean`, `reward_metrics/<name>`, `trainer/<metric>`,
+    `logprob_gap/<staleness>/mean`, `accounting/<state>`."""
+    scalars = {name: fields[key] for key, name in _NAMES.items() if key in fields}
+    window = fields.get("window") or {}
+    scalars |= {name: window[key] for key, name in _WINDOW.items() if key in window}
+    for staleness, (mean, largest, _tokens) in (fields.get("logprob_gap") or {}).items():
+        scalars[f"logprob_gap/{staleness}/mean"] = mean
+        scalars[f"logprob_gap/{staleness}/max"] = largest
+    screened = fields.get("groups_screened") or {}
+    scalars |= {f"groups/screened_{name}": value for name, value in screened.items()}
+    measured = fields.get("reward_metrics") or {}
+    scalars |= {f"reward_metrics/{name}": value for name, value in measured.items()}
+    chosen = fields.get("selection") or {}
+    scalars |= {f"selection/{name}": value for name, value in chosen.items()}
+    scalars |= {f"trainer/{name}": value for name, value in (fields.get("metrics") or {}).items()}
+    scalars |= {f"accounting/{name}": value for name, value in (fields.get("accounting") or {}).items()}
+    return {name: value for name, value in scalars.items() if isinstance(value, int | float)}
+
+
+def scalars_of(kind: str, fields: Mapping[str, Any]) -> dict[str, float]:
+    """The scalars of a step that was not replayed, or of an evaluation. Other events have none."""
+    if kind == "step":
+        return {} if fields.get("replayed") else step_scalars(fields)
+    return evaluation_scalars(fields) if kind == "evaluated" else {}
+
+
+def evaluation_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Names as `evaluation/<name>/greedy`, `evaluation/<name>/pass_at_4`."""
+    metrics = fields["metrics"]
+    figures = {
+        "greedy": metrics["greedy_accuracy"],
+        "sampled": metrics["sampled_accuracy"],
+        "reward": metrics["reward_mean"],
+    }
+    for name in ("pass_at_k", "majority_at_k"):
+        figures |= {name.removesuffix("k") + k: value for k, value in metrics[name].items()}
+    return {f"evaluation/{fields['name']}/{k}": value for k, value in figures.items() if value is not None}

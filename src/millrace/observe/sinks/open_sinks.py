@@ -12,10 +12,19 @@ from millrace.config.freeze import NOT_KEPT
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Event, Events
 from millrace.observe.sinks import prometheus
-from millrace.observe.sinks.extras import PACKAGES, refuse_uninstalled
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.observe.sinks.notify import Notifier, deliverer
-from millrace.observe.sinks.tracked import Tracked, Tracker, end_all
+from millrace.observe.sinks.trackers import (
+    PACKAGES,
+    MlflowTracker,
+    TensorBoardTracker,
+    Tracked,
+    Tracker,
+    TrackioTracker,
+    WandbTracker,
+    end_all,
+    refuse_uninstalled,
+)
 
 _NOT_KEPT = "the run directory has only the host. Give the URL again, --set observe.notify=URL, or use $NAME"
 
@@ -84,25 +93,10 @@ def _trackers(
     name = directory.resolve().name
     run_id = re.sub(r"[^A-Za-z0-9.-]", "-", run_id or name)[-64:]  # as services permit
 
-    def tensorboard() -> Tracker:
-        from millrace.observe.sinks.tensorboard import TensorBoardTracker
-
-        return TensorBoardTracker(directory / "tensorboard")
-
-    def wandb() -> Tracker:
-        from millrace.observe.sinks.wandb import WandbTracker
-
-        return WandbTracker(str(observe.wandb), directory, run_id, config)
-
-    def mlflow() -> Tracker:
-        from millrace.observe.sinks.mlflow import MlflowTracker
-
-        return MlflowTracker(str(observe.mlflow), name, run_id, config)
-
-    def trackio() -> Tracker:
-        from millrace.observe.sinks.trackio import TrackioTracker
-
-        return TrackioTracker(str(observe.trackio), run_id, config)
-
-    openers = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
+    openers: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: TensorBoardTracker(directory / "tensorboard"),
+        "wandb": lambda: WandbTracker(str(observe.wandb), directory, run_id, config),
+        "mlflow": lambda: MlflowTracker(str(observe.mlflow), name, run_id, config),
+        "trackio": lambda: TrackioTracker(str(observe.trackio), run_id, config),
+    }
     return {key: opener for key, opener in openers.items() if getattr(observe, key)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.events import Event
-from millrace.observe.sinks import thinned
-from millrace.observe.sinks.thinned import ALL_REPORTS, REPORT_INTERVAL_S, Thinned
+from millrace.observe.sinks import jsonl
+from millrace.observe.sinks.jsonl import ALL_REPORTS, REPORT_INTERVAL_S, Thinned
 
 
 def report(time_s: float, tokens: int) -> Event:
@@ -30,7 +30,7 @@ def test_after_the_first_reports_one_is_kept_now_and_then_and_the_last_before_a_
 
 
 def test_a_fleet_of_thousands_keeps_few_reports_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thinned, "ALL_REPORTS_OF_RUN", 6)
+    monkeypatch.setattr(jsonl, "ALL_REPORTS_OF_RUN", 6)
     kept = list[Event]()
     sink = Thinned(kept.append)
     for replica in range(10):

@@ -15,12 +15,16 @@ from observe_events import event, run_started, sample, step
 
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Event, Events
-from millrace.observe.sinks import tracked
-from millrace.observe.sinks.mlflow import MlflowTracker
+from millrace.observe.sinks import trackers
 from millrace.observe.sinks.open_sinks import open_sinks
-from millrace.observe.sinks.tracked import Tracked, Tracker, end_all
-from millrace.observe.sinks.trackio import TrackioTracker
-from millrace.observe.sinks.wandb import WandbTracker
+from millrace.observe.sinks.trackers import (
+    MlflowTracker,
+    Tracked,
+    Tracker,
+    TrackioTracker,
+    WandbTracker,
+    end_all,
+)
 
 
 class Package:
@@ -127,10 +131,10 @@ def test_a_tracker_that_cannot_be_opened_is_told_once() -> None:
 
 
 def test_a_tracker_that_hangs_delays_no_step_and_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked, "CLOSE_S", 0.01)
+    monkeypatch.setattr(trackers, "CLOSE_S", 0.01)
     never = threading.Event()
     with sink_of(lambda: Kept(waits=never)) as (sink, warned):
-        for version in range(1, tracked.QUEUED_MAX + 2):
+        for version in range(1, trackers.QUEUED_MAX + 2):
             sink(step(1.0, version))
         assert warned == ["it does not keep up: 1000 steps and samples wait, one was left out"]
         end(sink)
@@ -142,7 +146,7 @@ def test_a_tracker_that_hangs_delays_no_step_and_is_left_at_the_end(monkeypatch:
 def test_a_tracker_with_a_full_queue_gets_the_whole_queue_and_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracked, "QUEUED_MAX", 3)
+    monkeypatch.setattr(trackers, "QUEUED_MAX", 3)
     waits, opened = threading.Event(), list[Kept]()
 
     def opens() -> Tracker:
@@ -159,7 +163,7 @@ def test_a_tracker_with_a_full_queue_gets_the_whole_queue_and_is_closed(
 
 
 def test_a_tracker_that_is_not_done_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked, "CLOSE_S", 0.01)
+    monkeypatch.setattr(trackers, "CLOSE_S", 0.01)
     never = threading.Event()
     with sink_of(lambda: Kept(waits=never)) as (sink, warned):
         end(sink)
