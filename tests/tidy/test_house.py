@@ -224,3 +224,21 @@ def test_no_two_test_modules_have_one_name() -> None:
             places[path.name].append(path.parent.relative_to(tests).as_posix())
     offenders = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
     assert not offenders, "\n".join(offenders)
+
+
+def test_every_unit_test_is_named_after_what_it_tests() -> None:
+    """A module, a package or a wing, with what is tested of it: `test_reward_worker_answers.py`."""
+    known = {part.removeprefix(f"{PACKAGE}_") for module in modules() for part in module.name.split(".")}
+    known |= {"benchmarks", "examples", "studies"}
+    offenders = [
+        path.name
+        for path in sorted((SOURCE.parent / "tests" / "unit").glob("test_*.py"))
+        if not known & set(beginnings(path.stem.removeprefix("test_")))
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def beginnings(name: str) -> Iterator[str]:
+    """`a`, `a_b` and `a_b_c` of `a_b_c`."""
+    words = name.split("_")
+    yield from ("_".join(words[:count]) for count in range(1, len(words) + 1))

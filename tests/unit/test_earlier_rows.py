@@ -9,7 +9,7 @@ import pytest
 from engine_models import make_exact_engine, make_model, make_work, prompt_of
 from ledger_records import complete, lease, ready_group, step_of
 from test_controller_state import NUMBERS, run_state
-from test_engine_drafts import Completions, make_drafting, played
+from test_engines_drafts import Completions, make_drafting, played
 
 from millrace.controller import row_selection
 from millrace.controller.row_selection import EarlierOfRows

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_sglang_server import fake_sglang
 from fake_vllm_server import fake_vllm
-from test_session_preflight import config_for, make_directory
+from test_preflight import config_for, make_directory
 
 from millrace.checks.preflight import preflight
 from millrace.core.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.unit.call_templates import SAY
-from tests.unit.test_template_texts import SWITCH
+from tests.unit.test_conversations_template_texts import SWITCH
 from tests.unit.test_turns_forms import Play, model
 
 __all__ = ["model"]

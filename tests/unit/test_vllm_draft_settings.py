@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_session_preflight import MODEL, make_directory
+from test_preflight import MODEL, make_directory
 
 from millrace.checks.preflight import preflight
 from millrace.config.schema import Config

@@ -18,7 +18,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "DNNL_
 SSE = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "DNNL_MAX_CPU_ISA": "SSE41"}
 TWO_THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 CPUS = {"SSE": SSE, "AVX2, two threads": AVX2 | TWO_THREADS}
-TESTS = ("test_engine_determinism.py", "test_engine_parity.py", "test_engine_swap.py")
+TESTS = ("test_engines_determinism.py", "test_engines_parity.py", "test_engines_swap.py")
 SELECTED = "biases or bfloat16"
 
 
