@@ -121,7 +121,7 @@ def demonstrations() -> Iterator[tuple[str, str]]:
 
 def make_start(directory: Path) -> Path:
     """The start model, made once."""
-    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import sft
 
     base, out = directory / "base", directory / "start"

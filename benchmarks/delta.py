@@ -52,7 +52,7 @@ def start_model() -> Path:
     """The warm start, made once."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import sft
 
     place = kept_directory() / "delta-25m"
@@ -133,7 +133,7 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
     from millrace.algorithms import build
     from millrace.config.tables.algorithms import PolicyGradient
     from millrace.config.tables.training import Optimizer
-    from millrace.environments.tokenizer import load_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer
     from millrace.trainer.batch_step import StepSettings
     from millrace.trainer.model import load_model, named_weights
     from millrace.trainer.publish.publisher import PublishBuffers

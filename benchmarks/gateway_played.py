@@ -11,17 +11,17 @@ import gateway_agents
 import msgspec
 
 from millrace.config.tables.agent import AgentSection
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.types import Finish
-from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts, RunningAgent
-from millrace.environments.gateway.agents.agent_end import AgentEnd
-from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.gateway.local_agents import DIALECTS, LocalAgents
-from millrace.environments.gateway.rendering import make_rendering
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.gateway.sessions import Session, call_name, closing_reply
-from millrace.environments.rows import Row
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-from millrace.environments.turns.environment import Done, SampledTurn
+from millrace.episodes.agents.agent_end import AgentEnd
+from millrace.episodes.environment import Done, SampledTurn
+from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts, RunningAgent
+from millrace.episodes.gateway.calls import RefusedCall
+from millrace.episodes.gateway.local_agents import DIALECTS, LocalAgents
+from millrace.episodes.gateway.rendering import make_rendering
+from millrace.episodes.gateway.replies import Replies
+from millrace.episodes.gateway.sessions import Session, call_name, closing_reply
+from millrace.tasks.rows import Row
 
 PROMPT, ANSWER = "What is to be done with this text? " * 8, "The text is to be read, and then kept."
 TIMEOUT_S = 300.0

@@ -13,7 +13,7 @@ from typing import TypeVar
 from common import say, sized
 from gateway_played import Played
 
-from millrace.environments.gateway.agent_environment import AgentEnvironment
+from millrace.episodes.gateway.agent_environment import AgentEnvironment
 from millrace.runtime.process import children, descendants
 
 T = TypeVar("T")

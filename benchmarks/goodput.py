@@ -31,7 +31,7 @@ from published import robustrl
 from published.robustrl import Measured, Size, System
 
 from millrace_sim.costs.hardware import DEVICE_MTBF_H
-from millrace_sim.plan.checkpoints import CheckpointCosts, best_interval
+from millrace_sim.plan.ranking import CheckpointCosts, best_interval
 from millrace_sim.virtual.faults import Faults
 
 FULL = Size(steps=20)

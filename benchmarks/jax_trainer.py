@@ -166,7 +166,7 @@ def first_step(path: Path, cache: Path) -> None:
 def measure(path: Path, directory: Path, steps: int, rounds: int) -> dict[str, float]:
     import numpy as np
 
-    from millrace_jax.devices.compilations import compilations
+    from millrace_jax.policy import compilations
 
     counted = compilations()
     ours, torch_s, ours_s = jax_policy(path), list[float](), list[float]()

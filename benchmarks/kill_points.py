@@ -24,8 +24,8 @@ from millrace.config.load import load
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DeadlineExceeded, MillraceError, WorkerError
 from millrace.core.events import Event
-from millrace.environments.gateway.agents.agent_process import DIRECTORY as AGENTS
-from millrace.environments.turns.snapshots import DIRECTORY as SNAPSHOTS
+from millrace.episodes.agents.agent_process import DIRECTORY as AGENTS
+from millrace.episodes.snapshots import DIRECTORY as SNAPSHOTS
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.runtime import process
 from millrace_chaos.aftermath import check_ledger, check_served

@@ -165,7 +165,7 @@ class Bench:
 
     def _in_our_order(self, rows: Path, seed: int) -> Path:
         """The rows as our shuffle draws them, for peers that go through them from first to last."""
-        from millrace.environments.stream.order import row_of
+        from millrace.tasks.order import row_of
 
         ordered, lines = rows.with_suffix(".ordered"), rows.read_bytes().splitlines()
         if not ordered.exists():

@@ -35,8 +35,8 @@ from text_parts.compared import Transformers, gap_figures, greedy_figures
 from text_parts.completions import SAMPLES, Asked, Completion, greedy, prompts, sampled
 from text_parts.retokenised import Retokenised
 
+from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.turns.end_ids import end_ids
-from millrace.environments.tokenizer import load_tokenizer
 
 PARTS = Path(__file__).parent / "text_parts"
 PAIRS = 10

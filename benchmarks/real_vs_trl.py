@@ -25,7 +25,7 @@ from typing import Any
 from common import ROOT, medians, parser_of, report, require, say, table, train
 from loop_vs_trl import Curve, Step, run_peer
 
-from millrace.environments.stream.order import row_of
+from millrace.tasks.order import row_of
 
 CONFIG = ROOT / "examples" / "real" / "arithmetic.toml"
 TASKS = CONFIG.parent / "tasks.py"

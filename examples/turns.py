@@ -21,7 +21,7 @@ from rich.console import Console
 
 import millrace
 from millrace import Done, Observation
-from millrace.environments.tokenizer import END
+from millrace.conversations.tokenizer import END
 from millrace.quickstart.start_model import learn
 
 LETTERS = string.ascii_lowercase[:16]

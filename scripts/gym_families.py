@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/gym_families.py [NAME...]
 
-writes src/millrace/environments/gym/families.json, which a run reads before it starts, and the table of
+writes src/millrace/tasks/families.json, which a run reads before it starts, and the table of
 docs/gym-families.md. With names, only these families are measured anew. All of them take a quarter of an hour
 on two cores. A family is measured in a process of its own, with the library's default options.
 """
@@ -32,8 +32,8 @@ import numpy as np
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from millrace.environments.gym.families import DATA, Families, read_families
-from millrace.environments.stream.asked_row import row_digest
+from millrace.tasks.asked_row import row_digest
+from millrace.tasks.families import DATA, Families, read_families
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/gym-families.md"
 SEED, SCORED_ROWS, COMPARED_ROWS, DISTINCT_ROWS = 7, 50, 20, 500

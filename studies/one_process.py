@@ -32,7 +32,7 @@ from millrace.core.types import (
     Work,
 )
 from millrace.engines.own.load import load_engine
-from millrace.environments.reward_worker import TaskRewardWorker
+from millrace.episodes.reward_worker import TaskRewardWorker
 from millrace.evaluation.evaluate import HELD_OUT_SEED, held_out_config
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import load_model, named_weights

@@ -81,7 +81,7 @@ def make_start(name: str, directory: Path) -> Path:
 def _learn(size: Size, base: Path, out: Path) -> None:
     from peers.start import untrained
 
-    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import sft
 
     base.mkdir(parents=True)

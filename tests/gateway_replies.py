@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.environments.gateway.calls import CallOfTool, Reply
+from millrace.episodes.gateway.calls import CallOfTool, Reply
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from millrace.environments.gateway.calls import Call, RefusedCall, Reply
-from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.server import GatewayServer
-from millrace.environments.gateway.sessions import PendingCall, Session
-from millrace.environments.gateway.surroundings import GatewayLimits
+from millrace.episodes.gateway.calls import Call, RefusedCall, Reply
+from millrace.episodes.gateway.open_sessions import OpenSessions
+from millrace.episodes.gateway.server import GatewayServer
+from millrace.episodes.gateway.sessions import PendingCall, Session
+from millrace.episodes.gateway.surroundings import GatewayLimits
 
 PATH = "/v1/say"
 WAIT_S = 120.0

@@ -8,13 +8,13 @@ from pathlib import Path
 from millrace.config.freeze import record
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
-from millrace.environments.stream.parts import Parts
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.tasks.parts import Parts
 from tests.look_runs import events
 
 HOSTILE = "<script>alert(1)</script>"

@@ -8,8 +8,8 @@ from pathlib import Path
 from millrace.config.freeze import record
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.events import Event
-from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.run_directory.run_directory import RunDirectory

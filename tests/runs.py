@@ -63,7 +63,7 @@ tensorboard = false
 
 def make_start(directory: Path, head_dim: int = 16) -> Path:
     """A model directory and a configuration file beside it. Returns the latter."""
-    from millrace.environments.tokenizer import make_character_tokenizer
+    from millrace.conversations.tokenizer import make_character_tokenizer
 
     make_character_tokenizer(directory / "start", string.ascii_letters + string.digits + " >-'.")
     make_model(directory / "start", head_dim)
@@ -77,7 +77,7 @@ def make_model(directory: Path, head_dim: int = 16, **shape: int) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from millrace.environments.tokenizer import load_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(directory)
     torch.manual_seed(0)

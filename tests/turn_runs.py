@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.conversations.tokenizer import make_character_tokenizer
 from tests import acting
 from tests.runs import CONFIG, make_model
 

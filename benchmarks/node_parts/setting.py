@@ -14,7 +14,7 @@ from sparse_models import SHAPES
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 
 from gpu import Sizes
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 
 Figures = dict[str, Any]
 Note = Callable[[Figures], None]

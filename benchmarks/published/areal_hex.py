@@ -15,11 +15,10 @@ from __future__ import annotations
 from common import sized
 
 from millrace.config.tables.schedules import AReaL
-from millrace_sim.config import LogNormalLengths, WorkloadSection
+from millrace_sim.config import LogNormalLengths, PlanBatch, PlanConfig, Search, WorkloadSection
 from millrace_sim.costs.models import model
 from millrace_sim.plan.layouts import layouts
 from millrace_sim.plan.ranking import demand_of, devices_of
-from millrace_sim.plan.request import PlanBatch, PlanConfig, Search
 from millrace_sim.plan.search import Candidate, simulated_config
 from published.kept import played
 from published.row import Row

@@ -18,7 +18,7 @@ from common import ROOT, kept_directory, say
 
 from millrace.config.tables.schedules import FunctionSchedule
 from millrace_sim.config import SimulatedConfig
-from millrace_sim.costs.difficulty import RowDifficulty
+from millrace_sim.costs.workload import RowDifficulty
 from millrace_sim.measure import measure
 from millrace_sim.setup import scenario
 

@@ -16,10 +16,9 @@ from functools import lru_cache
 from millrace_sim.costs.cluster import Cluster
 from millrace_sim.costs.generation import Generation
 from millrace_sim.costs.hardware import device
-from millrace_sim.costs.lengths import LogNormal
 from millrace_sim.costs.models import model
 from millrace_sim.costs.training import Training
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.plan.theory import Problem, solve_asynchronous, solve_synchronous
 from published.pipelines import Batch, Pipelines
 from published.row import Row

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from millrace_sim.config import SimulatedConfig
 from millrace_sim.costs.cluster import Cluster
-from millrace_sim.costs.difficulty import RowDifficulty
+from millrace_sim.costs.workload import RowDifficulty
 from millrace_sim.setup import cluster_of, scenario
 from published.kept import ALIKE
 from published.pipelines import Batch, Pipelines

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from common import ROOT
 
 from millrace.config.load import load
+from millrace.conversations.tokenizer import encode
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Sampling, Work
 from millrace.engines.own.load import load_engine
-from millrace.environments.tasks import make_task
-from millrace.environments.tokenizer import encode
+from millrace.tasks.tasks import make_task
 
 TASKS = "arithmetic", "form", "tool"
 OPEN = (

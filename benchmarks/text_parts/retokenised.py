@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from millrace.environments.tokenizer import encode
+from millrace.conversations.tokenizer import encode
 from text_parts.completions import TEMPERATURES, Completion
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"

@@ -18,7 +18,7 @@ from statistics import mean
 from rich.console import Console
 
 import millrace
-from millrace.environments.tokenizer import ASSISTANT, END, USER
+from millrace.conversations.tokenizer import ASSISTANT, END, USER
 from millrace.quickstart.start_model import learn
 
 HERE = Path(__file__).parent

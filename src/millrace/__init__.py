@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from millrace.config.schema import Config
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
     from millrace.diagnose.diagnosis import Diagnosis
-    from millrace.environments.turns.environment import Done, Observation
+    from millrace.episodes.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
 
 __version__ = "0.1.0"
@@ -44,8 +44,8 @@ _HOMES = {
     "RunComparison": "millrace.api.comparison",
     "RunCurves": "millrace.api.run_curves",
     "Config": "millrace.config.schema",
-    "Observation": "millrace.environments.turns.environment",
-    "Done": "millrace.environments.turns.environment",
+    "Observation": "millrace.episodes.environment",
+    "Done": "millrace.episodes.environment",
     "MillraceError": "millrace.core.errors",
     "ConfigError": "millrace.core.errors",
     "DataError": "millrace.core.errors",

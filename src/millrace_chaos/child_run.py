@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from millrace.core.events import Event
-from millrace.environments.gateway.agents.agent_process import DIRECTORY
+from millrace.episodes.agents.agent_process import DIRECTORY
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from millrace.environments.rows import Row
+from millrace.tasks.rows import Row
 
 
 class Reason(StrEnum):

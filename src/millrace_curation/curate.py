@@ -11,17 +11,16 @@ from typing import Any
 import xxhash
 
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import load_dated_tokenizer
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.tokenizer import load_dated_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.run_directory.content_digests import content_digests
 from millrace_curation import filters
-from millrace_curation.attempt_store import AttemptsByRow, attempt_ledger
 from millrace_curation.candidate import CandidateRow, Dropped, Reason
 from millrace_curation.contamination import EvaluationText, contaminated
 from millrace_curation.difficulty import PassRate, judge_difficulty
 from millrace_curation.gold import GoldScore, check_template, judge_gold
-from millrace_curation.measure import groups_by_row, sample_rates, try_golds
+from millrace_curation.measure import AttemptsByRow, attempt_ledger, groups_by_row, sample_rates, try_golds
 from millrace_curation.task_rows import read_candidates
 from millrace_curation.written_row import check_writable
 

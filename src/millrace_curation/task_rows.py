@@ -10,11 +10,11 @@ from typing import Any
 from millrace.config.schema import Config
 from millrace.config.tables.mixture import MixtureTaskSection
 from millrace.config.tables.task import GymTaskSection, RowsSection
+from millrace.conversations.tokenizer import encode, encode_prompt
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.chat import find_reference
-from millrace.environments.rows import Row, find_column, open_rows
-from millrace.environments.tasks import Task, make_task
-from millrace.environments.tokenizer import encode, encode_prompt
+from millrace.tasks.chat import find_reference
+from millrace.tasks.rows import Row, find_column, open_rows
+from millrace.tasks.tasks import Task, make_task
 from millrace_curation.candidate import CandidateRow
 from millrace_curation.contamination import EvaluationText
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import FULL, GEMMA, JAX_TRAINER, activation, refuse_unsupported
-from millrace_jax.adapters.adapted_matmul import MergeRule
+from millrace_jax.adapted_matmul import MergeRule
 from millrace_jax.rotary import Frequencies, frequencies
 
 EVERYWHERE = 1 << 30

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from millrace.devices.low_rank import DOWN, UP
-from millrace_jax.adapters.adapted_matmul import adapted_matmul
+from millrace_jax.adapted_matmul import adapted_matmul
 from millrace_jax.decoder import Decoder
 from millrace_jax.devices.mesh import ROWS, divided, gathered, kept, size_of
 from millrace_jax.row_arrays import RowArrays
+from millrace_jax.seam import watched, watching_turn
 from millrace_jax.tree_attention import attention
-from millrace_jax.watched.seam import watched, watching_turn
 from millrace_jax.weights import EMBEDDING, LAYERS, NORM, Tree
 
 Array = Any

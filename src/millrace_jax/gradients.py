@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.corrections import interpolated
 from millrace.trainer.batch.flat_batch import FlatBatch
-from millrace_jax.adapters.adapter_tree import beside
+from millrace_jax.adapter_tree import beside
 from millrace_jax.decoder import Decoder
 from millrace_jax.devices.mesh import ROWS, divided, gathered
 from millrace_jax.forward import hidden_states
-from millrace_jax.recorded.mask_arrays import MaskArrays
+from millrace_jax.mask_arrays import MaskArrays
 from millrace_jax.row_arrays import RowArrays, bucket
 from millrace_jax.target_logprobs import token_logprobs
 from millrace_jax.weights import EMBEDDING, HEAD, Tree

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +27,11 @@ from millrace.trainer.batch.flat_batch import FlatBatch
 from millrace.trainer.batch.packing import Row
 from millrace.trainer.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace_jax import optimizer
-from millrace_jax.adapters.adapter_tree import adapter_shardings, beside, frozen_weights
+from millrace_jax.adapter_tree import adapter_shardings, beside, frozen_weights
 from millrace_jax.decoder import Decoder
-from millrace_jax.devices.compilations import compilations
 from millrace_jax.devices.mesh import make_mesh, on_mesh, replicated, rows_at_once
 from millrace_jax.gradients import row_outputs, rows_gradient, sequences, tokens_of
-from millrace_jax.recorded.mask_arrays import MaskArrays, mask_arrays
+from millrace_jax.mask_arrays import MaskArrays, mask_arrays
 from millrace_jax.row_arrays import NOTHING, RowArrays, arrays_of, even_rows
 from millrace_jax.statistics import JaxStatistics
 from millrace_jax.weights import LAYERS, Tree, shardings
@@ -267,3 +266,28 @@ class JaxPolicy(BatchStep):
     def forget_gradient(self) -> None:
         self.gradient = None  # its memory is free before zeros get new memory
         self.gradient = self._zeros()
+
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+class Compilations:
+    """The programs that this process has compiled or read from a cache since the object was made."""
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, duration_s: float, **_: Any) -> None:
+        if event == _EVENT:
+            self.count, self.seconds = self.count + 1, self.seconds + duration_s
+
+    def since(self, count: int, seconds: float) -> dict[str, float]:
+        """Metrics of the time since `count` and `seconds` were read."""
+        return {"compilations": float(self.count - count), "compile_s": self.seconds - seconds}
+
+
+@cache
+def compilations() -> Compilations:
+    """Those of this process. JAX keeps every listener, so there is one."""
+    return Compilations()

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace import __version__
 from millrace.core import model_version
@@ -20,10 +20,10 @@ from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, first_alone
 from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
-from millrace_jax.devices.xla_flags import set_tpu_flags
 
 if TYPE_CHECKING:
     from millrace_jax.devices.programs import Programs
+
 
 NO_ARITHMETIC = "python", "programs"
 """Settings of the trainer that change no rounding."""
@@ -62,7 +62,7 @@ class JaxTrainer(TrainerWorker[Any]):
     def _load(self, checkpoint: str | None) -> TrainerState:
         import jax
 
-        from millrace_jax.adapters.adapter_tree import base_digits, version_dims
+        from millrace_jax.adapter_tree import base_digits, version_dims
         from millrace_jax.devices.processes import join
         from millrace_jax.devices.programs import Programs
         from millrace_jax.files.checkpoint import JaxSaver, load_checkpoint
@@ -133,7 +133,7 @@ class JaxTrainer(TrainerWorker[Any]):
         self._saver.begin(trainer, Path(directory), began_s)
 
     def _export(self, directory: str) -> None:
-        from millrace_jax.adapters.adapter_tree import whole_model
+        from millrace_jax.adapter_tree import whole_model
         from millrace_jax.files.model_directory import save_model
         from millrace_jax.weights import on_host
 
@@ -150,3 +150,36 @@ class JaxTrainer(TrainerWorker[Any]):
 
     def _vocabulary(self) -> int:
         return int(self._ready().shape.vocab)
+
+
+VARIABLE = "LIBTPU_INIT_ARGS"
+
+
+class Flag(NamedTuple):
+    name: str
+    value: str
+    reason: str
+
+
+TPU_FLAGS = (
+    Flag("xla_enable_async_all_gather", "true", "a gather starts early, and its end is waited for late"),
+    Flag("xla_tpu_enable_async_collective_fusion", "true", "collectives are fused with products beside them"),
+    Flag("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", "gathers too"),
+    Flag(
+        "xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "one gather spans several products"
+    ),
+    Flag("xla_tpu_overlap_compute_collective_tc", "true", "the tensor core computes meanwhile"),
+)
+
+
+def set_tpu_flags() -> None:
+    """Add `TPU_FLAGS` to the environment. JAX must not be imported yet.
+
+    A flag that the user has set keeps its value. With the variable set and empty, no flag is added."""
+    given = os.environ.get(VARIABLE)
+    if given is not None and not given.strip():
+        return
+    words = (given or "").split()
+    named = {word.lstrip("-").partition("=")[0] for word in words}
+    ours = [f"--{flag.name}={flag.value}" for flag in TPU_FLAGS if flag.name not in named]
+    os.environ[VARIABLE] = " ".join([*words, *ours])

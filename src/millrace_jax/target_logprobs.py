@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from millrace_jax.devices.mesh import AXES, ROWS, divided, size_of
-from millrace_jax.recorded.mask_arrays import MaskArrays, cut_off
+from millrace_jax.mask_arrays import MaskArrays, cut_off
 
 Array = Any
 CHUNK_LOGITS = 1 << 24

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.core.errors import DataError
-from millrace.environments.program_text import program_of
+from millrace.rewards.program_text import program_of
 from millrace_sandbox.code_changes import sees_changes
 
 CHECK, CANDIDATE = "check", "candidate"

@@ -6,9 +6,9 @@ from typing import Any
 
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError
-from millrace.environments.chat import is_messages
-from millrace.environments.program_text import program_of
-from millrace.environments.rows import Row, find_column
+from millrace.rewards.program_text import program_of
+from millrace.tasks.chat import is_messages
+from millrace.tasks.rows import Row, find_column
 from millrace_sandbox.code_asserts import code_given, is_continuation, read_asserts
 from millrace_sandbox.code_tests import judge, read_tests
 from millrace_sandbox.execution import ProgramOutcome

@@ -13,9 +13,9 @@ plan         the best layout for a model and devices
 from millrace_sim.costs.interface import Costs
 from millrace_sim.costs.workload import Workload
 from millrace_sim.roles.world import World
+from millrace_sim.simulation import TraceDigest
 from millrace_sim.virtual.faults import Crash, Failures, Faults, Lag, Latency, Slow
 from millrace_sim.virtual.loop import DeadlockError, VirtualLoop, run
-from millrace_sim.virtual.trace_digest import TraceDigest
 
 __all__ = [
     "Costs",

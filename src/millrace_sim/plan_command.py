@@ -19,10 +19,10 @@ from millrace.core.errors import ConfigError
 from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
+from millrace_sim.config import PlanConfig
 from millrace_sim.measure import ReplicaSample, TimedWork, Timeline
 from millrace_sim.plan.planned import as_json, base_tree, beyond, checkpoints, choice, configuration, devices
 from millrace_sim.plan.ranking import Plan, Theory, plan
-from millrace_sim.plan.request import PlanConfig
 from millrace_sim.plan.search import Simulated
 
 console = Terminal(soft_wrap=True)

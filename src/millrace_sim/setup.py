@@ -26,9 +26,8 @@ from millrace_sim.config import (
 from millrace_sim.costs import hardware, models
 from millrace_sim.costs.cluster import Cluster
 from millrace_sim.costs.generation import Generation
-from millrace_sim.costs.lengths import Drift, Empirical, Lengths, LogNormal, Mixture, Turns
 from millrace_sim.costs.training import Training
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import Drift, Empirical, Lengths, LogNormal, Mixture, Turns, Workload
 from millrace_sim.simulation import OtherReplicas, Scale, Scenario
 from millrace_sim.virtual.faults import Failures, Faults
 

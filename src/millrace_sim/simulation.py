@@ -8,6 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import xxhash
+
 from millrace.config.schema import Config
 from millrace.controller.controller import Controller
 from millrace.controller.fleet.fleet import Fleet, standby_of
@@ -32,7 +35,6 @@ from millrace_sim.virtual import loop
 from millrace_sim.virtual.faults import Faults, Latency
 from millrace_sim.virtual.seeded import stream
 from millrace_sim.virtual.sim_runtime import SimRuntime
-from millrace_sim.virtual.trace_digest import TraceDigest
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,3 +358,23 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         ],
         relay=relay,
     )
+
+
+class TraceDigest:
+    """An event sink. Reduces kind, time and sorted fields of every event to one number. Two runs with the
+    same number took the same path.
+
+    Floats enter exactly, dicts within fields in their own order. Fields must be data (numbers, strings,
+    lists, dicts, structs, dataclasses): an object whose text has an address would differ from run to
+    run, so it raises TypeError.
+    """
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def __call__(self, event: Event) -> None:
+        self._hash.update(self._encode((event.kind, event.time_s, sorted(event.fields.items()))))
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()

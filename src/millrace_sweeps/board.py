@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.observe.terminal import can_redraw
-from millrace_sweeps.decisions.naming import short_keys, shown
+from millrace_sweeps.decisions.space import short_keys, shown
 from millrace_sweeps.decisions.standings import Standing, standings
 from millrace_sweeps.trial_record import SweepTrial, Trials, TrialState
 

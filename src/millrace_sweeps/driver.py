@@ -16,12 +16,10 @@ from millrace.run_directory.going_on import begun_as
 from millrace.run_directory.models import is_finished
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_sweeps import trial_record as record
-from millrace_sweeps.beginning import begin_trial
 from millrace_sweeps.board import Board
-from millrace_sweeps.checking import going_on
+from millrace_sweeps.checking import begin_trial, going_on
 from millrace_sweeps.decisions.capacity import Slot
-from millrace_sweeps.decisions.stopping import halving_reason, median_reason
-from millrace_sweeps.decisions.values import Series, value_of
+from millrace_sweeps.decisions.stopping import Series, halving_reason, median_reason, value_of
 from millrace_sweeps.loading import EVALUATION, LoadedSweep, figure_by
 from millrace_sweeps.measured import Measured
 from millrace_sweeps.proposals import Proposals

@@ -14,7 +14,7 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.jsonl import evaluation_scalars
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_sweeps.decisions.values import Series
+from millrace_sweeps.decisions.stopping import Series
 from millrace_sweeps.loading import EVALUATION
 
 

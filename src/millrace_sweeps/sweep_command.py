@@ -12,7 +12,7 @@ from millrace.compose.interrupt import INTERRUPTED
 from millrace.observe.terminal import Terminal, typed
 from millrace.runtime.process import interrupt_on_signals
 from millrace_sweeps.board import ranking
-from millrace_sweeps.decisions.naming import trial_name
+from millrace_sweeps.decisions.space import trial_name
 from millrace_sweeps.decisions.standings import standings
 from millrace_sweeps.loading import LoadedSweep, load_sweep
 from millrace_sweeps.run_sweep import checked, directory_of, run_sweep

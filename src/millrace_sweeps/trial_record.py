@@ -14,8 +14,7 @@ import msgspec
 
 from millrace.core import files
 from millrace.core.errors import ConfigError, DataError, boundary, writing
-from millrace_sweeps.decisions.naming import trial_name
-from millrace_sweeps.decisions.space import Overrides
+from millrace_sweeps.decisions.space import Overrides, trial_name
 
 FILE, LOCK = "sweep.json", "sweep.lock"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.conversations.tokenizer import make_character_tokenizer
 
 NEEDS = {
     "test_sdk_conformance.py": ("openai", "anthropic", "agents"),  # make test-agents

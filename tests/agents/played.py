@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.environments.gateway.agents.agent_end import AgentEnd
-from millrace.environments.gateway.agents.agents import Agents
-from millrace.environments.gateway.calls import Call
-from millrace.environments.gateway.local_agents import DIALECTS
-from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.gateway.server import GatewayServer
-from millrace.environments.gateway.sessions import Session, closing_reply
-from millrace.environments.tokenizer import load_tokenizer
-from millrace.environments.turns.environment import SampledTurn
+from millrace.conversations.tokenizer import load_tokenizer
+from millrace.episodes.agents.agent_end import AgentEnd
+from millrace.episodes.agents.agents import Agents
+from millrace.episodes.environment import SampledTurn
+from millrace.episodes.gateway.calls import Call
+from millrace.episodes.gateway.local_agents import DIALECTS
+from millrace.episodes.gateway.open_sessions import OpenSessions
+from millrace.episodes.gateway.replies import Replies
+from millrace.episodes.gateway.server import GatewayServer
+from millrace.episodes.gateway.sessions import Session, closing_reply
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 WAIT_S = 120.0

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from millrace.environments.gateway.calls import Call, RefusedCall, Reply
-from millrace.environments.gateway.dialects.shapes import KEEP_ALIVE
-from millrace.environments.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
+from millrace.episodes.gateway.calls import Call, RefusedCall, Reply
+from millrace.episodes.gateway.dialects.shapes import KEEP_ALIVE
+from millrace.episodes.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
 
 NUM_TOKENS = 7
 """The answer to each request to count tokens."""

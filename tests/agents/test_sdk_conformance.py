@@ -26,8 +26,8 @@ from agents import (
     Runner,
     function_tool,
 )
-from millrace.environments.gateway.arguments import to_object
-from millrace.environments.gateway.calls import ChatTurn
+from millrace.episodes.gateway.arguments import to_object
+from millrace.episodes.gateway.calls import ChatTurn
 
 REQUESTS = Path(__file__).parent / "requests"
 ASK: Any = [{"role": "user", "content": "How is it?"}]

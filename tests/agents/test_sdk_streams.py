@@ -17,16 +17,16 @@ import pytest
 from tests.gateway_replies import PARAMETERS, TEXT, TOOL
 from tests.gateways import WAIT_S, taken, until
 
-from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.gateway.http_answer import HttpAnswer
-from millrace.environments.gateway.local_agents import DIALECTS
-from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.gateway.server import GatewayServer
-from millrace.environments.gateway.sessions import Session
-from millrace.environments.gateway.surroundings import GatewayLimits
-from millrace.environments.tokenizer import load_tokenizer
-from millrace.environments.turns.environment import SampledTurn
+from millrace.conversations.tokenizer import load_tokenizer
+from millrace.episodes.environment import SampledTurn
+from millrace.episodes.gateway.calls import RefusedCall
+from millrace.episodes.gateway.http_answer import HttpAnswer
+from millrace.episodes.gateway.local_agents import DIALECTS
+from millrace.episodes.gateway.open_sessions import OpenSessions
+from millrace.episodes.gateway.replies import Replies
+from millrace.episodes.gateway.server import GatewayServer
+from millrace.episodes.gateway.sessions import Session
+from millrace.episodes.gateway.surroundings import GatewayLimits
 
 MESSAGES: Any = [{"role": "user", "content": "How is it?"}]
 FLAT: Any = {"type": "function", **TOOL["function"]}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from millrace.config.tables.task import EnvironmentRewardSection
-from millrace.environments.turns.call_forms.call_reader import CallReader
-from millrace.environments.turns.environment import Done, Environment, Observation
-from millrace.environments.turns.forms import Form, load_environment
+from millrace.conversations.call_reader import CallReader
+from millrace.episodes.environment import Done, Environment, Observation
+from millrace.episodes.forms import Form, load_environment
 
 PATH = "skyrl_gym.envs.gsm8k.multi_turn_env:GSM8kMultiTurnEnv"
 ROW: Any = {"prompt": "13*7=", "reward_spec": {"ground_truth": "91"}}

@@ -11,7 +11,7 @@ from tests.agents.episodes import play_by_hand
 from tests.agents.played import EXAMPLES
 
 from millrace import Done
-from millrace.environments.turns.forms import load_environment
+from millrace.episodes.forms import load_environment
 
 pytestmark = pytest.mark.usefixtures("warm")
 

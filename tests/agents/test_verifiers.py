@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.agents.played import EXAMPLES, Played, play
 
 import millrace
-from millrace.environments.tokenizer import ASSISTANT, END, USER, load_tokenizer
+from millrace.conversations.tokenizer import ASSISTANT, END, USER, load_tokenizer
 from millrace.quickstart.start_model import learn
 
 ALPHABET = string.ascii_letters + string.digits + "*=. "

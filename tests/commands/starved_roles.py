@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from millrace.core.types import Batch, StepResult
-from millrace.environments.limits import limit_process_memory
+from millrace.rewards.limits import limit_process_memory
 from millrace.rollout.replica import EngineReplica
 from millrace.trainer.role import TorchTrainer
 

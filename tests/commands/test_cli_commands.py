@@ -17,10 +17,10 @@ import pytest
 from millrace.cli.app import run
 from millrace.compose.interrupt import INTERRUPTED
 from millrace.config.load import load
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
-from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.trials import judge
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger

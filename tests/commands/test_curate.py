@@ -19,9 +19,9 @@ from tests.runs import make_start
 from millrace.cli.app import run
 from millrace.config.load import load
 from millrace.core.types import Finish
-from millrace.environments.rows import open_rows
-from millrace.environments.tasks import make_task
 from millrace.ledger.reading.reader import LedgerReader
+from millrace.tasks.rows import open_rows
+from millrace.tasks.tasks import make_task
 
 pytestmark = pytest.mark.usefixtures("warm")
 

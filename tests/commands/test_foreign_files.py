@@ -15,9 +15,9 @@ from tests.look_runs import write_run
 
 from millrace.api.run import Run
 from millrace.cli.app import run
+from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, MillraceError
-from millrace.environments.tokenizer import load_tokenizer
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.notebook import card
 from millrace_ui.record import steps

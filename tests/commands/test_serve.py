@@ -17,9 +17,9 @@ import pytest
 from tests.runs import summary, train
 
 from conformance import WAIT_S
+from millrace.conversations.tokenizer import ASSISTANT, load_tokenizer, make_character_tokenizer
 from millrace.core.types import Sampling
-from millrace.environments.tokenizer import ASSISTANT, load_tokenizer, make_character_tokenizer
-from millrace.environments.verifiers.judge import FILE
+from millrace.rewards.judge import FILE
 from millrace.serve.completions import Completions
 from millrace.serve.endpoints import Endpoints
 from millrace.serve.shared_engine import EngineFailed, SharedEngine
@@ -332,7 +332,7 @@ def test_clients_that_send_no_whole_request_shut_nobody_out(port, begun):
 
 
 def test_a_request_that_does_not_come_whole_in_time_is_left(judge):
-    from millrace.environments.gateway.surroundings import GatewayLimits
+    from millrace.episodes.gateway.surroundings import GatewayLimits
 
     engine = SharedEngine(None, requests_max=1, answer_s=1.0)
     completions = Completions(engine, load_tokenizer(judge), model="m", max_sequence_tokens=8)

@@ -15,10 +15,10 @@ from millrace.cli import app
 from millrace.config.freeze import dump
 from millrace.config.schema import Config
 from millrace.config.tables.task import FunctionTaskSection
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import DataError, MillraceError, RewardError
 from millrace.core.types import BadPrompt, Prompt, Scored
-from millrace.environments import first_look as looked
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.episodes import first_look as looked
 
 pytestmark = pytest.mark.usefixtures("warm")
 

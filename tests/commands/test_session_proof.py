@@ -10,15 +10,15 @@ import pytest
 
 from millrace.checks.first_try import try_first
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.errors import DataError
 from millrace.core.types import Abstain, Failed, Scored
-from millrace.environments.tokenizer import make_character_tokenizer
-from millrace.environments.verifiers.reference_completions import (
+from millrace.evaluation.trials import Trial, judge, run_trials, unmet
+from millrace.rewards.reference_completions import (
     ReferenceCompletion,
     in_pattern,
     told_references,
 )
-from millrace.evaluation.trials import Trial, judge, run_trials, unmet
 
 pytestmark = pytest.mark.usefixtures("warm")
 

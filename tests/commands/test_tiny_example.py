@@ -13,7 +13,7 @@ from tests.long import long
 
 from millrace.config.tables.task import CodeRewardSection, MathRewardSection
 from millrace.core.errors import SandboxError
-from millrace.environments.rewards import make_reward
+from millrace.rewards.rewards import make_reward
 
 TINY = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tiny.py"))
 

@@ -13,7 +13,7 @@ import pytest
 from tests.long import long
 
 from millrace.cli.app import run
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.conversations.tokenizer import make_character_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, _, SECOND = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8").partition("## A real model")

@@ -31,9 +31,9 @@ from transformers import (
 )
 
 from millrace.config.tables.training import Adapter
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Progress, Sampling, Work
-from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import Engine, EngineOptions
 from millrace.trainer.adapted_linear import adapt, adapted_layers, published_weights

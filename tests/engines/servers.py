@@ -12,7 +12,7 @@ import pytest
 from bench import ALPHABET, Bench, make_model
 from tests.serving import end, free_port, start_server, start_sglang, start_standin, until_ready
 
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.conversations.tokenizer import make_character_tokenizer
 
 ANSWER_S = 60.0
 SERVED = ("qwen3 tied", "llama untied")

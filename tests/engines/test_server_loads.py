@@ -10,12 +10,12 @@ from bench import ALPHABET, Bench, OpenBench, make_model, prompt_of
 from servers import ANSWER_S, START
 from tests.serving import end, free_port, start_server, until_ready
 
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.errors import ConfigError, DigestMismatchError
 from millrace.core.types import Sampling
 from millrace.engines.server import vllm_settings
 from millrace.engines.server.client import ANSWER_S as SERVER_ANSWER_S
 from millrace.engines.server.client import Client
-from millrace.environments.tokenizer import make_character_tokenizer
 
 MODEL = "qwen3 tied"
 FREE = Sampling(max_tokens=20)

@@ -35,8 +35,8 @@ from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.files import checkpoint as torch_files
 from millrace.trainer.files import export as torch_export
 from millrace.trainer.role import TorchTrainer
-from millrace_jax.adapters.adapted_matmul import MergeRule, adapted_matmul
-from millrace_jax.adapters.adapter_tree import adapter_dims, begin_adapter, whole_model
+from millrace_jax.adapted_matmul import MergeRule, adapted_matmul
+from millrace_jax.adapter_tree import adapter_dims, begin_adapter, whole_model
 from millrace_jax.decoder import read_architecture
 from millrace_jax.devices.mesh import make_mesh
 from millrace_jax.files.checkpoint import JaxSaver, load_checkpoint

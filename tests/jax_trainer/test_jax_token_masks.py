@@ -18,7 +18,7 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.trainer.recorded.token_masks import TokenMasks
 from millrace_jax import target_logprobs
-from millrace_jax.recorded.mask_arrays import mask_arrays
+from millrace_jax.mask_arrays import mask_arrays
 
 
 @pytest.mark.parametrize("chunk", [None, 32], ids=["one chunk", "chunks"])

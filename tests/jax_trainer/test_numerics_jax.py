@@ -14,7 +14,7 @@ from millrace.checks.numerics.divergence import Divergence, first_divergence
 from millrace.cli.app import run as millrace
 from millrace.trainer.checks.hooked_values import reference_values
 from millrace_jax import forward
-from millrace_jax.watched.traced_values import traced_values
+from millrace_jax.traced_values import traced_values
 
 
 def compared(honest: Path, model: Path, dtype: str = "float32", *mesh: int) -> Divergence | None:

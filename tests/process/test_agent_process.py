@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import ConfigError, DataError, WorkerError
-from millrace.environments.gateway.agents.agent_end import AgentEnd, AgentLimits
-from millrace.environments.gateway.agents.agent_launcher import AgentLauncher
-from millrace.environments.gateway.agents.agent_process import AgentProcess
-from millrace.environments.gateway.agents.agents import Agents
+from millrace.episodes.agents.agent_end import AgentEnd, AgentLimits
+from millrace.episodes.agents.agent_launcher import AgentLauncher
+from millrace.episodes.agents.agent_process import AgentProcess
+from millrace.episodes.agents.agents import Agents
 
 FUNCTIONS = Path(__file__).with_name("agent_functions.py")
 URL, KEY = "http://127.0.0.1:4444", "key-of-trajectory-7"
@@ -223,7 +223,7 @@ def test_an_agent_without_memory_fails_alone(agents: Agents) -> None:
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from millrace.environments.gateway.agents.agents import Agents
+from millrace.episodes.agents.agents import Agents
 agents = Agents(Path(sys.argv[1]), function=sys.argv[3])
 process = agents.start(["python", "-c", sys.argv[2], "on"], {}, base_url="http://127.0.0.1:1", key="k")
 call = agents.start(None, {"what": "sleep"}, base_url="http://127.0.0.1:1", key="k")

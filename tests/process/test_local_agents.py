@@ -10,8 +10,8 @@ from tests.unit.chat_templates import STYLES, make_tokenizer
 
 from millrace.config.tables.agent import AgentSection
 from millrace.core.errors import DataError
-from millrace.environments.gateway.local_agents import LocalAgents, WorkersDirectory
-from millrace.environments.gateway.rendering import make_rendering
+from millrace.episodes.gateway.local_agents import LocalAgents, WorkersDirectory
+from millrace.episodes.gateway.rendering import make_rendering
 
 ASKS = """
 import http.client, json, os, urllib.parse

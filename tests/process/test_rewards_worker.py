@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from conformance import WAIT_S
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import DeadlineExceeded, OutOfMemory, WorkerDied
 from millrace.core.types import Finish, Prompt, Scored, ScoreRequest
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.runtime.local.handle import LocalHandle
 from millrace.runtime.local.local_runtime import LocalRuntime
 
 pytestmark = pytest.mark.usefixtures("warm")
-TARGET = "millrace.environments.reward_worker:TaskRewardWorker"
+TARGET = "millrace.episodes.reward_worker:TaskRewardWorker"
 CODE = """
 import os, re, time
 

@@ -13,9 +13,9 @@ from tests.long import few, long
 from tests.runs import events, train, weights
 from tests.turn_runs import make_agent_start
 
+from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.types import Finish
-from millrace.environments.gateway.agents.agent_process import DIRECTORY
-from millrace.environments.tokenizer import load_tokenizer
+from millrace.episodes.agents.agent_process import DIRECTORY
 from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -19,8 +19,8 @@ from tests.runs import events, summary, train
 import millrace
 from conformance import WAIT_S
 from judge_double import judging
-from millrace.environments.verifiers.judge import FILE, key_of
 from millrace.ledger.reading.reader import LedgerReader
+from millrace.rewards.judge import FILE, key_of
 from millrace.run_directory.run_directory import RunDirectory
 
 FAULTS = (500, "close", 429, "I would say nine of ten.", {"message": {"content": None, "refusal": "No."}})

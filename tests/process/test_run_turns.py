@@ -21,10 +21,10 @@ from tests.turn_runs import make_start
 
 import millrace
 from conformance import WAIT_S
+from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.completion.columns import OBSERVED
 from millrace.core.events import Event
 from millrace.core.types import Trajectory
-from millrace.environments.tokenizer import load_tokenizer
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from millrace.core.errors import DataError, RewardError
-from millrace.environments.gateway.agents.agent_process import AgentProcess
-from millrace.environments.gateway.agents.agents import Agents
-from millrace.environments.gateway.agents.tasks.task_directory import TaskDirectory, read_task
-from millrace.environments.gateway.agents.tasks.task_tests import run_tests
+from millrace.episodes.agents.agent_process import AgentProcess
+from millrace.episodes.agents.agents import Agents
+from millrace.episodes.agents.task_directories.task_directory import TaskDirectory, read_task
+from millrace.episodes.agents.task_directories.task_tests import run_tests
 
 WRITES = "echo 1 > /logs/verifier/reward.txt\n"
 

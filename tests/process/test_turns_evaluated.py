@@ -19,9 +19,9 @@ import millrace
 from conformance import WAIT_S
 from millrace.cli.app import run as main
 from millrace.config.load import load
+from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.completion.marked import unmarked
 from millrace.core.types import EvaluationAttempt, Finish
-from millrace.environments.tokenizer import load_tokenizer
 from millrace.evaluation.evaluate import evaluate
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory

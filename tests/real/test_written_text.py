@@ -36,15 +36,15 @@ from millrace.core.types import (
     Work,
 )
 from millrace.engines.own.load import load_engine
-from millrace.environments.gateway.calls import Call, ChatTurn
-from millrace.environments.gateway.conversation import Conversation
-from millrace.environments.gateway.rendering import make_rendering
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.reward_worker import TaskRewardWorker
-from millrace.environments.tasks import make_task
-from millrace.environments.turns.environment import SampledTurn
-from millrace.environments.turns.harmony import make_chat_bridge
+from millrace.episodes.environment import SampledTurn
+from millrace.episodes.gateway.calls import Call, ChatTurn
+from millrace.episodes.gateway.conversation import Conversation
+from millrace.episodes.gateway.rendering import make_rendering
+from millrace.episodes.gateway.replies import Replies
+from millrace.episodes.harmony import make_chat_bridge
+from millrace.episodes.reward_worker import TaskRewardWorker
 from millrace.rollout.model_tokens import text_decoder
+from millrace.tasks.tasks import make_task
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import load_model
 from millrace.trainer.trainer import PolicyTrainer

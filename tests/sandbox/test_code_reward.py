@@ -12,9 +12,9 @@ import pytest
 
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError, SandboxError
-from millrace.environments.answers import make_answer
-from millrace.environments.program_text import program_of
-from millrace.environments.right_program import reference_program
+from millrace.episodes.reward_worker import make_answer
+from millrace.rewards.program_text import program_of
+from millrace.rewards.reference_completions import reference_program
 from millrace_sandbox.code_reward import CodeReward
 from tests.sandbox.hostile import completions
 

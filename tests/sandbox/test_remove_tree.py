@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.environments.gateway.agents.agent_process import remove_directory
+from millrace.episodes.agents.agent_process import remove_directory
 from millrace_sandbox.inside import warden
 
 

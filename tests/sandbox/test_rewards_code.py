@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from conformance import WAIT_S
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import SandboxError
 from millrace.core.types import Failed, Finish, Scored, ScoreRequest
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.runtime.local.handle import LocalHandle
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace_sandbox.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("warm")
-TARGET = "millrace.environments.reward_worker:TaskRewardWorker"
+TARGET = "millrace.episodes.reward_worker:TaskRewardWorker"
 TESTS = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [2, 3]}
 RIGHT, WRONG, HANGING = "def f(x): return x + 1", "def f(x): return x", "def f(x):\n while 1: pass"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from millrace.config.load import load
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Failed, Finish, Scored, ScoreRequest
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.evaluation.scores import scores
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

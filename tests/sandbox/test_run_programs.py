@@ -20,8 +20,8 @@ import pytest
 
 import millrace
 from conformance import WAIT_S
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import SandboxError
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime import process

@@ -11,8 +11,8 @@ import pytest
 
 from millrace.checks.first_try import try_first
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.errors import DataError, SandboxError
-from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.trials import judge, run_trials
 from millrace_sandbox.sandbox import Sandbox
 

@@ -14,8 +14,7 @@ from millrace.config.tables.training import BatchShape
 from millrace.controller.state.run_state import RunState
 from millrace.schedule import presets
 from millrace_sim.costs.interface import Costs
-from millrace_sim.costs.lengths import Drift, LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import Drift, LogNormal, Workload
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.verdicts import try_seed
 from millrace_sim.explore.worlds import small_config

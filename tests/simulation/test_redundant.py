@@ -12,7 +12,7 @@ from millrace.controller.group_ends import PARKED, REDUNDANT_GROUP
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import State
-from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import LogNormal
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import random_world, small_config, with_turns
 from millrace_sim.simulation import Scenario, simulate

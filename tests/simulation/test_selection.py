@@ -18,9 +18,7 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import DigestMismatchError
 from millrace.core.fairness import BAND, LengthMoments, fairness, windows
 from millrace.core.types import RESTS, Prompt
-from millrace_sim.costs.difficulty import RowDifficulty
-from millrace_sim.costs.lengths import LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import LogNormal, RowDifficulty, Workload
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import SCHEDULES, random_world, small_config
 from millrace_sim.simulation import Scenario, simulate

@@ -19,8 +19,7 @@ from millrace.core.types import Sampling, Work
 from millrace_sim.compare import Interval, compare, schedules
 from millrace_sim.config import ClusterSection, LogNormalLengths, SimulatedConfig, WorkloadSection
 from millrace_sim.costs.interface import Costs
-from millrace_sim.costs.lengths import LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.measure import measure
 from millrace_sim.roles.batching import BatchingEngine
 from millrace_sim.setup import check_memory, cluster_of, scenario

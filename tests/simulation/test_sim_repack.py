@@ -9,8 +9,7 @@ import pytest
 from millrace.config.schema import Config
 from millrace.config.tables.schedules import FunctionSchedule, Laminar
 from millrace.schedule import RepackOrder, Schedule, View, presets
-from millrace_sim.costs.lengths import LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import crowded, small_config
 from millrace_sim.simulation import Scenario, simulate

@@ -10,8 +10,7 @@ from millrace.config.tables.schedules import AReaL
 from millrace.core.types import Sampling, Work
 from millrace_sim.config import SimulatedConfig
 from millrace_sim.costs.interface import Costs
-from millrace_sim.costs.lengths import LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.explore.worlds import small_config, with_turns
 from millrace_sim.measure import measure
 from millrace_sim.roles.batching import BatchingEngine

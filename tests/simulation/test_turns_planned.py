@@ -14,14 +14,12 @@ from millrace.config.tables.schedules import AReaL
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.core.errors import ConfigError
 from millrace_sim.calibrate.learn import learn
-from millrace_sim.calibrate.observed_turns import ObservedTurns
-from millrace_sim.config import SimulatedConfig
+from millrace_sim.calibrate.observed import ObservedTurns
+from millrace_sim.config import PlanConfig, SimulatedConfig
 from millrace_sim.costs.interface import Costs
-from millrace_sim.costs.lengths import LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.explore.worlds import small_config
 from millrace_sim.plan.ranking import demand_of
-from millrace_sim.plan.request import PlanConfig
 from millrace_sim.setup import check_memory, run_config
 from millrace_sim.simulation import Scenario, simulate
 from tests.long import long

@@ -34,13 +34,6 @@ class Module:
         """Every node of the tree."""
         return tuple(ast.walk(self.tree))
 
-    @cached_property
-    def type_checking(self) -> frozenset[ast.AST]:
-        """Nodes that only a type checker sees."""
-        guards = (node for node in self.nodes if isinstance(node, ast.If))
-        guarded = (node for node in guards if dotted(node.test).endswith("TYPE_CHECKING"))
-        return frozenset(inner for node in guarded for part in node.body for inner in ast.walk(part))
-
     def at(self, node: ast.AST) -> str:
         """Where `node` is, for a message."""
         return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"

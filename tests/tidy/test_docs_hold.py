@@ -21,8 +21,7 @@ from millrace.config.tables.algorithms import PRESETS
 from millrace.config.tables.section import Section
 from millrace.config.tree import leaves
 from millrace.sft.sft_config import SupervisedConfig
-from millrace_sim.config import SimulatedConfig
-from millrace_sim.plan.request import PlanConfig
+from millrace_sim.config import PlanConfig, SimulatedConfig
 from millrace_sweeps.sweep_config import SweepConfig
 from tests.tidy.sources import tracked_files
 from tests.tidy.test_words import BINARY

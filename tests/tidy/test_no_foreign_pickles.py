@@ -10,7 +10,7 @@ from tests.tidy.sources import calls, imports, modules
 SPEAKS_THE_WIRE = {
     "millrace.core.completion.columns",
     "millrace.engines.vllm.extension",
-    "millrace.environments.verifiers.reward_process",
+    "millrace.rewards.reward_process",
     "millrace_jax.devices.processes",
     "millrace.runtime.local.framing",
     "millrace_ray.messages",

@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from millrace.algorithms import build
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.events import Events
 from millrace.core.types import (
@@ -32,7 +33,6 @@ from millrace.core.types import (
 )
 from millrace.engines.own.load import open_engine
 from millrace.engines.own.torch_engine import TorchEngine
-from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.rollout.protocol import EngineOptions
 from millrace.trainer.batch_step import StepSettings

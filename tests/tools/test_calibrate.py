@@ -18,7 +18,7 @@ from millrace.core.events import Event
 from millrace_sim import Costs, Workload
 from millrace_sim.calibrate.achieved import Achieved
 from millrace_sim.calibrate.learn import Calibration, calibrate, learn
-from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import LogNormal
 from millrace_sim.simulation import Scale, Scenario, simulate
 
 TRUE = Costs(

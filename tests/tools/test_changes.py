@@ -12,7 +12,7 @@ from millrace.config.tables.schedules import Synchronous
 from millrace_sim import Workload
 from millrace_sim.calibrate.changes import EVENTS_ASKED, Outlook, outlook
 from millrace_sim.calibrate.learn import Calibration
-from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import LogNormal
 from millrace_sim.measure import Measure, measure
 from millrace_sim.simulation import Scale, Scenario
 

@@ -11,10 +11,9 @@ import pytest
 
 from millrace.core.errors import ConfigError, DataError, LedgerError
 from millrace.core.types import EvaluationAttempt, Finish
-from millrace.environments.rows import open_rows
-from millrace.environments.stream.order import row_of
 from millrace.estimates.interval import of_attempts
-from millrace_curation.attempt_store import AttemptsByRow, attempt_ledger
+from millrace.tasks.order import row_of
+from millrace.tasks.rows import open_rows
 from millrace_curation.candidate import CandidateRow, Dropped, Reason
 from millrace_curation.curate import Curation, CurationOptions
 from millrace_curation.difficulty import PassRate, judge_difficulty
@@ -29,7 +28,7 @@ from millrace_curation.gold import (
     check_template,
     judge_gold,
 )
-from millrace_curation.measure import groups_by_row, pass_rate
+from millrace_curation.measure import AttemptsByRow, attempt_ledger, groups_by_row, pass_rate
 from millrace_curation.output import summarized, write_rows
 from millrace_curation.task_rows import read_evaluation_texts
 from millrace_ui.curated import curated, read_page

@@ -16,9 +16,9 @@ import pytest
 
 from millrace.config.load import validate
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.errors import DataError
-from millrace.environments.rows import open_rows
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.tasks.rows import open_rows
 from millrace_curation import curate as module
 from millrace_curation.candidate import CandidateRow, Dropped, Reason
 from millrace_curation.curate import Curation, CurationOptions, curate

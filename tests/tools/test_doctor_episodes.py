@@ -14,7 +14,7 @@ from millrace.diagnose.evidence import BatchFigures, Evidence, ScoredText, Step
 from millrace.diagnose.finding import Finding
 from millrace.diagnose.rules import diagnose
 from millrace.observe.conversation import CAUSES
-from millrace_sim.costs.lengths import LogNormal
+from millrace_sim.costs.workload import LogNormal
 from millrace_sim.explore.worlds import small_config, with_turns
 from millrace_sim.simulation import Observer, Scenario, simulate
 

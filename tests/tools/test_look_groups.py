@@ -18,11 +18,11 @@ from millrace.cli.app import run as millrace
 from millrace.controller.state.groups import make_batch
 from millrace.core.errors import MillraceError
 from millrace.core.types import State
-from millrace.environments.stream.parts import Parts
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import tokenizer_of
+from millrace.tasks.parts import Parts
 from millrace.trainer.batch.flat_batch import flatten
 from millrace_ui.drawing.shades import TONES, tone
 from millrace_ui.record import groups

@@ -8,10 +8,9 @@ from tests.tools.test_plan_search import QUESTION, RESULT
 
 from millrace_sim.costs.hardware import DEVICE_MTBF_H, device
 from millrace_sim.costs.models import model
-from millrace_sim.plan.checkpoints import CheckpointCosts, best_interval, planned_interval
 from millrace_sim.plan.layouts import Demand, layouts
 from millrace_sim.plan.planned import checkpoints
-from millrace_sim.plan.ranking import Plan
+from millrace_sim.plan.ranking import CheckpointCosts, Plan, best_interval, planned_interval
 
 COSTS = CheckpointCosts(step_s=10.0, replay_s=10.0, stall_s=2.0)
 

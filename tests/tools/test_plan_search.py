@@ -11,14 +11,14 @@ from millrace.config.load import load, load_as
 from millrace.config.tables import schedules
 from millrace.config.tables.schedules import AReaL
 from millrace.core.errors import ConfigError
+from millrace_sim.config import PlanConfig
 from millrace_sim.costs.hardware import device
 from millrace_sim.costs.models import model
 from millrace_sim.measure import ReplicaSample, Result, TimedWork, Timeline
 from millrace_sim.plan import ranking
-from millrace_sim.plan.checkpoints import CheckpointPlan
 from millrace_sim.plan.layouts import Demand, generate_s, layout_generate_s, layouts, layouts_in_turns
 from millrace_sim.plan.planned import PLACEHOLDERS, beyond, configuration
-from millrace_sim.plan.request import PlanConfig
+from millrace_sim.plan.ranking import CheckpointPlan
 from millrace_sim.plan.search import Candidate, Simulated, for_batch, search, simulated_config
 from millrace_sim.plan_command import timeline_lines
 

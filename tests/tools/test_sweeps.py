@@ -24,11 +24,19 @@ from millrace_sweeps import trial_record as record
 from millrace_sweeps.board import Board
 from millrace_sweeps.checking import refuse_changed_base
 from millrace_sweeps.decisions.capacity import at_once, slots
-from millrace_sweeps.decisions.naming import trial_name
-from millrace_sweeps.decisions.space import Domain, Range, choices, domains, drawn, grid, holds, with_seeds
+from millrace_sweeps.decisions.space import (
+    Domain,
+    Range,
+    choices,
+    domains,
+    drawn,
+    grid,
+    holds,
+    trial_name,
+    with_seeds,
+)
 from millrace_sweeps.decisions.standings import standings
-from millrace_sweeps.decisions.stopping import halving_reason, median_reason
-from millrace_sweeps.decisions.values import value_at, value_of
+from millrace_sweeps.decisions.stopping import halving_reason, median_reason, value_at, value_of
 from millrace_sweeps.driver import ORPHAN_S, Driver, _Live
 from millrace_sweeps.loading import load_sweep
 from millrace_sweeps.measured import Measured

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from millrace.environments.tokenizer import load_tokenizer
+from millrace.conversations.tokenizer import load_tokenizer
 
 
 class Style(NamedTuple):

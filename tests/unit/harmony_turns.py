@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.unit.chat_templates import ADDED, HARMONY, HARMONY_TOKENS, SPECIAL
 
-from millrace.environments.turns.encoding import Encoding
+from millrace.conversations.encoding import Encoding
 
 BEGIN = "<|start|>user<|message|>begin<|end|><|start|>assistant"
 HEADS = (

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from trainer_doubles import tiny_model
 
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.conversations.tokenizer import make_character_tokenizer
 
 HONEST = ["qwen3", "qwen2", "llama", "gemma3"]
 TOKENS = torch.randint(2, 60, (33,), generator=torch.Generator().manual_seed(0)).tolist()

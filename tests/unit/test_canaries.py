@@ -14,7 +14,7 @@ from millrace.core.events import Event, Events
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish
 from millrace.diagnose.examine import evidence_of
 from millrace.diagnose.rewarded_texts import CanaryWatch, earning, read_texts
-from millrace.environments.reward_worker import WrongGold
+from millrace.episodes.reward_worker import WrongGold
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 

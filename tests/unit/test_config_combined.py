@@ -25,9 +25,8 @@ from millrace.config.tree import leaves
 from millrace.core.errors import MillraceError
 from millrace.core.placement import Host
 from millrace.core.types import BadPrompt, Prompt
-from millrace.environments.first_look import FirstLook
-from millrace_sim.costs.lengths import LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace.episodes.first_look import FirstLook
+from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.simulation import Scale, Scenario, simulate
 
 GB = 10**9

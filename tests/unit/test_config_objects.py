@@ -15,9 +15,9 @@ from millrace import algorithms
 from millrace.config.load import load
 from millrace.config.objects import load_function
 from millrace.core.errors import ConfigError
-from millrace.environments.rewards import make_reward
-from millrace.environments.tasks import make_task
+from millrace.rewards.rewards import make_reward
 from millrace.schedule import presets
+from millrace.tasks.tasks import make_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = "model.path=anywhere"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.environments.gateway.agents.tasks.container_paths import (
+from millrace.episodes.agents.task_directories.container_paths import (
     for_agent,
     places_of,
     rewrite,

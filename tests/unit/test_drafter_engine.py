@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_models import EOS, collect, drain, make_exact_engine, make_model, make_work, prompt_of
 
-from millrace.checks.trained_drafts import refuse_trained_drafts
+from millrace.checks.preflight import refuse_trained_drafts
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling

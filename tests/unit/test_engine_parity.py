@@ -8,12 +8,12 @@ from engine_models import CONFIGS, EOS, make_engine, make_model, make_work, prom
 from tests.long import few
 from transformers import LlamaConfig, PhiConfig
 
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.errors import DataError
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.types import Finish, Sampling
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.load import load_engine
-from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.evaluation.generate import generate
 from millrace.rollout.model_tokens import load_tokenizer, text_decoder
 

@@ -8,7 +8,7 @@ from millrace.config.tables.task import (
     GymRewardSection,
     MathRewardSection,
 )
-from millrace.environments.answers import LONGEST, make_answer
+from millrace.episodes.reward_worker import LONGEST, make_answer
 
 
 def test_it_is_what_the_reward_extracts() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.types import Failed, Finish, Prompt, Scored, ScoreRequest
-from millrace.environments.reward_worker import TaskRewardWorker
-from millrace.environments.stream.asked_row import row_digest
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.episodes.reward_worker import TaskRewardWorker
+from millrace.tasks.asked_row import row_digest
 
 ROWS = """
 import itertools, pathlib

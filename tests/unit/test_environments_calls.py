@@ -13,9 +13,9 @@ import pytest
 from millrace.config.tables import task as table
 from millrace.core.errors import DeadlineExceeded, RewardError
 from millrace.core.types import Failed, Score, Scored
-from millrace.environments.calls import Calls
-from millrace.environments.tasks import make_task
-from millrace.environments.verifiers.sum_calls import PLAIN, make_calls
+from millrace.rewards.reward_calls import Calls
+from millrace.rewards.sum_calls import PLAIN, make_calls
+from millrace.tasks.tasks import make_task
 
 MAIN_THREAD = """
 import asyncio, contextvars, os, signal, subprocess, sys, threading

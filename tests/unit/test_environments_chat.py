@@ -10,8 +10,8 @@ import pytest
 
 from millrace.config.tables import task as table
 from millrace.core.errors import DataError
-from millrace.environments.chat import find_reference
-from millrace.environments.tasks import make_task
+from millrace.tasks.chat import find_reference
+from millrace.tasks.tasks import make_task
 
 ASK = {"role": "user", "content": "1 + 1 ="}
 TOOL = {

@@ -18,10 +18,10 @@ from tests.hub_double import hub
 
 from millrace.config.tables.task import FileTaskSection, HubTaskSection
 from millrace.core.errors import DataError
-from millrace.environments.data import arrow
-from millrace.environments.data.hub import fetched_file
-from millrace.environments.rows import Joined, open_rows
-from millrace.environments.tasks import make_task
+from millrace.tasks import arrow
+from millrace.tasks.hub import fetched_file
+from millrace.tasks.rows import Joined, open_rows
+from millrace.tasks.tasks import make_task
 
 SUMS = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min_size=1, max_size=12)

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from millrace.config.tables.verifiers import JsonRewardSection, PatternRewardSection
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.rewards import PatternReward
+from millrace.rewards.rewards import PatternReward
 
-json_form = pytest.importorskip("millrace.environments.verifiers.json_form", exc_type=ImportError)
+json_form = pytest.importorskip("millrace.rewards.json_form", exc_type=ImportError)
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},

@@ -12,9 +12,9 @@ import pytest
 from millrace.config.tables.task import FileTaskSection, FunctionRewardSection
 from millrace.core.errors import DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Scored
-from millrace.environments.tasks import make_task
-from millrace.environments.verifiers.pauses import PAUSE_S_MAX, pauses_s
-from millrace.environments.verifiers.sum_calls import make_calls
+from millrace.rewards.pauses import PAUSE_S_MAX, pauses_s
+from millrace.rewards.sum_calls import make_calls
+from millrace.tasks.tasks import make_task
 
 CODE = """
 import time

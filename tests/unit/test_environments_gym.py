@@ -9,12 +9,12 @@ from millrace.compose.contradictions import contradictions
 from millrace.config.schema import Config
 from millrace.config.tables.task import GymRewardSection, GymTaskSection
 from millrace.core.types import Failed, Scored
-from millrace.environments.calls import Calls
-from millrace.environments.gym import families
-from millrace.environments.gym.families import family_notes, read_families
-from millrace.environments.gym.gym_task import GymTask
-from millrace.environments.rewards import GymReward
-from millrace.environments.stream.asked_row import row_digest
+from millrace.rewards.reward_calls import Calls
+from millrace.rewards.rewards import GymReward
+from millrace.tasks import families
+from millrace.tasks.asked_row import row_digest
+from millrace.tasks.families import family_notes, read_families
+from millrace.tasks.gym_task import GymTask
 
 NAMED = "coin_flip", "complex_arithmetic", "game_of_life", "game_of_life_halting", "puzzle24"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 
-from millrace.environments import limits
+from millrace.rewards import limits
 
 DEADLINE_S = 60.0
 

@@ -12,13 +12,13 @@ import pytest
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.config.tables.mixture import BLOCK
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import ConfigError, RewardError
 from millrace.core.types import Finish, ScoreRequest
-from millrace.environments.reward_worker import TaskRewardWorker
-from millrace.environments.stream.parts import place
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.episodes.reward_worker import TaskRewardWorker
 from millrace.evaluation.evaluate import held_out_config
 from millrace.run_directory.content_digests import content_digests
+from millrace.tasks.parts import place
 from millrace_curation.task_rows import read_candidates
 
 WORDS = """

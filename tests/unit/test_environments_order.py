@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.environments.stream.order import row_of
+from millrace.tasks.order import row_of
 
 
 @given(st.integers(1, 300), st.integers(0, 5), st.integers(0, 2**40))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.environments.chat import find_reference
-from millrace.environments.rewards import ExactReward
-from millrace.environments.rows import open_rows
+from millrace.rewards.rewards import ExactReward
+from millrace.tasks.chat import find_reference
+from millrace.tasks.rows import open_rows
 
 MOMENT = datetime.datetime(2024, 5, 1, 12, 30)
 

@@ -12,10 +12,10 @@ import torch
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError, RewardError
 from millrace.core.types import Abstain, Failed, Scored
-from millrace.environments.function import FunctionReward
-from millrace.environments.rewards import ExactReward, GymReward, MathReward, make_reward
-from millrace.environments.scores import raised, to_score
-from millrace.environments.tasks import make_task
+from millrace.rewards.function import FunctionReward
+from millrace.rewards.rewards import ExactReward, GymReward, MathReward, make_reward
+from millrace.rewards.scores import raised, to_score
+from millrace.tasks.tasks import make_task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -22,10 +22,10 @@ from millrace.config.tables.task import (
 )
 from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Scored
-from millrace.environments.answers import make_answer
-from millrace.environments.tasks import make_task
-from millrace.environments.verifiers.sum_calls import make_calls
+from millrace.episodes.reward_worker import make_answer
+from millrace.rewards.sum_calls import make_calls
 from millrace.run_directory.resume import check_resume
+from millrace.tasks.tasks import make_task
 
 CODE = """
 import asyncio, time

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from millrace.config.tables import task as table
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import ConfigError, DataError
-from millrace.environments.rows import find_column
-from millrace.environments.tasks import make_task
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.tasks.rows import find_column
+from millrace.tasks.tasks import make_task
 
 ROWS = [{"prompt": f"2 + {i} =", "answer": str(2 + i), "level": i} for i in range(3)]
 

@@ -8,9 +8,15 @@ from functools import partial
 
 import pytest
 
+from millrace.conversations.encoding import Encoding
+from millrace.conversations.tokenizer import (
+    END,
+    USER,
+    encode_prompt,
+    load_tokenizer,
+    make_character_tokenizer,
+)
 from millrace.core.errors import DataError
-from millrace.environments.tokenizer import END, USER, encode_prompt, load_tokenizer, make_character_tokenizer
-from millrace.environments.turns.encoding import Encoding
 
 ALPHABET = string.digits + string.ascii_letters + " +-*/=?!.,\n"
 
@@ -59,7 +65,7 @@ def test_repeated_characters_of_the_alphabet_count_once(tmp_path):
 
 def test_loading_a_plain_tokenizer_imports_no_torch(directory):
     code = (
-        "import sys; from millrace.environments.tokenizer import load_tokenizer; "
+        "import sys; from millrace.conversations.tokenizer import load_tokenizer; "
         f"load_tokenizer({str(directory)!r}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

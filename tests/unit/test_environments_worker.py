@@ -6,11 +6,11 @@ import string
 
 import pytest
 
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import ConfigError, DataError, OutOfMemory, RewardError
 from millrace.core.types import Abstain, BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
-from millrace.environments import reward_worker
-from millrace.environments.reward_worker import TaskRewardWorker
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.episodes import reward_worker
+from millrace.episodes.reward_worker import TaskRewardWorker
 
 
 @pytest.fixture(scope="module")

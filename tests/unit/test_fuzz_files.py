@@ -27,11 +27,11 @@ from millrace.core.errors import MillraceError
 from millrace.core.events import Event
 from millrace.diagnose.evidence import Evidence
 from millrace.diagnose.rules import diagnose
-from millrace.environments.rows import open_rows
 from millrace.observe.sinks.jsonl import EventLog, replay_events
 from millrace.observe.summary import Summary
 from millrace.placement.needs import kv_token_bytes, read_model_config, tensor_elements
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.tasks.rows import open_rows
 
 
 @pytest.fixture(scope="module")

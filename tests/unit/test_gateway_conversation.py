@@ -11,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.chat_templates import STYLES, make_tokenizer
 
-from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, RefusedCall
-from millrace.environments.gateway.conversation import (
+from millrace.episodes.environment import SampledTurn
+from millrace.episodes.gateway.calls import Call, CallOfTool, ChatTurn, RefusedCall
+from millrace.episodes.gateway.conversation import (
     HISTORY,
     OTHER,
     TEMPLATE,
@@ -20,9 +21,8 @@ from millrace.environments.gateway.conversation import (
     CallPlace,
     Conversation,
 )
-from millrace.environments.gateway.rendering import PlainRendering, make_rendering
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.turns.environment import SampledTurn
+from millrace.episodes.gateway.rendering import PlainRendering, make_rendering
+from millrace.episodes.gateway.replies import Replies
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {}}}}}
 OTHER_TOOL = {"type": "function", "function": {"name": "listen", "parameters": {}}}

@@ -10,8 +10,8 @@ from tests.gateway_replies import CALLS, CUT, TEXT, TOOL
 from tests.unit import gateway_streams
 from tests.unit.gateway_requests import recorded
 
-from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, RefusedCall, Reply
-from millrace.environments.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
+from millrace.episodes.gateway.calls import Call, CallOfTool, ChatTurn, RefusedCall, Reply
+from millrace.episodes.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
 
 CHAT, TEXTS, RESPONSES, OF_ANTHROPIC, GENERATE = DIALECTS
 ASK = [{"role": "user", "content": "How is it?"}]

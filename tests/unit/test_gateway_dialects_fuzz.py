@@ -13,8 +13,8 @@ import pytest
 from tests.gateway_replies import CALLS, TOOL
 from tests.unit.gateway_requests import recorded
 
-from millrace.environments.gateway.calls import Call, RefusedCall
-from millrace.environments.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
+from millrace.episodes.gateway.calls import Call, RefusedCall
+from millrace.episodes.gateway.local_agents import COUNT_TOKENS, DIALECTS, MESSAGES
 
 NUM_DAMAGED = int(os.environ.get("MILLRACE_FUZZ_REQUESTS", "10000"))
 SEEDS = 4

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.long import few
 from tests.unit import gateway_streams
 
-from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, Reply
-from millrace.environments.gateway.dialects.shapes import DELTA_CHARACTERS
-from millrace.environments.gateway.local_agents import DIALECTS
+from millrace.episodes.gateway.calls import Call, CallOfTool, ChatTurn, Reply
+from millrace.episodes.gateway.dialects.shapes import DELTA_CHARACTERS
+from millrace.episodes.gateway.local_agents import DIALECTS
 
 NEXT = "And then?"
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

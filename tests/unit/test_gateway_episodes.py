@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.turns.turn_bounds import FIRST, NEXT, TurnBounds
 from millrace.core.types import Failed, Finish, Observed, Scored, ScoreRequest
-from millrace.environments.gateway.agent_environment import AgentEnvironment, AgentParts
-from millrace.environments.gateway.agents.agent_end import AgentEnd
-from millrace.environments.gateway.calls import Call, ChatTurn, RefusedCall, Reply
-from millrace.environments.gateway.rendering import make_rendering
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.gateway.sessions import PendingCall, Session, closing_reply
-from millrace.environments.rows import Row
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-from millrace.environments.turns.bridge import PlainBridge
-from millrace.environments.turns.budgets import Budgets
-from millrace.environments.turns.environment import Ids
-from millrace.environments.turns.episodes import Episodes
-from millrace.environments.turns.snapshots import Snapshots
+from millrace.episodes.agents.agent_end import AgentEnd
+from millrace.episodes.bridge import PlainBridge
+from millrace.episodes.budgets import Budgets
+from millrace.episodes.environment import Ids
+from millrace.episodes.episodes import Episodes
+from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts
+from millrace.episodes.gateway.calls import Call, ChatTurn, RefusedCall, Reply
+from millrace.episodes.gateway.rendering import make_rendering
+from millrace.episodes.gateway.replies import Replies
+from millrace.episodes.gateway.sessions import PendingCall, Session, closing_reply
+from millrace.episodes.snapshots import Snapshots
+from millrace.tasks.rows import Row
 
 Ask = Callable[..., Reply]
 Program = Callable[[Row, Ask], Any]

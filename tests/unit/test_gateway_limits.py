@@ -26,10 +26,10 @@ from tests.gateways import (
 )
 
 from millrace.core.errors import DeadlineExceeded
-from millrace.environments.gateway import exchange, http_answer, server
-from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.server import GatewayServer
+from millrace.episodes.gateway import exchange, http_answer, server
+from millrace.episodes.gateway.calls import RefusedCall
+from millrace.episodes.gateway.open_sessions import OpenSessions
+from millrace.episodes.gateway.server import GatewayServer
 
 
 @pytest.fixture(scope="module")

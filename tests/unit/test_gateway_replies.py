@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 from tests.gateway_replies import CALLS, TOOL
 
-from millrace.environments.gateway.calls import Call, ChatTurn
-from millrace.environments.gateway.local_agents import DIALECTS, MESSAGES
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
-from millrace.environments.turns.environment import SampledTurn
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.episodes.environment import SampledTurn
+from millrace.episodes.gateway.calls import Call, ChatTurn
+from millrace.episodes.gateway.local_agents import DIALECTS, MESSAGES
+from millrace.episodes.gateway.replies import Replies
 
 STOP = "§"
 

@@ -24,12 +24,12 @@ from tests.gateways import (
     until,
 )
 
-from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.gateway.local_agents import DIALECTS
-from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.server import GatewayServer
-from millrace.environments.gateway.sessions import PendingCall, closing_reply
-from millrace.environments.gateway.surroundings import GatewayLimits
+from millrace.episodes.gateway.calls import RefusedCall
+from millrace.episodes.gateway.local_agents import DIALECTS
+from millrace.episodes.gateway.open_sessions import OpenSessions
+from millrace.episodes.gateway.server import GatewayServer
+from millrace.episodes.gateway.sessions import PendingCall, closing_reply
+from millrace.episodes.gateway.surroundings import GatewayLimits
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from millrace.environments.gateway import open_sessions, sessions
-from millrace.environments.gateway.calls import Call, RefusedCall, Reply
-from millrace.environments.gateway.open_sessions import OpenSessions
-from millrace.environments.gateway.sessions import PendingCall, Session, call_name, closing_reply
+from millrace.episodes.gateway import open_sessions, sessions
+from millrace.episodes.gateway.calls import Call, RefusedCall, Reply
+from millrace.episodes.gateway.open_sessions import OpenSessions
+from millrace.episodes.gateway.sessions import PendingCall, Session, call_name, closing_reply
 
 WAIT_S = 60.0
 REPLY = Reply(id="r", created=1, model="m", text="yes", content="yes", ids=[1])

@@ -29,7 +29,7 @@ from millrace.run_directory.models import served_config
 from millrace.run_directory.run_directory import RunDirectory, create
 from millrace.trainer.files.manifest import JAX, TORCH, CheckpointManifest, write_manifest
 from millrace.trainer.files.moments import keep_moments, take_moments
-from millrace_sweeps.beginning import begin_trial, start_of
+from millrace_sweeps.checking import begin_trial, start_of
 from millrace_sweeps.trial_record import SweepTrial, Trials
 
 VERSIONS = (2, 4)

@@ -11,7 +11,7 @@ from trainer_doubles import role_config
 
 from millrace.devices.tpu import computes_on_tpu
 from millrace_jax import role
-from millrace_jax.devices.xla_flags import TPU_FLAGS, VARIABLE, set_tpu_flags
+from millrace_jax.role import TPU_FLAGS, VARIABLE, set_tpu_flags
 
 V5E, NETWORK_CARD, GPU = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0042"), ("0x10de", "0x2330")
 

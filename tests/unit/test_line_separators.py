@@ -9,12 +9,12 @@ import pytest
 
 from millrace.config.lines import key_lines
 from millrace.config.mistakes import mistake
+from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import DataError
-from millrace.environments.data.lines import JsonLines
-from millrace.environments.gateway.agents.tasks.dockerfile import _instructions
-from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+from millrace.episodes.agents.task_directories.dockerfile import _instructions
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sft.warm_start import read_examples
+from millrace.tasks.row_lines import JsonLines
 
 ALLOWED = ["\u2028", "\u2029", "\x85", "\x7f", "\x9f", "\ufeff", "\u3000"]
 """JSON and TOML permit these in a string as they are (TOML not 0x7f)."""

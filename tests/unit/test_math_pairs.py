@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.environments.verifiers.mathematics.final_answer import final_answer
-from millrace.environments.verifiers.mathematics.math_reward import MathReward
-from millrace.environments.verifiers.mathematics.plain_numbers import read_number
+from millrace.rewards.mathematics.final_answer import final_answer
+from millrace.rewards.mathematics.math_reward import MathReward
+from millrace.rewards.mathematics.plain_numbers import read_number
 
 REWARD = MathReward()
 

@@ -24,12 +24,12 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.config.tables.task import FileTaskSection
+from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.errors import DataError
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.types import Finish, Sampling
 from millrace.engines.own.load import load_engine
-from millrace.environments.tasks import make_task
-from millrace.environments.tokenizer import load_tokenizer
+from millrace.tasks.tasks import make_task
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import load_model, row_logprobs
 

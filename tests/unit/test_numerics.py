@@ -18,9 +18,9 @@ from millrace.checks.numerics.divergence import Divergence, first_divergence, lo
 from millrace.checks.numerics.sequence import recorded_sequence
 from millrace.cli.app import run as millrace
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.engines.own import torch_engine
 from millrace.engines.own.engine_values import engine_values
-from millrace.environments.tokenizer import make_character_tokenizer
 from millrace.ledger import SqliteLedger
 from millrace.trainer.checks import hooked_values
 from millrace.trainer.checks.hooked_values import reference_values, trainer_values

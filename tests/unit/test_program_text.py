@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.environments.program_text import program_of
+from millrace.rewards.program_text import program_of
 
 ADD = "def add(a, b):\n    return a + b\n"
 DRAFT = "def add(a, b):\n    return a - b\n"

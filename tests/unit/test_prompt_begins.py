@@ -11,13 +11,13 @@ import pytest
 from tokenizers import processors
 
 from millrace.config.tables.task import FileTaskSection
-from millrace.environments.gateway.calls import ChatTurn
-from millrace.environments.gateway.rendering import make_rendering
-from millrace.environments.tasks import make_task
-from millrace.environments.tokenizer import encode, encode_prompt, load_tokenizer, make_character_tokenizer
-from millrace.environments.turns.bridge import PlainBridge
+from millrace.conversations.tokenizer import encode, encode_prompt, load_tokenizer, make_character_tokenizer
+from millrace.episodes.bridge import PlainBridge
+from millrace.episodes.gateway.calls import ChatTurn
+from millrace.episodes.gateway.rendering import make_rendering
 from millrace.serve.completions import Completions
 from millrace.sft.warm_start import read_examples
+from millrace.tasks.tasks import make_task
 from millrace_curation.task_rows import _candidate
 
 BEGIN, FIRST, LAST = "<|pad|>", "<|user|>", "<|end|>"
@@ -121,7 +121,7 @@ def test_a_tokenizer_that_drops_every_letter_still_begins_a_text(tokenizer, adde
 
 @pytest.mark.parametrize(("length", "fits"), itertools.product([63, 64, 10_000_000], [True]))
 def test_a_text_that_is_too_long_is_refused_by_its_first_part(length, fits, tokenizer, added, monkeypatch):
-    from millrace.environments.gateway.calls import RefusedCall
+    from millrace.episodes.gateway.calls import RefusedCall
 
     seen = []
     encoded = Completions._encoded

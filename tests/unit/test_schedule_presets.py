@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from millrace.checks.explain import explain
+from millrace.checks.derived import explain
 from millrace.config.schema import Config
 from millrace.schedule import build
 from millrace.schedule.admit import KVRoom

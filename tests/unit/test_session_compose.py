@@ -15,7 +15,7 @@ from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, LedgerError, StorageError, after
 from millrace.core.events import Events
-from millrace.environments.gateway.agents.agent_process import DIRECTORY
+from millrace.episodes.agents.agent_process import DIRECTORY
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.run_directory import RunDirectory, create
 

@@ -11,9 +11,9 @@ from observe_events import step
 
 from millrace.compose.memory_events import MemoryReporter
 from millrace.compose.sampler import TrajectorySampler, spread
+from millrace.conversations.tokenizer import make_character_tokenizer, open_decoder
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, Trajectory
-from millrace.environments.tokenizer import make_character_tokenizer, open_decoder
 from millrace.ledger import SqliteLedger
 
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from tokenizers import processors
 
+from millrace.conversations.tokenizer import encode_prompt, load_tokenizer, make_character_tokenizer
 from millrace.core.errors import DataError
-from millrace.environments.tokenizer import encode_prompt, load_tokenizer, make_character_tokenizer
 from millrace.sft.warm_start import read_examples
 
 USER = "<|user|>"

@@ -15,20 +15,20 @@ from tests.unit.call_templates import ASK, FAMILIES, NO_CALLS, SAY
 
 from millrace.config.schema import Config
 from millrace.config.tables import task as table
-from millrace.core.errors import DataError
-from millrace.environments.chat import render
-from millrace.environments.gateway.calls import CallOfTool, ChatTurn, RefusedCall
-from millrace.environments.gateway.dialects.chat import ChatDialect
-from millrace.environments.gateway.rendering import Rendering
-from millrace.environments.tokenizer import (
+from millrace.conversations.tokenizer import (
     encode,
     load_dated_tokenizer,
     load_tokenizer,
     make_character_tokenizer,
 )
+from millrace.core.errors import DataError
+from millrace.episodes.gateway.calls import CallOfTool, ChatTurn, RefusedCall
+from millrace.episodes.gateway.dialects.chat import ChatDialect
+from millrace.episodes.gateway.rendering import Rendering
 from millrace.run_directory.resume import check_resume, with_date
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.serve.completions import Completions
+from millrace.tasks.chat import render
 
 EACH = "{% for m in messages %}" + SAY + "<|end|>{% endfor %}"
 SWITCH = (

@@ -10,11 +10,11 @@ import pytest
 from tests.long import covering
 from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN, rendered, writes
 
+from millrace.conversations.call_forms import CallStyle, learn_style
+from millrace.conversations.call_reader import CallReader
+from millrace.conversations.grammars import BracedCalls
+from millrace.conversations.tool_calls import Malformed, ToolCall, TurnParts
 from millrace.core.errors import ConfigError
-from millrace.environments.turns.call_forms.call_reader import CallReader
-from millrace.environments.turns.call_forms.grammars import BracedCalls
-from millrace.environments.turns.call_forms.learn import CallStyle, learn_style
-from millrace.environments.turns.tool_calls import Malformed, ToolCall, TurnParts
 
 TYPES = {
     "city": "string",

@@ -12,19 +12,19 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
+from millrace.conversations.tokenizer import END, load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.completion.forks import Fork
 from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, ScoreRequest
-from millrace.environments.tokenizer import END, load_tokenizer, make_character_tokenizer
-from millrace.environments.turns import episodes as of_worker
-from millrace.environments.turns.bridge import ChatBridge, PlainBridge
-from millrace.environments.turns.budgets import Budgets
-from millrace.environments.turns.environment import Done, Observation
-from millrace.environments.turns.episodes import Episodes
-from millrace.environments.turns.forms import load_environment
-from millrace.environments.turns.open_episodes import Cause
-from millrace.environments.turns.snapshots import Snapshots
+from millrace.episodes import episodes as of_worker
+from millrace.episodes.bridge import ChatBridge, PlainBridge
+from millrace.episodes.budgets import Budgets
+from millrace.episodes.environment import Done, Observation
+from millrace.episodes.episodes import Episodes
+from millrace.episodes.forms import load_environment
+from millrace.episodes.open_episodes import Cause
+from millrace.episodes.snapshots import Snapshots
 
 
 class Counter:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from millrace.conversations.tokenizer import END, load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import RewardError
 from millrace.core.types import BadPrompt, Failed, Finish, Observed, Prompt, Scored, ScoreRequest
-from millrace.environments.reward_worker import TaskRewardWorker
-from millrace.environments.tokenizer import END, load_tokenizer, make_character_tokenizer
+from millrace.episodes.reward_worker import TaskRewardWorker
 
 TOOL_TEMPLATE = (
     "{% if tools %}[{{ tools | map(attribute='function') | map(attribute='name') | join(',') }}]{% endif %}"

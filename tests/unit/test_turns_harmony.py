@@ -11,17 +11,17 @@ from tests.unit.chat_templates import CHATML, HARMONY, HARMONY_TOKENS, make_toke
 from tests.unit.harmony_turns import BEGIN, HEADS, sampled_turn, text
 from tests.unit.test_turns_forms import Play
 
+from millrace.conversations.call_forms import style_of
+from millrace.conversations.encoding import Encoding
+from millrace.conversations.tool_calls import Malformed, ToolCall
 from millrace.core.errors import ConfigError
 from millrace.core.types import Observed
-from millrace.environments.gateway.calls import Call, CallOfTool, ChatTurn, Reply
-from millrace.environments.gateway.rendering import make_rendering
-from millrace.environments.gateway.replies import Replies
-from millrace.environments.turns.bridge import ChatBridge
-from millrace.environments.turns.call_forms.learn import style_of
-from millrace.environments.turns.encoding import Encoding
-from millrace.environments.turns.environment import SampledTurn
-from millrace.environments.turns.harmony import HarmonyBridge, HarmonyTurns, make_chat_bridge
-from millrace.environments.turns.tool_calls import Malformed, ToolCall
+from millrace.episodes.bridge import ChatBridge
+from millrace.episodes.environment import SampledTurn
+from millrace.episodes.gateway.calls import Call, CallOfTool, ChatTurn, Reply
+from millrace.episodes.gateway.rendering import make_rendering
+from millrace.episodes.gateway.replies import Replies
+from millrace.episodes.harmony import HarmonyBridge, HarmonyTurns, make_chat_bridge
 
 CONVERSATIONS = 100
 REPLY = "<|start|>assistant"

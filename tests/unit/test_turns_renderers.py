@@ -15,8 +15,8 @@ import pytest
 from tests.unit.chat_templates import STYLES, make_tokenizer
 from tests.unit.harmony_turns import BEGIN, VocabularyTokenizer, sampled_turn
 
-from millrace.environments.turns.bridge import ChatBridge
-from millrace.environments.turns.harmony import HarmonyBridge
+from millrace.episodes.bridge import ChatBridge
+from millrace.episodes.harmony import HarmonyBridge
 
 renderers = pytest.importorskip("renderers", reason="needs renderers: pip install renderers httpx")
 

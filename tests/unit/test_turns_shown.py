@@ -16,12 +16,12 @@ from millrace.cli.app import run as millrace
 from millrace.compose.sampler import TrajectorySampler
 from millrace.config.freeze import record
 from millrace.config.tables.task import EnvironmentRewardSection
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.events import Event, Events
 from millrace.core.types import Finish, Group, State
 from millrace.diagnose.rewarded_texts import _texts
-from millrace.environments.gateway.conversation import CAUSES as GATEWAY_CAUSES
-from millrace.environments.tokenizer import make_character_tokenizer
+from millrace.episodes.gateway.conversation import CAUSES as GATEWAY_CAUSES
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample

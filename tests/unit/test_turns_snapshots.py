@@ -13,12 +13,12 @@ from tests.unit.test_turns_episodes import Counter, request, tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import RewardError
 from millrace.core.types import Failed, Observed, Scored
-from millrace.environments.turns.bridge import PlainBridge
-from millrace.environments.turns.budgets import Budgets
-from millrace.environments.turns.environment import Done, Observation
-from millrace.environments.turns.episodes import Episodes
-from millrace.environments.turns.forms import load_environment
-from millrace.environments.turns.snapshots import Snapshots, stream_of, sweep
+from millrace.episodes.bridge import PlainBridge
+from millrace.episodes.budgets import Budgets
+from millrace.episodes.environment import Done, Observation
+from millrace.episodes.episodes import Episodes
+from millrace.episodes.forms import load_environment
+from millrace.episodes.snapshots import Snapshots, stream_of, sweep
 
 __all__ = ["tokenizer"]
 

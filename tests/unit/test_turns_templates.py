@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.chat_templates import ADDED, REFUSED, SPECIAL, STYLES, Style, make_tokenizer
 
+from millrace.conversations.conversation_text import ConversationText
 from millrace.core.errors import ConfigError
-from millrace.environments.turns.bridge import ChatBridge, PlainBridge
-from millrace.environments.turns.conversation_text import ConversationText
+from millrace.episodes.bridge import ChatBridge, PlainBridge
 
 CONVERSATIONS = 6
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

@@ -20,8 +20,8 @@ from millrace.config.schema import Config
 from millrace.config.tables.reward_limits import RewardLimits
 from millrace.config.tables.section import Section
 from millrace.core.errors import ConfigError
-from millrace.environments.function import accepted_columns
-from millrace.environments.verifiers.signatures import Kind
+from millrace.rewards.function import accepted_columns
+from millrace.rewards.signatures import Kind
 
 S = TypeVar("S", bound=Section)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millrace.core.errors import DataError
-from millrace.environments.rows import find_column
+from millrace.tasks.rows import find_column
 
 
 def read_rows(rows: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.table import Table
 
-from millrace.checks.explain import explain
 from millrace.checks.first_try import FirstTry
 from millrace.compose.compose import place
 from millrace.config.freeze import config_digest, dump
@@ -20,6 +19,9 @@ from millrace.observe.terminal import Terminal
 from millrace.placement import describe
 from millrace.placement.assign import size
 from millrace.run_directory.toml import as_toml
+from millrace.schedule.deadlines import unbounded_groups_max
+from millrace.schedule.presets import build
+from millrace.schedule.schedule import Schedule
 
 PROMPT_SHOWN = 500
 
@@ -131,3 +133,37 @@ def _table(rows: dict[str, str]) -> Table:
     for name, value in rows.items():
         table.add_row(name, str(value))
     return table
+
+
+def explain(config: Config) -> dict[str, str]:
+    """Rows of name -> text, in the order in which they are read.
+
+    Rows: `kind`; `staleness, worst case`; `groups live, at most` with its arithmetic (generated, buffered
+    and being trained); then one row for each decision: `admit`, `route`, `refresh`, `repack`, `take`.
+    """
+    schedule = build(config)
+    groups, arithmetic = groups_live_max(config, schedule)
+    size = config.batch.group_size + schedule.redundant_samples
+    trajectories = f"x {size} = {groups * size} trajectories"
+    bound = schedule.staleness_max
+    return {
+        "kind": schedule.kind,
+        "staleness, worst case": "unbounded" if bound is None else f"{bound} versions",
+        "groups live, at most": f"{arithmetic} = {groups} {trajectories}",
+        **schedule.describe(),
+    }
+
+
+def groups_live_max(config: Config, schedule: Schedule) -> tuple[int, str]:
+    """The most live groups, the batch being trained included, and the arithmetic."""
+    prompts, steps, bound = config.batch.prompts, config.steps, schedule.staleness_max
+    more = schedule.redundant_groups
+    redundant = f" + {more} redundant" if more else ""
+    if bound is not None and bound + 1 <= steps:
+        return (bound + 1) * prompts + more, f"(staleness {bound} + 1) x {prompts} prompts{redundant}"
+    if bound is None:
+        slots = config.rollout.replicas * config.rollout.slots
+        ahead = unbounded_groups_max(slots, prompts, config.batch.group_size + schedule.redundant_samples)
+        if ahead + prompts <= steps * prompts + more:
+            return ahead + prompts, f"{ahead} ahead of the trainer + {prompts} being trained"
+    return steps * prompts + more, f"{steps} steps x {prompts} prompts{redundant}"

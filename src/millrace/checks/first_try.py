@@ -19,13 +19,13 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, RewardError, WorkerDied
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
-from millrace.environments.first_look import TriedCompletion
-from millrace.environments.gym.families import family_notes
+from millrace.episodes.first_look import TriedCompletion
 from millrace.evaluation.scores import Timed, drain, start_worker
 from millrace.evaluation.trials import unmet
 from millrace.runtime.local.local_runtime import LocalRuntime
+from millrace.tasks.families import family_notes
 
-TARGET = "millrace.environments.first_look:FirstLook"
+TARGET = "millrace.episodes.first_look:FirstLook"
 REASONS_SHOWN = 3
 MANY = 0.9
 """The share of distinct prompts below which a warning says how few there are."""

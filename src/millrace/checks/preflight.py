@@ -15,7 +15,6 @@ import msgspec
 
 from millrace.algorithms import of_run
 from millrace.checks.model_files import check_model, model_problems
-from millrace.checks.trained_drafts import refuse_trained_drafts
 from millrace.checks.transport import refuse_transport
 from millrace.compose.compose import engine_options, place
 from millrace.compose.contradictions import contradictions, idle
@@ -32,7 +31,6 @@ from millrace.core.wings import wing
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import versions
 from millrace.engines.vllm.vllm_drafts import refuse_missing_parts
-from millrace.environments.data.prepare import prepare_rows
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
 from millrace.placement.assign import size
@@ -44,6 +42,7 @@ from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
+from millrace.tasks.prepare import prepare_rows
 from millrace.weights.store.directory import Directory
 
 TEMPORARY_CHECKPOINTS = 1  # written before the oldest kept checkpoint is deleted
@@ -295,3 +294,33 @@ def _thread_warnings(config: Config) -> Iterator[str]:
             f"{THREADS}={threads} with {processes} torch processes on {cores} cores: threads that divide a "
             "product wait for one another. Unset it, and the placement chooses"
         )
+
+
+def refuse_trained_drafts(config: Config) -> None:
+    """Raises: ConfigError: the run wants a trained drafter, and has what a drafter was not written for."""
+    if config.rollout.drafts == "trained" and (reason := next(_reasons(config), "")):
+        raise ConfigError(f'`rollout.drafts` ("trained") {reason}, or `rollout.drafts` to "earlier"')
+
+
+def _reasons(config: Config) -> Iterator[str]:
+    trainer = config.trainer
+    needed = (
+        ("trainer.backend", trainer.backend, "torch", "trains its head in torch"),
+        *(
+            (f"trainer.{key}", getattr(trainer, key), 1, "trains its head in one process, with whole weights")
+            for key in ("shard", "tensor", "sequence")
+        ),
+        ("trainer.offload", trainer.offload, False, "reads the policy's head where it computes"),
+        ("adapter.rank", config.adapter.rank, None, "is published with whole weights, not with an adapter"),
+        ("rollout.colocated", config.rollout.colocated, False, "is trained while the trainer would be idle"),
+    )
+    for key, value, only, why in needed:
+        if value != only:
+            yield f"{why}, and `{key}` is {_written(value)}.\n  Set it to {_written(only)}"
+
+
+def _written(value: object) -> str:
+    """The value as in a configuration file."""
+    if value is None or isinstance(value, bool):
+        return '"none"' if value is None else str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

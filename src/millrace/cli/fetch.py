@@ -9,8 +9,8 @@ import typer
 
 from millrace.checks.model_files import model_problems
 from millrace.core.errors import DataError
-from millrace.environments.data.hub import hub_reason
 from millrace.observe.terminal import Terminal
+from millrace.tasks.hub import hub_reason
 
 MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "README.md")
 """Files of a model's repository, without copies of the weights in other formats."""

@@ -13,12 +13,12 @@ from rich.text import Text
 from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
-from millrace.environments.gym.families import family_notes
 from millrace.evaluation.played import play
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.samples import METRICS_MAX
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory.going_on import checkable
+from millrace.tasks.families import family_notes
 
 TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 18
 """Characters of a completion, of a prompt and of a row's name. The table fits into 80 columns."""

@@ -31,6 +31,7 @@ from millrace.controller.episode import answered
 from millrace.controller.fleet.fleet import Fleet, standby_of
 from millrace.controller.pace import Pace
 from millrace.controller.supervisor import WorkerSpec
+from millrace.conversations.tokenizer import open_decoder
 from millrace.core import clock, model_version
 from millrace.core.errors import ConfigError, LedgerError, after, alone, writing
 from millrace.core.events import Events, Sink
@@ -40,9 +41,8 @@ from millrace.devices.inventory import read_host
 from millrace.diagnose.examine import count_rewards, evidence_of
 from millrace.diagnose.rewarded_texts import CanaryWatch
 from millrace.diagnose.watch import DoctorWatch
-from millrace.environments.gateway.agents.agent_process import DIRECTORY, remove_directory
-from millrace.environments.tokenizer import open_decoder
-from millrace.environments.turns.snapshots import stream_of, sweep
+from millrace.episodes.agents.agent_process import DIRECTORY, remove_directory
+from millrace.episodes.snapshots import stream_of, sweep
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.live.live_view import LiveView, LostReaders
@@ -71,7 +71,7 @@ PRELOAD = (
     "millrace.rollout.replica",
     "millrace.trainer.role",
     "millrace.trainer.files.checkpoint",
-    "millrace.environments.reward_worker",
+    "millrace.episodes.reward_worker",
     "millrace.weights.relay",
 )
 """The forkserver imports these modules once, for all workers."""
@@ -281,7 +281,7 @@ def fleet(config: Config, run: RunDirectory, owner: str = "") -> Fleet:
             WorkerSpec(
                 "reward worker",
                 f"reward-worker-{i}",
-                "millrace.environments.reward_worker:TaskRewardWorker",
+                "millrace.episodes.reward_worker:TaskRewardWorker",
                 {"config": plain, "run_dir": str(run.path)},
                 its_place,
             )
@@ -350,7 +350,7 @@ def evaluation_reward_workers(config: Config, layout: Layout, run_dir: str) -> I
         }
         name, target = (
             f"reward-worker-{evaluation.name}",
-            "millrace.environments.reward_worker:TaskRewardWorker",
+            "millrace.episodes.reward_worker:TaskRewardWorker",
         )
         yield WorkerSpec("reward worker", name, target, kwargs, layout.reward_workers[0])
 

@@ -11,8 +11,8 @@ from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.section import Section
-from millrace.environments.gym.families import false_positives
 from millrace.rollout.engine_kinds import CUTS, knows_token_masks
+from millrace.tasks.families import false_positives
 
 
 def contradictions(config: Config) -> list[str]:

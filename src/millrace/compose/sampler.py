@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from millrace.conversations.tokenizer import Decode
 from millrace.core.events import Event, Events
 from millrace.core.rounding import all_equal
 from millrace.core.types import Group, StepRecord, Trajectory
-from millrace.environments.tokenizer import Decode
 from millrace.observe.conversation import conversation, ended_by
 from millrace.observe.samples import clipped
 

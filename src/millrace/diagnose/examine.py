@@ -10,6 +10,7 @@ from typing import Any
 from millrace.config.inert import inert
 from millrace.config.schema import Config
 from millrace.config.tables.generation import SamplingConfig
+from millrace.conversations.tokenizer import open_decoder
 from millrace.core.errors import DataError
 from millrace.core.types import State
 from millrace.diagnose.bottleneck import Bottleneck, bottleneck
@@ -17,7 +18,6 @@ from millrace.diagnose.evidence import Evidence, RewardRange
 from millrace.diagnose.rewarded_texts import read_texts
 from millrace.diagnose.rules import diagnose, gone
 from millrace.diagnose.time_use import TimeUse, TimeUseLog
-from millrace.environments.tokenizer import open_decoder
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from millrace.config.tables.evaluations import EvaluationSection
+from millrace.conversations.tokenizer import Decode
 from millrace.core.completion.marked import unmarked
 from millrace.core.events import Event, Events
 from millrace.core.rounding import ABSOLUTE, reaches
 from millrace.core.types import EvaluationAttempt
 from millrace.diagnose.evidence import Evidence, ScoredText
-from millrace.environments.tokenizer import Decode
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
 from millrace.observe.conversation import sampled_tokens

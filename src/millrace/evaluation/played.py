@@ -18,7 +18,7 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
     `turns`: each with the action, the answer, their tokens, and the reward of the turn or None. `outcome`:
     "scored", "failed", "abstain", or "observed" if the actions are used up before the episode ends.
     """
-    from millrace.environments.tokenizer import load_dated_tokenizer
+    from millrace.conversations.tokenizer import load_dated_tokenizer
 
     tokenizer = load_dated_tokenizer(config.model.path, config.model.date)
     prompt = scores.prompts(config, 1)[0]

@@ -16,10 +16,10 @@ from millrace.config.schema import Config
 from millrace.core.errors import DataError, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
-from millrace.environments.data.prepare import prepare_rows
 from millrace.runtime.local.local_runtime import LocalRuntime
+from millrace.tasks.prepare import prepare_rows
 
-TARGET = "millrace.environments.reward_worker:TaskRewardWorker"
+TARGET = "millrace.episodes.reward_worker:TaskRewardWorker"
 GRACE_S = 2.0  # after the deadline, which the worker keeps unless its reward blocks the interpreter
 
 

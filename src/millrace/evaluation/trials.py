@@ -47,10 +47,10 @@ def run_trials(config: Config, rows: int, own: list[str]) -> list[dict[str, Any]
 
 def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
     """The trials of the first `rows` usable rows, in the order that training draws them."""
-    from millrace.environments.chat import find_reference
-    from millrace.environments.stream.parts import Parts
-    from millrace.environments.tokenizer import load_dated_tokenizer
-    from millrace.environments.verifiers.reference_completions import ReferenceCompletion, told_references
+    from millrace.conversations.tokenizer import load_dated_tokenizer
+    from millrace.rewards.reference_completions import ReferenceCompletion, told_references
+    from millrace.tasks.chat import find_reference
+    from millrace.tasks.parts import Parts
 
     tokenizer = load_dated_tokenizer(config.model.path, config.model.date)
     parts = Parts(config, tokenizer)

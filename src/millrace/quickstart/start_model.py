@@ -75,7 +75,7 @@ def learn(
         alphabet: each character is a token.
         shape: keys of the model's configuration that are not the usual ones.
     """
-    from millrace.environments.tokenizer import load_tokenizer, make_character_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
     from millrace.sft.supervised import SFTStep, sft
 
     base.mkdir()

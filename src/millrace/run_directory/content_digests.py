@@ -15,9 +15,9 @@ import xxhash
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
-from millrace.environments.data.files import named_files
-from millrace.environments.data.hub import fetched_file
 from millrace.placement.needs import teacher_of
+from millrace.tasks.data_files import named_files
+from millrace.tasks.hub import fetched_file
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
 """Weights, configuration and tokenizer. Other files of the directory are not read."""

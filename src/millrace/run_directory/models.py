@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import FILES
 from millrace.core import model_version
 from millrace.core.errors import DataError
 from millrace.core.wings import wing
-from millrace.environments.tokenizer import FILES
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.jax_python import has_jax, run_with_jax
 from millrace.run_directory.run_directory import RunDirectory

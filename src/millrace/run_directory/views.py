@@ -121,7 +121,7 @@ def staleness_of(trajectory: Trajectory, trained_version: int | None) -> int | N
 
 def tokenizer_of(run: RunDirectory) -> Any | None:
     """The model's tokenizer, if it still exists at the run's `model.path`."""
-    from millrace.environments.tokenizer import load_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer
 
     try:
         return load_tokenizer(run.read_config().model.path)

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from millrace.checks.model_files import model_problems, positions
+from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.errors import ConfigError
-from millrace.environments.gateway.server import LOOPBACK
-from millrace.environments.tokenizer import load_tokenizer
+from millrace.episodes.gateway.server import LOOPBACK
 from millrace.placement.needs import read_model_config
 from millrace.run_directory.models import model_directory
 from millrace.runtime.process import heeded

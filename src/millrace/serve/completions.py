@@ -18,12 +18,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from millrace.conversations.conversation_text import ConversationText
+from millrace.conversations.encoding import encodable
+from millrace.conversations.tokenizer import encode, encode_prompt
 from millrace.core.errors import DataError, DeadlineExceeded, WorkerError
 from millrace.core.types import Finish, Sampling
-from millrace.environments.gateway.calls import RefusedCall
-from millrace.environments.scores import encodable
-from millrace.environments.tokenizer import encode, encode_prompt
-from millrace.environments.turns.conversation_text import ConversationText
+from millrace.episodes.gateway.calls import RefusedCall
 from millrace.evaluation.generate import Completion
 from millrace.serve.shared_engine import EngineFailed, EngineFull, SharedEngine
 

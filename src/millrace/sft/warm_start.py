@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from millrace.conversations.tokenizer import check_characters, encode, encode_prompt
 from millrace.core.errors import DataError
-from millrace.environments.data.files import refuse_packed
-from millrace.environments.data.lines import JsonLines, Row
-from millrace.environments.tokenizer import check_characters, encode, encode_prompt
 from millrace.sft.sft_config import SupervisedConfig
+from millrace.tasks.data_files import refuse_packed
+from millrace.tasks.row_lines import JsonLines, Row
 
 LINES = 20  # of progress, at most
 
@@ -18,7 +18,7 @@ Example = tuple[list[int], list[int]]
 
 def warm_start(config: SupervisedConfig, report: Any) -> None:
     """Train and save. `report` gets about twenty lines of progress."""
-    from millrace.environments.tokenizer import load_tokenizer
+    from millrace.conversations.tokenizer import load_tokenizer
     from millrace.sft.supervised import SFTStep, sft
 
     examples = read_examples(

@@ -15,8 +15,8 @@ from millrace.config.schema import Config
 from millrace.placement.needs import teacher_of
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.files.tokens import refuse_other_tokens
-from millrace_jax.adapters.adapted_matmul import MergeRule
-from millrace_jax.adapters.adapter_tree import begin_adapter
+from millrace_jax.adapted_matmul import MergeRule
+from millrace_jax.adapter_tree import begin_adapter
 from millrace_jax.decoder import read_architecture
 from millrace_jax.devices.mesh import make_mesh
 from millrace_jax.policy import FrozenPolicy, JaxPolicy

@@ -16,8 +16,8 @@ from millrace.core.errors import DataError
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.peft_config import CONFIG, PREFIX, peft_config
 from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
-from millrace_jax.adapters.adapted_matmul import MergeRule
-from millrace_jax.adapters.adapter_tree import adapter_dims, whole_model
+from millrace_jax.adapted_matmul import MergeRule
+from millrace_jax.adapter_tree import adapter_dims, whole_model
 from millrace_jax.decoder import Decoder, read_architecture
 from millrace_jax.devices.mesh import make_mesh
 from millrace_jax.files.checkpoint import read_arrays, verified

@@ -26,13 +26,10 @@ from millrace.core.events import Event
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
 from millrace_sim.calibrate.achieved import WARM_UP_STEPS, Achieved, newest_session
-from millrace_sim.calibrate.fit import fit
-from millrace_sim.calibrate.observed import ObservedGroups
-from millrace_sim.calibrate.observed_turns import ObservedTurns
-from millrace_sim.calibrate.replica_costs import decode_costs, handover_s, mean
+from millrace_sim.calibrate.observed import ObservedGroups, ObservedTurns
+from millrace_sim.calibrate.replica_costs import decode_costs, fit, handover_s, mean
 from millrace_sim.costs.interface import Costs
-from millrace_sim.costs.lengths import Empirical
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import Empirical, Workload
 from millrace_sim.simulation import Scale, Scenario
 from millrace_sim.virtual.faults import Faults, Latency
 

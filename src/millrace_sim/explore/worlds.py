@@ -27,8 +27,7 @@ from millrace.config.tables.schedules import (
 from millrace.config.tables.task import EnvironmentRewardSection, GymRewardSection, GymTaskSection
 from millrace.config.tables.training import BatchShape, Model
 from millrace_sim.costs.interface import Costs
-from millrace_sim.costs.lengths import LogNormal
-from millrace_sim.costs.workload import Workload
+from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.simulation import Scaling, Scenario
 from millrace_sim.virtual.faults import (
     ClockJump,

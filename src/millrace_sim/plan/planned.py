@@ -10,8 +10,8 @@ from typing import Any
 from millrace.checks.derived import resolved_lines
 from millrace.config.freeze import dump
 from millrace.config.load import load, validate
+from millrace_sim.config import PlanConfig
 from millrace_sim.plan.ranking import Plan, plan, training_config
-from millrace_sim.plan.request import PlanConfig
 from millrace_sim.plan.search import Simulated
 
 PLACEHOLDERS: dict[str, Any] = {

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from millrace.config.tables import schedules
 from millrace.config.tables.training import BatchShape
 from millrace.core.errors import ConfigError
-from millrace_sim.config import ClusterSection, ReplicaKind, SimulatedConfig
+from millrace_sim.config import ClusterSection, PlanConfig, ReplicaKind, SimulatedConfig
 from millrace_sim.costs.transport import Transport
 from millrace_sim.measure import Result, Timeline, measure
 from millrace_sim.plan.layouts import Demand, PlanLayout, layout_generate_s, slots_that_fit, train_s
-from millrace_sim.plan.request import PlanConfig
 from millrace_sim.setup import scenario
 
 FASTER = 1.01

@@ -10,8 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from millrace_sweeps.decisions.values import Series, value_at
 from millrace_sweeps.sweep_config import HalvingRule, MedianRule
+
+Series = Sequence[tuple[int, float]]
+"""(version, value) of one trial, in the order of the versions."""
 
 
 def median_reason(rule: MedianRule, own: Series, finished: Sequence[Series], sign: int = 1) -> str:
@@ -73,3 +75,22 @@ def _rungs(rule: HalvingRule, looked: int, step: int) -> Iterator[int]:
 def _mean(values: Sequence[float]) -> float | None:
     finite = [value for value in values if math.isfinite(value)]
     return math.fsum(finite) / len(finite) if finite else None
+
+
+# ---------------------------------------------------------------- the value of a trial
+
+
+def value_at(series: Series, version: int, last: float) -> float | None:
+    """The mean of the values after version * (1 - last), up to `version`.
+
+    Degenerate:
+        No value there, as with rare evaluations -> the last value before. None before -> None.
+    """
+    known = [(at, value) for at, value in series if at <= version and math.isfinite(value)]
+    latest = [value for at, value in known if at > version * (1 - last)] or [v for _, v in known[-1:]]
+    return math.fsum(latest) / len(latest) if latest else None
+
+
+def value_of(series: Series, last: float) -> float | None:
+    """The value at the last version so far."""
+    return value_at(series, series[-1][0], last) if series else None

@@ -14,10 +14,10 @@ import msgspec
 from millrace.config.schema import Config
 from millrace.config.tables.task import FunctionTaskSection, HubTaskSection
 from millrace.core.errors import MillraceError
-from millrace.environments.chat import find_reference
-from millrace.environments.data.hub import hub_file
-from millrace.environments.stream.parts import Parts
 from millrace.observe.samples import clipped
+from millrace.tasks.chat import find_reference
+from millrace.tasks.hub import hub_file
+from millrace.tasks.parts import Parts
 
 WAIT_S = 0.6
 """A page waits so long for the task's data. Then it says that they are still read, and loads itself again."""

@@ -1,0 +1,1 @@
+"""Text and tokens of conversations: tokenizer, chat templates, and the forms of calls in them."""

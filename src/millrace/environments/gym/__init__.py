@@ -1,1 +1,0 @@
-"""Tasks and rewards of reasoning-gym, and what was measured of its families."""

@@ -1,1 +1,0 @@
-"""The stream of prompts: which part and which row each group has."""

@@ -1,1 +1,0 @@
-"""Rewards that ask a judge or check a form: one file a kind, and what it needs."""

@@ -1,0 +1,1 @@
+"""Which answer a text ends with, and whether it equals a reference."""

@@ -1,0 +1,239 @@
+"""Prompts as text: a filled template, or chat messages that the tokenizer's chat template renders.
+
+Messages are read as data sets write them: OpenAI's `role` and `content`, with parts of text and calls of
+tools; ShareGPT's `from` and `value`; nulls that Parquet adds where another row has a key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import date
+from typing import Any
+
+from millrace.config.tables import task as table
+from millrace.conversations.call_forms import style_of
+from millrace.conversations.conversation_text import ConversationText
+from millrace.core.errors import DataError
+from millrace.tasks.rows import Row, find_column
+
+ROLES = {"human": "user", "gpt": "assistant"}
+"""The names that ShareGPT has for roles."""
+READ = ("role", "content", "from", "value", "tool_calls")
+"""The keys of a message that are written anew."""
+Message = dict[str, Any]
+More = str | Sequence[Message]
+"""What follows a prompt."""
+Tools = Sequence[Message]
+"""JSON Schemas of tools, as chat templates take them."""
+
+
+def render(
+    config: table.Task,
+    tokenizer: Any,
+    columns: Row,
+    prompt: Any,
+    row_id: str,
+    more: More = "",
+    own_tools: Sequence[Message] = (),
+) -> str:
+    """The text of a prompt, with `more` behind it: text or messages. `own_tools` follow those of the row.
+
+    Raises: DataError: the row, or the tokenizer, has not what the prompt needs.
+    """
+    messages = conversation(config, tokenizer, columns, prompt, row_id)
+    if isinstance(messages, str):
+        return messages + (more if isinstance(more, str) else "\n".join(one["content"] for one in more))
+    messages = followed(messages, more)
+    column = None if isinstance(config, table.GymTaskSection) else config.tools
+    tools = (
+        None if column is None else _tables(find_column(columns, column), f"{row_id}: `{column}`", "tools")
+    )
+    shown = [*(tools or ()), *own_tools]
+    written = ConversationText(tokenizer, template_arguments(config))
+    try:
+        text = written.checked(messages, shown)
+    except DataError as error:
+        raise DataError(f"{row_id}: {error}") from error
+    names = [_name_of(tool) for tool in tools or ()]
+    knows = "tools" in str(tokenizer.chat_template)
+    if gone := [name for name in names if not knows or name not in text]:
+        raise DataError(
+            f"{row_id}: the row has `{column}`, and the model's chat template knows no tools, or hides "
+            f"{gone[0]!r}.\n"
+            '  Take a model for tools, or leave them out: task.tools = "none"'
+        )
+    return text
+
+
+def conversation(
+    config: table.Task, tokenizer: Any, columns: Row, prompt: Any, row_id: str
+) -> str | list[Message]:
+    """The messages of a prompt, which a chat template renders; without chat the text.
+
+    Raises: DataError: as `render`.
+    """
+    if isinstance(prompt, str):
+        text = _fill(config.template, {**columns, "prompt": prompt}, row_id)
+        messages = [{"role": "user", "content": text}]
+        if not config.chat:
+            if config.system is not None:
+                raise DataError(
+                    f"{row_id}: the prompt is text, and `task.system` needs chat: set `task.chat` to true"
+                )
+            return text
+    elif is_messages(prompt):
+        messages = _asked(prompt, row_id)
+    else:
+        kind = type(prompt).__name__
+        raise DataError(f"{row_id}: the prompt is a {kind}: it must be text, or a list of chat messages")
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"{row_id}: the prompt has chat messages, and the model's tokenizer has no chat template.\n"
+            "  Take a chat model, or give the prompt as text"
+        )
+    if config.system is not None and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": config.system}, *messages]
+    return [_as_taken(one, tokenizer, config) for one in messages]
+
+
+def followed(messages: list[Message], more: More) -> list[Message]:
+    """A text follows the text of the last message."""
+    if isinstance(more, str):
+        *before, last = messages
+        return [*before, {**last, "content": last["content"] + more}]
+    return [*messages, *more]
+
+
+def _as_taken(one: Message, tokenizer: Any, config: table.Task) -> Message:
+    """A message with the arguments of its calls as text, for a template that takes text."""
+    calls = one.get("tool_calls")
+    if not calls or not style_of(tokenizer, template_arguments(config), refuses=False).as_text:
+        return one
+    return {**one, "tool_calls": [_as_text(call) for call in calls]}
+
+
+def _as_text(call: Message) -> Message:
+    function = call["function"]
+    arguments = function.get("arguments")
+    given = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": given}}
+
+
+def _name_of(tool: Message) -> str:
+    function = tool.get("function")
+    return str((function if isinstance(function, dict) else tool).get("name", ""))
+
+
+def template_arguments(config: table.Task) -> dict[str, Any]:
+    """What a chat template gets beside messages and tools."""
+    return dict(config.chat_arguments)
+
+
+def is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def find_reference(columns: Row, name: str) -> Any:
+    """The reference answer: the column, and of chat messages the text of the assistant's last. None: there is
+    none, or it is the NaN or NaT of a gap."""
+    value = find_column(columns, name)
+    if not is_messages(value) or not all(_role(one) for one in value):
+        return None if isinstance(value, float | date) and value != value else value
+    last = value[-1]
+    return _content(_content_of(last), name) if _role(last) == "assistant" else None
+
+
+def _asked(prompt: list[Message], row_id: str) -> list[Message]:
+    """The messages up to where the assistant is to answer: the assistant's turn at the end is left out."""
+    messages = [_message(one, f"{row_id}: message {n}") for n, one in enumerate(prompt, 1)]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise DataError(f"{row_id}: the prompt has no message before the assistant's")
+    return messages
+
+
+def _message(one: Message, where: str) -> Message:
+    role = _role(one)
+    if not role:
+        raise DataError(f"{where} has no `role`, only {sorted(one)}: a message is {{role, content}}")
+    given = _tables(one.get("tool_calls"), f"{where}: `tool_calls`", "calls")
+    calls = [_call(call, where) for call in given or ()]
+    rest = {key: value for key, value in one.items() if key not in READ}
+    content = _content(_content_of(one), where)
+    return {
+        "role": role,
+        "content": content,
+        **without_nulls(rest),
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+def _role(one: Message) -> str | None:
+    role = one.get("role") or one.get("from")
+    return ROLES.get(role, role) if isinstance(role, str) else None
+
+
+def _content_of(one: Message) -> Any:
+    return one.get("content") if one.get("role") else one.get("value")
+
+
+def _content(content: Any, where: str) -> str:
+    """Raises: DataError: a part of the content is no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in parts]
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise DataError(f"{where} has a part of type {kind!r}: a message is text, or parts of text")
+    return "".join(texts)
+
+
+def _call(call: Message, where: str) -> Message:
+    """A call with its arguments as a table: chat templates write them as JSON, and text would be quoted. Some
+    data sets write the function alone. Raises: DataError: the call has no name."""
+    if "function" not in call:
+        named = {key: call.pop(key) for key in ("name", "arguments") if key in call}
+        call = {"type": "function", **call, "function": named}
+    function = call["function"]
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise DataError(
+            f"{where} has a call without a name: a call is {{type, function: {{name, arguments}}}}"
+        )
+    if isinstance(function.get("arguments"), str):
+        with suppress(ValueError):  # a model may have called a tool with something else
+            call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    return call
+
+
+def _tables(value: Any, where: str, of: str) -> list[Message] | None:
+    """Tools, or calls. Raises: DataError: they are no list of tables."""
+    try:
+        value = json.loads(value) if isinstance(value, str) and value.strip() else value
+        tables = [json.loads(one) if isinstance(one, str) else one for one in value or ()]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where} is no list of {of}: {error}") from error
+    if not all(isinstance(one, dict) for one in tables):
+        raise DataError(f"{where} is no list of {of}: each is a table, such as {{type, function}}")
+    return [without_nulls(one) for one in tables] or None
+
+
+def without_nulls(value: Any) -> Any:
+    """Without the keys of tables that have no value: a table of Parquet has the keys of every row."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def _fill(template: str, columns: Row, row_id: str) -> str:
+    try:
+        return template.format(**columns)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{row_id}: `task.template` {template!r} cannot be filled ({type(error).__name__}: {error}); "
+            f"columns: {sorted(columns)}. A literal brace is written {{{{ or }}}}."
+        ) from error

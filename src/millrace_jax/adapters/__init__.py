@@ -1,1 +1,0 @@
-"""LoRA in JAX: the adapter as a tree of its own beside frozen weights."""

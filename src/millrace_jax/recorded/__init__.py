@@ -1,1 +1,0 @@
-"""What engines recorded beside tokens, as arrays."""

@@ -1,1 +1,0 @@
-"""What the trainer in JAX computes inside a forward pass."""
