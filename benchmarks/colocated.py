@@ -5,7 +5,7 @@
 Both runs train the same prompts with the same seeds, with one replica and at staleness 0, at a size at which
 products of matrices are most of the work: 30 M parameters and 64 completions of 96 tokens a step. In turns
 each side computes on all cores while the other sleeps. Without turns the trainer has all cores too, and the
-replica one of two (`placement/threads.py`).
+replica one of two (`placement/thread_plan.py`).
 
 `colocated_over_synchronous`: trained tokens/s from the first lease to the last step, the median over rounds.
 `partial_over_synchronous`: the same with `areal` at staleness 1, which keeps unfinished trajectories over the

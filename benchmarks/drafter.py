@@ -37,7 +37,7 @@ from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence, Work
 from millrace.engines.own.drafts.trained_drafter import TrainedDraftingEngine
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.drafter_training import DraftingTrainer

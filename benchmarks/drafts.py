@@ -27,7 +27,7 @@ from drafts_played import GROUP, PROMPTS, ROWS, ROWS_MAX, Played, batches, play
 from peers.start import TASKS, Task, make_start, write_prompts
 from transformers import AutoTokenizer
 
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 
 CONFIG = """
 steps = {steps}

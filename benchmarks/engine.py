@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
 
 PROMPT_TOKENS = 24

@@ -29,20 +29,20 @@ from millrace.config.schema import Config
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.devices import matmul
-from millrace.trainer import logprobs
-from millrace.trainer.attention import NAME
+from millrace.trainer import row_logprobs
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.kernels.row_threads import RowThreads
 from millrace.trainer.model import _pair_logprobs, recompute_layers
 from millrace.trainer.ranks import mesh
 from millrace.trainer.ranks.divided import divide
 from millrace.trainer.ranks.mesh import ALONE, Ranks
+from millrace.trainer.row_attention import NAME
 from millrace.trainer.trainer import PolicyTrainer
 
 PROMPT, GROUP = 512, 4
 ON_GPU = [
-    (logprobs, "CHUNK_LOGITS", logprobs.GPU_CHUNK_LOGITS),
-    (logprobs, "wide_factor", lambda x, dtype: x.to(dtype)),
+    (row_logprobs, "CHUNK_LOGITS", row_logprobs.GPU_CHUNK_LOGITS),
+    (row_logprobs, "wide_factor", lambda x, dtype: x.to(dtype)),
     (matmul, "_narrow_on_gpu", lambda x: x.dtype.itemsize < 4),
 ]
 """Names of the trainer's code that decide by the device, as a GPU decides."""

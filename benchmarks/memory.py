@@ -124,7 +124,7 @@ def trainer_kept(directory: str) -> dict[str, float]:
 def engine(directory: str) -> dict[str, int]:
     """As in a replica: every slot filled to its last position, new weights pulled on the way."""
     from millrace.core.types import Sampling, Work
-    from millrace.engines.own.load import open_engine
+    from millrace.engines.own.load_engine import open_engine
     from millrace.engines.own.torch_engine import TorchEngine
     from millrace.rollout.protocol import EngineOptions
 
@@ -156,7 +156,7 @@ def logprobs(_: str, *, full: bool = False) -> dict[str, int]:
     """Forward and backward of the sampled tokens' log-probs at a large vocabulary."""
     import torch
 
-    from millrace.trainer.logprobs import token_logprobs
+    from millrace.trainer.row_logprobs import token_logprobs
 
     torch.manual_seed(0)
     hidden = torch.randn(LARGE_TOKENS, HIDDEN, requires_grad=True)
@@ -197,7 +197,7 @@ def imports() -> None:
     """Load and set up what is needed once, before memory is counted."""
     for module in (
         "transformers.models.qwen3.modeling_qwen3",
-        "millrace.engines.own.load",
+        "millrace.engines.own.load_engine",
         "millrace.trainer.role",
     ):
         importlib.import_module(module)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from common import ROOT, parser_of, report, write_table
 
-from millrace.checks.model_files import filled_in
+from millrace.checks.model_problems import filled_in
 from millrace.core.errors import DataError
 from millrace.core.supported import MXFP4, TORCH_ENGINE, TRAINER, VLLM, Supported, refuse_unsupported
 

@@ -47,7 +47,7 @@ from millrace.core.types import (
 )
 from millrace.runtime.local.handle import LocalHandle
 from millrace.runtime.local.launcher import Child, Owner
-from millrace.runtime.local.worker import Worker
+from millrace.runtime.local.worker_process import Worker
 
 VOCABULARY = 150_000
 OBSERVATION = 32

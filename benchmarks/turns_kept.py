@@ -13,7 +13,7 @@ from engine import make_model
 
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
 
 EPISODES, EPISODE_TURNS, ROUNDS = sized((8, 8, 4), (4, 3, 1))

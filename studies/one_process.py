@@ -31,7 +31,7 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.episodes.reward_worker import TaskRewardWorker
 from millrace.evaluation.evaluate import HELD_OUT_SEED, held_out_config
 from millrace.trainer.batch_step import StepSettings

@@ -15,7 +15,7 @@ from engine import Request, make_requests
 
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Sampling, Work
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
 from node_parts.setting import Figures, Note, Setting
 

@@ -12,7 +12,7 @@ from millrace.config.load import load
 from millrace.conversations.tokenizer import encode
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Sampling, Work
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.tasks.tasks import make_task
 
 TASKS = "arithmetic", "form", "tool"

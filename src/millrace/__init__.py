@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from millrace.api.callbacks import STOP
     from millrace.api.comparison import RunComparison
     from millrace.api.questions import evaluate, plan, simulate
-    from millrace.api.records import Records
+    from millrace.api.record_list import Records
     from millrace.api.run import Run
     from millrace.api.run_curves import RunCurves
     from millrace.api.sweep import Sweep, sweep
@@ -38,7 +38,7 @@ _HOMES = {
     "plan": "millrace.api.questions",
     "Run": "millrace.api.run",
     "Sweep": "millrace.api.sweep",
-    "Records": "millrace.api.records",
+    "Records": "millrace.api.record_list",
     "Evaluation": "millrace.estimates.evaluation",
     "Diagnosis": "millrace.diagnose.diagnosis",
     "RunComparison": "millrace.api.comparison",

@@ -24,7 +24,7 @@ from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish, Pro
 from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.evaluate import plain_sampling, serving_engine
 from millrace.evaluation.generate import Completion, generate
-from millrace.evaluation.scores import Scorer
+from millrace.evaluation.scoring import Scorer
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading import LedgerReader
 from millrace.tasks.order import row_of

@@ -1,4 +1,6 @@
-"""Token masks as arrays of few shapes, and the logits that they cut off. See `trainer.recorded.token_masks`.
+"""Token masks as arrays of few shapes, and the logits that they cut off.
+
+See `trainer.recorded.recorded_token_masks`.
 
 Shape suffixes: R rows, N trained tokens of a row, K allowed tokens of all of them, C tokens of a row in a
 chunk, V vocabulary.
@@ -12,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.trainer.recorded.token_masks import TokenMasks
+from millrace.trainer.recorded.recorded_token_masks import TokenMasks
 from millrace_jax.row_arrays import bucket
 
 Array = Any

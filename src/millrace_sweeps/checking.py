@@ -17,10 +17,10 @@ from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
 from millrace.run_directory.going_on import Start, begun_as, checkable, find_start, start_in
-from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.models import CHECKPOINT
 from millrace.run_directory.resume import diff
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.run_lineage import read_parent
 from millrace_sweeps import trial_record as record
 from millrace_sweeps.decisions.space import Overrides, identity, trial_name
 from millrace_sweeps.loading import LoadedSweep, check_metric, figure_by

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
-from millrace.observe.samples import render_group, render_sample
+from millrace.observe.shown_samples import render_group, render_sample
 from millrace.observe.terminal import harmless
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import View, tokenizer_of
@@ -127,7 +127,7 @@ def _of_hue(hue: int) -> RGB:
 
 
 def colored_passages(shown: Shown, color: TokenColor, largest: float | None = None) -> list[ColoredTokens]:
-    """The passages of `observe.samples.passages_of`, as far as `shown` has them."""
+    """The passages of `observe.shown_samples.passages_of`, as far as `shown` has them."""
     parts = [turn.token_texts for turn in shown.turns] or [shown.token_texts]
     left_out = [0] * (len(parts) - 1) + [shown.tokens_left_out]
     pairs = zip(parts, left_out, strict=True)

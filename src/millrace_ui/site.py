@@ -36,7 +36,7 @@ from millrace_ui.record.runs_view import RunsView
 from millrace_ui.record.steps import Axis
 from millrace_ui.record.task_row import TaskRow, TaskRows
 from millrace_ui.record.tokens import Shown, choose, count, filtered_line, search, shown_of
-from millrace_ui.report import WHOLE
+from millrace_ui.run_report import WHOLE
 from millrace_ui.speed_answer import speed_of
 from millrace_ui.speed_page import KeptForecasts, speed_section
 

@@ -22,7 +22,7 @@ from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace_sim.compare import compare, schedules
 from millrace_sim.setup import scenario
 from millrace_ui.overview import Overview
-from millrace_ui.report import write_report
+from millrace_ui.run_report import write_report
 from millrace_ui.simulated import simulated
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="make test-ui installs playwright")

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from millrace.checks.model_files import model_problems
+from millrace.checks.model_problems import model_problems
 from millrace.cli.app import run
 
 

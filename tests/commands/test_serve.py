@@ -187,7 +187,7 @@ def test_a_page_of_a_browser_and_a_wrong_path_are_refused(port):
 @contextmanager
 def endpoints(judge, tokenizer=None, slots=1, **limits):
     """In this process: the engine, which decodes nothing until a test says so, and the port."""
-    from millrace.engines.own.load import load_engine
+    from millrace.engines.own.load_engine import load_engine
 
     engine = SharedEngine(load_engine(str(judge), slots=slots, max_sequence_tokens=64), **limits)
     completions = Completions(

@@ -37,10 +37,10 @@ from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import Engine, EngineOptions
 from millrace.trainer.adapted_linear import adapt, adapted_layers, published_weights
-from millrace.trainer.attention import NAME
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import named_weights, row_logprobs
 from millrace.trainer.publish.publisher import PublishBuffers
+from millrace.trainer.row_attention import NAME
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 

@@ -25,7 +25,7 @@ from http_double import Part, serving
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import WeightsError
 from millrace.core.types import Finish, Sampling, Work
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from sglang_wire import SglangHandler, settings
 
 PATIENCE_S = 60.0

@@ -15,7 +15,7 @@ from test_top_logprobs import check
 from transformers import LlamaForCausalLM
 
 from millrace.core.types import Sampling
-from millrace.engines.vllm.versions import refuse_missing_package
+from millrace.engines.vllm.vllm_versions import refuse_missing_package
 
 pytestmark = pytest.mark.computed
 

@@ -94,7 +94,7 @@ def test_there_and_back_every_number_is_the_same_and_the_checkpoint_may_be_repla
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millrace_jax.files.convert.FILE_BYTES_MAX", 20_000)
-    monkeypatch.setattr("millrace.trainer.files.manifest.FILE_BYTES_MAX", 20_000)
+    monkeypatch.setattr("millrace.trainer.files.checkpoint_manifest.FILE_BYTES_MAX", 20_000)
     trainer = steps(torch_trainer(ALGORITHMS[1]), 1, tmp_path)
     path = save_checkpoint(trainer, tmp_path / "saved")
     before = torch_files.open_tensors(file for file in path.glob("*.safetensors") if file.name[:3] != "rng")

@@ -13,7 +13,7 @@ from tests.long import long
 from tests.runs import summary, train
 from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from millrace.checks.model_files import check_model
+from millrace.checks.model_problems import check_model
 from millrace.config.load import load
 from millrace.core.errors import ConfigError
 from millrace.ledger.reading import LedgerReader

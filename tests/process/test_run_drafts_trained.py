@@ -13,7 +13,7 @@ from tests.runs import events, train, weights
 from transformers import AutoModelForCausalLM
 
 from millrace.devices.served_weights import Base
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.trainer.model import load_model
 
 DRAFTS = "rollout.drafts=trained", "rollout.draft_tokens=3"

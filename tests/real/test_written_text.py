@@ -35,7 +35,7 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.episodes.environment import SampledTurn
 from millrace.episodes.gateway.calls import Call, ChatTurn
 from millrace.episodes.gateway.conversation import Conversation

@@ -11,7 +11,7 @@ from millrace.config.load import load
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Failed, Finish, Scored, ScoreRequest
-from millrace.evaluation.scores import scores
+from millrace.evaluation.scoring import scores
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINES_S = {"math": 8.0, "pattern": 2.0}  # math-verify's parser is slow at its first expressions

@@ -17,7 +17,7 @@ from millrace.core.completion.marked import unmarked
 from millrace.core.errors import ConfigError, MillraceError, RemoteError, WorkerDied
 from millrace.core.events import Event
 from millrace.core.types import EvaluationAttempt, EvaluationRecord
-from millrace.ledger.evaluations import load_attempts
+from millrace.ledger.evaluation_records import load_attempts
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.runtime.seam import crossing
 from millrace_sim.costs.interface import Costs

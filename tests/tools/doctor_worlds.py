@@ -31,7 +31,7 @@ from millrace.core.types import (
     TrainSequence,
     Work,
 )
-from millrace.engines.own.load import open_engine
+from millrace.engines.own.load_engine import open_engine
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.rollout.protocol import EngineOptions

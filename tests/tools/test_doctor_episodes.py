@@ -13,7 +13,7 @@ from millrace.core.fairness import LengthMoments
 from millrace.diagnose.evidence import BatchFigures, Evidence, ScoredText, Step
 from millrace.diagnose.finding import Finding
 from millrace.diagnose.rules import diagnose
-from millrace.observe.conversation import CAUSES
+from millrace.observe.conversation_times import CAUSES
 from millrace_sim.costs.workload import LogNormal
 from millrace_sim.explore.worlds import small_config, with_turns
 from millrace_sim.simulation import Observer, Scenario, simulate

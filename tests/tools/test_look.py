@@ -33,7 +33,7 @@ from millrace_ui.record.runs import find_runs, run_line
 from millrace_ui.record.steps import Axis, Curve, Steps, curve, table_of
 from millrace_ui.record.story import Story
 from millrace_ui.record.tokens import Shown, TokenText, choose, search
-from millrace_ui.report import BYTES_MAX, write_report
+from millrace_ui.run_report import BYTES_MAX, write_report
 
 
 def overview(path: Path) -> Overview:

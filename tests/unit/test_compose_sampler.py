@@ -10,7 +10,7 @@ from ledger_records import ready_group, step_of
 from observe_events import step
 
 from millrace.compose.memory_events import MemoryReporter
-from millrace.compose.sampler import TrajectorySampler, spread
+from millrace.compose.trajectory_sampler import TrajectorySampler, spread
 from millrace.conversations.tokenizer import make_character_tokenizer, open_decoder
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, Trajectory

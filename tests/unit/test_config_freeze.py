@@ -20,7 +20,7 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
-from millrace.evaluation.scores import start_worker
+from millrace.evaluation.scoring import start_worker
 from millrace.observe.sinks.open_sinks import open_sinks, refuse_unusable
 from millrace.placement.activation_memory import ActivationMemory
 from millrace.placement.hosts import lay_out

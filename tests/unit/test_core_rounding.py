@@ -12,7 +12,7 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, whitened
 from millrace.algorithms.group import ComparedGroup, selected
-from millrace.compose.sampler import spread
+from millrace.compose.trajectory_sampler import spread
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.selection import RestSelection
 from millrace.controller.row_selection import RowRecord, keep_probability

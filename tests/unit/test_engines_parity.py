@@ -13,7 +13,7 @@ from millrace.core.errors import DataError
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.types import Finish, Sampling
 from millrace.engines.own.architecture import architecture_of
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.evaluation.generate import generate
 from millrace.rollout.model_tokens import load_tokenizer, text_decoder
 

@@ -14,7 +14,7 @@ from millrace.core.types import Abstain, Failed, Finish, Prompt, Scored, ScoreRe
 from millrace.estimates.evaluation import Attempt, powers_of_two, summarize
 from millrace.evaluation.evaluate import _attempts, evaluate
 from millrace.evaluation.generate import Completion
-from millrace.evaluation.scores import Timed
+from millrace.evaluation.scoring import Timed
 
 
 def attempt(value: float | None, *, truncated: bool = False) -> Attempt:
@@ -75,7 +75,7 @@ def test_a_completion_shorter_than_its_budget_is_truncated_where_the_engine_cut_
         asked.extend(requests)
         return [Timed(Scored(1.0), 0.0) for _ in requests]
 
-    monkeypatch.setattr("millrace.evaluation.scores.scores", score)
+    monkeypatch.setattr("millrace.evaluation.scoring.scores", score)
     config = Config.model_validate(
         {"model": {"path": "m"}, "task": {"kind": "gym", "name": "gcd"}, "reward": {"kind": "gym"}}
     )
@@ -115,6 +115,6 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_worker_starts(
             "reward": {"kind": "gym"},
         }
     )
-    monkeypatch.setattr("millrace.evaluation.scores.prompts", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr("millrace.evaluation.scoring.prompts", lambda *_: pytest.fail("a worker was started"))
     with pytest.raises(ConfigError, match=r"`model.device` \('cuda:99'\) cannot be used here"):
         evaluate(config, prompts=1, samples=1)

@@ -11,11 +11,11 @@ from millrace.core import model_version
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.types import BadPrompt, Prompt
-from millrace.evaluation import scores, trained_on
+from millrace.evaluation import scoring, trained_on
 from millrace.evaluation.trained_on import TrainedOn
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.run_directory.lineage import Parent
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.run_lineage import Parent
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -81,7 +81,7 @@ def served(monkeypatch):
         async def start(*_):
             return Worker()
 
-        monkeypatch.setattr(scores, "start_worker", start)
+        monkeypatch.setattr(scoring, "start_worker", start)
 
     return serve
 
@@ -92,7 +92,7 @@ CONFIG = type("Config", (), {"supervision": type("Supervision", (), {"spawn_time
 def test_others_take_the_place_of_prompts_that_are_left_out(served):
     served(*map(prompt, range(6)))
     known = TrainedOn("RUN", frozenset({"prompt 0", "prompt 2"}), by_row=False)
-    chosen = scores.prompts(CONFIG, 3, known.leaves_out)
+    chosen = scoring.prompts(CONFIG, 3, known.leaves_out)
     assert [one.text for one in chosen] == ["prompt 1", "prompt 3", "prompt 4"]
     assert str(known) == "2 prompts were left out, because RUN was trained on them"
 
@@ -100,21 +100,21 @@ def test_others_take_the_place_of_prompts_that_are_left_out(served):
 def test_other_rows_with_the_same_prompt_are_left_out_too(served):
     served(prompt(0), prompt(7, text="prompt 0"), prompt(1))
     known = TrainedOn("RUN", frozenset({"prompt 0"}), by_row=False)
-    assert [one.text for one in scores.prompts(CONFIG, 3, known.leaves_out)] == ["prompt 1"]
+    assert [one.text for one in scoring.prompts(CONFIG, 3, known.leaves_out)] == ["prompt 1"]
     assert known.left_out == {"row 0", "row 7"}
 
 
 def test_episodes_are_told_apart_by_their_rows(served):
     served(prompt(0, "Play.", "a"), prompt(1, "Play.", "b"))
     known = TrainedOn("RUN", frozenset({"a"}), by_row=True)
-    assert [one.row_digest for one in scores.prompts(CONFIG, 3, known.leaves_out)] == ["b"]
+    assert [one.row_digest for one in scoring.prompts(CONFIG, 3, known.leaves_out)] == ["b"]
 
 
 def test_an_evaluation_without_a_prompt_left_says_what_to_do(served):
     served(prompt(0), BadPrompt(1, "row 1", "broken"))
     known = TrainedOn("RUN", frozenset({"prompt 0"}), by_row=False)
     with pytest.raises(DataError, match=r"(?s)trained on each of the 1 prompts .*--with-trained"):
-        known.refuse_if_none(scores.prompts(CONFIG, 3, known.leaves_out))
+        known.refuse_if_none(scoring.prompts(CONFIG, 3, known.leaves_out))
 
 
 def test_held_out_prompts_among_those_of_training_are_counted():

@@ -24,10 +24,10 @@ from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Batch
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.going_on import Start, begun_as, find_start, start_in, with_model
-from millrace.run_directory.lineage import START, moments_of, read_parent
 from millrace.run_directory.models import served_config
 from millrace.run_directory.run_directory import RunDirectory, create
-from millrace.trainer.files.manifest import JAX, TORCH, CheckpointManifest, write_manifest
+from millrace.run_directory.run_lineage import START, moments_of, read_parent
+from millrace.trainer.files.checkpoint_manifest import JAX, TORCH, CheckpointManifest, write_manifest
 from millrace.trainer.files.moments import keep_moments, take_moments
 from millrace_sweeps.checking import begin_trial, start_of
 from millrace_sweeps.trial_record import SweepTrial, Trials

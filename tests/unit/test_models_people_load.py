@@ -28,7 +28,7 @@ from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.errors import DataError
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.types import Finish, Sampling
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.tasks.tasks import make_task
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import load_model, row_logprobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.core.events import Event
-from millrace.observe.replicas import Hosts
+from millrace.observe.replica_times import Hosts
 
 
 def event(kind: str, **fields: Any) -> Event:

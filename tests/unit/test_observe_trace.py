@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from observe_events import moved, published, pulled, report, run_started, step, worker_died, worker_started
 
-from millrace.observe.trace import chrome_trace
+from millrace.observe.timeline import chrome_trace
 
 
 def test_spans_end_when_their_event_was_told() -> None:

@@ -35,12 +35,12 @@ from millrace.placement.activation_memory import (
 from millrace.placement.assign import assign
 from millrace.placement.describe import table, warnings
 from millrace.placement.needs import MemoryNeed, Needs
-from millrace.trainer.attention import NAME
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.kernels.narrow import ROUNDED
-from millrace.trainer.logprobs import CHUNK_LOGITS, GPU_CHUNK_LOGITS
 from millrace.trainer.model import install_kernels, recompute_layers, row_logprobs, served_weights
 from millrace.trainer.ranks.mesh import ALONE
+from millrace.trainer.row_attention import NAME
+from millrace.trainer.row_logprobs import CHUNK_LOGITS, GPU_CHUNK_LOGITS
 
 GB = 10**9
 SHAPE = Shape(6, hidden=64, intermediate=192, vocabulary=301, query_heads=4, kv_heads=2, head_dim=16)

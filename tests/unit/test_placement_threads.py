@@ -10,7 +10,7 @@ from placement_needs import GB, ON_CPU, ON_GPU
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import assign
-from millrace.placement.threads import ROW_OPERATIONS, divided, row_full, row_tokens, tokens_at_once
+from millrace.placement.thread_plan import ROW_OPERATIONS, divided, row_full, row_tokens, tokens_at_once
 
 
 def host(cores: int, *, threads: int = 0, gpus: tuple[Gpu, ...] = ()) -> Host:

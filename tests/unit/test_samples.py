@@ -13,7 +13,7 @@ from millrace.core.types import State
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
-from millrace.observe.samples import clipped, render_sample
+from millrace.observe.shown_samples import clipped, render_sample
 from millrace.observe.terminal import Terminal
 
 SAMPLE = {

@@ -21,10 +21,10 @@ from millrace.core.errors import DigestMismatchError, MillraceError, WeightsErro
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.engines.server import server_engine as engine_module
 from millrace.engines.server import streams as streams_module
-from millrace.engines.server.dialect import Token
 from millrace.engines.server.handover import Handover
-from millrace.engines.server.probe import wait_for
+from millrace.engines.server.server_dialect import Token
 from millrace.engines.server.server_engine import ServerEngine
+from millrace.engines.server.server_probe import wait_for
 from millrace.engines.server.streams import Streams
 from millrace.rollout.intake import Intake
 

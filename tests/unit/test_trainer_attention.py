@@ -6,7 +6,7 @@ import torch
 from tests.long import covering
 from trainer_doubles import CONFIGS, VOCAB, sequence_logprobs, tiny_model
 
-from millrace.trainer import attention
+from millrace.trainer import row_attention
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.model import row_logprobs
 
@@ -54,7 +54,7 @@ def gradients(model, values):
 )
 def test_packed_logprobs_and_gradients_equal_one_forward_per_sequence(family, alphabet, calls, monkeypatch):
     budget, overhead = calls
-    monkeypatch.setattr(attention, "CALL_OVERHEAD", overhead)
+    monkeypatch.setattr(row_attention, "CALL_OVERHEAD", overhead)
     packed, plain, trees = tiny_model(family), tiny_model(family, "eager"), make_trees(alphabet=alphabet)
     ours, theirs = packed_logprobs(packed, trees, budget, 0.7), plain_logprobs(plain, trees, 0.7)
     assert theirs.std() > 0.1  # not a uniform distribution that would hide errors
@@ -78,5 +78,5 @@ def test_short_stretches_share_a_call_and_long_ones_are_not_padded_to_them():
     segments = pack([Tree([1] * 4, [Branch([2] * n, np.ones(n, bool), 0)]) for n in (2000, 9, 8, 7)], 9999)[
         0
     ].segments
-    blocks = attention.plan(segments, torch.device("cpu")).blocks
+    blocks = row_attention.plan(segments, torch.device("cpu")).blocks
     assert [tuple(block.queries_RQ.shape) for block in blocks] == [(1, 2003), (3, 12)]

@@ -172,7 +172,7 @@ def test_a_save_that_fails_holds_up_no_update(tmp_path, monkeypatch):
 
 
 def test_a_large_checkpoint_has_several_files_and_none_may_be_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.trainer.files.manifest.FILE_BYTES_MAX", 20_000)
+    monkeypatch.setattr("millrace.trainer.files.checkpoint_manifest.FILE_BYTES_MAX", 20_000)
     trainer = trained(1, tmp_path)
     path = save_checkpoint(trainer, tmp_path)
     names = sorted(file.name for file in path.iterdir())

@@ -16,10 +16,10 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
-from millrace.trainer import logprobs
-from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer import row_logprobs
 from millrace.trainer.recorded.device_token_masks import masks_on
-from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
+from millrace.trainer.recorded.recorded_token_masks import TokenMasks, token_masks_of
+from millrace.trainer.row_logprobs import token_logprobs
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_a_distribution_over_two_of_four_tokens_worked_by_hand():
 
 @pytest.mark.parametrize("chunk", [1, VOCAB * 3, 10**6])
 def test_the_gradient_is_that_of_a_softmax_over_the_choices_alone(chunk, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(row_logprobs, "CHUNK_LOGITS", chunk)
     random = np.random.default_rng(0)
     could = [np.sort(random.choice(VOCAB, size, replace=False)) for size in random.integers(1, 12, 17)]
     could[5] = np.arange(VOCAB)

@@ -66,7 +66,7 @@ def test_the_tensors_are_those_that_transformers_itself_writes(family, tmp_path)
 
 
 def test_a_large_model_has_several_files_and_an_index(tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.trainer.files.manifest.FILE_BYTES_MAX", 20_000)
+    monkeypatch.setattr("millrace.trainer.files.checkpoint_manifest.FILE_BYTES_MAX", 20_000)
     model = tiny_model("qwen3_moe")
     loaded = exported(model, tmp_path, torch.float32)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())

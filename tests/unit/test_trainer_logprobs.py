@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from millrace.trainer import logprobs
-from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer import row_logprobs
+from millrace.trainer.row_logprobs import token_logprobs
 
 
 def problem(dtype=torch.float64):
@@ -20,7 +20,7 @@ def problem(dtype=torch.float64):
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_chunked_logprobs_and_gradients_equal_full_logits(chunk, temperature, softcap, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(row_logprobs, "CHUNK_LOGITS", chunk)
     hidden, weight, targets = problem(torch.float32)
     slopes = torch.linspace(-1, 1, 13)
     ours, entropy = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap)
@@ -40,9 +40,9 @@ def test_chunked_logprobs_and_gradients_equal_full_logits(chunk, temperature, so
     ("chunk", "softcap", "times"), [(10**6, None, 1), (10**6, 3.0, 2), (31 * 5, None, 6)]
 )
 def test_logits_of_one_chunk_are_computed_once(chunk, softcap, times, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
-    calls, original = [], logprobs._scaled_logits
-    monkeypatch.setattr(logprobs, "_scaled_logits", lambda *args: calls.append(1) or original(*args))
+    monkeypatch.setattr(row_logprobs, "CHUNK_LOGITS", chunk)
+    calls, original = [], row_logprobs._scaled_logits
+    monkeypatch.setattr(row_logprobs, "_scaled_logits", lambda *args: calls.append(1) or original(*args))
     hidden, weight, targets = problem(torch.float32)
     values, _ = token_logprobs(hidden, weight, targets, temperature=1.0, softcap=softcap)
     values.sum().backward()
@@ -68,7 +68,7 @@ def test_low_precision_hidden_states_accumulate_the_weight_gradient_in_float32()
 @pytest.mark.parametrize("chunk", [31 * 4, 10**6])
 @pytest.mark.parametrize(("temperature", "softcap"), [(1.0, None), (0.5, 3.0)])
 def test_the_gradient_of_entropies_is_that_of_full_logits(chunk, temperature, softcap, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(row_logprobs, "CHUNK_LOGITS", chunk)
     hidden, weight, targets = problem()
     slopes, bends = torch.linspace(-1, 1, 13).double(), torch.linspace(2, -1, 13).double()
     ours, entropy = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap)

@@ -11,7 +11,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 
 from millrace.trainer.kernels import on_cpu, row_threads
 from millrace.trainer.kernels.row_threads import RowThreads
-from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.row_logprobs import token_logprobs
 
 ROWS = [[1, 2, 3, 2, 9], [2, 2, 2], [4, 5, 0, 0], [0], [7, 8, 9]]
 SIZES: dict[str, Any] = {

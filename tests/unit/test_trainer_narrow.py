@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch.func import functional_call
 from trainer_doubles import tiny_model
 
-from millrace.trainer import logprobs
+from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import narrow, on_cpu
 from millrace.trainer.kernels.on_cpu import install_linear
-from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.row_logprobs import token_logprobs
 
 Tensor = torch.Tensor
 ROUNDING = 2.0**-8  # of bfloat16
@@ -120,16 +120,18 @@ def test_the_head_of_a_row_in_bfloat16_has_the_gradient_of_the_rounded_numbers()
 def test_rows_that_are_computed_at_the_same_time_come_to_the_head_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compute, alone = logprobs._scaled_logits, []
+    compute, alone = row_logprobs._scaled_logits, []
 
     def noted(*args: Tensor) -> Tensor:
-        alone.append(logprobs.TURN.locked())
+        alone.append(row_logprobs.TURN.locked())
         return compute(*args)
 
-    monkeypatch.setattr(logprobs, "_scaled_logits", noted)
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 4000)
+    monkeypatch.setattr(row_logprobs, "_scaled_logits", noted)
+    monkeypatch.setattr(row_logprobs, "CHUNK_LOGITS", 4000)
     hidden = torch.zeros((60, 32), requires_grad=True)
     found = token_logprobs(hidden, random(400, 32), torch.arange(60), temperature=1.0)[0]
-    assert not logprobs.TURN.locked()
+    assert not row_logprobs.TURN.locked()
     found.sum().backward()
-    assert alone == 12 * [True] and not logprobs.TURN.locked()  # six chunks, computed again for the gradient
+    assert (
+        alone == 12 * [True] and not row_logprobs.TURN.locked()
+    )  # six chunks, computed again for the gradient

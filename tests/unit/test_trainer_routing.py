@@ -22,8 +22,8 @@ from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.batch.packing import pack as pack_rows
 from millrace.trainer.model import recompute_layers
 from millrace.trainer.recorded import replay
+from millrace.trainer.recorded.recorded_routing import OWN, routing_of
 from millrace.trainer.recorded.replay import install_replay
-from millrace.trainer.recorded.routing import OWN, routing_of
 
 FAMILIES = ["qwen3_moe", "qwen3_moe, a dense layer", "gpt_oss"]
 LENGTH, GROUP = 12, 4

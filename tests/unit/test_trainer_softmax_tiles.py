@@ -12,11 +12,11 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="Triton is not installed: the fused kernel cannot run")
 
-from millrace.trainer import logprobs
+from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import softmax_choice, softmax_tiles
 from millrace.trainer.kernels.softmax import Upstream
 from millrace.trainer.kernels.softmax_choice import GENERAL, Softmax
-from millrace.trainer.logprobs import token_logprobs
+from millrace.trainer.row_logprobs import token_logprobs
 
 TILES = Softmax(softmax_tiles.statistics, softmax_tiles.slopes)
 CPU = torch.device("cpu")
@@ -83,14 +83,14 @@ def test_the_gradient_is_that_of_the_general_way(bends, temperature, dtype, tile
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_logprobs_and_their_gradients_are_those_without_the_kernel(temperature, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 31 * 4)
+    monkeypatch.setattr(row_logprobs, "CHUNK_LOGITS", 31 * 4)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(13, 8, generator=generator).requires_grad_()
     weight = torch.randn(31, 8, generator=generator).requires_grad_()
     targets = torch.randint(0, 31, (13,), generator=generator)
     results = []
     for each in (GENERAL, TILES):
-        monkeypatch.setattr(logprobs, "softmax_on", lambda device, dtype, softcap, each=each: each)
+        monkeypatch.setattr(row_logprobs, "softmax_on", lambda device, dtype, softcap, each=each: each)
         values, entropy = token_logprobs(hidden, weight, targets, temperature=temperature)
         loss = (values * torch.linspace(-1, 1, 13) + entropy * torch.linspace(2, -1, 13)).sum()
         results.append([values, entropy, *torch.autograd.grad(loss, [hidden, weight])])

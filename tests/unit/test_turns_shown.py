@@ -13,7 +13,7 @@ from observe_events import event, step
 from tests.look_runs import config
 
 from millrace.cli.app import run as millrace
-from millrace.compose.sampler import TrajectorySampler
+from millrace.compose.trajectory_sampler import TrajectorySampler
 from millrace.config.freeze import record
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.conversations.tokenizer import make_character_tokenizer
@@ -25,10 +25,10 @@ from millrace.episodes.gateway.conversation import CAUSES as GATEWAY_CAUSES
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice, Sample
-from millrace.observe.conversation import CAUSES, conversation, ended_by, sampled_tokens, turns_of
+from millrace.observe.conversation_times import CAUSES, conversation, ended_by, sampled_tokens, turns_of
 from millrace.observe.live.live_view import sample_line
 from millrace.observe.live.status import Status
-from millrace.observe.samples import as_markdown, outcome_line, render_sample
+from millrace.observe.shown_samples import as_markdown, outcome_line, render_sample
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory

@@ -13,7 +13,7 @@ from test_preflight import MODEL, make_directory
 from millrace.checks.preflight import preflight
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.engines.vllm import versions
+from millrace.engines.vllm import vllm_versions
 from millrace.engines.vllm.draft_repair import CutOff, repeated
 from millrace.engines.vllm.vllm_drafts import draft_arguments
 from millrace.rollout.engine_kinds import refuse_unable
@@ -98,10 +98,10 @@ def test_preflight_misses_what_drafts_need(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_missing_parts_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "find_spec", lambda name: None)
+    monkeypatch.setattr(vllm_versions, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install arctic-inference"):
-        versions.refuse_missing_package("suffix")
-    versions.refuse_missing_package("ngram")
+        vllm_versions.refuse_missing_package("suffix")
+    vllm_versions.refuse_missing_package("ngram")
     model_in(tmp_path, model_type="qwen3")
     for drafts, reason in (
         ("eagle", r"`rollout.draft_model` \(nowhere\) is no directory"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from millrace.algorithms.build import Algorithm
 from millrace.api.pickling import pickled
-from millrace.api.rows import as_lines, check_column, read_rows
+from millrace.api.python_rows import as_lines, check_column, read_rows
 from millrace.config.carried import PICKLE, name_of, store
 from millrace.config.foreign import OURS
 from millrace.config.load import Source, combine, merge, read_file, read_mapping, validate

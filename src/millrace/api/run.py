@@ -17,7 +17,7 @@ from millrace.api.configure import PreparedConfig
 from millrace.api.follow import POLL_S, lines
 from millrace.api.helper_process import WorkProcess, ask
 from millrace.api.messages import info
-from millrace.api.records import Records
+from millrace.api.record_list import Records
 from millrace.api.run_curves import RunCurves
 from millrace.compose.scaling import TIMEOUT_S, scale
 from millrace.config.freeze import dump
@@ -32,9 +32,9 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
-from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.models import is_finished
 from millrace.run_directory.resume import check_resume
+from millrace.run_directory.run_lineage import read_parent
 from millrace.run_directory.views import completions_of, evaluations_view, tokenizer_of, trajectory_record
 
 if TYPE_CHECKING:  # of keys there is a stub alone

@@ -20,7 +20,7 @@ from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, Rewar
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
 from millrace.episodes.first_look import TriedCompletion
-from millrace.evaluation.scores import Timed, drain, start_worker
+from millrace.evaluation.scoring import Timed, drain, start_worker
 from millrace.evaluation.trials import unmet
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.tasks.families import family_notes

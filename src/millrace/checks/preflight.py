@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.algorithms import of_run
-from millrace.checks.model_files import check_model, model_problems
+from millrace.checks.model_problems import check_model, model_problems
 from millrace.checks.transport import refuse_transport
 from millrace.compose.compose import engine_options, place
 from millrace.compose.contradictions import contradictions, idle
@@ -29,7 +29,7 @@ from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.wings import wing
 from millrace.devices.gpu_health import gpu_faults
-from millrace.engines.vllm import versions
+from millrace.engines.vllm import vllm_versions
 from millrace.engines.vllm.vllm_drafts import refuse_missing_parts
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
@@ -190,8 +190,8 @@ def _check_python(rollout: Rollout) -> None:
     if rollout.python is not None:
         _ask(rollout.python, "-c", f"import sys, msgspec; sys.exit(sys.version_info < {PYTHON_MIN})")
     if rollout.engine == "vllm":
-        asked = (key for key in versions.NEWER if getattr(rollout, key.removeprefix("rollout.")))
-        _ask(rollout.python or sys.executable, versions.__file__, rollout.drafts or "", *asked)
+        asked = (key for key in vllm_versions.NEWER if getattr(rollout, key.removeprefix("rollout.")))
+        _ask(rollout.python or sys.executable, vllm_versions.__file__, rollout.drafts or "", *asked)
 
 
 def _check_servers(config: Config, options: EngineOptions) -> None:

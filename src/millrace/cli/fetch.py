@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from millrace.checks.model_files import model_problems
+from millrace.checks.model_problems import model_problems
 from millrace.core.errors import DataError
 from millrace.observe.terminal import Terminal
 from millrace.tasks.hub import hub_reason

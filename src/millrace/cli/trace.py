@@ -12,7 +12,7 @@ from millrace.cli.options import Run
 from millrace.core.errors import OTHER_FILE, DataError, boundary, writing
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
-from millrace.observe.trace import chrome_trace
+from millrace.observe.timeline import chrome_trace
 from millrace.run_directory import run_directory
 
 

@@ -26,10 +26,10 @@ from millrace.observe.live.live_view import StructuredLog
 from millrace.observe.terminal import Terminal, typed
 from millrace.run_directory import run_directory
 from millrace.run_directory.going_on import Start, begun_as, find_start, start_in
-from millrace.run_directory.lineage import kept_start
 from millrace.run_directory.models import is_finished
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.run_lineage import kept_start
 
 
 class LogForm(StrEnum):

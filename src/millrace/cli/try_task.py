@@ -15,7 +15,7 @@ from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.evaluation.played import play
 from millrace.evaluation.trials import judge, run_trials
-from millrace.observe.samples import METRICS_MAX
+from millrace.observe.shown_samples import METRICS_MAX
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory.going_on import checkable
 from millrace.tasks.families import family_notes

@@ -36,7 +36,7 @@ TARGETS = {
     "ui.curated": "millrace_ui.curated:write_page",
     "ui.drawing": "millrace_ui.notebook:GrowingCurves",
     "ui.html": "millrace_ui.notebook:html",
-    "ui.report": "millrace_ui.report:report_runs",
+    "ui.report": "millrace_ui.run_report:report_runs",
     "ui.side_by_side": "millrace_ui.side_by_side:side_by_side",
     "ui.speed_of": "millrace_ui.speed_answer:speed_of",
     "ui.tables": "millrace_ui.side_by_side:tables",

@@ -10,7 +10,7 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.core.fairness import LengthMoments
 from millrace.observe.environment_use import EnvironmentUse
-from millrace.observe.replicas import Hosts
+from millrace.observe.replica_times import Hosts
 
 Gap = tuple[
     float, float, int

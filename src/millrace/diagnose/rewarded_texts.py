@@ -13,8 +13,8 @@ from millrace.core.types import EvaluationAttempt
 from millrace.diagnose.evidence import Evidence, ScoredText
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
-from millrace.observe.conversation import sampled_tokens
-from millrace.observe.samples import clipped
+from millrace.observe.conversation_times import sampled_tokens
+from millrace.observe.shown_samples import clipped
 
 EARLY, LATE = (0.0, 0.2), (0.8, 1.0)  # parts of the run
 NUM = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.diagnose.batches import needless_staleness, unfair_batches
-from millrace.diagnose.episodes import (
+from millrace.diagnose.episode_faults import (
     broken_turns,
     episodes_cut,
     forked_turns,

@@ -23,7 +23,7 @@ from millrace.core.errors import alone
 from millrace.core.events import Events
 from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Observed, Prompt, Sampling, Score
-from millrace.evaluation.scores import TARGET
+from millrace.evaluation.scoring import TARGET
 from millrace.rollout.protocol import Engine
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.tasks.prepare import prepare_rows

@@ -17,7 +17,7 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
-from millrace.evaluation import scores
+from millrace.evaluation import scoring
 from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.generate import Completion, generate
 from millrace.evaluation.trained_on import TrainedOn
@@ -82,9 +82,9 @@ def evaluate(
 
     torch_device(config.model.device)  # refused before a worker starts
     if trained is None:
-        chosen = scores.prompts(config, prompts)
+        chosen = scoring.prompts(config, prompts)
     else:
-        chosen = scores.prompts(config, prompts, trained.leaves_out)
+        chosen = scoring.prompts(config, prompts, trained.leaves_out)
         trained.refuse_if_none(chosen)
     tokens = [prompt.tokens for prompt in chosen]
     engine = serving_engine(config)
@@ -119,7 +119,7 @@ async def _played(
 
 def serving_engine(config: Config) -> Engine:
     """An engine of this process that serves `config.model` as `config.rollout` says."""
-    from millrace.engines.own.load import load_engine
+    from millrace.engines.own.load_engine import load_engine
 
     return load_engine(
         config.model.path,
@@ -149,6 +149,6 @@ def _attempts(
     ]
     attempts = iter(
         Attempt(timed.score, truncated=request.finish is Finish.LENGTH)
-        for request, timed in zip(requests, scores.scores(config, requests, answers=True), strict=True)
+        for request, timed in zip(requests, scoring.scores(config, requests, answers=True), strict=True)
     )
     return [[next(attempts) for _ in row] for row in completions]

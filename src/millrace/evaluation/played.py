@@ -9,7 +9,7 @@ from millrace.config.schema import Config
 from millrace.controller import episode
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, Trajectory
-from millrace.evaluation import scores
+from millrace.evaluation import scoring
 
 
 def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
@@ -21,11 +21,11 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
     from millrace.conversations.tokenizer import load_dated_tokenizer
 
     tokenizer = load_dated_tokenizer(config.model.path, config.model.date)
-    prompt = scores.prompts(config, 1)[0]
+    prompt = scoring.prompts(config, 1)[0]
     one = Trajectory(0, prompt.group_id)
     turns: list[dict[str, Any]] = []
     end: Any = Observed(token_array())
-    with scores.Scorer(config) as scorer:
+    with scoring.Scorer(config) as scorer:
         for action in actions:
             sampled = [*tokenizer.encode(action, add_special_tokens=False), tokenizer.eos_token_id]
             one.columns.extend(TokenColumns.of(sampled, [0.0] * len(sampled), 0))

@@ -10,9 +10,9 @@ from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.core.types import Prompt
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.models import origin
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.run_lineage import read_parent
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from millrace.config.schema import Config
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Abstain, Failed, Finish, Score, Scored, ScoreRequest
-from millrace.evaluation import scores
+from millrace.evaluation import scoring
 
 TEXT_SHOWN = 60
 """Characters of a reference answer in a message."""
@@ -41,7 +41,7 @@ def run_trials(config: Config, rows: int, own: list[str]) -> list[dict[str, Any]
         ScoreRequest(index, trial.group_id, token_array(trial.tokens), Finish.STOP)
         for index, trial in enumerate(trials)
     ]
-    timed = scores.scores(config, requests)
+    timed = scoring.scores(config, requests)
     return [_result(trial, one) for trial, one in zip(trials, timed, strict=True)]
 
 
@@ -54,7 +54,7 @@ def make_trials(config: Config, rows: int, own: list[str]) -> Iterator[Trial]:
 
     tokenizer = load_dated_tokenizer(config.model.path, config.model.date)
     parts = Parts(config, tokenizer)
-    for prompt in scores.prompts(config, rows):
+    for prompt in scoring.prompts(config, rows):
         part, row = parts.locate(prompt.group_id)
         task, columns = part.task, part.task.columns(row)
         texts = [("empty", ""), ("garbage", GARBAGE), *(("yours", text) for text in own)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from millrace.core.errors import LedgerError
 from millrace.core.types import TERMINAL, Accounting, State
-from millrace.ledger.schema import ADMITTED
+from millrace.ledger.ledger_schema import ADMITTED
 
 
 class Accounts:

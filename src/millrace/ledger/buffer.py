@@ -19,8 +19,8 @@ from millrace.core.errors import LedgerError
 from millrace.core.types import TERMINAL, BadPrompt, Group, State, StepRecord, Trajectory, VersionRecord
 from millrace.ledger import records
 from millrace.ledger.accounts import Accounts
+from millrace.ledger.ledger_schema import LIVE_STATES, intact
 from millrace.ledger.records import ChunkRow, chunk_row, is_final
-from millrace.ledger.schema import LIVE_STATES, intact
 
 GROWING_MIN = 512
 GROWN_MIN = 4

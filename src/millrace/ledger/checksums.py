@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from millrace.ledger import older_formats
-from millrace.ledger.schema import CHECKED, TABLES, computed, intact
+from millrace.ledger.ledger_schema import CHECKED, TABLES, computed, intact
 
 _KEYS = {table: columns[0] for table, columns in CHECKED.items()} | {"run": "rowid"}
 _PROBLEMS_MAX = 3

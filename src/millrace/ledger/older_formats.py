@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from millrace.core.types import State
-from millrace.ledger.schema import FORMAT, TABLES
+from millrace.ledger.ledger_schema import FORMAT, TABLES
 
 
 def _create(table: str) -> str:

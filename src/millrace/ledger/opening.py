@@ -17,7 +17,7 @@ from millrace.core.errors import DataError, LedgerError
 from millrace.ledger import older_formats
 from millrace.ledger.checksums import DamageError, checked, refuse_damage, register
 from millrace.ledger.failures import OTHER_PATH, damaged_advice, ledger_failures, reading
-from millrace.ledger.schema import APPLICATION_ID, FORMAT, TABLES, intact
+from millrace.ledger.ledger_schema import APPLICATION_ID, FORMAT, TABLES, intact
 
 MEMORY = ":memory:"
 _BUSY_TIMEOUT_S = 2.0

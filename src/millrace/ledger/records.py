@@ -32,7 +32,7 @@ from millrace.ledger.codec import (
     unpack_columns,
     unpack_prompt,
 )
-from millrace.ledger.schema import insert_into, intact
+from millrace.ledger.ledger_schema import insert_into, intact
 
 INSERT_GROUP = insert_into("groups")
 INSERT_ROW_DIGEST = insert_into("row_digests")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from millrace.core.types import CheckpointInfo, Group, State, StepRecord, Trajectory
+from millrace.ledger.ledger_schema import LIVE_STATES
 from millrace.ledger.records import SELECT_CHECKPOINTS, SELECT_STEPS, load_group, to_checkpoint, to_step
-from millrace.ledger.schema import LIVE_STATES
 
 CheckpointOk = Callable[[CheckpointInfo], bool]
 

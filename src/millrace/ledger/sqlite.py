@@ -31,11 +31,12 @@ from millrace.core.types import (
     Trajectory,
     VersionRecord,
 )
-from millrace.ledger import evaluations, records
+from millrace.ledger import evaluation_records, records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
 from millrace.ledger.buffer import Buffer
 from millrace.ledger.checksums import refuse_damage
 from millrace.ledger.failures import ledger_failures, reading
+from millrace.ledger.ledger_schema import LIVE_STATES
 from millrace.ledger.lock import RunLock
 from millrace.ledger.log import Log
 from millrace.ledger.opening import (
@@ -56,7 +57,6 @@ from millrace.ledger.recovery import (
     read_recovery,
     steps_after,
 )
-from millrace.ledger.schema import LIVE_STATES
 
 _FOLD_CHANGES = 20_000  # rows after which a step folds the write-ahead log back into the file
 
@@ -96,7 +96,7 @@ class SqliteLedger:
                 self._accounts = Accounts(records.read_counts(self._db))
                 self._version: int = last_version(self._db)  # after the last committed step
                 self._refuse_lost_rows()
-                evaluations.refuse_lost(self._db)
+                evaluation_records.refuse_lost(self._db)
             self._buffer = Buffer(self._accounts)
         except BaseException:
             self._release()
@@ -174,11 +174,11 @@ class SqliteLedger:
                 f"recorded after version {self._version}\n  A version is evaluated once under a name."
             )
         with self._transaction(f"record evaluation {record.name} of {record.version}", durable=True):
-            evaluations.insert(self._db, record, attempts, wall())
+            evaluation_records.insert(self._db, record, attempts, wall())
 
     def evaluations(self) -> list[EvaluationRecord]:
         with reading(self._path, "read the evaluations"):
-            return evaluations.load(self._db)
+            return evaluation_records.load(self._db)
 
     def rewind(self, version: int) -> int:
         """Go back to a committed version, durably. Returns the number of trajectories that end by it. Meant

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from millrace.core.events import Event
 from millrace.core.types import Finish
-from millrace.observe.conversation import ENVIRONMENT, MODEL
+from millrace.observe.conversation_times import ENVIRONMENT, MODEL
 
 
 class EpisodeWait(NamedTuple):

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 from millrace.core.events import Event
-from millrace.observe.replicas import ReplicaTotals
+from millrace.observe.replica_times import ReplicaTotals
 
 TRAINED = "Tokens of all steps, over the time from the start of the first step to the end of the last step."
 GENERATED = (

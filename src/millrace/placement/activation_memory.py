@@ -29,8 +29,8 @@ from millrace.config.schema import Config
 from millrace.core.types import Sampling
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 32 << 20, 512 << 20
-"""Bytes of float32 logits that the trainer computes at once (`trainer.logprobs`). On a GPU, a chunk of few
-tokens would cost more for the gradient of the whole projection than for its own logits."""
+"""Bytes of float32 logits that the trainer computes at once (`trainer.row_logprobs`). On a GPU, few tokens
+would cost more for the gradient of the whole projection than for its own logits."""
 CHUNKS = 3
 SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12

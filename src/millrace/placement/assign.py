@@ -7,7 +7,7 @@ engine (`engine_memory`). So a replica gets that memory and a tenth more, or its
 larger. The trainer gets the rest, because its activation memory is only estimated.
 
 Cores. No worker is bound to a core, and the kernel moves a thread to a free core. A fixed division would
-leave cores idle while their worker waits. `placement.threads` says how many threads a worker computes with.
+leave cores idle while their worker waits. `placement.thread_plan` has the number of threads of a worker.
 
 Versions in the relay. Two versions are enough to run: replicas read one, the trainer writes the other. With
 more versions a trajectory whose replica died goes on under its version. The relay keeps as many as are useful
@@ -25,7 +25,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host, Place
 from millrace.placement.needs import MemoryNeed, Needs
-from millrace.placement.threads import replica_threads, tokens_at_once, trainer_threads
+from millrace.placement.thread_plan import replica_threads, tokens_at_once, trainer_threads
 
 CONTEXT_BYTES = 500_000_000
 """Memory of a GPU that CUDA takes for each process that opens the GPU (an H100 with torch 2.x: 0.4 to 0.6

@@ -67,7 +67,7 @@ CUTS = frozenset({"top_p", "top_k", "min_p"})
 
 ENGINES = {
     "own": EngineKind(
-        "millrace.engines.own.load:open_engine",
+        "millrace.engines.own.load_engine:open_engine",
         Capabilities(
             frozenset({
                 "rollout.exact", "rollout.recompute", "rollout.colocated", "rollout.drafts",

@@ -15,7 +15,7 @@ from millrace.core.wings import wing
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.run_directory.jax_python import has_jax, run_with_jax
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.trainer.files.manifest import JAX, read_manifest
+from millrace.trainer.files.checkpoint_manifest import JAX, read_manifest
 
 CHECKPOINT = "manifest.json"
 """A file that a checkpoint has and a model directory has not."""

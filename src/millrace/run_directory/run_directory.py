@@ -41,7 +41,7 @@ class RunDirectory:
 
     @property
     def parent(self) -> Path:
-        """The run that this run began from: see `run_directory.lineage`."""
+        """The run that this run began from: see `run_directory.run_lineage`."""
         return self.path / "parent.json"
 
     @property

@@ -14,7 +14,7 @@ from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Group, Prompt, Trajectory
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.observe.conversation import conversation, ended_by, recorded
+from millrace.observe.conversation_times import conversation, ended_by, recorded
 from millrace.run_directory.run_directory import RunDirectory
 
 View = dict[str, Any]

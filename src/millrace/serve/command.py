@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from millrace.checks.model_files import model_problems, positions
+from millrace.checks.model_problems import model_problems, positions
 from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.errors import ConfigError
 from millrace.episodes.gateway.server import LOOPBACK
@@ -43,7 +43,7 @@ def command(
     exact: Annotated[bool, typer.Option("--exact", help="As `rollout.exact`.")] = False,
 ) -> None:
     """Serve a model to OpenAI's clients, such as a judge. Ctrl-C ends it."""
-    from millrace.engines.own.load import load_engine
+    from millrace.engines.own.load_engine import load_engine
 
     with model_directory(model) as directory:
         max_sequence_tokens = _sequence_tokens(directory, max_sequence_tokens)

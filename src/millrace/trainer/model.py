@@ -23,7 +23,6 @@ from millrace.devices.gpu import on
 from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.needs import indexed_files
-from millrace.trainer.attention import NAME, plan
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels import on_cpu, on_gpu
 from millrace.trainer.kernels.narrow import rounded_once
@@ -32,6 +31,7 @@ from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.ranks.offload import computing_device
 from millrace.trainer.recorded.replay import install_replay, replayed
+from millrace.trainer.row_attention import NAME, plan
 
 
 def load_model(

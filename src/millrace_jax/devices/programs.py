@@ -21,7 +21,7 @@ import jax
 from millrace.core import files
 from millrace.core.errors import ConfigError, writing
 from millrace.placement.number_format import cpu_flags, cpu_model
-from millrace.trainer.files.manifest import describe
+from millrace.trainer.files.checkpoint_manifest import describe
 
 SUFFIX = "-cache"  # of what JAX writes
 

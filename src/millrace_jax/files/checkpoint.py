@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from millrace.core.errors import DataError, StorageError, boundary
 from millrace.core.progress import count
 from millrace.core.types import CheckpointInfo
-from millrace.trainer.files.directories import atomic_directory, building
-from millrace.trainer.files.manifest import (
+from millrace.trainer.files.checkpoint_manifest import (
     EARLIER,
     JAX,
     NAME,
@@ -41,6 +40,7 @@ from millrace.trainer.files.manifest import (
     refuse_damaged,
     write_manifest,
 )
+from millrace.trainer.files.directories import atomic_directory, building
 from millrace.trainer.publish.overlapped import Overlapped
 from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
 from millrace_jax.optimizer import TrainingState

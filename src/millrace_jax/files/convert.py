@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import DRAFTER
 from millrace.devices.low_rank import MAGNITUDE
-from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.manifest import (
+from millrace.trainer.files.checkpoint_manifest import (
     FILE_BYTES_MAX,
     JAX,
     NAME,
@@ -40,6 +39,7 @@ from millrace.trainer.files.manifest import (
     refuse_damaged,
     write_manifest,
 )
+from millrace.trainer.files.directories import atomic_directory
 from millrace_jax.files.checkpoint import read_arrays, write_checkpoint
 
 Arrays = dict[str, NDArray[Any]]

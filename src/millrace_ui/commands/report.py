@@ -16,7 +16,7 @@ def command(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write runs into one HTML file that needs no server: curves, findings, samples, configuration."""
-    from millrace_ui.report import report_runs
+    from millrace_ui.run_report import report_runs
 
     size = report_runs([run_directory.find(run) for run in runs], out)
     typer.echo(f"{out}: {size:,} bytes")

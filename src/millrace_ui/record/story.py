@@ -14,12 +14,12 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.diagnose.examine import evidence_of
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.observe.conversation import MODEL
+from millrace.observe.conversation_times import MODEL
 from millrace.observe.environment_use import EpisodeWait
 from millrace.observe.sinks.jsonl import event_of
 from millrace.observe.sinks.log_files import SLICE_BYTES, Tail
 from millrace.observe.summary import Summary
-from millrace.observe.trace import records_of
+from millrace.observe.timeline import records_of
 from millrace.run_directory.run_directory import RunDirectory
 
 

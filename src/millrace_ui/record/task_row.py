@@ -14,7 +14,7 @@ import msgspec
 from millrace.config.schema import Config
 from millrace.config.tables.task import FunctionTaskSection, HubTaskSection
 from millrace.core.errors import MillraceError
-from millrace.observe.samples import clipped
+from millrace.observe.shown_samples import clipped
 from millrace.tasks.chat import find_reference
 from millrace.tasks.hub import hub_file
 from millrace.tasks.parts import Parts

@@ -19,7 +19,7 @@ from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import Group, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
-from millrace.observe.conversation import Turn, ended_by, recorded, turns_of
+from millrace.observe.conversation_times import Turn, ended_by, recorded, turns_of
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.batch.flat_batch import flatten
 

@@ -16,12 +16,12 @@ from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import StepRecord, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
-from millrace.observe.conversation import conversation, recorded
-from millrace.observe.replicas import Hosts
+from millrace.observe.conversation_times import conversation, recorded
+from millrace.observe.replica_times import Hosts
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
-from millrace.run_directory.lineage import read_parent
 from millrace.run_directory.run_directory import RunDirectory
+from millrace.run_directory.run_lineage import read_parent
 from millrace.run_directory.views import (
     View,
     completions_of,

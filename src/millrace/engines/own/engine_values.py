@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from millrace.core.types import Sampling, Work
 from millrace.devices.device import computing_dtype
-from millrace.engines.own.load import load_engine
+from millrace.engines.own.load_engine import load_engine
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.torch_engine import TorchEngine
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.architecture import Architecture
-from millrace.engines.own.mixture import ExpertMixture, gate_of
+from millrace.engines.own.expert_mixture import ExpertMixture, gate_of
 from millrace.engines.own.parameters import Layer, Parameters
 
 Tensor = torch.Tensor

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoConfig
 
 from millrace.core.errors import ConfigError, WorkerError
-from millrace.engines.server.dialect import Requirements
 from millrace.engines.server.handover import Handover
-from millrace.engines.server.probe import find_server, probe, wait_for
+from millrace.engines.server.server_dialect import Requirements
 from millrace.engines.server.server_engine import ServerEngine
+from millrace.engines.server.server_probe import find_server, probe, wait_for
 from millrace.engines.server.streams import Streams
 from millrace.engines.vllm.proof import Proof
 from millrace.rollout.model_tokens import open_intake

@@ -26,8 +26,8 @@ from millrace.core.errors import DigestMismatchError, WeightsError, WorkerError
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
 from millrace.devices.parallel import each
-from millrace.engines.server.dialect import Dialect, Sampled, Token
 from millrace.engines.server.handover import Handover
+from millrace.engines.server.server_dialect import Dialect, Sampled, Token
 from millrace.engines.server.streams import StreamedTokens, Streams
 from millrace.engines.vllm.proof import Proof
 from millrace.rollout.continuation import Continuation

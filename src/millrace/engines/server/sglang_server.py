@@ -16,7 +16,7 @@ import msgspec
 from millrace.core.errors import ConfigError, boundary
 from millrace.core.types import Sampling
 from millrace.engines.server.client import ANSWER_S, ERROR_CHARS_MAX, LOAD_S, WORK_S, Client
-from millrace.engines.server.dialect import Offer, ReadPart, Requirements, Sampled, Token
+from millrace.engines.server.server_dialect import Offer, ReadPart, Requirements, Sampled, Token
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.noise import Noise
 

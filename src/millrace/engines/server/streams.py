@@ -20,7 +20,7 @@ import msgspec
 
 from millrace.core.errors import WorkerError
 from millrace.engines.server.client import ERROR_CHARS_MAX, FRESH
-from millrace.engines.server.dialect import Dialect, Sampled
+from millrace.engines.server.server_dialect import Dialect, Sampled
 
 CONNECT_S = 10.0
 TOKEN_S = 600.0  # from one token of a request to its next: with a full cache it waits for other requests

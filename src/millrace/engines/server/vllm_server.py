@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.core.errors import ConfigError, boundary
 from millrace.engines.server.client import ANSWER_S, ERROR_CHARS_MAX, LOAD_S, WORK_S, Client
-from millrace.engines.server.dialect import Offer, ReadPart, Requirements, Sampled, Token
+from millrace.engines.server.server_dialect import Offer, ReadPart, Requirements, Sampled, Token
 from millrace.engines.server.vllm_settings import capacity, unfit, unties
 from millrace.engines.vllm.sampling_params import sampling_arguments
 from millrace.rollout.continuation import Continuation

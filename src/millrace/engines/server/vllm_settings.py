@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from millrace.engines.server.dialect import Requirements
+from millrace.engines.server.server_dialect import Requirements
 
 
 def unfit(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]:

@@ -26,9 +26,8 @@ from millrace.engines.vllm.frontend import Frontend
 from millrace.engines.vllm.loading import as_tensor, load_base
 from millrace.engines.vllm.mode import VllmMode
 from millrace.engines.vllm.processes.rank_end import RankEnd
-from millrace.engines.vllm.processes.sockets import unnamed_sockets
+from millrace.engines.vllm.processes.vllm_sockets import unnamed_sockets
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.versions import installed, refuse_missing_package
 from millrace.engines.vllm.vllm_drafts import (
     DraftCounts,
     draft_arguments,
@@ -36,6 +35,7 @@ from millrace.engines.vllm.vllm_drafts import (
     draft_step_tokens,
 )
 from millrace.engines.vllm.vllm_engine import VllmEngine
+from millrace.engines.vllm.vllm_versions import installed, refuse_missing_package
 from millrace.placement.needs import kv_token_bytes, read_model_config
 from millrace.rollout.intake import Intake
 from millrace.rollout.model_tokens import open_intake

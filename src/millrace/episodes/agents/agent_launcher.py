@@ -17,7 +17,7 @@ START_S = 120.0
 END_S = 10.0
 _START = (
     "import sys, json; arguments, sys.path = json.loads(sys.argv[1]); "
-    "from millrace.episodes.agents.inside.forks import main; main(*arguments)"
+    "from millrace.episodes.agents.inside.forked_agents import main; main(*arguments)"
 )
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from millrace.episodes.agents.agents import Agents
 from millrace.episodes.agents.task_directories.task_directory import TaskDirectory, read_task
 from millrace.episodes.agents.task_directories.task_tests import run_tests
 from millrace.episodes.gateway.dialects.anthropic_messages import MessagesDialect
-from millrace.episodes.gateway.dialects.chat import ChatDialect
+from millrace.episodes.gateway.dialects.chat_completions import ChatDialect
 from millrace.episodes.gateway.dialects.dialect import GatewayDialect
-from millrace.episodes.gateway.dialects.generate import GenerateDialect
+from millrace.episodes.gateway.dialects.plain_generate import GenerateDialect
 from millrace.episodes.gateway.dialects.responses import ResponsesDialect
 from millrace.episodes.gateway.dialects.text import TextDialect
 from millrace.episodes.gateway.open_sessions import OpenSessions

@@ -23,7 +23,7 @@ from millrace.core.types import (
     StepRecord,
     Trajectory,
 )
-from millrace.ledger import evaluations, records
+from millrace.ledger import evaluation_records, records
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.codec import version_runs
 from millrace.ledger.failures import reading
@@ -116,12 +116,12 @@ class LedgerReader:
     def evaluations(self) -> list[EvaluationRecord]:
         """All evaluations, also skipped ones, in the order of their versions."""
         with self._snapshot("read the evaluations"):
-            return evaluations.load(self._db)
+            return evaluation_records.load(self._db)
 
     def attempts(self, name: str, version: int) -> list[EvaluationAttempt]:
         """The attempts of one evaluation, by prompt, with their tokens."""
         with self._snapshot(f"read evaluation {name} of {version}"):
-            return evaluations.load_attempts(self._db, name, version)
+            return evaluation_records.load_attempts(self._db, name, version)
 
     def trajectory(self, trajectory_id: int) -> Trajectory:
         """A trajectory with its tokens."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from millrace.observe.live import phrases
 from millrace.observe.live.status import Status
-from millrace.observe.replicas import ReplicaHistory
+from millrace.observe.replica_times import ReplicaHistory
 from millrace.observe.terminal import sparkline
 
 _SPARK_WIDTH = 48

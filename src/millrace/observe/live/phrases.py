@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from millrace.observe.conversation import ENVIRONMENT, MODEL
+from millrace.observe.conversation_times import ENVIRONMENT, MODEL
 from millrace.observe.environment_use import EpisodeWaits
 from millrace.observe.live.status import Status
-from millrace.observe.samples import transcript
+from millrace.observe.shown_samples import transcript
 
 _GIB = 2**30
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.core.events import Event
 from millrace.observe.environment_use import EnvironmentUse
-from millrace.observe.replicas import ReplicaTotals
+from millrace.observe.replica_times import ReplicaTotals
 from millrace.observe.summary import Speeds
 
 _STALLED, _STARTING = "stalled", "still starting"

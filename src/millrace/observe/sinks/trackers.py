@@ -1,6 +1,6 @@
 """Scalars and samples of a run for trackers, each sent from a thread of its own.
 
-A tracker imports its package when it is opened. All but TensorBoard's are extras of Millrace.
+A tracker imports its package when it is opened. All are extras of Millrace.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from hashlib import blake2b
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
+from millrace.core.extras import is_installed, refuse_missing
 from millrace.observe.environment_use import EnvironmentUse
-from millrace.observe.samples import as_markdown, transcript
+from millrace.observe.shown_samples import as_markdown, transcript
 from millrace.observe.sinks.jsonl import scalars_of
 
 CLOSE_S = 30.0
@@ -146,8 +146,7 @@ PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "prometh
 def refuse_uninstalled(key: str, value: str) -> None:
     """Raises: ConfigError: the package behind `observe.KEY` is not installed. It is not imported."""
     package = PACKAGES[key]
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:  # a folder without code, as W&B makes ./wandb
+    if not is_installed(package):
         raise ConfigError(
             f"`observe.{key}` ({value}) needs the {package} package, which is not installed.\n"
             f"  Run `{sys.executable} -m pip install {package.replace('_', '-')}` (the extra "
@@ -265,6 +264,7 @@ class TensorBoardTracker:
     the version that it is of, and samples as texts."""
 
     def __init__(self, directory: Path) -> None:
+        refuse_missing("tensorboard", "`observe.tensorboard` (true)")
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -13,7 +13,7 @@ from millrace.core.types import Progress, ReplicaLoad
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import Engine, EngineOptions
 from millrace.rollout.sampling_probe.bets import Draw
-from millrace.rollout.sampling_probe.questions import PROMPTS, Question, questions, works
+from millrace.rollout.sampling_probe.probe_questions import PROMPTS, Question, questions, works
 from millrace.rollout.sampling_probe.verdict import TOLERANCE, faults
 
 ANSWER_S = 300.0  # for all answers of an engine

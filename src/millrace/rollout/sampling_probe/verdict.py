@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from millrace.rollout.sampling_probe import questions as asked
+from millrace.rollout.sampling_probe import probe_questions as asked
 from millrace.rollout.sampling_probe.bets import Draw, repeats, rival, too_many
-from millrace.rollout.sampling_probe.questions import COLD
+from millrace.rollout.sampling_probe.probe_questions import COLD
 
 FALSE_ALARM = 1e-6
 """The probability that an honest engine fails, for all rules about draws together."""

@@ -39,7 +39,7 @@ import msgspec
 
 from millrace.core.errors import WorkerError
 from millrace.runtime import process, stacks
-from millrace.runtime.local import worker
+from millrace.runtime.local import worker_process
 
 MAX_PACKET = 128 * 1024
 SPAWNED = str(Path(__file__).with_name("spawned.py"))
@@ -155,7 +155,9 @@ class Forkserver:
                 os.close(fds[1])
             if command.python is not None:
                 _become(command.python, command, fds[0])
-            worker.main(socket.socket(fileno=fds[0]), command.name, command.epoch, command.silence_s_max)
+            worker_process.main(
+                socket.socket(fileno=fds[0]), command.name, command.epoch, command.silence_s_max
+            )
         raise AssertionError("the process has ended")
 
     def _detach(self) -> None:

@@ -34,12 +34,12 @@ def main() -> None:
     try:
         if sys.version_info < PYTHON_MIN:
             raise ImportError(f"this is Python {sys.version.split()[0]}, and Millrace needs 3.11 or newer")
-        from millrace.runtime.local import worker
+        from millrace.runtime.local import worker_process
     except ImportError as error:
         sys.stderr.write(f"{sys.executable} cannot run the worker {name}: {error}\n")
         raise SystemExit(process.UNSUITABLE_PYTHON) from error
     with process.ending_at_once():
-        worker.main(socket.socket(fileno=int(fd)), name, int(epoch), float(silence_s_max) or None)
+        worker_process.main(socket.socket(fileno=int(fd)), name, int(epoch), float(silence_s_max) or None)
 
 
 class _Carried:

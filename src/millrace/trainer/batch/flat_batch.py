@@ -26,7 +26,7 @@ from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Tree
 from millrace.trainer.batch.trees import trees_of
-from millrace.trainer.recorded.token_masks import TokenMasks, token_masks_of
+from millrace.trainer.recorded.recorded_token_masks import TokenMasks, token_masks_of
 
 
 @dataclass(frozen=True, slots=True)

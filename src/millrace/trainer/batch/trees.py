@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from millrace.core.completion.forks import path
 from millrace.core.types import TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree
-from millrace.trainer.recorded.routing import OWN, routing_of
+from millrace.trainer.recorded.recorded_routing import OWN, routing_of
 
 Member = tuple[TrainSequence, NDArray[np.bool_], int, NDArray[np.int32] | None]
 """A trajectory, which of its tokens are trained, where these are in the flat arrays, and its experts."""

@@ -26,8 +26,8 @@ from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.errors import ConfigError, TrainingError, WeightsError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.trainer.attention import NAME
 from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.row_attention import NAME
 from millrace.trainer.trainer import PolicyTrainer
 
 VOCABULARY = 16

@@ -29,8 +29,7 @@ from millrace.core.types import CheckpointInfo
 from millrace.devices.parallel import each
 from millrace.trainer.adapted_linear import trained_weights
 from millrace.trainer.drafter_training import DraftingTrainer
-from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.manifest import (
+from millrace.trainer.files.checkpoint_manifest import (
     EARLIER,
     NAME,
     TORCH,
@@ -43,6 +42,7 @@ from millrace.trainer.files.manifest import (
     refuse_damaged,
     write_manifest,
 )
+from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.snapshot import Snapshot
 from millrace.trainer.files.tensor_files import TensorFile, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights

@@ -14,14 +14,14 @@ from pathlib import Path
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import DRAFTER
 from millrace.trainer.files.checkpoint import restore_optimizer
-from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.manifest import (
+from millrace.trainer.files.checkpoint_manifest import (
     NAME,
     CheckpointManifest,
     read_manifest,
     refuse_damaged,
     write_manifest,
 )
+from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.tensor_files import open_tensors
 from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
 from millrace.trainer.trainer import PolicyTrainer

@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 
 from millrace.core.progress import count
-from millrace.trainer.files import manifest
+from millrace.trainer.files import checkpoint_manifest
 from millrace.trainer.ranks.blocks import OwnedBlock
 
 CHUNK_BYTES = 1 << 24  # bytes of a block that are converted, or copied from a device, at a time
@@ -67,15 +67,15 @@ def lay_out(
     of each fused tensor, the tensors that files have in its place.
     """
     shares: list[dict[str, torch.Tensor]] = [{}]
-    free = manifest.FILE_BYTES_MAX
+    free = checkpoint_manifest.FILE_BYTES_MAX
     for name, tensor in tensors.items():
         size = tensor.numel() * (dtype or tensor.dtype).itemsize
         if size > free and shares[-1]:
             shares.append({})
-            free = manifest.FILE_BYTES_MAX
+            free = checkpoint_manifest.FILE_BYTES_MAX
         shares[-1][name] = tensor
         free -= size
-    names = manifest.file_names(stem, len(shares))
+    names = checkpoint_manifest.file_names(stem, len(shares))
     return [_file(name, share, dtype, unfused) for name, share in zip(names, shares, strict=True)]
 
 

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedModel
 
 from millrace.devices.threads import threads_of_process
-from millrace.placement.threads import divided, row_full, row_tokens
+from millrace.placement.thread_plan import divided, row_full, row_tokens
 
 R = TypeVar("R")
 T = TypeVar("T")

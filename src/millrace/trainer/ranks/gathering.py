@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from millrace.devices.gpu import on
-from millrace.trainer.logprobs import token_logprobs
 from millrace.trainer.ranks.mesh import Ranks
 from millrace.trainer.recorded.device_token_masks import masks_on
+from millrace.trainer.row_logprobs import token_logprobs
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from millrace.trainer.recorded.token_masks import TokenMasks
+    from millrace.trainer.recorded.recorded_token_masks import TokenMasks
 
 
 def gathering_modules(
@@ -71,7 +71,7 @@ def target_logprobs(
     """`token_logprobs` with the weight of the output projection `head`, or with this rank's block of it."""
     weight, first, device = cast(Any, head.weight), 0, hidden_PH.device
     if (group := ranks.group("tensor")) is not None:
-        from millrace.trainer.ranks.exchange import same
+        from millrace.trainer.ranks.rank_exchange import same
 
         first = ranks.tensor_index * -(-len(weight) // ranks.tensor)
         hidden_PH, weight = same(hidden_PH, group), weight.to_local()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from millrace.devices.gpu import on
-from millrace.trainer.recorded.token_masks import TokenMasks
+from millrace.trainer.recorded.recorded_token_masks import TokenMasks
 
 CUT = -1e30
 """The logit of a token that could not be sampled. Finite: a rank may hold no allowed token."""

@@ -9,8 +9,8 @@ from millrace.conversations.tokenizer import Decode
 from millrace.core.events import Event, Events
 from millrace.core.rounding import all_equal
 from millrace.core.types import Group, StepRecord, Trajectory
-from millrace.observe.conversation import conversation, ended_by
-from millrace.observe.samples import clipped
+from millrace.observe.conversation_times import conversation, ended_by
+from millrace.observe.shown_samples import clipped
 
 
 class Record(Protocol):

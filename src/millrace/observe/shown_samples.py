@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.observe.conversation import CAUSES
+from millrace.observe.conversation_times import CAUSES
 from millrace.observe.terminal import harmless, sparkline
 
 UNREADABLE = "(its tokens cannot be read: the model's tokenizer is not at `model.path` any more)"

@@ -172,7 +172,7 @@ def packed_attention(
     if isinstance(s_aux, DTensor):
         s_aux = s_aux.to_local()
     if packed.group is not None:
-        from millrace.trainer.ranks.exchange import own_heads, split_heads, split_tokens
+        from millrace.trainer.ranks.rank_exchange import own_heads, split_heads, split_tokens
 
         s_aux = None if s_aux is None else own_heads(s_aux, packed.group)
         query, key, value = (split_heads(x, packed.group) for x in (query, key, value))

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from millrace.diagnose.evidence import Evidence, ScoredText
 from millrace.diagnose.finding import Finding, ahead_key
-from millrace.observe.conversation import CAUSES, ENDED_BY, FORKS, ended_by
+from millrace.observe.conversation_times import CAUSES, ENDED_BY, FORKS, ended_by
 
 STEPS_MIN, TEXTS_MIN, ANSWERS_MIN = 4, 16, 64
 CUT = 0.95  # of the episodes of the later steps

@@ -13,8 +13,8 @@ import msgspec
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish
 from millrace.ledger.checksums import DamageError, checked
 from millrace.ledger.codec import pack_prompt, unpack_prompt
+from millrace.ledger.ledger_schema import insert_into, intact
 from millrace.ledger.records import encode
-from millrace.ledger.schema import insert_into, intact
 
 _INSERT = insert_into("evaluations")
 _INSERT_ATTEMPT = insert_into("evaluation_attempts")

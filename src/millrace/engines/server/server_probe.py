@@ -11,7 +11,7 @@ import time
 
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.engines.server.client import Client
-from millrace.engines.server.dialect import Dialect, Offer, Requirements
+from millrace.engines.server.server_dialect import Dialect, Offer, Requirements
 from millrace.engines.server.sglang_server import SglangServer
 from millrace.engines.server.vllm_server import VllmServer
 
