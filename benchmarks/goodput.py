@@ -48,7 +48,7 @@ NCCL_S = 50.0
 COMPILE_S = 12.0
 """The first step compiles for so long (measured here on one H200)."""
 LOAD_S = 4.0
-"""115 GB in 16 hosts, each at 2 GB/s (`sim/costs/cluster.py`: assumed)."""
+"""115 GB in 16 hosts, each at 2 GB/s (`millrace_sim/costs/cluster.py`: assumed)."""
 MILLRACE = System(trainer_s=PROCESS_S + NCCL_S + COMPILE_S + LOAD_S, stall_s=1.0, save_s=LOAD_S)
 STANDBY = robustrl.StandbySystem(**asdict(MILLRACE), remains_s=COMPILE_S + LOAD_S)
 """`trainer.standby`: the real controller hands over. The seconds are assumed, as above."""

@@ -82,6 +82,18 @@ def test_every_link_to_a_heading_leads_to_one(name: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_path_of_the_project_that_a_document_names_is_there(name: str) -> None:
+    """A path below `src/millrace`, too, where it has a folder of there. Reports name files of their time."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:src|examples|scripts)/[\w/.-]+?|tests/[\w/]+\.py)(?::[^`]*)?`", text)
+    folders = {path.name for path in (ROOT / "src" / "millrace").iterdir() if path.is_dir()}
+    inside = [path for path in re.findall(r"`([\w/]+/\w+\.py)\b", text) if path.split("/")[0] in folders]
+    missing = [path for path in named if not (ROOT / path).exists()]
+    missing += [path for path in inside if not (ROOT / "src" / "millrace" / path).exists()]
+    assert not missing or name.startswith(("reports/", "CHANGELOG"))
+
+
 def test_every_document_that_code_names_is_there() -> None:
     folders = ("src", "tests", "examples", "scripts")
     files = [path for path in tracked_files() if path.relative_to(ROOT).parts[0] in folders]
