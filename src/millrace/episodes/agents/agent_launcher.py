@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class AgentLauncher:
-    """One launcher (inside/forked_agents.py). What the user's module prints at its import goes to the stderr of
-    this process.
+    """One launcher (inside/forked_agents.py). What the module of a user prints at its import goes to the
+    stderr of this process.
 
     Args:
         path: the function of which agents are calls; None: agents are commands.
