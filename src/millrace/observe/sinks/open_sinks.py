@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from millrace.config.freeze import NOT_KEPT
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Event, Events
+from millrace.core.extras import is_installed
 from millrace.observe.sinks import prometheus
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.observe.sinks.notify import Notifier, deliverer
@@ -65,6 +66,9 @@ async def open_sinks(
                 stack.callback(sink.close)
                 events.subscribe(sink)
                 trackers += [sink] if isinstance(sink, Tracked) else []
+            if observe.tensorboard and not is_installed("tensorboard"):
+                reason = "no files: the extra millrace[tensorboard] is not installed"
+                events.emit("warned", source="tensorboard", reason=reason)
             if observe.notify is not None and observe.notify.endswith(NOT_KEPT):
                 reason = f"nobody is told: of {observe.notify} {_NOT_KEPT}"
                 events.emit("warned", source="notify", reason=reason)
@@ -99,4 +103,6 @@ def _trackers(
         "mlflow": lambda: MlflowTracker(str(observe.mlflow), name, run_id, config),
         "trackio": lambda: TrackioTracker(str(observe.trackio), run_id, config),
     }
+    if not is_installed("tensorboard"):
+        del openers["tensorboard"]
     return {key: opener for key, opener in openers.items() if getattr(observe, key)}

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
-from millrace.core.extras import is_installed, refuse_missing
+from millrace.core.extras import is_installed
 from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.shown_samples import as_markdown, transcript
 from millrace.observe.sinks.jsonl import scalars_of
@@ -264,7 +264,6 @@ class TensorBoardTracker:
     the version that it is of, and samples as texts."""
 
     def __init__(self, directory: Path) -> None:
-        refuse_missing("tensorboard", "`observe.tensorboard` (true)")
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
