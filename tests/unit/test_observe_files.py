@@ -166,7 +166,7 @@ def test_a_folder_of_w_and_b_in_the_working_directory_is_not_its_package(
 
 
 def test_no_sink_imports_torch(tmp_path: Path) -> None:
-    modules = ["sinks.open_sinks", "sinks.jsonl", "sinks.trackers", "summary", "trace", "live.live_view"]
+    modules = ["sinks.open_sinks", "sinks.jsonl", "sinks.trackers", "summary", "timeline", "live.live_view"]
     code = "import sys\nfrom pathlib import Path\n"
     code += "".join(f"import millrace.observe.{name}\n" for name in modules)
     code += f"millrace.observe.sinks.trackers.TensorBoardTracker(Path({str(tmp_path)!r})).close()\n"
