@@ -31,7 +31,7 @@ sys.unraisablehook = lambda _: None
 if find_spec("hypothesis"):
     from hypothesis import settings
 
-    settings.register_profile("any machine", deadline=None)
+    settings.register_profile("any machine", deadline=None, derandomize=True)
     settings.load_profile("any machine")
 
 

@@ -62,7 +62,7 @@ def test_a_constant_added_to_every_reward_changes_nothing(rewards, constant):
     np.testing.assert_allclose(
         group_advantages(ComparedGroup.of(rewards), scale="none"),
         group_advantages(ComparedGroup.of(shifted), scale="none"),
-        atol=1e-9,
+        atol=1e-7,  # rewards that are equal but for rounding have no advantage: rounding grows with them
     )
 
 
