@@ -154,6 +154,33 @@ def test_what_is_damaged_is_told_of_and_does_not_end_the_run(run):
     assert running.warned[0].kind == "warned" and "is damaged" in running.warned[0].fields["reason"]
 
 
+def test_a_request_that_comes_while_a_damaged_one_is_told_of_is_not_lost(run):
+    """The run tells, then removes the damaged file: by then it may be another one."""
+
+    class Asked(Events):
+        def emit(self, kind, **fields):
+            if kind == "warned":
+                scaling._write(run.scale_ask, scaling.ScalingRequest("newer", 2))
+            super().emit(kind, **fields)
+
+    def settled():
+        while (found := scaling._read(run.scale, ScalingState)) is None or not found.settled:
+            time.sleep(0.001)
+        return found
+
+    async def obeyed():
+        events = Asked(time.monotonic, time.time)
+        task = asyncio.create_task(obey(run, Controller(Fleet()), events, ScalingState(1, 1)))
+        found = await asyncio.to_thread(settled)
+        task.cancel()
+        return found
+
+    run.scale_ask.write_bytes(b"{no")
+    found = asyncio.run(obeyed())
+    assert (found.token, found.replicas) == ("newer", 2)
+    assert not list(run.path.glob("*.taken"))
+
+
 def test_what_cannot_be_written_is_told_once_and_leaves_nothing_behind(run):
     class Grown(Fleet):
         looks = 0

@@ -92,6 +92,7 @@ async def obey(run: RunDirectory, controller: Controller, events: Events, state:
     warned = ""
     while True:
         await asyncio.sleep(LOOK_S)
+        asked = run.scale_ask.read_bytes() if run.scale_ask.is_file() else b""
         try:
             state, warned = await _look(run, controller.replicas, state), ""
         except MillraceError as error:
@@ -99,7 +100,17 @@ async def obey(run: RunDirectory, controller: Controller, events: Events, state:
                 warned = str(error)
                 events.emit("warned", source="scale", reason=warned)
             with suppress(OSError):
-                run.scale_ask.unlink(missing_ok=True)
+                _forget(run, asked)
+
+
+def _forget(run: RunDirectory, asked: bytes) -> None:
+    """Remove the request that was looked at. A newer one stays."""
+    taken = run.scale_ask.with_suffix(".taken")
+    run.scale_ask.rename(taken)
+    if taken.read_bytes() == asked:
+        taken.unlink()
+    else:
+        taken.rename(run.scale_ask)
 
 
 async def _look(run: RunDirectory, fleet: LiveReplicas, state: ScalingState) -> ScalingState:
