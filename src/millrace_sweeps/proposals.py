@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from importlib.util import find_spec
 from typing import Any, Protocol
 
-from millrace.core.errors import ConfigError
+from millrace.core.extras import refuse_missing
 from millrace_sweeps.decisions.space import (
     DRAWS_PER_TRIAL,
     Domain,
@@ -69,11 +68,8 @@ class Optuna:
 
     def __init__(self, config: SweepConfig, search: OptunaSearch) -> None:
         needed = ["optuna", *(["scipy"] if search.sampler == "gp" else [])]
-        if missing := [name for name in needed if find_spec(name) is None]:
-            raise ConfigError(
-                f"`optuna` needs {' and '.join(missing)}, which is not installed here.\n"
-                "  Install it (pip install 'millrace[optuna]'), or use [random]"
-            )
+        for package in needed:
+            refuse_missing(package, "`optuna`", "use [random]")
         self._config, self._search = config, search
         self._domains = domains(search.keys, "optuna.keys")
 

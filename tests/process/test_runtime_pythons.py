@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import millrace
+import millrace_jax
 from conformance import WAIT_S
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import Place
@@ -38,13 +39,14 @@ asyncio.run(run())
 TELLS = """
 import os, sys
 from importlib.util import find_spec
-import millrace
+import millrace, millrace_jax
 
 class Tells:
     async def facts(self):
         has = [name for name in ("torch", "numpy", "pydantic", "typing_extensions") if find_spec(name)]
         devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return {"python": sys.executable, "has": has, "millrace": millrace.__file__, "devices": devices}
+        packages = [millrace.__file__, millrace_jax.__file__]
+        return {"python": sys.executable, "has": has, "packages": packages, "devices": devices}
 """
 
 
@@ -77,7 +79,7 @@ def failure(place: Place, log_dir: Path) -> tuple[str, str]:
     return asyncio.run(run()), (log_dir / "worker.1.log").read_text()
 
 
-def test_a_worker_needs_msgspec_of_its_python_and_brings_millrace(tmp_path: Path) -> None:
+def test_a_worker_needs_msgspec_of_its_python_and_brings_millrace_and_its_wings(tmp_path: Path) -> None:
     python = make_python(tmp_path / "other", msgspec_too=True)
     (tmp_path / "tells.py").write_text(TELLS)
     place = Place(python=python, environ={"PYTHONPATH": str(tmp_path)}, devices=(2, 3))
@@ -91,7 +93,8 @@ def test_a_worker_needs_msgspec_of_its_python_and_brings_millrace(tmp_path: Path
             await runtime.close()
 
     facts = asyncio.run(run())
-    assert facts == {"python": python, "has": [], "millrace": millrace.__file__, "devices": "2,3"}
+    packages = [millrace.__file__, millrace_jax.__file__]
+    assert facts == {"python": python, "has": [], "packages": packages, "devices": "2,3"}
 
 
 def test_a_python_without_msgspec_is_named_with_what_it_lacks(tmp_path: Path) -> None:

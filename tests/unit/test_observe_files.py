@@ -148,7 +148,7 @@ def test_a_service_that_is_not_installed_is_named_before_anything_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, service, None)
     observe = Observe(tensorboard=False, **{service: "project"})
-    message = rf"`observe.{service}` .*\n.*pip install {service}` \(the extra millrace\[{service}\]\)"
+    message = rf"`observe.{service}` .*\n.*pip install 'millrace\[{service}\]', or leave the key out"
     with pytest.raises(ConfigError, match=message):
         refuse_unusable(observe)
     with pytest.raises(ConfigError, match=message):
@@ -161,7 +161,7 @@ def test_a_folder_of_w_and_b_in_the_working_directory_is_not_its_package(
     (tmp_path / "wandb").mkdir()
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(ConfigError, match="the wandb package, which is not installed"):
+    with pytest.raises(ConfigError, match="the package wandb, which is not installed"):
         refuse_unusable(Observe(wandb="project"))
 
 

@@ -16,9 +16,9 @@ from millrace.checks import transport
 from millrace.checks.preflight import preflight
 from millrace.compose import compose
 from millrace.config.schema import Config
+from millrace.core import extras
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Gpu, Host
-from millrace.weights.chain.nixl import link
 from millrace_ray.places import Node
 
 MODEL = {
@@ -187,21 +187,21 @@ def test_preflight_refuses_a_step_whose_trajectories_cannot_be_held(model: Path,
 def test_8_bit_moments_need_their_library_and_one_rank(model: Path, tmp_path: Path, monkeypatch) -> None:
     eight = {"states": "8bit"}
     for installed, sections, said in (
-        (None, {}, "needs torchao, which is not installed"),
-        ("here", {"trainer": {"shard": 2}}, "is for a trainer of one rank, and this one has 2"),
-        ("here", {"trainer": {"offload": True}}, "cannot be offloaded"),
+        (False, {}, "needs the package torchao, which is not installed"),
+        (True, {"trainer": {"shard": 2}}, "is for a trainer of one rank, and this one has 2"),
+        (True, {"trainer": {"offload": True}}, "cannot be offloaded"),
     ):
-        monkeypatch.setattr(preflight_module, "find_spec", lambda name, found=installed: found)
+        monkeypatch.setattr(extras, "is_installed", lambda package, found=installed: found)
         with pytest.raises(ConfigError, match=rf"`optimizer.states` \(\"8bit\"\) {said}"):
             preflight(config_for(model, optimizer=eight, **sections), tmp_path)
 
 
 def test_a_transport_that_does_not_work_here_is_refused(model: Path, tmp_path: Path, monkeypatch) -> None:
     config = config_for(model, weights={"transport": "nixl"})
-    monkeypatch.setattr(link, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* needs nixl, .*millrace\[nixl\]"):
+    monkeypatch.setattr(extras, "is_installed", lambda package: False)
+    with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* package nixl, .*millrace\[nixl\]"):
         preflight(config, tmp_path)
-    monkeypatch.setattr(link, "find_spec", lambda name: "here")
+    monkeypatch.setattr(extras, "is_installed", lambda package: True)
     monkeypatch.setattr(transport.sys, "executable", "/bin/false")
     with pytest.raises(ConfigError, match=r"(?s)`weights.transport` .* does not work here: .*leave the key"):
         preflight(config, tmp_path)

@@ -19,6 +19,7 @@ from test_weights_chain import (
     wire,
 )
 
+from millrace.core import extras
 from millrace.core.digest import BlockDigest, NamedBlock, digest_buffers, tensor_digest
 from millrace.core.errors import ConfigError, DigestMismatchError, UnknownVersionError, WeightsError
 from millrace.weights.chain.nixl import link
@@ -205,9 +206,9 @@ def test_a_relay_whose_pulls_never_end_says_that_it_must_be_restarted(agents):
 
 def test_a_relay_without_nixl_says_what_to_install(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(link, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "is_installed", lambda package: False)
     relay = RelayWorker("relay", 2, address="127.0.0.1", secret="secret", **PULLED)
-    with pytest.raises(ConfigError, match=r"(?s)needs nixl, which is not installed here.*millrace\[nixl\]"):
+    with pytest.raises(ConfigError, match=r"(?s)needs the package nixl, .*millrace\[nixl\]"):
         asyncio.run(relay.open(1000))
 
 

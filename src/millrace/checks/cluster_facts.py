@@ -6,12 +6,14 @@ import msgspec
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
+    """`free_bytes`: of memory; `disk_bytes`: free where the run is; `clock_s`: ahead of the controller's."""
+
     name: str
     cores: int
     free_bytes: int
     gpus: int
     disk_bytes: int
-    clock_s: float  # ahead of the controller's
+    clock_s: float
 
 
 class LinkFacts(msgspec.Struct, frozen=True):
@@ -24,6 +26,8 @@ class LinkFacts(msgspec.Struct, frozen=True):
 
 
 class CheckedCluster(msgspec.Struct, frozen=True):
+    """`problems` keep a run from starting, `warnings` do not."""
+
     nodes: list[NodeFacts]
     links: list[LinkFacts]
     problems: list[str]

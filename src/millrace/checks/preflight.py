@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -27,6 +26,7 @@ from millrace.config.tables.runtime import RayCluster
 from millrace.config.tables.schedules import FunctionSchedule, Schedule
 from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, DataError
+from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import vllm_versions
@@ -165,11 +165,7 @@ def _check_states(config: Config) -> None:
     """Raises: ConfigError: 8-bit moments lack their library, or the trainer has several ranks."""
     if config.optimizer.states == "float32":
         return
-    if find_spec("torchao") is None:
-        raise ConfigError(
-            '`optimizer.states` ("8bit") needs torchao, which is not installed here.\n'
-            "  Install it (pip install 'millrace[torchao]'), or leave the key at float32"
-        )
+    refuse_missing("torchao", '`optimizer.states` ("8bit")', "leave the key at float32")
     if config.trainer.ranks > 1:
         raise ConfigError(
             f'`optimizer.states` ("8bit") is for a trainer of one rank, and this one has '

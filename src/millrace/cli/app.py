@@ -44,7 +44,7 @@ COMMANDS = {
     "dequantize": "millrace.cli.model_files:dequantize",
     "sft": "millrace.cli.sft:command",
     "eval": "millrace.cli.evaluate:command",
-    "serve": "millrace.serve.command:command",
+    "serve": "millrace.serve.serve_command:command",
     "export": "millrace.cli.export:command",
     "convert": "millrace.cli.convert:command",
     "show": "millrace_ui.commands.show:command",
@@ -57,7 +57,7 @@ COMMANDS = {
     "try-task": "millrace.cli.try_task:command",
     "try-reward": "millrace.cli.try_task:command",
     "curate": "millrace_curation.curate_command:command",
-    "chaos": "millrace_chaos.command:command",
+    "chaos": "millrace_chaos.chaos_command:command",
     "simulate": "millrace_sim.simulate_command:command",
     "plan": "millrace_sim.plan_command:command",
 }

@@ -44,6 +44,7 @@ def logical(config: Config) -> dict[str, tuple[str, ...]]:
 
 
 def on_cluster(config: Config, run: RunDirectory) -> ProcessRuntime:
+    """The runtime on the cluster of `config.runtime`. Raises: WorkerError: it cannot be reached."""
     assert isinstance(config.runtime, RayCluster), config.runtime
     timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
     runtime: ProcessRuntime = wing("ray.runtime")(

@@ -10,11 +10,20 @@ from millrace.core.errors import ConfigError
 EXTRAS = {
     "bokeh": "ui",
     "datasets": "data",
+    "gguf": "gguf",
     "jsonschema": "json",
+    "mlflow": "mlflow",
+    "nixl": "nixl",
+    "optuna": "optuna",
     "pandas": "data",
+    "prometheus_client": "prometheus",
     "pyarrow": "data",
     "reasoning_gym": "gym",
+    "scipy": "optuna",
     "tensorboard": "tensorboard",
+    "torchao": "torchao",
+    "trackio": "trackio",
+    "wandb": "wandb",
 }
 """Package -> the extra that brings it."""
 
@@ -25,10 +34,11 @@ def is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None  # a folder without code is none, as W&B makes ./wandb
 
 
-def refuse_missing(package: str, what: str) -> None:
-    """Raises: ConfigError: `what`, in words, needs a package of `EXTRAS` that is not installed."""
+def refuse_missing(package: str, what: str, otherwise: str = "") -> None:
+    """Raises: ConfigError: `what` needs a package of `EXTRAS` that is not installed. `otherwise` is another
+    remedy, such as "leave the key out"."""
     if not is_installed(package):
-        raise _missing(package, what)
+        raise _missing(package, what, otherwise)
 
 
 def in_words(error: ModuleNotFoundError) -> Exception:
@@ -37,8 +47,7 @@ def in_words(error: ModuleNotFoundError) -> Exception:
     return _missing(package, "this") if package in EXTRAS else error
 
 
-def _missing(package: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"{what} needs the package {package}, which is not installed.\n"
-        f"  Run {sys.executable} -m pip install 'millrace[{EXTRAS[package]}]'"
-    )
+def _missing(package: str, what: str, otherwise: str = "") -> ConfigError:
+    install = f"Run {sys.executable} -m pip install 'millrace[{EXTRAS[package]}]'"
+    remedies = ", or ".join(filter(None, (install, otherwise)))
+    return ConfigError(f"{what} needs the package {package}, which is not installed.\n  {remedies}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import re
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,9 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
-from millrace.core.extras import is_installed
+from millrace.core.extras import refuse_missing
 from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.shown_samples import as_markdown, transcript
 from millrace.observe.sinks.jsonl import scalars_of
@@ -140,18 +138,12 @@ def any_hangs() -> bool:
 
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "prometheus": "prometheus_client"}
-"""Key of `[observe]`, which is also the extra's name -> package."""
+"""Key of `[observe]` -> package."""
 
 
 def refuse_uninstalled(key: str, value: str) -> None:
     """Raises: ConfigError: the package behind `observe.KEY` is not installed. It is not imported."""
-    package = PACKAGES[key]
-    if not is_installed(package):
-        raise ConfigError(
-            f"`observe.{key}` ({value}) needs the {package} package, which is not installed.\n"
-            f"  Run `{sys.executable} -m pip install {package.replace('_', '-')}` (the extra "
-            f"millrace[{key}]), or leave the key out"
-        )
+    refuse_missing(PACKAGES[key], f"`observe.{key}` ({value})", "leave the key out")
 
 
 _COLUMNS = ["trajectory_id", "row_id", "prompt", "completion", "reward", "num_tokens", "finish"]

@@ -25,7 +25,7 @@ def main() -> None:
     fd, name, epoch, silence_s_max = sys.argv[1:]
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this directory: its modules would hide others of the same names
-    _carry_packages()
+    sys.meta_path.insert(0, _Carried)
     from millrace.runtime import process
 
     process.set_title(name)
@@ -57,11 +57,7 @@ class _Carried:
         )
 
 
-def _carry_packages() -> None:
-    sys.meta_path.insert(0, _Carried)
-
-
 if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":  # a process that `multiprocessing` spawns from the worker
-    _carry_packages()
+    sys.meta_path.insert(0, _Carried)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from millrace.core.errors import ConfigError, DataError, boundary
+from millrace.core.errors import DataError, boundary
+from millrace.core.extras import refuse_missing
 from millrace.trainer.files.directories import atomic_directory
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -78,12 +79,9 @@ def import_gguf(file: Path, out: Path) -> Imported:
         DataError: a family, a tensor, a key of the model or a kind of tokenizer that is not known, or a
             tokenizer that changes its text.
     """
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ConfigError(
-            "a GGUF file is read with the package `gguf`: install it with pip install 'millrace[gguf]'"
-        ) from None
+    refuse_missing("gguf", f"{file}, a GGUF file,")
+    from gguf import GGUFReader
+
     with boundary("`import`", f"read {file}: it is no GGUF file, or is cut off", DataError):
         reader = GGUFReader(file)
     facts = {key: field.contents() for key, field in reader.fields.items() if key not in LONG}

@@ -23,7 +23,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from millrace.core.errors import (
     WeightsError,
     boundary,
 )
+from millrace.core.extras import refuse_missing
 from millrace.weights.chain.holding import CHUNK_BYTES_MAX, ChunkedVersion
 from millrace.weights.chain.wire import Chunk, ChunkChecksum, Link, Taken, Unknown, Waiting, as_bytes
 from millrace.weights.layout import Bytes, Memory
@@ -55,11 +55,7 @@ the bytes, which is valid only during the call."""
 
 def refuse_without_nixl() -> None:
     """Raises: ConfigError: NIXL is not installed."""
-    if find_spec("nixl") is None:
-        raise ConfigError(
-            '`weights.transport` ("nixl") needs nixl, which is not installed here.\n'
-            "  Install it (pip install 'millrace[nixl]'), or leave the key at tcp"
-        )
+    refuse_missing("nixl", '`weights.transport` ("nixl")', "leave the key at tcp")
 
 
 def make_agent(name: str) -> Any:
