@@ -111,7 +111,7 @@ def test_a_free_port_is_left_free() -> None:
 
 def test_without_the_library_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"-m pip install prometheus-client"):
+    with pytest.raises(ConfigError, match=r"-m pip install 'millrace\[prometheus\]'"):
         refuse_unusable("127.0.0.1:9400")
 
 
