@@ -10,13 +10,14 @@ from millrace.core import files
 from millrace.core.errors import OTHER_FILE, DataError, boundary, writing
 from millrace_curation.output import PAGE, SUMMARY
 from millrace_ui import page
-from millrace_ui.drawing import figures, fragments
+from millrace_ui.drawing import fragments
+from millrace_ui.drawing.bars import bars
 
 
 def write_page(summary: Mapping[str, Any], directory: Path) -> None:
     """Write the page as one file that needs no server. Raises: StorageError."""
     with writing(directory / PAGE, OTHER_FILE):
-        text = page.whole_file(f"Curation of {summary['task']}", [curated(summary)])
+        text = page.whole_file(f"Curation of {summary['task']}", curated(summary).html)
         (directory / PAGE).write_text(text, encoding="utf-8")
 
 
@@ -28,7 +29,7 @@ def read_page(directory: Path) -> page.PageContent:
 
 def curated(summary: Mapping[str, Any]) -> page.PageContent:
     """`summary`: of `curation.output`."""
-    drawn = page.charts([*_charts(summary)])
+    drawn = "".join(fragments.card(*parts) for parts in _charts(summary))
     head = ("reason", "row", "why", "text")
     examples = [
         (reason, one["row"], one["detail"], one["text"])
@@ -37,10 +38,11 @@ def curated(summary: Mapping[str, Any]) -> page.PageContent:
     ]
     title, model = (fragments.safe(text) for text in (f"Curation of {summary['task']}", summary["model"]))
     html = (
-        f"<h1>{title}</h1><p>Model: {model}</p>{fragments.facts(_facts(summary))}{drawn.html}"
+        f"<h1>{title}</h1><p>Model: {model}</p>{fragments.facts(_facts(summary))}"
+        f'<div class="charts">{drawn}</div>'
         f"<h2>Dropped rows</h2>{fragments.table(head, examples)}"
     )
-    return page.PageContent(html, drawn.script)
+    return page.PageContent(html)
 
 
 def _facts(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,24 +52,19 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _charts(summary: Mapping[str, Any]) -> Iterator[page.Section]:
+def _charts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """A heading, an explanation and the bars of each chart."""
     if reasons := summary["reasons"]:
-        yield (
-            "Reasons",
-            "Dropped rows.",
-            figures.bars("reasons", list(reasons), list(reasons.values()), "rows"),
-        )
+        yield "Reasons", "Dropped rows.", bars(reasons, "rows")
     if lengths := summary["prompt_token_counts"]:
-        yield "Lengths", "Kept rows by the tokens of their prompts.", _histogram("lengths", lengths, "rows")
+        yield "Lengths", "Kept rows by the tokens of their prompts.", bars(_by_length(lengths), "rows")
     if rates := summary["pass_rates"]:
-        names = [f"{number} of {rates['samples']}" for number in range(rates["samples"] + 1)]
+        counts = {f"{num} of {rates['samples']}": rows for num, rows in enumerate(rates["histogram"])}
         caption = "Rows by their correct samples, before rows are dropped for it."
-        yield "Pass rates", caption, figures.bars("pass rates", names, rates["histogram"], "rows")
-        bands = rates["bands"]
-        yield "Bands", "Rows by difficulty.", figures.bars("bands", list(bands), list(bands.values()), "rows")
+        yield "Pass rates", caption, bars(counts, "rows")
+        yield "Bands", "Rows by difficulty.", bars(rates["bands"], "rows")
 
 
-def _histogram(name: str, bins: Sequence[Sequence[int]], unit: str) -> Any:
+def _by_length(bins: Sequence[Sequence[int]]) -> dict[str, int]:
     """`bins`: the first and the last value, and the count, of each."""
-    labels = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last, _ in bins]
-    return figures.bars(name, labels, [count for *_, count in bins], unit)
+    return {f"{first:,}" if first == last else f"{first:,} to {last:,}": num for first, last, num in bins}

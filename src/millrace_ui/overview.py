@@ -23,9 +23,8 @@ from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.run_lineage import read_parent
 from millrace.run_directory.views import tokenizer_of
 from millrace_ui.curves.chart import run_charts
-from millrace_ui.drawing import charts, figures, fragments
+from millrace_ui.drawing import bars, charts, fragments
 from millrace_ui.drawing.charts import CHARTS
-from millrace_ui.drawing.figures import time_bars
 from millrace_ui.record.runs import state_of
 from millrace_ui.record.steps import POINTS, Axis, Curve, Steps, evaluated, table_of, while_training
 from millrace_ui.record.story import SHOWN_MAX, TROUBLES_MAX, Story, row_order, waiting_episodes
@@ -99,25 +98,17 @@ class Overview:
         """The HTML of each chart that has points, by its name. A line has about `points` at most."""
         return run_charts(self.curves(by), AXES[by], points)
 
-    def data(self) -> dict[str, figures.Data]:
-        """The data of every plot, by the plot's name."""
-        return {"lanes": figures.lanes_data([*self.story.activity.spans, *self.story.spans])}
-
-    def timeline(self) -> list[tuple[str, str, Any]]:
-        """(heading, explanation, plot), if there is a span."""
-        rows = sorted({span.row for span in (*self.story.activity.spans, *self.story.spans)}, key=row_order)
-        return [("Timeline", LANES, figures.lanes("lanes", self.data()["lanes"], rows))] if rows else []
-
     def html_by_id(self) -> dict[str, str]:
         """The HTML of each element of the page, by the element's id."""
-        shares = self._shares()
+        shares, spans = self._shares(), [*self.story.activity.spans, *self.story.spans]
         troubles = [(f"{t.minute:.1f}", t.who, t.what) for t in reversed(self.story.troubles)]
         return {
             "facts": fragments.facts(self._facts(), MEANINGS) + self._accounts() + self._evaluations(),
             "notice": self._notice(),
             "waiting": self._waiting(),
             "findings": self._findings(),
-            "spent": fragments.explained(who_waits(shares)) + time_bars(shares, figures.SHARE_COLORS),
+            "spent": fragments.explained(who_waits(shares)) + bars.time_bars(shares, bars.SHARE_COLORS),
+            "lanes": bars.timeline(spans, sorted({span.row for span in spans}, key=row_order)),
             "troubles": fragments.table(
                 ("minute", "who", "what"), troubles, empty="Nobody died, and nothing stalled."
             )
@@ -243,7 +234,7 @@ MEANINGS = {
 }
 """The meanings of figures whose names do not say enough."""
 
-LANES = (
+TIMELINE = (
     "Green is work, the darker the more of the time. Grey is a worker that starts. Magenta is weights that "
     "are published, staged, taken or saved. Red is the time from a death until the worker is ready again. Of "
     "a long run, the newest part is shown."

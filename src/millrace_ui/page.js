@@ -27,12 +27,6 @@ document.addEventListener("change", ({ target }) => {
       if (place && html !== before[id] && parsed(html) !== place.innerHTML) place.innerHTML = html;
       before[id] = html;
     }
-    for (const [name, data] of Object.entries(content.sources)) {
-      const shown = window.Bokeh?.documents[0], plot = shown?.get_model_by_name(`plot ${name}`);
-      if (window.Bokeh && !plot) continue; // it is not drawn yet
-      if (data.row.some(([row]) => !plot?.y_range.factors.includes(row))) return location.reload(); // a row is new
-      if (plot) shown.get_model_by_name(name).data = data;
-    }
   };
   const refresh = async () => {
     let next_s = 5;

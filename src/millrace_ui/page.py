@@ -1,23 +1,14 @@
-"""The frame of every page: style, charts in a grid, one document. The browser chooses dark or light."""
+"""The frame of every page: style, script, contents. The browser chooses dark or light."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape, unescape
 from importlib.resources import files
-from typing import Any
 
-from bokeh.document import Document
-from bokeh.embed import components
-from bokeh.resources import Resources
-
-from millrace_ui.drawing.fragments import Raw, safe
+from millrace_ui.drawing.fragments import safe
 from millrace_ui.drawing.shades import LEVELS, TONES, VERSION_COLORS
-
-Section = tuple[str, str, Any]
-"""A heading, an explanation and a plot."""
 
 _SHADES = "".join(f"i.p{n}{{--shade:{n / LEVELS:.2f}}}" for n in range(LEVELS + 1))
 _HUES = "".join(f"i.v{n}{{--hue:{210 + n * 360 // VERSION_COLORS}}}" for n in range(VERSION_COLORS))
@@ -40,32 +31,10 @@ AGAIN = '<meta http-equiv="refresh" content="5">'
 
 @dataclass(frozen=True, slots=True)
 class PageContent:
-    """HTML with plots, and the script that draws them. With `again` the page loads itself again soon."""
+    """With `again` the page loads itself again soon."""
 
     html: str
-    script: str = ""
     again: bool = False
-
-
-def charts(sections: Sequence[Section], *, whole: Sequence[str] = ()) -> PageContent:
-    """Plots in a grid. A plot whose heading is in `whole` has a row of its own."""
-    if not sections:
-        return PageContent("")
-    together = Document()
-    with together.models.freeze():  # models are collected once, not again for each plot
-        for _, _, plot in sections:
-            together.add_root(plot)
-    script, divisions = components([plot for _, _, plot in sections], wrap_script=False)
-    cards = (
-        f'<section class="chart{" whole" if heading in whole else ""}"><h2>{safe(heading)}</h2>'
-        f"{_explained(explanation)}{division}</section>"
-        for (heading, explanation, _), division in zip(sections, divisions, strict=True)
-    )
-    return PageContent(f'<div class="charts">{"".join(cards)}</div>', script)
-
-
-def _explained(text: str) -> str:
-    return text if isinstance(text, Raw) or not text else f"<p>{safe(text)}</p>"
 
 
 def place(name: str, html: str) -> str:
@@ -73,12 +42,9 @@ def place(name: str, html: str) -> str:
     return f'<div id="{escape(name)}">{html}</div>'
 
 
-def whole_file(title: str, bodies: Sequence[PageContent]) -> str:
+def whole_file(title: str, html: str) -> str:
     """One HTML document that loads nothing from anywhere."""
-    plots = any(one.script for one in bodies)
-    library = Resources(mode="inline", components=["bokeh"]).render() if plots else ""
-    scripts = "".join(f"<script>{script}</script>" for script in (*(one.script for one in bodies), SCRIPT))
-    return document(title, "".join(body.html for body in bodies) + scripts, head=library)
+    return document(title, f"{html}<script>{SCRIPT}</script>")
 
 
 def _contents(html: str) -> tuple[str, str]:

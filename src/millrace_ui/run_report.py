@@ -18,7 +18,8 @@ from millrace_ui.curves.choices import CurveChoices
 from millrace_ui.curves.comparison_page import configurations
 from millrace_ui.curves.curve_lines import CurveSet
 from millrace_ui.drawing import fragments
-from millrace_ui.overview import Overview, overviews
+from millrace_ui.drawing.bars import timeline_card
+from millrace_ui.overview import TIMELINE, Overview, overviews
 from millrace_ui.record.runs import RunRow
 from millrace_ui.record.steps import Axis
 from millrace_ui.record.tokens import Shown, choose
@@ -29,7 +30,6 @@ BYTES_MAX = 2_000_000
 POINTS = 400
 """Points of a curve in a file, of all runs together."""
 SAMPLES, SAMPLE_TOKENS = 4, 250
-WHOLE = ("Timeline",)
 
 
 def report_runs(runs: Sequence[RunDirectory], out: Path) -> int:
@@ -60,28 +60,28 @@ def report(runs: Sequence[Overview]) -> str:
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     bodies = [_compared(runs)] if len(runs) > 1 else []
     bodies += [_run(run, max(2, POINTS // len(runs))) for run in runs]
-    return page.whole_file(title, bodies)
+    return page.whole_file(title, "".join(bodies))
 
 
-def _compared(runs: Sequence[Overview]) -> page.PageContent:
+def _compared(runs: Sequence[Overview]) -> str:
     curves = CurveSet({run.name: [run.steps] for run in runs}, CurveChoices())
     rows = {run.name: [RunRow(run.name, keys=dict(flat(dump(run.config))))] for run in runs}
-    return page.PageContent(
+    return (
         f"<h1>{len(runs)} runs compared</h1>{legend(curves)}"
         f"{cards(curves, points=max(2, POINTS // len(runs)))}"
         f"<h2>What differs in their configurations</h2>{configurations(rows)}"
     )
 
 
-def _run(run: Overview, points: int) -> page.PageContent:
-    drawn, html = page.charts(run.timeline(), whole=WHOLE), run.html_by_id()
-    body = (
+def _run(run: Overview, points: int) -> str:
+    html = run.html_by_id()
+    return (
         f"<h1>{fragments.safe(run.name)}</h1>{html['facts']}{html['notice']}{html['findings']}"
         f'<div class="charts">{run_cards(run.charts(Axis.STEP, points))}'
-        f'<section class="chart whole"><h2>Where the time went</h2>{html["spent"]}</section></div>'
-        f"{drawn.html}{_speed(run)}<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
+        f'<section class="chart whole"><h2>Where the time went</h2>{html["spent"]}</section>'
+        f"{timeline_card('Timeline', TIMELINE, html['lanes'])}</div>"
+        f"{_speed(run)}<h2>Troubles</h2>{html['troubles']}{_samples(run)}<h2>Configuration</h2>{run.configuration()}"
     )
-    return page.PageContent(body, drawn.script)
 
 
 def _speed(run: Overview) -> str:

@@ -12,7 +12,6 @@ import hmac
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from tornado.web import Application, HTTPError, RequestHandler
 from millrace.core.errors import MillraceError
 from millrace_ui import page
 from millrace_ui.curves.cards import TYPES, CurveFile
-from millrace_ui.drawing import figures
 from millrace_ui.site import Site, trouble
 
 LOOPBACK = "127.0.0.1"
@@ -31,19 +29,12 @@ ANSWER_S = 20.0
 """After so long a page says that the machine is too busy."""
 _DAY_S = 86_400
 
-SCRIPTS = {
-    "bokeh.js": ("bokeh", "server/static/js/bokeh.min.js"),
-    "page.js": ("millrace_ui", "page.js"),
-}
-
 
 class Ui:
     """A server of the runs below a directory. Open `url`. `close` ends the server."""
 
     def __init__(self, make_site: Callable[[str], Site], port: int = 0) -> None:
         """Raises OSError: the port is taken."""
-        empty = figures.lanes("", figures.lanes_data([]), [])
-        page.charts([("", "", empty)])  # now, because the first plot takes longest
         token = secrets.token_urlsafe(16)
         sockets = bind_sockets(port, LOOPBACK)
         self.port = sockets[0].getsockname()[1]
@@ -53,7 +44,7 @@ class Ui:
         self._site = make_site(f"/{token}/")
         context = {"site": self._site, "pool": self._pool, "token": token, "port": self.port}
         pages = [
-            (r"/([^/]+)/scripts/([a-z.]+)", _Script, context),
+            (r"/([^/]+)/page\.js", _Script, context),
             (r"/([^/]+)/(?:([a-z]+)(?:/(.*))?)?", _Page, context),
         ]
         self._server = HTTPServer(Application(pages, default_handler_class=_Nothing, log_function=_quiet))
@@ -67,14 +58,13 @@ class Ui:
 class _Guarded(RequestHandler):
     def initialize(self, site: Site, pool: ThreadPoolExecutor, token: str, port: int) -> None:
         self._site, self._pool, self._token, self._port = site, pool, token, port
-        self._nonce = secrets.token_urlsafe(12)
 
     def prepare(self) -> None:
         if self.request.host not in {f"{LOOPBACK}:{self._port}", f"localhost:{self._port}"}:
             raise HTTPError(403)
         if not hmac.compare_digest(self.path_args[0].encode(), self._token.encode()):
             raise HTTPError(404)
-        policy = f"default-src 'none'; script-src 'self' 'nonce-{self._nonce}'; style-src 'unsafe-inline'; "
+        policy = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; "
         policy += "img-src data: blob:; font-src data:; connect-src 'self'; form-action 'self'; "
         self.set_header("Content-Security-Policy", policy + "base-uri 'none'; frame-ancestors 'none'")
         self.set_header("X-Content-Type-Options", "nosniff")
@@ -121,10 +111,8 @@ class _Page(_Guarded):
         except (MillraceError, OSError, TimeoutError) as error:
             # The script of a live page asks again.
             drawn = page.PageContent(trouble(error, again=again), again=again and not live)
-        base = f"/{self._token}/scripts/"
-        head = f'<script src="{base}bokeh.js"></script>' if drawn.script else ""
-        head += page.AGAIN if drawn.again else ""
-        own = f'<script nonce="{self._nonce}">{drawn.script}</script><script src="{base}page.js"></script>'
+        head = page.AGAIN if drawn.again else ""
+        own = f'<script src="/{self._token}/page.js"></script>'
         return page.document(title, self._site.home() + drawn.html + own, head=head, live=live)
 
     async def _file(self, ask: Callable[[], CurveFile]) -> None:
@@ -143,7 +131,7 @@ class _Page(_Guarded):
         try:
             answer = await self._ask(ask)
         except (MillraceError, OSError, TimeoutError) as error:
-            answer = {"html": {"notice": trouble(error)}, "sources": {}, "next_s": 5.0}
+            answer = {"html": {"notice": trouble(error)}, "next_s": 5.0}
         return msgspec.json.encode(answer)
 
     async def _ask(self, ask: Callable[[], Any]) -> Any:
@@ -152,13 +140,10 @@ class _Page(_Guarded):
 
 
 class _Script(_Guarded):
-    def get(self, _: str, name: str) -> None:
-        if name not in SCRIPTS:
-            raise HTTPError(404)
-        package, path = SCRIPTS[name]
+    def get(self, _: str) -> None:
         self.set_header("Content-Type", "text/javascript")
         self.set_header("Cache-Control", f"private, max-age={_DAY_S}")
-        self.finish((files(package) / path).read_bytes())
+        self.finish(page.SCRIPT)
 
 
 class _Nothing(RequestHandler):

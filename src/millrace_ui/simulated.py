@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from millrace_sim.compare import Comparison, Interval, verdict
+from millrace_sim.compare import Comparison, verdict
 from millrace_sim.costs.cluster import ClusterCosts
 from millrace_sim.measure import Timeline
 from millrace_sim.simulation import Scenario
 from millrace_ui import page
-from millrace_ui.drawing import figures, fragments
-from millrace_ui.overview import LANES
+from millrace_ui.curves.chart import across, line_of, with_legend
+from millrace_ui.drawing import bars, fragments
+from millrace_ui.overview import TIMELINE
 from millrace_ui.record.steps import Curve
 from millrace_ui.record.story import Activity, TimelineBar, row_order
 
@@ -45,8 +46,8 @@ _ESTIMATES = (
 _SHARES = "Means over seeds. Green is work, grey is waiting, magenta the rest: weights that are published."
 _INTERVAL = "The line is the 95 % confidence interval over seeds."
 _CURVES = (
-    ("KV cache", "Share of the replicas' KV memory in use (first seed).", "kv", "0%", False),
-    ("Trajectories running", "In all replicas together (first seed).", "running", "0,0", True),
+    ("KV cache", "Share of the replicas' KV memory in use, from 0 to 1 (first seed).", "kv", False),
+    ("Trajectories running", "In all replicas together (first seed).", "running", True),
 )
 
 
@@ -54,12 +55,11 @@ def simulated(
     title: str, base: Scenario, compared: Sequence[Comparison], rows: Sequence[Sequence[str]]
 ) -> str:
     """`compared` has the results of `base` by schedule and seed. `rows` are the terminal's table."""
-    over_time = [*_over_time(compared), *_timelines(compared)]
-    drawn = page.charts([*_figures(compared), *over_time], whole=[heading for heading, *_ in over_time])
+    drawn = "".join([*_figures(compared), *_over_time(compared), *_timelines(compared)])
     said = "".join(f"<p>{fragments.quoted(sentence)}</p>" for sentence in verdict(compared))
     head = f"<h1>{fragments.safe(title)}</h1><p>{fragments.safe(_about(base))}</p>"
-    body = f"{head}{fragments.facts(_facts(base, compared))}{said}{fragments.table(HEAD, rows)}{drawn.html}"
-    return page.whole_file(title, [page.PageContent(body, drawn.script)])
+    facts, table = fragments.facts(_facts(base, compared)), fragments.table(HEAD, rows)
+    return page.whole_file(title, f'{head}{facts}{said}{table}<div class="charts">{drawn}</div>')
 
 
 def _about(base: Scenario) -> str:
@@ -91,22 +91,26 @@ def _facts(base: Scenario, compared: Sequence[Comparison]) -> dict[str, object]:
     }
 
 
-def _figures(compared: Sequence[Comparison]) -> Iterator[page.Section]:
+def _figures(compared: Sequence[Comparison]) -> Iterator[str]:
     for heading, explanation, quantity, unit in _ESTIMATES:
-        known = {one.name: _pair(one.known(quantity)) for one in compared}
-        if any(known.values()):
-            yield heading, f"{explanation} {_INTERVAL}", figures.estimates(heading, known, unit)
+        known = {one.name: interval for one in compared if (interval := one.known(quantity))}
+        if known:
+            means = {name: interval.mean for name, interval in known.items()}
+            halves = {name: interval.half_width for name, interval in known.items()}
+            yield fragments.card(heading, f"{explanation} {_INTERVAL}", bars.bars(means, unit, halves))
     shares = {f"{one.name}, {who}": took for one in compared for who, took in _shares(one).items()}
-    plot = figures.shares("shares", figures.shares_data(shares))
-    yield "Where the time went", _SHARES, plot
+    times = bars.time_bars(shares, bars.SHARE_COLORS, unit="")
+    yield fragments.card("Where the time went", _SHARES, times, whole=True)
     staleness = {one.name: one.results[0].staleness for one in compared}
-    lines = {name: Curve([*map(float, of)], [*of.values()]) for name, of in staleness.items()}
-    caption = "Share of trained tokens by their staleness (first seed)."
-    yield "Staleness", caption, figures.curves("staleness", figures.curves_data(lines), "versions", "0%")
+    curves = {name: Curve([*map(float, of)], [*of.values()]) for name, of in staleness.items()}
+    caption = "Share of trained tokens, from 0 to 1, by their staleness (first seed)."
+    yield _lines("Staleness", caption, curves, "versions")
 
 
-def _pair(interval: Interval | None) -> tuple[float, float] | None:
-    return (interval.mean, interval.half_width) if interval else None
+def _lines(heading: str, explanation: str, curves: Mapping[str, Curve], x_label: str) -> str:
+    lines = [line_of(label, curve) for label, curve in curves.items()]
+    drawn = with_legend(heading, lines, across(lines), x_label=x_label)
+    return fragments.card(heading, explanation, drawn)
 
 
 def _shares(one: Comparison) -> dict[str, dict[str, float]]:
@@ -124,11 +128,10 @@ def _shares(one: Comparison) -> dict[str, dict[str, float]]:
     }
 
 
-def _over_time(compared: Sequence[Comparison]) -> Iterator[page.Section]:
-    for heading, explanation, what, digits, total in _CURVES:
-        lines = {one.name: _mean_over_time(one.timeline, what, total=total) for one in compared}
-        data = figures.curves_data(lines)
-        yield heading, explanation, figures.curves(what, data, "minutes", digits)
+def _over_time(compared: Sequence[Comparison]) -> Iterator[str]:
+    for heading, explanation, what, total in _CURVES:
+        curves = {one.name: _mean_over_time(one.timeline, what, total=total) for one in compared}
+        yield _lines(heading, explanation, curves, "minutes")
 
 
 def _mean_over_time(timeline: Timeline, what: str, *, total: bool) -> Curve:
@@ -143,14 +146,13 @@ def _mean_over_time(timeline: Timeline, what: str, *, total: bool) -> Curve:
     return Curve([end_s * i / POINTS / 60 for i, _ in known], [value for _, value in known])
 
 
-def _timelines(compared: Sequence[Comparison]) -> Iterator[page.Section]:
+def _timelines(compared: Sequence[Comparison]) -> Iterator[str]:
     """Timelines of equal length, so that their bars can be compared."""
     end = max((spans[-1].end_s for one in compared if (spans := one.timeline.trainer)), default=0.0) / 60
     for one in compared:
         rows = ["trainer", *_spread(sorted(one.timeline.samples, key=row_order), LANES_MAX)]
-        data = figures.lanes_data(_spans(one.timeline, rows, SPANS_MAX // len(compared)))
-        caption = LANES if one is compared[0] else ""
-        yield f"Timeline of {one.name}", caption, figures.lanes(f"lanes {one.name}", data, rows, end)
+        drawn = bars.timeline(_spans(one.timeline, rows, SPANS_MAX // len(compared)), rows, end)
+        yield bars.timeline_card(f"Timeline of {one.name}", TIMELINE if one is compared[0] else "", drawn)
 
 
 def _spans(timeline: Timeline, rows: Sequence[str], spans_max: int) -> list[TimelineBar]:

@@ -25,18 +25,18 @@ from millrace_ui.curves.comparison_page import RunGroups, comparison_page
 from millrace_ui.curves.curve_lines import CurveSet
 from millrace_ui.curves.form import curve_form
 from millrace_ui.drawing import fragments
+from millrace_ui.drawing.bars import timeline_card
 from millrace_ui.drawing.fragments import filter_form, in_address
 from millrace_ui.drawing.group_page import about, group_page, known_largest, row_columns
 from millrace_ui.drawing.runs_table import GROUPED_MAX, runs_page
 from millrace_ui.drawing.shades import TokenColor
-from millrace_ui.overview import AXES, FIRST_READ_S, Overview
+from millrace_ui.overview import AXES, FIRST_READ_S, TIMELINE, Overview
 from millrace_ui.record.groups import read_group, read_member
 from millrace_ui.record.runs import RunRow, RunRows, find_runs
 from millrace_ui.record.runs_view import RunsView
 from millrace_ui.record.steps import Axis
 from millrace_ui.record.task_row import TaskRow, TaskRows
 from millrace_ui.record.tokens import Shown, choose, count, filtered_line, search, shown_of
-from millrace_ui.run_report import WHOLE
 from millrace_ui.speed_answer import speed_of
 from millrace_ui.speed_page import KeptForecasts, speed_section
 
@@ -109,18 +109,18 @@ class Site:
         """Curves, findings and the timeline; the page's script renews them from `data`."""
         by, run = _axis(query), self._run(name)
         run.update(FIRST_READ_S)
-        timeline = page.charts(run.timeline(), whole=WHOLE)
         zoom = f' data-zoom="{self._base}curves/{quote(name)}"' if by is Axis.STEP else ""
-        places = {key: page.place(key, html) for key, html in run.html_by_id().items()}
+        parts = run.html_by_id()
+        timeline = timeline_card("Timeline", TIMELINE, parts.pop("lanes"), "lanes")
+        places = {key: page.place(key, html) for key, html in parts.items()}
         html = (
             f"{self._head(name, 'run', f'?by={by}')}{places['facts']}{places['notice']}{places['findings']}"
             f"{places['waiting']}{self._axes(f'run/{quote(name)}?', by)}"
             f'<div class="charts"{zoom}>{run_cards(run.charts(by), start=CHART)}'
-            f'<section class="chart whole"><h2>Where the time went</h2>{places["spent"]}</section></div>'
-            f"{timeline.html}"
-            f"<h2>Troubles</h2>{places['troubles']}"
+            f'<section class="chart whole"><h2>Where the time went</h2>{places["spent"]}</section>'
+            f"{timeline}</div><h2>Troubles</h2>{places['troubles']}"
         )
-        return page.PageContent(html, timeline.script)
+        return page.PageContent(html)
 
     def data(self, name: str, query: Query) -> dict[str, Any]:
         """The newest content of a run's page, and the seconds until the script asks again."""
@@ -131,7 +131,7 @@ class Site:
             was_whole = run.is_whole
             run.update()
             charts = {f"{CHART}{key}": html for key, html in run.charts(by).items()}
-            content = {"html": run.html_by_id() | charts, "sources": run.data()}
+            content = {"html": run.html_by_id() | charts}
             rest_s = max(REFRESH_S, REST * (time.thread_time() - began_s)) if was_whole else CATCH_UP_S
             kept = PageResponse(content | {"next_s": rest_s}, time.monotonic() + 0.9 * rest_s)
             others = [(key, answer) for key, answer in self._answers.items() if key != (name, by)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from millrace.diagnose import time_use
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.drawing import fragments
-from millrace_ui.drawing.figures import WEIGHTS, WORK, time_bars
+from millrace_ui.drawing.bars import WEIGHTS, WORK, time_bars
 from millrace_ui.speed_answer import SpeedAnswer, fidelity, gains_of, headline, speed_of
 
 COLORS = {

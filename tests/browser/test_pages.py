@@ -97,7 +97,6 @@ def opened(browser: Any, address: str) -> Iterator[Any]:
     page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(address)
-    page.wait_for_function("() => !window.Bokeh || Bokeh.documents.every(shown => shown.is_idle)")
     yield page
     page.close()
     assert not wrong
@@ -148,8 +147,31 @@ def test_a_role_that_comes_later_gets_its_row(ui: str, runs: Path, browser: Any)
         log = EventLog(runs / "b" / "events.jsonl")
         log(pulled(500.0, "replica-7"))
         log.close()
-        rows = "Bokeh.documents[0]?.get_model_by_name('plot lanes').y_range.factors"
-        page.wait_for_function(f"() => window.Bokeh && {rows}?.includes('replica-7')")
+        page.wait_for_selector("#lanes .lane b:has-text('replica-7')")
+
+
+def test_a_timeline_is_zoomed_without_a_script_and_tells_what_a_bar_is(ui: str, browser: Any) -> None:
+    page = browser.new_page(java_script_enabled=False, viewport={"width": 1280, "height": 900})
+    page.goto(f"{ui}run/b")
+    lane, place = page.locator("#lanes .lane").first, page.locator("#lanes")
+    wide = lane.bounding_box()["width"]
+    assert wide == pytest.approx(place.bounding_box()["width"], abs=1)
+    assert [page.locator(f"#lanes .z{zoom}").is_visible() for zoom in (1, 8)] == [True, False]
+    page.select_option(".chart:has(#lanes) select", "8")
+    assert lane.bounding_box()["width"] == pytest.approx(8 * wide, rel=0.01)
+    assert [page.locator(f"#lanes .z{zoom}").is_visible() for zoom in (1, 8)] == [False, True]
+    assert page.get_attribute("#lanes .lane i", "title").startswith("step 1, from ")
+    page.close()
+
+
+def test_a_live_timeline_keeps_its_zoom(ui: str, runs: Path, browser: Any) -> None:
+    with opened(browser, f"{ui}run/b") as page:
+        page.select_option(".chart:has(#lanes) select", "64")
+        log = EventLog(runs / "b" / "events.jsonl")
+        log(pulled(501.0, "replica-8"))
+        log.close()
+        page.wait_for_selector("#lanes .lane b:has-text('replica-8')")
+        assert page.locator("#lanes .z64").is_visible()
 
 
 def test_a_page_that_told_of_a_trouble_becomes_whole_by_itself(ui: str, runs: Path, browser: Any) -> None:

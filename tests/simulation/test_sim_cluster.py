@@ -243,7 +243,8 @@ def test_presets_are_compared_on_the_same_seeds_and_shown_on_one_page():
     assert "two &lt;schedules&gt;" in text
     assert "<b>6</b><span>optimizer steps" in text
     assert "<b>2</b><span>seeds of each schedule" in text
-    assert text.count("<h2 ") == text.count("data-root-id") == 6 + len(compared)
+    assert text.count("<h2 ") == text.count('<section class="chart') == 6 + len(compared)
+    assert text.count("<svg") == 3 and text.count('class="timeline"') == len(compared)
     assert len(text.encode()) < 2_000_000
 
 

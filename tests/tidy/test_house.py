@@ -50,7 +50,7 @@ BUDGETS = {
     "millrace_sandbox": 2_200,
     "millrace_sim": 5_750,
     "millrace_sweeps": 1_350,
-    "millrace_ui": 4_800,
+    "millrace_ui": 4_650,
     "observe": 2_300,
     "placement": 1_100,
     "quickstart": 300,

@@ -40,7 +40,7 @@ def test_everything_that_the_package_imports_is_declared() -> None:
 
 
 def test_everything_that_the_project_needs_is_pinned() -> None:
-    names = ("data", "gym", "json", "tensorboard", "ui", "dev", "ui-test")
+    names = ("data", "gym", "json", "tensorboard", "dev", "ui-test")
     extras = (r for name in names for r in PROJECT["optional-dependencies"][name])
     needed = {name_of(r) for r in [*PROJECT["dependencies"], *extras]} - {"millrace"}
     assert needed <= {match[1].replace("_", "-") for match in PINNED.finditer(LOCK)}

@@ -198,7 +198,7 @@ def test_the_summary_counts_and_its_page_escapes(tmp_path: Path) -> None:
     assert rates["histogram"] == [1, 1, 0, 0, 0] and rates["unscored"] == 4 and rates["num_rows"] == 2
     assert rates["mean"] == 0.125
     html = curated(json.loads(json.dumps(summary))).html
-    assert "of &lt;b&gt;" in html and "<b>dup" not in html
+    assert "of &lt;b&gt;" in html and "of <b>" not in html
     with pytest.raises(DataError, match="no summary of a curation"):
         (tmp_path / "curation.json").write_text("[]")
         read_page(tmp_path)

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from math import inf, nan
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from tests.look_runs import PROMPT, config, events, write_run
@@ -25,13 +25,14 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Choice
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace_ui.curves.chart import run_charts
-from millrace_ui.drawing import figures, fragments
+from millrace_ui.drawing import bars, fragments
+from millrace_ui.drawing.chart_scale import COLORS
 from millrace_ui.drawing.charts import CHARTS
 from millrace_ui.drawing.fragments import sample
 from millrace_ui.overview import Overview, who_waits
 from millrace_ui.record.runs import find_runs, run_line
 from millrace_ui.record.steps import Axis, Curve, Steps, curve, table_of
-from millrace_ui.record.story import Story
+from millrace_ui.record.story import Story, TimelineBar
 from millrace_ui.record.tokens import Shown, TokenText, choose, search
 from millrace_ui.run_report import BYTES_MAX, write_report
 
@@ -205,7 +206,57 @@ def test_a_chart_has_all_its_curves(tmp_path: Path) -> None:
 def test_a_run_without_a_curve_takes_no_colour_from_another(tmp_path: Path) -> None:
     one = overview(tmp_path / "a")
     lines = {"empty": Curve([], []), "a": one.steps.curve("reward/mean")}
-    assert figures.curves_data(lines)["color"] == [figures.COLORS[1]]
+    drawn = run_charts({chart.name: lines for chart in CHARTS[:1]} | {c.name: {} for c in CHARTS[1:]}, "step")
+    assert f'stroke="{COLORS[1]}"' in (html := drawn["reward"]) and COLORS[0] not in html
+
+
+def test_a_timeline_has_a_row_for_each_role_with_its_bars(tmp_path: Path) -> None:
+    html = overview(tmp_path / "a").html_by_id()["lanes"]
+    assert re.findall(r"<b>(.*?)</b>", html) == ["trainer", "replica-0"]
+    trainer, replica = html.split('<div class="lane">')[1:]
+    assert 'background:#3d9970" title="step 1, from 0.017 to 0.033 min"' in trainer
+    assert "class=thin" in replica and 'title="pull 1, ' in replica
+
+
+def span(row: str, start: float, end: float, **named: Any) -> TimelineBar:
+    return TimelineBar(row, "report", start, end, "decodes <b>", **named)
+
+
+def test_bars_of_a_timeline_stand_at_their_shares_of_its_time() -> None:
+    html = bars.timeline([span("a", 2.0, 3.0), span("b", 0.0, 4.0, share=0.25)], ["a", "b"])
+    assert '<i style="left:50%;width:25%;background:#3d9970" title="decodes &lt;b&gt;, from 2.000' in html
+    assert "left:0%;width:100%;background:#3d9970;opacity:0.25" in html
+    assert "left:20%;width:10%" in bars.timeline([span("a", 2.0, 3.0)], ["a"], end=10.0)
+    assert "Nothing is done yet" in bars.timeline([], [])
+
+
+def test_a_timeline_has_more_numbers_the_more_it_is_zoomed() -> None:
+    html = bars.timeline([span("a", 0.0, 10.0)], ["a"])
+    found = {
+        zoom: re.findall(r"%\">([^<]+)<", html.split(f"marks z{zoom}")[1].split("</div>")[0])
+        for zoom in bars.ZOOMS
+    }
+    assert found[1] == ["0", "2", "4", "6", "8", "10"]
+    assert [len(marks) for marks in found.values()] == [6, 21, 201]
+    style = (Path(fragments.__file__).parents[1] / "page.css").read_text()
+    assert all(f"--zoom: {zoom};" in style for zoom in bars.ZOOMS[1:])
+    assert all(f'[value="{zoom}"]:checked) .z{zoom}' in style for zoom in bars.ZOOMS)
+
+
+def test_a_bar_has_its_number_and_the_line_of_its_interval() -> None:
+    html = bars.bars({"<a>": 50.0, "b": 80.0}, "tokens/s", {"<a>": 60.0, "b": 20.0})
+    assert "<b>&lt;a&gt;</b>" in html and ">50<" in html and "tokens/s" in html
+    assert re.findall(r'"interval" style="left:([\d.]+)%', html)[0] == "0.00", (
+        "no line begins left of its bar"
+    )
+    assert html.count(COLORS[0]) == html.count(COLORS[1]) == 1
+    assert bars.bars({"kept": 12_345}, "rows").count("12,345") == 1
+
+
+def test_shares_of_time_are_written_without_seconds() -> None:
+    times = {"trainer": {"optimizer steps": 0.75, "idle": 0.25}}
+    assert 'title="optimizer steps: 75.0%"' in bars.time_bars(times, bars.SHARE_COLORS, unit="")
+    assert 'title="optimizer steps: 75.0%, 0.8 s"' in bars.time_bars(times, bars.SHARE_COLORS)
 
 
 def test_a_report_is_one_small_file_that_obeys_nothing_of_a_run(tmp_path: Path) -> None:

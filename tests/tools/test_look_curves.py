@@ -16,7 +16,7 @@ from millrace.config.freeze import record
 from millrace.core.errors import DataError
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace_ui.curves.cards import curve_file
-from millrace_ui.curves.chart import ChartScale, apart, chart, written
+from millrace_ui.curves.chart import chart
 from millrace_ui.curves.choices import SMOOTH_MAX, SPEED, Band, CurveChoices, column, measured
 from millrace_ui.curves.comparison_page import RunGroups, configurations
 from millrace_ui.curves.curve_lines import (
@@ -29,6 +29,7 @@ from millrace_ui.curves.curve_lines import (
     run_line,
     smoothed,
 )
+from millrace_ui.drawing.chart_scale import ChartScale, apart, written
 from millrace_ui.page import document
 from millrace_ui.record.runs import RunRow
 from millrace_ui.record.steps import Axis, Steps

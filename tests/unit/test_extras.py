@@ -66,11 +66,11 @@ def test_what_needs_an_extra_names_it(
 
 def test_a_wing_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'bokeh'", name="bokeh.plotting")
+        raise ModuleNotFoundError("No module named 'optuna'", name="optuna.samplers")
 
     monkeypatch.setattr(wings, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"bokeh, which is not installed[\s\S]*millrace\[ui\]"):
-        wing("ui.report")
+    with pytest.raises(ConfigError, match=r"optuna, which is not installed[\s\S]*millrace\[optuna\]"):
+        wing("sweeps.sweep")
 
 
 def test_a_wing_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

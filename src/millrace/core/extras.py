@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from millrace.core.errors import ConfigError
 
 EXTRAS = {
-    "bokeh": "ui",
     "datasets": "data",
     "gguf": "gguf",
     "jsonschema": "json",

@@ -44,8 +44,7 @@ def _card(curves: CurveSet, name: str, across: tuple[float, float], files: str, 
     ]
     downloads = f'<p class="files">{" ".join(links)}</p>' if files else ""
     values = f"<details><summary>Values</summary>{_table(curves, lines)}</details>"
-    head = f"<h2>{fragments.safe(name)}</h2>{fragments.explained(meaning(name))}"
-    return f'<section class="chart">{head}{svg}{values}{downloads}</section>'
+    return fragments.card(name, meaning(name), svg + values + downloads)
 
 
 def _table(curves: CurveSet, lines: Sequence[Line]) -> str:

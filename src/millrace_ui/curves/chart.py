@@ -3,85 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
-from math import ceil, floor, log10
 
 import numpy as np
 
 from millrace_ui.curves.curve_lines import LARGEST, Array, Line, extremes
 from millrace_ui.drawing import fragments
-from millrace_ui.drawing.charts import CHARTS, Chart
-from millrace_ui.drawing.figures import COLORS, POINTS_MAX
+from millrace_ui.drawing.chart_scale import COLORS, ChartScale, apart
+from millrace_ui.drawing.charts import CHARTS
 from millrace_ui.drawing.fragments import safe
 from millrace_ui.record.steps import Curve
 
-MARKS_MAX = 12
-LEAST_RANGE, ROUNDING = 1e-290, 1e-9
-"""Values that differ by less are drawn as equal: absolute, and as a share of the largest."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChartScale:
-    """From `low` (place 0) to `high` (place 1). Of a logarithmic scale both are above 0."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    @classmethod
-    def of(cls, low: float, high: float, *, log: bool = False, room: float = 0.0) -> ChartScale:
-        """`room`: the share of the range that is added at both ends."""
-        if log:
-            times = max((high / low) ** room, 1.05) if room or high == low else 1.0
-            return cls(low / times, high * times, log)
-        if high - low <= max(LEAST_RANGE, ROUNDING * max(abs(low), abs(high))):
-            around = abs(low) / 10 or 1.0
-            return cls(low - around, high + around)
-        return cls(low - room * (high - low), high + room * (high - low))
-
-    def places(self, values: Array) -> Array:
-        """Values beyond the ends stand at the ends."""
-        inside = np.clip(values, self.low, self.high)
-        if self.log:
-            return np.asarray(np.log10(inside / self.low) / log10(self.high / self.low))
-        return np.asarray((inside - self.low) / (self.high - self.low))
-
-    def marks(self, num: int = 5) -> list[float]:
-        """Round values, about `num` of them."""
-        if self.log:
-            powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-            for factors in ((1,), (1, 2, 5)):
-                every = self._inside([float(f"{f}e{power}") for power in powers for f in factors])
-                if len(every) >= 3:
-                    return every[:: ceil(len(every) / (num + 2))]
-        wide = (self.high - self.low) / num
-        power = 10.0 ** floor(log10(wide))
-        step = next((f * power for f in (1, 2, 5) if f * power >= wide), 10 * power)
-        first = ceil(self.low / step)
-        return self._inside([i * step for i in range(first, first + MARKS_MAX)])
-
-    def _inside(self, values: list[float]) -> list[float]:
-        return [value for value in values if self.low <= value <= self.high]
-
-
-def apart(values: Sequence[float]) -> list[str]:
-    """Numbers of an axis in few characters, with so many digits that they differ."""
-    texts = [written(value) for value in values]
-    for digits in range(5, 10):
-        if len(set(texts)) == len(values):
-            break
-        texts = [f"{value:.{digits}g}" for value in values]
-    return texts
-
-
-def written(value: float) -> str:
-    """A number in few characters."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size <= abs(value) < 1e12:
-            return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
-    return f"{value:.4g}"
-
+POINTS_MAX = 30
+"""A line of at most so many points shows its points, because one point draws no line."""
 
 WIDTH, HEIGHT = 360, 210
 LEFT, RIGHT, TOP, BOTTOM = 44, 346, 8, 176
@@ -181,7 +115,7 @@ def _line(line: Line, y: Array, style: str, across: ChartScale, up: ChartScale, 
 def _dots(line: Line, color: str, across: ChartScale, up: ChartScale, points: int) -> str:
     places = _places(line.x, line.y, across, up, points).split()
     marks = "".join(f"M{place}h0" for place in places)
-    return f'<path d="{marks}" stroke="{color}" stroke-width="5" stroke-linecap="round"/>'
+    return marks and f'<path d="{marks}" stroke="{color}" stroke-width="5" stroke-linecap="round"/>'
 
 
 def _band(line: Line, color: str, across: ChartScale, up: ChartScale, points: int) -> str:
@@ -213,7 +147,7 @@ def _grid(across: ChartScale, up: ChartScale, x_label: str) -> str:
 
 def _marked(scale: ChartScale) -> Iterable[tuple[str, float]]:
     marks = scale.marks()
-    return zip(apart(marks), scale.places(np.asarray(marks, float)), strict=True)
+    return zip(apart(marks), scale.places(marks), strict=True)
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
@@ -233,36 +167,51 @@ def run_charts(
     """Each chart that has points, as HTML by its name. `curves`: of each chart the lines by their labels. All
     charts have one axis. A line with more than about `points` shows the least and the largest value of each
     stretch."""
-    lines = {name: [_line_of(label, one) for label, one in each.items()] for name, each in curves.items()}
-    ends = [
-        end for each in lines.values() for one in each if len(one.x) for end in (one.x.min(), one.x.max())
-    ]
-    across = (float(min(ends, default=0.0)), float(max(ends, default=1.0)))
-    charts = {one.name: _drawn(one, lines[one.name], across, x_label, points) for one in CHARTS}
+    lines = {name: [line_of(label, one) for label, one in each.items()] for name, each in curves.items()}
+    x = across(line for each in lines.values() for line in each)
+    charts = {
+        one.name: with_legend(one.heading, lines[one.name], x, x_label=x_label, log=one.log, points=points)
+        for one in CHARTS
+    }
     return {name: html for name, html in charts.items() if html}
 
 
 def run_cards(charts: Mapping[str, str], *, start: str = "") -> str:
     """`charts`: as `run_charts` returns them. With `start` the id of a chart is `start` and its name, so that
     a live page can replace it."""
+    ids = {name: f" id={start}{name}" if start else "" for name in charts}
     return "".join(
-        f'<section class="chart"><h2>{fragments.safe(one.heading)}</h2>{fragments.explained(one.explanation)}'
-        f"<div{f' id={start}{one.name}' if start else ''}>{charts[one.name]}</div></section>"
+        fragments.card(one.heading, one.explanation, f"<div{ids[one.name]}>{charts[one.name]}</div>")
         for one in CHARTS
         if one.name in charts
     )
 
 
-def _drawn(one: Chart, lines: list[Line], across: tuple[float, float], x_label: str, points: int) -> str:
-    """Empty: there is no point. A line without points takes no colour from another."""
+def across(lines: Iterable[Line]) -> tuple[float, float]:
+    """The ends of the axis of these lines."""
+    ends = [float(end) for line in lines if len(line.x) for end in (line.x.min(), line.x.max())]
+    return min(ends, default=0.0), max(ends, default=1.0)
+
+
+def with_legend(
+    title: str,
+    lines: Sequence[Line],
+    x: tuple[float, float],
+    *,
+    x_label: str,
+    log: bool = False,
+    points: int = POINTS,
+) -> str:
+    """As `chart`, and above it the labels of several lines. A line without points takes no colour from
+    another."""
     drawn = [(i, line.label) for i, line in enumerate(lines) if len(line.x)]
     labels = "".join(f"<span>{swatch(i)} {fragments.safe(label)}</span>" for i, label in drawn)
     legend = f'<p class="legend">{labels}</p>' if len(drawn) > 1 else ""
-    svg = chart(one.heading, lines, across, x_label=x_label, log=one.log, points=points)
+    svg = chart(title, lines, x, x_label=x_label, log=log, points=points)
     return svg and legend + svg
 
 
-def _line_of(label: str, curve: Curve) -> Line:
+def line_of(label: str, curve: Curve) -> Line:
     x, y = np.asarray(curve.x, float), np.asarray(curve.y, float)
     known = np.isfinite(x) & (np.abs(y) < LARGEST)
     only = label.startswith(POINTS_ONLY)

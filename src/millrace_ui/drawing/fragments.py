@@ -81,6 +81,12 @@ def explained(text: str) -> Raw:
     return Raw(f'<details class="quiet"><summary>{safe(first + end)}</summary>{safe(rest)}</details>')
 
 
+def card(heading: str, explanation: str, html: str, *, whole: bool = False) -> str:
+    """A chart with its meaning, beside others. `whole`: in a row of its own."""
+    wide = " whole" * whole
+    return f'<section class="chart{wide}"><h2>{safe(heading)}</h2>{explained(explanation)}{html}</section>'
+
+
 def quoted(text: str) -> str:
     """Text in backquotes becomes code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", safe(text))
