@@ -20,7 +20,7 @@ from fake_memory import step_memory
 from sparse_models import SHAPES, sparse_model
 
 from millrace.config.schema import Config
-from millrace.placement.needs import Needs, read_needs
+from millrace.placement.memory.needs import Needs, read_needs
 
 
 class Case(NamedTuple):

@@ -21,10 +21,11 @@ from sparse_models import SHAPES, sparse_model
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
-from millrace.placement.assign import CONTEXT_BYTES, size
+from millrace.placement.assign import size
 from millrace.placement.describe import warnings
 from millrace.placement.hosts import Layout, lay_out
-from millrace.placement.needs import read_needs
+from millrace.placement.memory.needs import read_needs
+from millrace.placement.memory.process_memory import CONTEXT_BYTES
 from millrace.rollout.engine_kinds import ENGINES
 
 DOCUMENT = ROOT / "reports" / "sizes.md"

@@ -22,7 +22,7 @@ from safetensors import safe_open
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import is_no_parameter
-from millrace.placement.needs import weight_files
+from millrace.placement.model_directory import weight_files
 from millrace.trainer.ranks.mesh import Ranks
 from millrace_jax.decoder import Decoder
 from millrace_jax.devices.mesh import refuse_undivided, replicated, sharding

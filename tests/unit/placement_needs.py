@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millrace.placement.activation_memory import ActivationMemory
-from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.memory.activation_memory import ActivationMemory
+from millrace.placement.memory.needs import MemoryNeed, Needs
 
 GB = 1_000_000_000
 ON_GPU = Needs(

@@ -22,9 +22,9 @@ from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
 from millrace.evaluation.scoring import start_worker
 from millrace.observe.sinks.open_sinks import open_sinks, refuse_unusable
-from millrace.placement.activation_memory import ActivationMemory
 from millrace.placement.hosts import lay_out
-from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.memory.activation_memory import ActivationMemory
+from millrace.placement.memory.needs import MemoryNeed, Needs
 from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -19,8 +19,8 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Host
 from millrace.placement.assign import assign
-from millrace.placement.engine_memory import SLOT_RANKS, MemoryNeed, slot_rank, vllm
-from millrace.placement.needs import read_needs
+from millrace.placement.memory.engine_memory import SLOT_RANKS, MemoryNeed, slot_rank, vllm
+from millrace.placement.memory.needs import read_needs
 from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import NativeAdapter
 from millrace.run_directory.run_directory import RunDirectory

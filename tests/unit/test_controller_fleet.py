@@ -19,7 +19,7 @@ from millrace.config.tables.runtime import LocalHosts, RayCluster
 from millrace.core.errors import WorkerError
 from millrace.core.placement import Gpu, Host
 from millrace.devices.device import torch_device
-from millrace.placement.assign import CONTEXT_BYTES
+from millrace.placement.memory.process_memory import CONTEXT_BYTES
 from millrace.run_directory.run_directory import RunDirectory
 
 GB = 1_000_000_000

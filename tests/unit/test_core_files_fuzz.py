@@ -29,7 +29,8 @@ from millrace.diagnose.evidence import Evidence
 from millrace.diagnose.rules import diagnose
 from millrace.observe.sinks.jsonl import EventLog, replay_events
 from millrace.observe.summary import Summary
-from millrace.placement.needs import kv_token_bytes, read_model_config, tensor_elements
+from millrace.placement.memory.model_shape import kv_token_bytes
+from millrace.placement.model_directory import read_model_config, tensor_elements
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.tasks.rows import open_rows
 

@@ -10,9 +10,10 @@ from placement_needs import GB, ON_CPU, ON_GPU
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
-from millrace.placement.assign import SLEEPING_BYTES, Placement, assign
+from millrace.placement.assign import Placement, assign
 from millrace.placement.describe import warnings
-from millrace.placement.needs import MemoryNeed
+from millrace.placement.memory.needs import MemoryNeed
+from millrace.placement.memory.process_memory import CONTEXT_BYTES
 
 
 def host(gpus: int, *, gpu_gb: int = 80, gb: int = 200) -> Host:
@@ -45,7 +46,7 @@ def test_replicas_have_the_gpus_of_the_trainer() -> None:
 
 def test_each_side_has_the_whole_gpu_in_its_turn_but_for_contexts() -> None:
     placement = assign(config_for(2), host(1), ON_GPU)
-    context = SLEEPING_BYTES / (80 * GB)
+    context = CONTEXT_BYTES / (80 * GB)
     assert placement.trainer.share == pytest.approx(1 - 2 * context)
     assert [place.share for place in placement.replicas] == pytest.approx([(1 - context) / 2] * 2)
 

@@ -15,8 +15,8 @@ from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import TIGHT, Placement, assign
 from millrace.placement.describe import table
-from millrace.placement.engine_memory import MemoryNeed, ServedModel, own_engine, server, vllm
-from millrace.placement.needs import read_needs
+from millrace.placement.memory.engine_memory import MemoryNeed, ServedModel, own_engine, server, vllm
+from millrace.placement.memory.needs import read_needs
 from millrace.rollout.engine_kinds import ENGINES
 
 GB = 10**9

@@ -24,17 +24,17 @@ from transformers import (
 
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
-from millrace.placement.activation_memory import (
+from millrace.placement.assign import assign
+from millrace.placement.describe import table, warnings
+from millrace.placement.memory.activation_memory import (
     CHUNK_BYTES,
     GPU_CHUNK_BYTES,
     ActivationMemory,
     Phase,
-    Shape,
     estimate,
 )
-from millrace.placement.assign import assign
-from millrace.placement.describe import table, warnings
-from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.memory.model_shape import Shape
+from millrace.placement.memory.needs import MemoryNeed, Needs
 from millrace.trainer.batch.packing import Branch, Tree, pack
 from millrace.trainer.kernels.narrow import ROUNDED
 from millrace.trainer.model import install_kernels, recompute_layers, row_logprobs, served_weights

@@ -12,7 +12,9 @@ from safetensors.numpy import save_file
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError
 from millrace.placement import number_format
-from millrace.placement.needs import MemoryNeed, kv_token_bytes, read_needs, tensor_elements
+from millrace.placement.memory.model_shape import kv_token_bytes
+from millrace.placement.memory.needs import MemoryNeed, read_needs
+from millrace.placement.model_directory import tensor_elements
 
 MODEL = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
 PARAMETERS, LARGEST = 206, 200

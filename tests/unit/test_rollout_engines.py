@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
-from millrace.placement import engine_memory
+from millrace.placement.memory import engine_memory
 from millrace.rollout import engine_kinds
 from millrace.rollout.engine_kinds import EngineKind, refuse_unable
 from millrace.rollout.protocol import Capabilities

@@ -177,7 +177,7 @@ def test_a_warm_start_refuses_a_token_that_the_model_does_not_embed(tmp_path):
 )
 def test_weights_outside_of_the_model_directory_are_no_part_of_it(tmp_path: Path, name: str) -> None:
     """They are in no digest of the run's content."""
-    from millrace.placement.needs import tensor_shapes
+    from millrace.placement.model_directory import tensor_shapes
 
     model = tmp_path / "model"
     save_tiny_model(model)

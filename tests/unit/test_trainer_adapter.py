@@ -23,7 +23,7 @@ from millrace.devices.low_rank import adapted, first_down
 from millrace.devices.served_weights import Base, Merging, MergingReader
 from millrace.engines.own.architecture import read_architecture
 from millrace.engines.own.parameters import Parameters
-from millrace.placement.needs import adapter_elements
+from millrace.placement.memory.needs import adapter_elements
 from millrace.trainer.adapted_linear import (
     adapt,
     adapted_layers,

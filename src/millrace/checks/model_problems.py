@@ -13,7 +13,7 @@ from millrace.config.tables.generation import SamplingConfig
 from millrace.conversations import tokenizer
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import JAX_TRAINER, TRAINER, refuse_unsupported
-from millrace.placement.needs import read_model_config, teacher_of
+from millrace.placement.model_directory import read_model_config, teacher_of
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.trainer.files.tokens import refuse_other_tokens
 

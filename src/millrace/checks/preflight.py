@@ -36,7 +36,8 @@ from millrace.placement import describe
 from millrace.placement.assign import size
 from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
-from millrace.placement.needs import DTYPE_BYTES, Needs
+from millrace.placement.memory.needs import Needs, disk_bytes
+from millrace.placement.memory.process_memory import TRAJECTORY_BYTES
 from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.run_directory.run_directory import RunDirectory
@@ -46,7 +47,6 @@ from millrace.tasks.prepare import prepare_rows
 from millrace.weights.store.directory import Directory
 
 TEMPORARY_CHECKPOINTS = 1  # written before the oldest kept checkpoint is deleted
-TRAJECTORY_BYTES = 1000  # of the controller's memory, at least
 THREADS = "OMP_NUM_THREADS"
 PYTHON_S = 60.0
 PROCESSES_PER_CORE = 32
@@ -147,12 +147,7 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     ever = -(-config.steps // checkpoints.every)  # one is made at the end
     best = sum(evaluation.keep_best for evaluation in config.evaluations)
     count = min(ever, checkpoints.keep + best + TEMPORARY_CHECKPOINTS)
-    rollout = config.rollout
-    handed = (
-        0 if rollout.shared_dir else len(rollout.servers)
-    )  # files of versions, at most one for each server
-    model_bytes = needs.num_parameters * DTYPE_BYTES[config.model.dtype]
-    needed = count * needs.checkpoint_bytes + (1 + handed + (handed > 0)) * model_bytes
+    needed = disk_bytes(config, needs, count)
     if needed <= free:
         return ""
     return (

@@ -53,7 +53,8 @@ from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
 from millrace.placement.joining import joining_places
-from millrace.placement.needs import adapter_shapes, read_needs
+from millrace.placement.memory.needs import read_needs
+from millrace.placement.model_directory import adapter_shapes
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run_directory.content_digests import content_digests, refuse_other_start

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from millrace.core.errors import DataError
-from millrace.placement.needs import indexed_files
+from millrace.placement.model_directory import indexed_files
 
 
 def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,8 +3,8 @@
 GPUs. If there are enough GPUs, each rank of the trainer gets a GPU of its own, and each replica
 `rollout.tensor` GPUs. With fewer GPUs the trainer keeps its own, and the replicas share the others evenly.
 With one GPU all workers share it, all at once or in turns (`colocated`). A replica's memory is known from its
-engine (`engine_memory`). So a replica gets that memory and a tenth more, or its activation memory if that is
-larger. The trainer gets the rest, because its activation memory is only estimated.
+engine (`memory.engine_memory`). So a replica gets that memory and a tenth more, or its activation memory if
+that is larger. The trainer gets the rest, because its activation memory is only estimated.
 
 Cores. No worker is bound to a core, and the kernel moves a thread to a free core. A fixed division would
 leave cores idle while their worker waits. `placement.thread_plan` has the number of threads of a worker.
@@ -24,15 +24,10 @@ import msgspec
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host, Place
-from millrace.placement.needs import MemoryNeed, Needs
+from millrace.placement.memory.needs import MemoryNeed, Needs
+from millrace.placement.memory.process_memory import CONTEXT_BYTES, LIBRARIES_BYTES
 from millrace.placement.thread_plan import replica_threads, tokens_at_once, trainer_threads
 
-CONTEXT_BYTES = 500_000_000
-"""Memory of a GPU that CUDA takes for each process that opens the GPU (an H100 with torch 2.x: 0.4 to 0.6
-GB)."""
-LIBRARIES_BYTES = 500_000_000
-"""Memory of a replica's share that does not grow with the model: workspaces of cuBLAS (32 MiB a stream on an
-H100), recorded decode steps, whole blocks of torch's allocator."""
 WORKSPACE = 1.1
 """The least factor of a replica's memory over the memory that it keeps. Activation memory may need more."""
 SHARED_FRACTION = 0.5
@@ -99,8 +94,8 @@ class Placement:
     def processes_bytes(self) -> int:
         """Host memory of trainer, reference and replicas, without shared memory."""
         if self.colocated:
-            return turn_bytes(self.needs, len(self.replicas))
-        return processes_bytes(self.needs, len(self.replicas)) + self.needs.reference.host_bytes
+            return self.needs.turn_bytes(len(self.replicas))
+        return self.needs.processes_bytes(len(self.replicas)) + self.needs.reference.host_bytes
 
 
 def uses_gpus(config: Config, host: Host) -> bool:
@@ -233,9 +228,9 @@ def relay_slots(config: Config, host: Host, needs: Needs, *, head: bool) -> tupl
     Raises: ConfigError: these versions do not fit.
     """
     completes = head and config.trainer.hosts > 1
-    processes = processes_bytes(needs, config.rollout.replicas)
+    processes = needs.processes_bytes(config.rollout.replicas)
     if config.rollout.colocated:
-        processes = turn_bytes(needs, config.rollout.replicas)
+        processes = needs.turn_bytes(config.rollout.replicas)
     version, least = needs.weights_bytes, VERSIONS_MIN + completes
     least_word = "three" if completes else "two"
     if processes + least * version > host.memory_bytes:
@@ -250,10 +245,6 @@ def relay_slots(config: Config, host: Host, needs: Needs, *, head: bool) -> tupl
         most = VERSIONS_MIN
     slots = max(least, min(most, int(room // max(1, version))))
     return slots, config.relay_versions if room >= (slots + 0.5) * version else slots
-
-
-def processes_bytes(needs: Needs, replicas: int) -> int:
-    return needs.trainer.host_bytes + replicas * needs.replica.host_bytes
 
 
 def _check_gpus(config: Config, placement: Placement) -> None:
@@ -295,10 +286,6 @@ def size(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
-SLEEPING_BYTES = 500_000_000
-"""Memory of a GPU that the process of a worker keeps while it sleeps: the context of CUDA."""
-
-
 def colocated_devices(replicas: int, each: int, ranks: int, gpus: int) -> list[tuple[int, ...]]:
     """Positions of the trainer's GPUs, one for each rank. Then the positions of each replica's GPUs, `each`
     for a replica, among all GPUs.
@@ -316,15 +303,9 @@ def colocated_devices(replicas: int, each: int, ranks: int, gpus: int) -> list[t
 
 
 def colocated_share(worker: int, gpus: Sequence[tuple[int, ...]], gpu: Gpu, needs: Needs) -> float:
-    """The worker's share of the memory of each of its GPUs in its turn. Worker 0 is the trainer."""
+    """The worker's share of the memory of each of its GPUs in its turn. Worker 0 is the trainer. A process
+    that sleeps keeps the context of CUDA."""
     replicas = [used for used in gpus[1:] if set(used) & set(gpus[worker])]
     same = 1 if worker == 0 else len(replicas)
     other = len(replicas) if worker == 0 else int(bool(set(gpus[0]) & set(gpus[worker])))
-    return max(0.0, 1 - other * SLEEPING_BYTES / gpu.memory_bytes) / same
-
-
-def turn_bytes(needs: Needs, replicas: int) -> int:
-    """Host memory of the processes in the larger turn, without shared memory. A trainer that sleeps on a GPU
-    is in the memory of the host; one that sleeps on a CPU is in a file."""
-    asleep = needs.trainer.device_bytes
-    return max(needs.trainer.host_bytes, asleep + replicas * needs.replica.host_bytes)
+    return max(0.0, 1 - other * CONTEXT_BYTES / gpu.memory_bytes) / same

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Place
-from millrace.placement.activation_memory import ActivationMemory
-from millrace.placement.assign import CONTEXT_BYTES, TIGHT, Placement, size
+from millrace.placement.assign import TIGHT, Placement, size
 from millrace.placement.hosts import Layout
-from millrace.placement.needs import MemoryNeed
+from millrace.placement.memory.activation_memory import ActivationMemory
+from millrace.placement.memory.needs import MemoryNeed
+from millrace.placement.memory.process_memory import CONTEXT_BYTES
 
 
 def tables(layout: Layout) -> dict[str, str]:

@@ -19,8 +19,8 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import HERE, Host, Place
 from millrace.placement.assign import Placement, assign, uses_gpus
-from millrace.placement.engine_memory import NOTHING, MemoryNeed
-from millrace.placement.needs import Needs
+from millrace.placement.memory.engine_memory import NOTHING, MemoryNeed
+from millrace.placement.memory.needs import Needs
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,10 @@ from msgspec.structs import replace
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Host, Place
-from millrace.placement.assign import Placement, least_share, processes_bytes, size
+from millrace.placement.assign import Placement, least_share, size
 from millrace.placement.hosts import Layout
+from millrace.placement.memory.process_memory import FORK_BYTES
 
-PROCESS_BYTES = 100_000_000
-"""Bytes of a replica's process beside the memory that it keeps. A fork with a small model takes 40 MB that it
-does not share. These bytes count for replicas that the run did not plan for at its start."""
 ROUNDING = 1e-6
 NEW_LOOK_S = 20.0
 """For nodes that appear while a run goes on: the controller waits for the answer."""
@@ -70,7 +68,7 @@ def _on(placed: Placement, places: Sequence[Place]) -> list[Place]:
 
 def _bytes(placed: Placement) -> int:
     """Bytes of one replica on its host."""
-    return placed.needs.replica.host_bytes + PROCESS_BYTES
+    return placed.needs.replica.host_bytes + FORK_BYTES
 
 
 def _new_bytes(placed: Placement, there: Sequence[Place]) -> int:
@@ -80,7 +78,7 @@ def _new_bytes(placed: Placement, there: Sequence[Place]) -> int:
 
 def _lacks_memory(placed: Placement, there: Sequence[Place], free_bytes: float) -> str:
     needs, host, replicas = placed.needs, placed.host, len(there) + 1
-    total = processes_bytes(needs, 0) + replicas * _bytes(placed) + placed.relay_bytes
+    total = needs.processes_bytes(0) + replicas * _bytes(placed) + placed.relay_bytes
     if total > host.memory_bytes:
         return (
             f"{replicas} replicas and what else is there take {size(total)} of its {size(host.memory_bytes)}"

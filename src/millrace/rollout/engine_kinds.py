@@ -11,7 +11,7 @@ from millrace.config.objects import find_object
 from millrace.core.errors import ConfigError
 from millrace.core.supported import SERVER, TORCH_ENGINE, VLLM, VLLM_QUANTISED
 from millrace.core.types import Sampling
-from millrace.placement import engine_memory
+from millrace.placement.memory import engine_memory
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from millrace.config.schema import Config
     from millrace.config.tables.section import Section
-    from millrace.placement.engine_memory import MemoryNeed, ServedModel
+    from millrace.placement.memory.engine_memory import MemoryNeed, ServedModel
 
 
 class EngineKind(NamedTuple):

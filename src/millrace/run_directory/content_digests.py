@@ -15,7 +15,7 @@ import xxhash
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
-from millrace.placement.needs import teacher_of
+from millrace.placement.model_directory import teacher_of
 from millrace.tasks.data_files import named_files
 from millrace.tasks.hub import fetched_file
 

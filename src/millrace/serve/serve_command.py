@@ -13,7 +13,7 @@ from millrace.checks.model_problems import model_problems, positions
 from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.errors import ConfigError
 from millrace.episodes.gateway.server import LOOPBACK
-from millrace.placement.needs import read_model_config
+from millrace.placement.model_directory import read_model_config
 from millrace.run_directory.models import model_directory
 from millrace.runtime.process import heeded
 from millrace.serve.completions import Completions

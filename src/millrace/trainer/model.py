@@ -22,7 +22,7 @@ from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
 from millrace.devices.gpu import on
 from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
-from millrace.placement.needs import indexed_files
+from millrace.placement.model_directory import indexed_files
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels import on_cpu, on_gpu
 from millrace.trainer.kernels.narrow import rounded_once

@@ -21,7 +21,7 @@ from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.matmul import by_onednn
 from millrace.devices.pages import keep_freed
-from millrace.placement.needs import teacher_of
+from millrace.placement.model_directory import teacher_of
 from millrace.placement.number_format import cpu_model
 from millrace.trainer.adapted_linear import begin, insert
 from millrace.trainer.batch_step import StepSettings

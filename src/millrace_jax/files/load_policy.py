@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from millrace.algorithms import of_run
 from millrace.config.schema import Config
-from millrace.placement.needs import teacher_of
+from millrace.placement.model_directory import teacher_of
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.files.tokens import refuse_other_tokens
 from millrace_jax.adapted_matmul import MergeRule

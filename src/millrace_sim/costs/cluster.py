@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from millrace.placement.memory.planned_memory import checkpoint_bytes
 from millrace_sim.costs.generation import Generation
 from millrace_sim.costs.training import Training
 from millrace_sim.costs.transport import CHUNK_S, Transfer, Transport, transfer
 
 LOAD_BYTES_PER_S = 2e9
 """Read rate of a checkpoint's shard, per host, from a shared file system. Assumed."""
-CHECKPOINT_BYTES = 14
-"""Per parameter: bf16 weight, float32 master weight and two Adam moments."""
 SNAPSHOT_S = 1.0
 """The trainer's stall for an asynchronous checkpoint. Assumed: a copy of its shards to host memory."""
 
@@ -140,12 +139,12 @@ class ClusterCosts:
     def load_s(self) -> float:
         training = self.cluster.training
         hosts = -(-training.devices // training.device.devices_per_host)
-        return training.model.parameters * CHECKPOINT_BYTES / hosts / LOAD_BYTES_PER_S
+        return checkpoint_bytes(training.model.parameters) / hosts / LOAD_BYTES_PER_S
 
     @property
     def sleep_s(self) -> float:
         training = self.cluster.training
-        kept_bytes = training.model.parameters * CHECKPOINT_BYTES / training.devices
+        kept_bytes = checkpoint_bytes(training.model.parameters) / training.devices
         return kept_bytes / training.device.host_bytes_per_s
 
     @property

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from millrace.core.errors import ConfigError
+from millrace.placement.memory.model_shape import DTYPE_BYTES
+from millrace.placement.memory.planned_memory import kv_room_bytes
 from millrace_sim.costs.hardware import Device
-from millrace_sim.costs.models import DTYPE_BYTES, ModelSizes
+from millrace_sim.costs.models import ModelSizes
 
 COMPUTE_EFFICIENCY = 0.7
 """Achieved fraction of peak in large matrix products. Assumed: published cuBLAS timings in bf16 on H100 lie
@@ -36,8 +38,6 @@ SEQUENCE_S = 25e-6
 """Engine work per sequence of a step: scheduling, sampling, detokenising on the host. Assumed: at batch
 256 it is a third of a step of Llama-3-8B on one H100; vLLM's own profile had 62 % there before its release
 0.6.0 and less since (vLLM blog, 2024-09-05)."""
-KV_MEMORY_FRACTION = 0.9
-"""Fraction of device memory for weights and KV (vLLM's default `gpu_memory_utilization`)."""
 
 
 @dataclass(frozen=True)
@@ -132,5 +132,5 @@ class Generation:
 
     @property
     def _kv_room_bytes(self) -> float:
-        usable_bytes = self.device.memory_bytes * KV_MEMORY_FRACTION * self.tensor_parallel
-        return usable_bytes - self.model.weights_bytes(self.dtype)
+        weights_bytes = self.model.weights_bytes(self.dtype)
+        return kv_room_bytes(self.device.memory_bytes, self.tensor_parallel, weights_bytes)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import ConfigError, DataError, boundary
-
-DTYPE_BYTES = {"float32": 4, "bf16": 2, "fp8": 1}
+from millrace.placement.memory import planned_memory
+from millrace.placement.memory.model_shape import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class ModelSizes:
     source: str = ""
 
     def weights_bytes(self, dtype: str = "bf16") -> int:
-        return self.parameters * DTYPE_BYTES[dtype]
+        return planned_memory.weights_bytes(self.parameters, dtype)
 
     def kv_token_bytes(self, dtype: str = "bf16") -> int:
         """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_width * DTYPE_BYTES[dtype]
+        return planned_memory.kv_token_bytes(self.layers, self.kv_width, dtype)
 
     def read_bytes(self, tokens: int, dtype: str = "bf16") -> float:
         """Bytes of weights that a forward pass over `tokens` tokens reads. Of the experts, only those that a

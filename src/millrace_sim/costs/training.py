@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from millrace.placement.memory import planned_memory
 from millrace_sim.costs.hardware import Device
 from millrace_sim.costs.models import ModelSizes
 
@@ -22,17 +23,9 @@ MFU = 0.40
 FORWARD_MFU = 0.50
 """MFU of a forward pass alone, which has neither gradients to reduce nor an optimizer: MFU x 1.25,
 assumed."""
-STATE_BYTES = 16
-"""Per parameter and sharded: bf16 weight and gradient, float32 master weight and two Adam moments."""
 OPTIMIZER_BYTES = 28
 """Per parameter, read and written by an Adam step: gradient, master weight and two moments in float32,
 twice the last three."""
-ACTIVATION_BYTES = 34
-"""Per token, layer and hidden unit with a fused attention and no recomputation (arXiv:2205.05198, eq. 2)."""
-CHECKPOINTED_BYTES = 2
-"""The same with full recomputation: the layer's input alone (arXiv:2205.05198, section 5)."""
-MEMORY_FRACTION = 0.9
-"""Fraction of a device's memory for states and activations."""
 NETWORK_EFFICIENCY = 0.8
 """Achieved fraction of link rate in large collectives (nccl-tests bus bandwidth on DGX H100)."""
 
@@ -128,15 +121,16 @@ class Training:
     # ------------------------------------------------------------ memory
 
     def activation_bytes(self, tokens: int) -> float:
-        """Activations of a micro-batch of `tokens` tokens, on all devices of a rank together."""
-        per_unit = CHECKPOINTED_BYTES if self.recompute else ACTIVATION_BYTES
-        working = ACTIVATION_BYTES * tokens * self.model.hidden if self.recompute else 0
-        return per_unit * tokens * self.model.hidden * self.model.layers + working
+        """Of a micro-batch of `tokens` tokens, on all devices of a rank together."""
+        model = self.model
+        return planned_memory.activation_bytes(tokens, model.layers, model.hidden, recompute=self.recompute)
 
     def memory_bytes(self, micro_batch_tokens: int) -> float:
-        """Per device: a share of the states, and of a micro-batch's activations."""
-        states = self.model.parameters * STATE_BYTES / self.devices
-        return states + self.activation_bytes(micro_batch_tokens) / self.model_parallel
+        """Per device."""
+        activations = self.activation_bytes(micro_batch_tokens)
+        return planned_memory.trainer_bytes(
+            self.model.parameters, activations, devices=self.devices, model_parallel=self.model_parallel
+        )
 
     def fits(self, micro_batch_tokens: int) -> bool:
-        return self.memory_bytes(micro_batch_tokens) <= MEMORY_FRACTION * self.device.memory_bytes
+        return self.memory_bytes(micro_batch_tokens) <= planned_memory.usable_bytes(self.device.memory_bytes)

@@ -9,13 +9,14 @@ from statistics import fmean
 from typing import Any
 
 from millrace.core.errors import ConfigError
+from millrace.placement.memory.planned_memory import usable_bytes
 from millrace_sim.config import PlanConfig
 from millrace_sim.costs import hardware, models
 from millrace_sim.costs.cluster import Cluster
 from millrace_sim.costs.generation import Generation
 from millrace_sim.costs.hardware import Device
 from millrace_sim.costs.models import ModelSizes
-from millrace_sim.costs.training import MEMORY_FRACTION, Training
+from millrace_sim.costs.training import Training
 from millrace_sim.measure import Result
 from millrace_sim.plan.layouts import Demand, PlanLayout, generate_s, layouts, layouts_in_turns
 from millrace_sim.plan.search import (
@@ -206,7 +207,7 @@ def problem_of(model: ModelSizes, device: Device, count: int, demand: Demand) ->
     return Problem(
         samples=demand.samples,
         devices=count,
-        memory=MEMORY_FRACTION * device.memory_bytes,
+        memory=usable_bytes(device.memory_bytes),
         weights=float(model.weights_bytes()),
         activations=training.activation_bytes(length),
         kv=float(length * model.kv_token_bytes()),

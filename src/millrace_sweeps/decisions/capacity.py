@@ -10,9 +10,7 @@ from millrace.config.tables.runtime import LocalHosts
 from millrace.core.placement import Host
 from millrace.placement.assign import TIGHT
 from millrace.placement.hosts import Layout
-
-PROCESS_BYTES = 400_000_000
-"""Python and torch in a worker that computes, beside what its placement counts."""
+from millrace.placement.memory.process_memory import WORKER_BYTES
 
 Slot = dict[str, str]
 """The environment of the runs that follow each other in one place."""
@@ -31,7 +29,7 @@ def at_once(wanted: int | Literal["auto"], config: Config, layout: Layout) -> in
         return 1
     placed, host = layout.main, layout.main.host
     workers = num_workers(config)
-    run_bytes = placed.processes_bytes + placed.relay_bytes + PROCESS_BYTES * workers
+    run_bytes = placed.processes_bytes + placed.relay_bytes + WORKER_BYTES * workers
     fits = [int(TIGHT * host.free_bytes / run_bytes)]
     if placed.device == "cuda":
         fits.append(1 if ":" in config.model.device else len(host.gpus) // max(1, num_gpus(layout)))

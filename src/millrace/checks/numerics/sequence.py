@@ -12,7 +12,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import DataError
 from millrace.core.types import Sampling
 from millrace.ledger.reading.reader import LedgerReader
-from millrace.placement.needs import read_model_config
+from millrace.placement.model_directory import read_model_config
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from millrace.core import files
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.wings import wing
 from millrace.devices.tpu import computes_on_tpu, simulate_devices
-from millrace.placement.needs import read_model_config
+from millrace.placement.model_directory import read_model_config
 from millrace.run_directory.jax_python import has_jax, run_with_jax
 
 INPUTS_BYTES_MAX = 1 << 24

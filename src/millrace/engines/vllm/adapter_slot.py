@@ -13,7 +13,7 @@ import torch
 
 from millrace.core.errors import ConfigError
 from millrace.devices.low_rank import BASE, DOWN, UP
-from millrace.placement.engine_memory import slot_rank
+from millrace.placement.memory.engine_memory import slot_rank
 from millrace.rollout.protocol import NativeAdapter
 
 Factors = tuple[torch.Tensor, torch.Tensor]

@@ -36,7 +36,8 @@ from millrace.engines.vllm.vllm_drafts import (
 )
 from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.engines.vllm.vllm_versions import installed, refuse_missing_package
-from millrace.placement.needs import kv_token_bytes, read_model_config
+from millrace.placement.memory.model_shape import kv_token_bytes
+from millrace.placement.model_directory import read_model_config
 from millrace.rollout.intake import Intake
 from millrace.rollout.model_tokens import open_intake
 from millrace.rollout.protocol import EngineOptions, NativeAdapter

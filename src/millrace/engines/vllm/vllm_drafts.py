@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from millrace.core.errors import ConfigError
 from millrace.core.types import ReplicaLoad
-from millrace.placement.needs import kv_token_bytes, read_model_config
+from millrace.placement.memory.model_shape import kv_token_bytes
+from millrace.placement.model_directory import read_model_config
 from millrace.rollout.engine_kinds import HAVE_WEIGHTS
 from millrace.rollout.protocol import EngineOptions
 

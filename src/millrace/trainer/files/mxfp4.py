@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from millrace.core.errors import DataError
 from millrace.core.supported import MXFP4, TRAINER
-from millrace.placement.needs import indexed_files, read_model_config
+from millrace.placement.model_directory import indexed_files, read_model_config
 from millrace.trainer.files.rewritten import Tensors, rewrite
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from millrace.core.errors import DataError, boundary
-from millrace.placement.needs import indexed_files
+from millrace.placement.model_directory import indexed_files
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from millrace.core.errors import DataError
 from millrace.core.supported import TRAINER
-from millrace.placement.needs import read_model_config
+from millrace.placement.model_directory import read_model_config
 from millrace.trainer.files.rewritten import Tensors, rewrite
 
 NAMES = {

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from millrace.config.schema import Config
 from millrace.config.tables.training import Adapter, TrainerSection
-from millrace.core.errors import ConfigError, DataError, boundary
-from millrace.core.supported import NORMS_AFTER, SINKS
-from millrace.placement.activation_memory import ActivationMemory, Shape, estimate
-from millrace.placement.engine_memory import (
+from millrace.core.errors import ConfigError
+from millrace.placement.memory.activation_memory import ActivationMemory, estimate
+from millrace.placement.memory.engine_memory import (
     NOTHING,
     MemoryNeed,
     ServedModel,
@@ -26,11 +19,18 @@ from millrace.placement.engine_memory import (
     quantised_bytes,
     slot_rank,
 )
+from millrace.placement.memory.model_shape import DTYPE_BYTES, Shape, kv_token_bytes, shape_of
+from millrace.placement.memory.process_memory import CONTEXT_BYTES
+from millrace.placement.model_directory import (
+    adapter_shapes,
+    read_model_config,
+    teacher_of,
+    tensor_elements,
+    tensor_shapes,
+)
 from millrace.placement.number_format import computing_dtype
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 COPY_BYTES = 4  # float32 per parameter: master weight, gradient, reference, weights rounded as published
-STANDBY_BYTES = 500_000_000  # CUDA's context of a second process; buffers of NCCL come on top
 MOMENTS_BYTES = {"float32": 8.0, "8bit": 2 * (1 + 4 / 256)}  # both of AdamW's, with the scale of each block
 
 
@@ -47,6 +47,16 @@ class Needs:
     checkpoint_bytes: int
     activation_memory: ActivationMemory
     reference: MemoryNeed = NOTHING
+
+    def processes_bytes(self, replicas: int) -> int:
+        """Host memory of the trainer and `replicas`, without shared memory."""
+        return self.trainer.host_bytes + replicas * self.replica.host_bytes
+
+    def turn_bytes(self, replicas: int) -> int:
+        """As `processes_bytes`, of the larger turn where both sides share their devices. A trainer that
+        sleeps on a GPU is in the memory of the host; one that sleeps on a CPU is in a file."""
+        asleep = self.trainer.device_bytes
+        return max(self.trainer.host_bytes, asleep + replicas * self.replica.host_bytes)
 
 
 def read_needs(
@@ -65,7 +75,7 @@ def read_needs(
         reference 4 bytes a parameter, if the reference has a process of its own (`algorithm.reference`)
 
     Ranks of the trainer divide all memory that it keeps. With `trainer.offload` all of it is on the host. A
-    standby takes STANDBY_BYTES of each GPU of the trainer.
+    standby takes CONTEXT_BYTES of each GPU of the trainer, and buffers of NCCL come on top.
 
     Raises: DataError: the model directory cannot be read. ConfigError: `rollout.tensor`, `trainer.tensor` or
     `trainer.sequence` does not divide the model, or the model can have no such adapter.
@@ -75,7 +85,7 @@ def read_needs(
     parameters = sum(tensors.values())
     computing = DTYPE_BYTES[computing_dtype(config.model.dtype, on_gpu=on_gpu)]
     model, num_devices = read_model_config(directory), config.rollout.tensor
-    shape = _shape(model, tensors)
+    shape = shape_of(model, tensors)
     _check_division(shape, num_devices, "`rollout.tensor`")
     _check_ranks(shape, config.trainer)
     quantised = config.rollout.quantization is not None
@@ -93,7 +103,7 @@ def read_needs(
     hosted = not on_gpu or config.trainer.offload
     staged = COPY_BYTES * rounded + (version if hosted and size != 4 else 0)
     each = 0 if hosted else -(-states // config.trainer.ranks)
-    each += STANDBY_BYTES if on_gpu and config.trainer.standby else 0
+    each += CONTEXT_BYTES if on_gpu and config.trainer.standby else 0
     trainer = MemoryNeed(each, staged + (states if hosted else 0))
     served = ServedModel(
         weights_bytes=quantised_bytes(tensor_shapes(directory), size) if quantised else parameters * serving,
@@ -120,15 +130,20 @@ def read_needs(
     )
 
 
+def disk_bytes(config: Config, needs: Needs, checkpoints: int) -> int:
+    """What a run writes at most: `checkpoints`, the exported model, and files of versions for servers without
+    a directory of their own, one for each and one that is being written."""
+    rollout = config.rollout
+    handed = 0 if rollout.shared_dir else len(rollout.servers)
+    models = 1 + handed + (handed > 0)
+    return (
+        checkpoints * needs.checkpoint_bytes + models * needs.num_parameters * DTYPE_BYTES[config.model.dtype]
+    )
+
+
 def _reference(parameters: int, *, on_gpu: bool) -> MemoryNeed:
     weights_bytes = COPY_BYTES * parameters
     return MemoryNeed(weights_bytes, 0) if on_gpu else MemoryNeed(0, weights_bytes)
-
-
-def teacher_of(config: Config) -> str | None:
-    """The directory of the model that the run distils."""
-    path: str | None = getattr(config.algorithm, "teacher", None)
-    return path
 
 
 def _teacher_elements(config: Config) -> int:
@@ -139,11 +154,6 @@ def _teacher_elements(config: Config) -> int:
 def _has_reference(config: Config) -> bool:
     """Whether the trainer has a reference. For a user's own algorithm only the trainer knows."""
     return getattr(config.algorithm, "kl", 0.0) > 0 and not config.reference_apart
-
-
-def tensor_elements(directory: Path) -> dict[str, int]:
-    """Elements of each tensor, from the headers of the safetensors files."""
-    return {name: math.prod(shape) for name, shape in tensor_shapes(directory).items()}
 
 
 def adapter_elements(directory: Path, adapter: Adapter) -> int:
@@ -158,68 +168,6 @@ def _native_adapter_bytes(config: Config, size: int) -> int:
         return 0
     shapes = adapter_shapes(Path(config.model.path), config.adapter).values()
     return slot_rank(config.adapter.rank or 0) * size * sum(map(sum, shapes))
-
-
-def adapter_shapes(directory: Path, adapter: Adapter) -> dict[str, tuple[int, ...]]:
-    """(outputs, inputs) of each matrix that gets an adapter. Raises: ConfigError: the model can have no such
-    adapter."""
-    matrices = {n.removesuffix(".weight"): s for n, s in tensor_shapes(directory).items() if len(s) > 1}
-    return {name: matrices[name] for name in adapter.layers(matrices)}
-
-
-def tensor_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    return {name: shape for file in weight_files(directory) for name, shape in _shapes(file).items()}
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The files that are loaded. A repository may have the same weights in other files too."""
-    if indexed := indexed_files(directory):
-        return indexed
-    single = directory / "model.safetensors"
-    files = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise DataError(f"{directory} has no *.safetensors file")
-    return files
-
-
-def indexed_files(directory: Path) -> list[Path]:
-    """The files that the directory's index names; empty if there is no index.
-
-    Raises: DataError: the index has no place for a tensor, or names a file that is no safetensors file in the
-    directory and so not part of the model.
-    """
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return []
-    with boundary("`model.path`", f"{index} does not say where each tensor is", DataError):
-        names = sorted({*json.loads(index.read_text())["weight_map"].values()})
-        outside = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
-    if outside:
-        raise DataError(
-            f"{index} names {outside[0]!r}: weights must be *.safetensors files in {directory} itself.\n"
-            "  What lies elsewhere is not part of the model: put the file there, and name it without a folder"
-        )
-    return [directory / name for name in names]
-
-
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path} is not a safetensors file: {error}") from error
-
-
-def read_model_config(directory: Path) -> dict[str, Any]:
-    with boundary("model", f"cannot read {directory / 'config.json'}", DataError):
-        return dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))
-
-
-def kv_token_bytes(model: dict[str, Any], size: int, num_devices: int = 1) -> int:
-    """Keys and values of one token in all layers, on one of `num_devices` devices. Raises: DataError: `model`
-    is not of a decoder."""
-    shape = _shape(model, {})
-    return 2 * shape.layers * max(1, shape.kv_heads // num_devices) * shape.head_dim * size
 
 
 def _check_ranks(shape: Shape, trainer: TrainerSection) -> None:
@@ -246,41 +194,3 @@ def _check_division(shape: Shape, num_devices: int, key: str) -> None:
             f"{key} ({num_devices}) devices cannot share the model: it has {', '.join(undivided)} a "
             f"layer.\n  Take a divisor of {math.gcd(*sizes.values())}"
         )
-
-
-def _shape(model: dict[str, Any], tensors: dict[str, int]) -> Shape:
-    """The shape of a model. If `model` has no vocabulary, the largest tensor counts as the embedding."""
-    layers, largest = Counter[str](), max(tensors.values(), default=0)
-    for name, elements in tensors.items():
-        layers["".join(re.findall(r"\.layers\.\d+\.", name))] += elements
-    other = layers.pop("", 0)
-    heads, hidden = _count(model, "num_attention_heads"), _count(model, "hidden_size")
-    routed = model.get("num_experts_per_tok") or 0
-    clamped = model.get("model_type") == "gpt_oss"  # `intermediate_size` is of one expert
-    return Shape(
-        layers=_count(model, "num_hidden_layers"),
-        hidden=hidden,
-        intermediate=_count(model, "intermediate_size", 4 * hidden) * (routed if clamped else 1),
-        vocabulary=_count(model, "vocab_size", max(1, largest // hidden)),
-        query_heads=heads,
-        kv_heads=_count(model, "num_key_value_heads", heads),
-        head_dim=_count(model, "head_dim", hidden // heads),
-        layer_weights=max(layers.values(), default=0),
-        other_weights=other,
-        largest_weight=largest,
-        routed=routed,
-        norms_after=model.get("model_type") in NORMS_AFTER,
-        clamped=clamped,
-        composed=bool(model.get("attn_logit_softcapping")) or model.get("model_type") in SINKS,
-    )
-
-
-def _count(model: dict[str, Any], key: str, default: int | None = None) -> int:
-    count = model.get(key) or default
-    if count is None:
-        raise DataError(f"the model's config.json has no {key!r}: is it a decoder model?")
-    if type(count) is not int or count < 1:
-        raise DataError(
-            f"the model's config.json has {count!r} as {key!r}: it must be a whole number above 0"
-        )
-    return count

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from millrace.config.schema import Config
 from millrace.core.types import Sampling
+from millrace.placement.memory.model_shape import Shape
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 32 << 20, 512 << 20
 """Bytes of float32 logits that the trainer computes at once (`trainer.row_logprobs`). On a GPU, few tokens
@@ -75,38 +76,6 @@ class ActivationMemory:
     def tokens_that_fit(self, room: float) -> int:
         """The largest micro-batch for which `room` bytes are enough."""
         return min(self.head.tokens_that_fit(room), self.layer.tokens_that_fit(room))
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The dimensions of a model, and numbers of weights: of the largest layer, outside layers, of the largest
-    tensor. `routed`: experts of a token. `composed`: no fused kernel computes attention.
-    `clamped`: experts' gates are gpt-oss's."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    vocabulary: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    layer_weights: int = 0
-    other_weights: int = 0
-    largest_weight: int = 0
-    routed: int = 0
-    norms_after: bool = False
-    composed: bool = False
-    clamped: bool = False
-
-    @property
-    def projection(self) -> int:
-        """Weights of the output projection."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def head_weights(self) -> int:
-        """Of an output projection that is not the embedding."""
-        return self.projection if self.other_weights >= 2 * self.projection else 0
 
 
 def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -> ActivationMemory:

@@ -1,0 +1,11 @@
+"""How many bytes does it need? All estimates of memory and disk. Of files, only headers are read.
+
+needs               each worker of a run, a checkpoint, the disk: from the model's directory
+activation_memory   what a step of the trainer or of a replica needs for a moment
+engine_memory       what a replica keeps, by its engine
+process_memory      what a process takes beside models
+planned_memory      a model and devices that are not here, by their dimensions: for the simulator
+model_shape         the dimensions of a model, bytes of a number, keys and values of a token
+
+`assign` adds these up on each device and host.
+"""
