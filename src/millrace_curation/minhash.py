@@ -6,6 +6,11 @@
 Source:
     Broder, On the resemblance and containment of documents, 1997; Leskovec, Rajaraman and Ullman, Mining of
     Massive Datasets, section 3.4. Unlike there, a pair that shares a band is compared exactly.
+
+The package `datasketch` (2.0) could make signatures and buckets. With the bands of `rows_per_band` it finds
+the same rows: 20,000 made-up texts, six thresholds. With bands of its own it misses 135 of 688 rows at 0.8.
+So that rule and the comparison would stay, and 30 lines of code would take the place of 43. It needs scipy,
+of 140 MB, and a plain install could not curate. So this stays.
 """
 
 from __future__ import annotations
