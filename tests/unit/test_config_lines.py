@@ -7,8 +7,8 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.config.freeze import as_toml
 from millrace.config.lines import key_lines
-from millrace.run_directory.toml import as_toml
 
 TEXT = '''# a comment
 

@@ -18,7 +18,7 @@ from millrace.devices.draft_head import DraftHead, first_head
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.drafts.trained_drafter import FIRST, MeasuredWorth, TrainedDraftingEngine
 from millrace.rollout.protocol import EngineOptions
-from millrace.run_directory.resume import check_resume
+from millrace.run.resume import check_resume
 
 
 def drafting_engine(model: Any, head: DraftHead | None, **options: Any) -> TrainedDraftingEngine:

@@ -15,8 +15,6 @@ import msgspec
 from millrace.algorithms import of_run
 from millrace.checks.model_problems import check_model, model_problems
 from millrace.checks.transport import refuse_transport
-from millrace.compose.compose import engine_options, place
-from millrace.compose.contradictions import contradictions, idle
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import Algorithm, FunctionAlgorithm
@@ -39,6 +37,8 @@ from millrace.placement.hosts import Layout
 from millrace.placement.needs import DTYPE_BYTES, Needs
 from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
+from millrace.run.compose import engine_options, place
+from millrace.run.contradictions import contradictions, idle
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
