@@ -82,6 +82,7 @@ async def two_versions(
         max_sequence_tokens=32,
         prefill_chunk=16,
         adapter_scale=loaded.adapter.scale,
+        keep_kv=False,
         probe=True,
     )
     served_by = EngineReplica("replica-0", "own", options, report_interval_s=0.05, open_reader=reader)

@@ -23,7 +23,7 @@ from millrace.run.resume import check_resume
 
 def drafting_engine(model: Any, head: DraftHead | None, **options: Any) -> TrainedDraftingEngine:
     usual = {"model_path": "", "device": "cpu", "slots": 16, "max_sequence_tokens": 320, "exact": True}
-    asked = EngineOptions(**usual | {"drafts": "trained"} | options)
+    asked = EngineOptions(**usual | {"drafts": "trained", "keep_kv": False, "probe": False} | options)
     try:
         engine = TrainedDraftingEngine(architecture_of(model.config), asked, eos_ids={EOS}, decode=None)
     except ConfigError as error:

@@ -91,6 +91,11 @@ class Keys(Section):
         return reward.episode_tokens or reward.turns * self.sampling.max_tokens
 
     @property
+    def keeps_kv(self) -> bool:
+        """A replica keeps keys and values of a trajectory that ends, because another turn may follow."""
+        return self.rollout.keep_kv and isinstance(self.reward, EnvironmentRewardSection)
+
+    @property
     def completion_tokens_max(self) -> int:
         """Most tokens that are sampled of one trajectory, in all of its turns."""
         reward, most = self.reward, self.rollout.max_sequence_tokens

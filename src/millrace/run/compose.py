@@ -383,7 +383,7 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
         prefill_chunk=rollout.prefill_chunk,
         exact=rollout.exact,
         recompute=rollout.recompute,
-        keep_kv=rollout.keep_kv and config.reward.kind == "environment",
+        keep_kv=config.keeps_kv,
         quantization=rollout.quantization,
         stepwise=rollout.stepwise,
         seeded=rollout.seeded,
