@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from millrace.config.freeze import as_toml
+from millrace.config.lines import as_toml
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS
 from millrace.config.tables.section import Section

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_models import EOS, collect, drain, make_exact_engine, make_model, make_work, prompt_of
 
-from millrace.checks.preflight import refuse_trained_drafts
+from millrace.config.goes_together import refuse_start
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling
@@ -119,11 +119,11 @@ def config_of(**sections: Any) -> Config:
     ],
 )
 def test_what_a_trained_drafter_cannot_go_with_is_refused_by_name(section: str, key: str, value: Any) -> None:
-    refuse_trained_drafts(config_of())
+    refuse_start(config_of())
     rollout = {"rollout": {"drafts": "trained"}}
     changed = rollout | {section: rollout.get(section, {}) | {key: value}}
     with pytest.raises(ConfigError, match=f"rollout.drafts.*trained.*`{section}.{key}`") as error:
-        refuse_trained_drafts(config_of(schedule={"kind": "synchronous"}, **changed))
+        refuse_start(config_of(schedule={"kind": "synchronous"}, **changed))
     assert "Set it to" in str(error.value)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from millrace.config.freeze import as_toml
+from millrace.config.lines import as_toml
 from millrace.config.load import load_as, parse_value, read_overrides
 from millrace.config.schema import Config
 from millrace.core.completion.columns import TokenColumns, token_array

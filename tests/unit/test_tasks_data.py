@@ -271,12 +271,11 @@ def test_a_changed_pattern_or_hub_is_noticed_by_digests(tmp_path, served):
 
     from millrace.run import content_digests as digests
 
-    served.setattr(digests, "teacher_of", lambda config: None)
-
     def of(task):
         return digests.content_digests(
             SimpleNamespace(
                 model=SimpleNamespace(path=str(tmp_path / "none")),
+                teacher=None,
                 by_part={"": SimpleNamespace(task=task)},
                 evaluations=(),
             )

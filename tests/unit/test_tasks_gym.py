@@ -5,12 +5,12 @@ import random
 import numpy as np
 import pytest
 
+from millrace.checks.preflight import contradictions
 from millrace.config.schema import Config
 from millrace.config.tables.task import GymRewardSection, GymTaskSection
 from millrace.core.types import Failed, Scored
 from millrace.rewards.reward_calls import Calls
 from millrace.rewards.rewards import GymReward
-from millrace.run.contradictions import contradictions
 from millrace.tasks import families
 from millrace.tasks.asked_row import row_digest
 from millrace.tasks.families import family_notes, read_families

@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from millrace.checks.first_try import FirstTry
-from millrace.config.freeze import as_toml, config_digest, dump
+from millrace.config.freeze import config_digest, dump
+from millrace.config.lines import as_toml
 from millrace.config.schema import Config
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.evaluation.due import due

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from millrace.checks.preflight import contradictions
+from millrace.config.inert import idle
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
-from millrace.run.contradictions import contradictions, idle
 
 BASE: dict[str, Any] = {
     "model": {"path": "m"},
