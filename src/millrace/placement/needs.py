@@ -125,20 +125,15 @@ def _reference(parameters: int, *, on_gpu: bool) -> MemoryNeed:
     return MemoryNeed(weights_bytes, 0) if on_gpu else MemoryNeed(0, weights_bytes)
 
 
-def teacher_of(config: Config) -> str | None:
-    """The directory of the model that the run distils."""
-    path: str | None = getattr(config.algorithm, "teacher", None)
-    return path
-
-
 def _teacher_elements(config: Config) -> int:
-    path = teacher_of(config)
+    path = config.teacher
     return 0 if path is None else sum(tensor_elements(Path(path)).values())
 
 
 def _has_reference(config: Config) -> bool:
     """Whether the trainer has a reference. For a user's own algorithm only the trainer knows."""
-    return getattr(config.algorithm, "kl", 0.0) > 0 and not config.reference_apart
+    a = config.policy_gradient
+    return a is not None and a.kl > 0 and not config.reference_apart
 
 
 def tensor_elements(directory: Path) -> dict[str, int]:
