@@ -9,7 +9,7 @@ ARG TORCH_BACKEND=cpu
 ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 
 RUN pip install --no-cache-dir uv \
-    && uv pip install --system --no-cache --torch-backend="$TORCH_BACKEND" 'torch>=2.11,<2.14'
+    && uv pip install --system --no-cache --torch-backend="$TORCH_BACKEND" 'torch>=2.11,<2.16'
 
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src

@@ -56,7 +56,6 @@ from typing import Any
 from common import parser_of, report, say, sized, table
 from players import OBSERVATION, Troupe
 
-from millrace.compose import compose
 from millrace.config.schema import Config
 from millrace.controller import decide, pace, patience
 from millrace.controller.controller import Controller
@@ -67,6 +66,7 @@ from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
+from millrace.run import compose
 from millrace.schedule.presets import build
 
 SLOTS, GROUP_SIZE = sized((64, 16), (16, 4))

@@ -132,6 +132,8 @@ def random_engine(config: Qwen3Config, sizes: Sizes, *, slots: int) -> TorchEngi
         slots=slots,
         max_sequence_tokens=sizes.prompt + sizes.new + 64,
         prefill_chunk=CHUNK,
+        keep_kv=False,
+        probe=False,
     )
     engine = TorchEngine(architecture_of(config), options, eos_ids=(), decode=None)
     for buffer in engine.standby_buffers():

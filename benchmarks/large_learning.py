@@ -132,7 +132,6 @@ def curves(seeds: range) -> Figures:
 
 
 def hour(name: str, minutes: float, seed: int, directory: Path) -> Figures:
-    from millrace.compose import compose
     from millrace.config.load import load
     from millrace.diagnose.examine import examine
     from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
@@ -141,6 +140,7 @@ def hour(name: str, minutes: float, seed: int, directory: Path) -> Figures:
     from millrace.observe.terminal import Terminal
     from millrace.quickstart.checks import checks
     from millrace.quickstart.saboteur import Saboteur
+    from millrace.run import compose
     from millrace.run_directory import run_directory
 
     directory.mkdir(parents=True)

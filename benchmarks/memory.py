@@ -134,7 +134,14 @@ def engine(directory: str) -> dict[str, int]:
         made.swap(version)
 
     def run() -> object:
-        options = EngineOptions(model_path=directory, device="cpu", slots=SLOTS, max_sequence_tokens=SEQUENCE)
+        options = EngineOptions(
+            model_path=directory,
+            device="cpu",
+            slots=SLOTS,
+            max_sequence_tokens=SEQUENCE,
+            keep_kv=False,
+            probe=False,
+        )
         made = open_engine(options)
         pull(made, 0)
         prompt = [3] * (SEQUENCE - 8)

@@ -25,13 +25,13 @@ from typing import Any
 from common import ENVIRONMENT, medians, parser_of, report, say, sized, table
 from peers.start import TASKS, make_untrained, write_prompts
 
-from millrace.compose import compose
 from millrace.config.load import load
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.events import Event
 from millrace.core.types import Finish, Group, State, StepRecord, Trajectory
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.log_files import opened
+from millrace.run import compose
 from millrace.run_directory import run_directory
 
 BATCH = GROUP_SIZE = 8

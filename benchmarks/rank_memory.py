@@ -149,8 +149,8 @@ def run_ranks(script: str, config: dict[str, Any], ranks: int, *more: str) -> li
 
 def said(config: dict[str, Any]) -> tuple[int, int]:
     """What `--dry-run` says of a rank, and the parameters of the model."""
-    from millrace.compose.compose import place
     from millrace.config.schema import Config
+    from millrace.run.compose import place
 
     placed = place(Config.model_validate(config)).main
     return placed.rank_peak_bytes, placed.needs.num_parameters

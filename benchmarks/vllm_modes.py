@@ -46,7 +46,13 @@ class Contestant:
 
     def __init__(self, directory: str, slots: int, ring: Any, *, kind: str = "vllm", **more: Any) -> None:
         options = EngineOptions(
-            model_path=directory, device="cpu", slots=slots, max_sequence_tokens=1088, **more
+            model_path=directory,
+            device="cpu",
+            slots=slots,
+            max_sequence_tokens=1088,
+            keep_kv=False,
+            probe=False,
+            **more,
         )
         self.engine = open_engine(kind, options)
         self._ring = ring

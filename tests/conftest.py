@@ -4,6 +4,7 @@ tests of whole runs share: a start, a run that nothing disturbed, and a quick wa
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -24,6 +25,9 @@ sys.path.append(str(Path(__file__).parents[1] / "studies"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in signal.SIGHUP, signal.SIGQUIT:
     signal.signal(number, signal.SIG_DFL)
+# Where there is no GPU, Triton interprets. It asks at its first import, which may be in any test.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # The garbage of one test may be collected in any other. Pytest's own hook raises where the stack is full.
 sys.unraisablehook = lambda _: None
 

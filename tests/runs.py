@@ -8,10 +8,10 @@ import string
 from pathlib import Path
 from typing import Any
 
-from millrace.compose import compose
 from millrace.config.load import load
 from millrace.core.events import Event, Sink
 from millrace.observe.sinks.jsonl import read_events
+from millrace.run import compose
 from millrace.run_directory import run_directory
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from millrace.compose.compose import PRELOAD
+from millrace.run.compose import PRELOAD
 from millrace.runtime import process
 from millrace.runtime.local import forkserver, launcher
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from millrace.config.lines import as_toml
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS
 from millrace.config.tables.section import Section
 from millrace.config.tree import default_kind, listed_table, plain_table, union_kinds
-from millrace.run_directory.toml import as_toml
 from millrace.sft.sft_config import SupervisedConfig
 from millrace_sim.config import SimulatedConfig
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.compose.interrupt import INTERRUPTED
 from millrace.config.load import load
 from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.observe.terminal import Check
+from millrace.run.interrupt import INTERRUPTED
 from millrace_chaos import aftermath
 from millrace_chaos.attack import POLL_S, QUIET_S_MAX
 from millrace_chaos.child_run import ChildRun

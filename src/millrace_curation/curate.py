@@ -14,7 +14,7 @@ from millrace.config.schema import Config
 from millrace.conversations.tokenizer import load_dated_tokenizer
 from millrace.core.errors import ConfigError, DataError
 from millrace.ledger import SqliteLedger
-from millrace.run_directory.content_digests import content_digests
+from millrace.run.content_digests import content_digests
 from millrace_curation import filters
 from millrace_curation.candidate import CandidateRow, Dropped, Reason
 from millrace_curation.contamination import EvaluationText, contaminated

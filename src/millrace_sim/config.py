@@ -6,11 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from millrace.config.tables.generation import Rollout
 from millrace.config.tables.schedules import Millrace, Schedule
 from millrace.config.tables.section import Section
 from millrace.config.tables.training import BatchShape
 from millrace_sim.costs.hardware import DEVICE_MTBF_H
 from millrace_sim.costs.transport import Transport
+
+_ROLLOUT = Rollout()
 
 
 class ReplicaKind(Section):
@@ -39,14 +42,14 @@ class ClusterSection(Section):
     """Devices of one replica."""
     other_replicas: tuple[ReplicaKind, ...] = ()
     """More replicas, on devices of other kinds: each kind has its own speed and KV room. All have `slots`."""
-    colocated: bool = False
+    colocated: bool = _ROLLOUT.colocated
     """Trainer and replicas use the same devices, in turns. `schedule` is one that `rollout.colocated` goes
     with."""
     dtype: Literal["bf16", "fp8"] = "bf16"
     """Number format of generation."""
     slots: int = Field(default=64, ge=1)
     """Trajectories that one replica decodes at the same time."""
-    keep_kv: bool = True
+    keep_kv: bool = _ROLLOUT.keep_kv
     """As `rollout.keep_kv`: keys and values of a trajectory stay between its turns, while there is room."""
     transport: Transport = "relay"
     """How weights reach the replicas."""

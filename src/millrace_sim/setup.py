@@ -8,6 +8,7 @@ from pathlib import Path
 from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
+from millrace.config.tables.schedules import redundant_samples
 from millrace.config.tables.task import EnvironmentRewardSection, ExactRewardSection, GymTaskSection, Reward
 from millrace.config.tables.training import Model
 from millrace.controller.context import LANES
@@ -144,7 +145,7 @@ def check_memory(config: SimulatedConfig) -> None:
 
 
 def workload_of(config: SimulatedConfig, quantum: int) -> Workload:
-    members = config.batch.group_size + getattr(config.schedule, "redundant_samples", 0)
+    members = config.batch.group_size + redundant_samples(config.schedule)
     lengths = lengths_of(config.lengths, members)
     drift = config.workload.drift
     if drift != 1.0:

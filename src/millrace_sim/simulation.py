@@ -303,7 +303,7 @@ def _fleet(scenario: Scenario, world: World, replicas: int) -> Fleet:
         "progress_interval_s": scale.progress_interval_s,
         "slice_s": scale.slice_s,
         "paged": scale.paged,
-        "keep_kv": rollout.keep_kv and config.reward.kind == "environment",
+        "keep_kv": config.keeps_kv,
         "costs": costs,
         "workload": workload,
         "asleep": rollout.colocated,

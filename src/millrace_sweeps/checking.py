@@ -16,9 +16,9 @@ from millrace.config.freeze import dump
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, MillraceError
-from millrace.run_directory.going_on import Start, begun_as, checkable, find_start, start_in
+from millrace.run.going_on import Start, begun_as, checkable, find_start, start_in
+from millrace.run.resume import diff
 from millrace.run_directory.models import CHECKPOINT
-from millrace.run_directory.resume import diff
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.run_lineage import read_parent
 from millrace_sweeps import trial_record as record

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from millrace.api.helper_process import WorkProcess, is_in_use
 from millrace.core.errors import MillraceError
-from millrace.run_directory.going_on import begun_as
+from millrace.run.going_on import begun_as
 from millrace.run_directory.models import is_finished
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_sweeps import trial_record as record

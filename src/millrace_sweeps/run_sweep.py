@@ -11,9 +11,9 @@ from rich.console import Console
 
 from millrace.api.configure import Components
 from millrace.api.sweep import SweepLike
-from millrace.compose.compose import place
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
+from millrace.run.compose import place
 from millrace.run_directory import run_directory
 from millrace_sweeps import trial_record as record
 from millrace_sweeps.board import Board, counts, ranking

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from millrace.compose.interrupt import INTERRUPTED
 from millrace.observe.terminal import Terminal, typed
+from millrace.run.interrupt import INTERRUPTED
 from millrace.runtime.process import interrupt_on_signals
 from millrace_sweeps.board import ranking
 from millrace_sweeps.decisions.space import trial_name

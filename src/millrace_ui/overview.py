@@ -18,7 +18,7 @@ from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.conversation_times import ENVIRONMENT, MODEL
 from millrace.observe.sinks.log_files import SLICE_BYTES
 from millrace.observe.summary import GENERATED, TRAINED
-from millrace.run_directory.resume import flat
+from millrace.run.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.run_lineage import read_parent
 from millrace.run_directory.views import tokenizer_of

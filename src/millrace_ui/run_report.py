@@ -9,7 +9,7 @@ from millrace.config.freeze import dump
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.ledger.reading.samples import Choice
 from millrace.observe.sinks.log_files import parts
-from millrace.run_directory.resume import flat
+from millrace.run.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui import page
 from millrace_ui.curves.cards import cards, legend

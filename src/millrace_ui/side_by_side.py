@@ -12,7 +12,7 @@ from rich.text import Text
 
 from millrace.api.comparison import RunComparison
 from millrace.observe.terminal import sparkline
-from millrace.run_directory.resume import ABSENT, diff
+from millrace.run.resume import ABSENT, diff
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.drawing import fragments
 from millrace_ui.drawing.fragments import spark

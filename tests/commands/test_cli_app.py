@@ -11,10 +11,10 @@ import pytest
 
 import millrace
 from millrace.cli import app, quickstart, train
-from millrace.compose.interrupt import INTERRUPTED
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, MillraceError, StorageError, after
 from millrace.observe.terminal import typed
+from millrace.run.interrupt import INTERRUPTED
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.seam import crossing, where
 

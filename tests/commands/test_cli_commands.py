@@ -15,7 +15,6 @@ from unittest.mock import ANY
 import pytest
 
 from millrace.cli.app import run
-from millrace.compose.interrupt import INTERRUPTED
 from millrace.config.load import load
 from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.completion.columns import token_array
@@ -25,6 +24,7 @@ from millrace.evaluation.trials import judge
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.jsonl import read_events
+from millrace.run.interrupt import INTERRUPTED
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.sft.warm_start import read_examples
 

@@ -19,13 +19,13 @@ from tests.long import long
 from tests.runs import summary
 
 from millrace.cli.app import run
-from millrace.compose import compose
 from millrace.config.load import load
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import LedgerError, WorkerError
 from millrace.core.placement import Host
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
+from millrace.run import compose
 from millrace.run_directory import run_directory
 from millrace.runtime import sockets
 

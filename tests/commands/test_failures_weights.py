@@ -16,7 +16,6 @@ import pytest
 from failure_rows import seen
 from tests.dishonest import IgnoresTemperature
 
-from millrace.compose import compose
 from millrace.config.freeze import dump
 from millrace.config.load import load
 from millrace.config.tables.schedules import Synchronous
@@ -30,6 +29,7 @@ from millrace.rollout import replica
 from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
 from millrace.rollout.replica import EngineReplica
+from millrace.run import compose
 from millrace.run_directory import run_directory
 from millrace.trainer.role import TorchTrainer
 from millrace.weights.relay import RelayWorker
@@ -82,6 +82,7 @@ async def two_versions(
         max_sequence_tokens=32,
         prefill_chunk=16,
         adapter_scale=loaded.adapter.scale,
+        keep_kv=False,
         probe=True,
     )
     served_by = EngineReplica("replica-0", "own", options, report_interval_s=0.05, open_reader=reader)

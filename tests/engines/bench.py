@@ -158,7 +158,13 @@ class Bench:
         self.model_name = model
         make_model(model, 0).save_pretrained(directory)
         make_character_tokenizer(directory, ALPHABET)
-        usual = {"slots": 8, "max_sequence_tokens": 256, "prefill_chunk": 64}
+        usual = {
+            "slots": 8,
+            "max_sequence_tokens": 256,
+            "prefill_chunk": 64,
+            "keep_kv": False,
+            "probe": False,
+        }
         usual["dtype"] = str(DTYPE).removeprefix("torch.")
         self.options = EngineOptions(model_path=str(directory), device=DEVICE, **(usual | options))
         self.engine = self.open_engine(kind)

@@ -27,6 +27,7 @@ class SteppedEngine:
         self._engine = BatchingEngine(
             slots=options.slots,
             kv_capacity_tokens=options.slots * options.max_sequence_tokens,
+            keep_kv=False,
             costs=A_STEP_A_SECOND,
             workload=Workload(),
         )

@@ -14,11 +14,11 @@ from tests.netns.test_chain_links import NUM_BYTES, cluster, model, version_byte
 from tests.relays import RelayProcess
 from tests.runs import events, summary, train, weights
 
-from millrace.compose import run_hosts as of_the_run
 from millrace.controller.state.chain import next_fetch
 from millrace.controller.state.relays import Relays
 from millrace.core.digest import NamedBuffer, digest_blocks
 from millrace.core.placement import Host as Placed
+from millrace.run import run_hosts as of_the_run
 from millrace.weights.manifest import make_manifest
 from millrace.weights.ring import open_writer
 

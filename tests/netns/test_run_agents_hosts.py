@@ -8,8 +8,8 @@ from tests.namespaces import hosts as namespaces
 from tests.runs import events, summary, train, weights
 from tests.turn_runs import make_agent_start
 
-from millrace.compose import run_hosts
 from millrace.core.placement import Host
+from millrace.run import run_hosts
 
 GB = 1_000_000_000
 

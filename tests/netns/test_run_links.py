@@ -11,8 +11,8 @@ from tests.long import long
 from tests.namespaces import hosts as namespaces
 from tests.runs import events, summary, train, weights
 
-from millrace.compose import run_hosts
 from millrace.core.placement import Host
+from millrace.run import run_hosts
 
 STEPS, GB = 60, 1_000_000_000
 STEP_S = 0.5  # of a step while the last host is behind

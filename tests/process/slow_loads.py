@@ -52,7 +52,9 @@ class SlowReplica(replica.EngineReplica):
         engine = SlowEngine(load_s, hangs=hangs)
         options: dict[str, Any] = {"report_interval_s": 0.1, "open_reader": "slow_loads:no_reader"}
         with patch.object(replica, "open_engine", lambda *_: engine):
-            super().__init__(name, "slow", EngineOptions(model_path=""), **options)
+            super().__init__(
+                name, "slow", EngineOptions(model_path="", keep_kv=False, probe=False), **options
+            )
 
 
 def no_reader(endpoint: object) -> None:

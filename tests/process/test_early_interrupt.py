@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.long import few
 
-from millrace.compose.interrupt import INTERRUPTED
+from millrace.run.interrupt import INTERRUPTED
 
 
 @pytest.mark.parametrize("after", few(["Run directory", "events.jsonl"]))

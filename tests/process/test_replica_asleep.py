@@ -14,7 +14,9 @@ from millrace.rollout.shared_replica import SharedReplica
 
 
 def make_replica(model_path: str) -> SharedReplica:
-    options = EngineOptions(model_path=model_path, device="cpu", slots=8, max_sequence_tokens=320)
+    options = EngineOptions(
+        model_path=model_path, device="cpu", slots=8, max_sequence_tokens=320, keep_kv=False, probe=False
+    )
     return SharedReplica(
         "replica-0", "own", options, report_interval_s=0.02, open_reader="replica_reader:FileReader"
     )

@@ -44,7 +44,13 @@ def model_of(seed: int) -> Any:
 
 def make_replica(model_path: str, *, probe: bool = False, **options: Any) -> EngineReplica:
     engine_options = EngineOptions(
-        model_path=model_path, device="cpu", slots=8, max_sequence_tokens=320, prefill_chunk=64, probe=probe
+        model_path=model_path,
+        device="cpu",
+        slots=8,
+        max_sequence_tokens=320,
+        prefill_chunk=64,
+        keep_kv=False,
+        probe=probe,
     )
     defaults = {"report_interval_s": 0.02, "open_reader": "replica_reader:FileReader"}
     return EngineReplica("replica-0", "own", engine_options, **(defaults | options))

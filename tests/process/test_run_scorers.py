@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.compose import compose
 from millrace.config.load import load
 from millrace.controller.fleet import live_reward_workers
 from millrace.core.events import Event
+from millrace.run import compose
 from millrace.run_directory import run_directory
 
 SLOW_AT_FIRST = """

@@ -10,8 +10,8 @@ import pytest
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run as command
-from millrace.compose import compose
 from millrace.config.load import load
+from millrace.run import compose
 from millrace.run_directory import run_directory
 
 pytestmark = pytest.mark.usefixtures("warm")

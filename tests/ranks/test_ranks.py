@@ -14,8 +14,8 @@ from tests.long import few, long
 from tests.runs import events, summary, train, weights
 
 from millrace.cli.app import run as command
-from millrace.compose import compose
 from millrace.observe.sinks.jsonl import read_events
+from millrace.run import compose
 from millrace.runtime.gang import GangHandle
 
 TWO = "trainer.shard=2"

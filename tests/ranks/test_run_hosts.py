@@ -105,7 +105,7 @@ def test_a_killed_relay_of_the_other_host_gets_the_newest_version_again(start, o
 
 
 def test_the_secret_of_the_relays_is_in_no_file_of_the_run(start, tmp_path, monkeypatch):
-    monkeypatch.setattr("millrace.compose.compose.token_hex", lambda num: "not-to-be-found" * num)
+    monkeypatch.setattr("millrace.run.compose.token_hex", lambda num: "not-to-be-found" * num)
     run = train(start, tmp_path / "run", TWO, "steps=1")
     assert events(run, "fetched")
     for path in run.path.rglob("*"):

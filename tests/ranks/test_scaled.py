@@ -10,10 +10,10 @@ import pytest
 from tests.long import long
 from tests.runs import events, summary
 
-from millrace.compose import compose, joining_hosts, scaling
 from millrace.config.load import load
 from millrace.core.errors import WorkerError
 from millrace.ledger.reading.reader import LedgerReader
+from millrace.run import compose, run_hosts, scaling
 from millrace.run_directory import run_directory
 from millrace_ui.record.views import run_view
 
@@ -157,6 +157,6 @@ def test_what_does_not_fit_is_refused_and_the_run_goes_on(start, tmp_path, monke
         with pytest.raises(WorkerError, match=r"stays at 1 replicas: no room for 1 more replica\."):
             await play.scale(2)
 
-    monkeypatch.setattr(joining_hosts, "read_memory", lambda: (10**12, 0))
+    monkeypatch.setattr(run_hosts, "read_memory", lambda: (10**12, 0))
     run = asyncio.run(Play(start, tmp_path / "run").go(deeds))
     assert summary(run)["ok"] and not events(run, "joined")

@@ -12,8 +12,8 @@ import pytest
 from tests.namespaces import refusal
 from tests.ray.nodes import nodes
 
-from millrace.compose.scaling import scale
 from millrace.core.events import Event
+from millrace.run.scaling import scale
 from millrace_chaos.child_run import ChildRun
 
 WAIT_S = 200.0

@@ -53,7 +53,7 @@ WITHOUT_TORCH = (
     "run_directory",
     "diagnose",
     "evaluation",
-    "compose",
+    "run",
     "checks",
     "serve",
     "millrace_curation",

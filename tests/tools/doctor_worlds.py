@@ -97,6 +97,8 @@ class World:
             device="cpu",
             slots=64,
             max_sequence_tokens=32,
+            keep_kv=False,
+            probe=False,
         )
         self._engine = open_engine(options)
         if self.keeps_cache:

@@ -162,7 +162,14 @@ def make_exact_engine(model: Any, version: int = 0, **options: Any) -> TorchEngi
 
 def make_engine(model: Any, version: int = 0, **options: Any) -> TorchEngine:
     ends, decode = options.pop("eos_ids", {EOS}), options.pop("decode", None)
-    usual = {"model_path": "", "device": "cpu", "slots": 16, "max_sequence_tokens": 320}
+    usual = {
+        "model_path": "",
+        "device": "cpu",
+        "slots": 16,
+        "max_sequence_tokens": 320,
+        "keep_kv": False,
+        "probe": False,
+    }
     asked = EngineOptions(**usual | options)
     engine = TorchEngine(architecture_of(model.config), asked, eos_ids=ends, decode=decode)
     weights_into(engine, model)

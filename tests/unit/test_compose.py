@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from ledger_records import ready_group, step_of
 
-from millrace.compose import compose
 from millrace.config.schema import Config
 from millrace.core import clock
 from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, LedgerError, StorageError, after
 from millrace.core.events import Events
 from millrace.episodes.agents.agent_process import DIRECTORY
 from millrace.ledger.sqlite import SqliteLedger
+from millrace.run import compose
 from millrace.run_directory.run_directory import RunDirectory, create
 
 CONFIG = Config.model_validate(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.long import covering, few
 
-from millrace.compose.interrupt import INTERRUPTED, run_stoppable
+from millrace.run.interrupt import INTERRUPTED, run_stoppable
 from millrace.runtime.process import ENDING
 from millrace.runtime.stacks import DUMP_STACKS
 
@@ -108,7 +108,7 @@ def test_an_error_of_the_body_is_raised() -> None:
 def test_the_second_signal_ends_the_process_at_once() -> None:
     program = (
         "import asyncio, os, signal\n"
-        "from millrace.compose.interrupt import run_stoppable\n"
+        "from millrace.run.interrupt import run_stoppable\n"
         "async def body(stop):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    await stop.wait()\n"
@@ -125,7 +125,7 @@ def sends(*numbers: int) -> str:
     """A program that sends itself these signals, one after another, and says when it has saved."""
     return (
         "import asyncio, os, signal, sys\n"
-        "from millrace.compose.interrupt import run_stoppable\n"
+        "from millrace.run.interrupt import run_stoppable\n"
         "async def body(stop):\n"
         f"    for number in {[int(number) for number in numbers]}:\n"
         "        os.kill(os.getpid(), number)\n"

@@ -9,8 +9,6 @@ import pytest
 from placement_needs import GB, ON_CPU
 from test_placement_hosts import config_for, host
 
-from millrace.compose import joining_hosts
-from millrace.compose.joining_hosts import Joining
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import LocalHosts, RayCluster, Runtime
 from millrace.controller.supervisor import WorkerSpec
@@ -19,6 +17,8 @@ from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement
 from millrace.placement.hosts import lay_out
 from millrace.placement.joining import Present
+from millrace.run import run_hosts
+from millrace.run.run_hosts import Joining
 
 
 def replica(name: str, place: Place) -> WorkerSpec:
@@ -45,7 +45,7 @@ def where(specs: list[WorkerSpec]) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining_hosts, "read_memory", lambda: (1_000 * GB, 1_000 * GB))
+    monkeypatch.setattr(run_hosts, "read_memory", lambda: (1_000 * GB, 1_000 * GB))
 
 
 def test_replicas_join_on_hosts_that_nobody_used_and_bring_a_relay() -> None:
@@ -57,7 +57,7 @@ def test_replicas_join_on_hosts_that_nobody_used_and_bring_a_relay() -> None:
 
 def test_a_relay_counts_where_it_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet, there = joining_on(host("a"), host("b", cores=4), replicas=1)
-    monkeypatch.setattr(joining_hosts, "read_memory", lambda: (1_000 * GB, 8 * GB))
+    monkeypatch.setattr(run_hosts, "read_memory", lambda: (1_000 * GB, 8 * GB))
     assert where(fleet.join(["replica-1"], there)) == ["a"], "b would need room for the relay, too"
 
 
@@ -65,7 +65,7 @@ def test_nodes_of_a_cluster_are_read_again(monkeypatch: pytest.MonkeyPatch) -> N
     fleet, there = joining_on(host("a"), host("b"), replicas=2, runtime=RayCluster(address="a:1"))
     assert where(fleet.join(["replica-2"], there)) == ["a"]
     cluster = Present((host("c"),), frozenset(), ("node d: it has no model",))
-    monkeypatch.setattr(joining_hosts, "wing", lambda name: lambda config, runtime: cluster)
+    monkeypatch.setattr(run_hosts, "wing", lambda name: lambda config, runtime: cluster)
     asyncio.run(fleet.look())
     [new] = fleet.join(["replica-2"], there)
     assert new.place.host == "c" and fleet.relay("c").name == "relay-c"
@@ -80,7 +80,7 @@ def test_why_nodes_cannot_be_used_is_said_where_there_is_no_room(monkeypatch: py
     fleet, there = joining_on(host("a"), host("b"), replicas=1, runtime=RayCluster(address="a:1"))
     small = replace_memory(host("c"), GB)
     cluster = Present((small,), frozenset({"a", "b"}), ("node d: it has no model",))
-    monkeypatch.setattr(joining_hosts, "wing", lambda name: lambda config, runtime: cluster)
+    monkeypatch.setattr(run_hosts, "wing", lambda name: lambda config, runtime: cluster)
     asyncio.run(fleet.look())
     with pytest.raises(
         ConfigError, match=r"no room for 1 more replica.*; node d: it has no model; c: the host has"
@@ -97,7 +97,7 @@ def test_a_cluster_that_cannot_be_reached_is_an_error(monkeypatch: pytest.Monkey
         raise WorkerError("gone")
 
     fleet, _ = joining_on(host("a"), replicas=1, runtime=RayCluster(address="a:1"))
-    monkeypatch.setattr(joining_hosts, "wing", lambda name: unreachable)
+    monkeypatch.setattr(run_hosts, "wing", lambda name: unreachable)
     with pytest.raises(WorkerError, match="gone"):
         asyncio.run(fleet.look())
 
@@ -107,12 +107,12 @@ def test_a_cluster_that_does_not_answer_holds_up_no_end(monkeypatch: pytest.Monk
     fleet, _ = joining_on(host("a"), replicas=1, runtime=RayCluster(address="a:1"))
     given_up = threading.Event()
     safety = threading.Timer(20.0, given_up.set)
-    monkeypatch.setattr(joining_hosts, "wing", lambda name: lambda config, runtime: given_up.wait())
+    monkeypatch.setattr(run_hosts, "wing", lambda name: lambda config, runtime: given_up.wait())
     safety.start()
     try:
         with pytest.raises(TimeoutError):
             asyncio.run(asyncio.wait_for(fleet.look(), 0.01))
-        monkeypatch.setattr(joining_hosts, "ANSWER_S", 0.01)
+        monkeypatch.setattr(run_hosts, "ANSWER_S", 0.01)
         with pytest.raises(WorkerError, match="has not listed its nodes"):
             asyncio.run(fleet.look())
         assert not given_up.is_set()

@@ -9,12 +9,11 @@ import pytest
 from ledger_records import ready_group, step_of
 from observe_events import step
 
-from millrace.compose.memory_events import MemoryReporter
-from millrace.compose.trajectory_sampler import TrajectorySampler, spread
 from millrace.conversations.tokenizer import make_character_tokenizer, open_decoder
 from millrace.core.events import Event, Events
 from millrace.core.types import Group, Trajectory
 from millrace.ledger import SqliteLedger
+from millrace.run.event_sources import MemoryReporter, TrajectorySampler, spread
 
 
 class EventRecorder:

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.cli.app import app
-from millrace.compose import scaling
-from millrace.compose.scaling import ScalingState, obey, scale, with_scaling
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, WorkerError
 from millrace.core.events import Events
+from millrace.run import scaling
+from millrace.run.scaling import ScalingState, obey, scale, with_scaling
 from millrace.run_directory.run_directory import RunDirectory
 
 

@@ -17,7 +17,6 @@ from tests.long import long
 
 from millrace.checks import derived
 from millrace.checks.preflight import preflight
-from millrace.compose import compose
 from millrace.config.freeze import dump
 from millrace.config.load import read_file, validate
 from millrace.config.schema import Config
@@ -26,6 +25,7 @@ from millrace.core.errors import MillraceError
 from millrace.core.placement import Host
 from millrace.core.types import BadPrompt, Prompt
 from millrace.episodes.first_look import FirstLook
+from millrace.run import compose
 from millrace_sim.costs.workload import LogNormal, Workload
 from millrace_sim.simulation import Scale, Scenario, simulate
 

@@ -14,8 +14,8 @@ from millrace.config.schema import Config
 from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.evaluation.evaluate import held_out_config
-from millrace.run_directory.content_digests import content_digests, refuse_other_content
-from millrace.run_directory.resume import check_resume
+from millrace.run.content_digests import content_digests, refuse_other_content
+from millrace.run.resume import check_resume
 
 GYM = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
 ACTS = '{ kind = "environment", path = "a.py:Act" }\n'

@@ -14,7 +14,6 @@ import pytest
 
 from millrace.api import run as api_run
 from millrace.api import work
-from millrace.compose import compose
 from millrace.config.freeze import NOT_KEPT, record, recorded, restore
 from millrace.config.load import load
 from millrace.config.schema import Config
@@ -25,7 +24,8 @@ from millrace.observe.sinks.open_sinks import open_sinks, refuse_unusable
 from millrace.placement.hosts import lay_out
 from millrace.placement.memory.activation_memory import ActivationMemory
 from millrace.placement.memory.needs import MemoryNeed, Needs
-from millrace.run_directory.resume import check_resume
+from millrace.run import compose
+from millrace.run.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")

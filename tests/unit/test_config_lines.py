@@ -7,8 +7,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.config.lines import key_lines
-from millrace.run_directory.toml import as_toml
+from millrace.config.lines import as_toml, key_lines
 
 TEXT = '''# a comment
 

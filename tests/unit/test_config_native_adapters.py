@@ -13,7 +13,6 @@ from placement_needs import ON_CPU
 from pydantic import ValidationError
 from safetensors.numpy import save_file
 
-from millrace.compose.compose import engine_options
 from millrace.config.goes_together import RANK_MAX
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
@@ -23,6 +22,7 @@ from millrace.placement.memory.engine_memory import SLOT_RANKS, MemoryNeed, slot
 from millrace.placement.memory.needs import read_needs
 from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import NativeAdapter
+from millrace.run.compose import engine_options
 from millrace.run_directory.run_directory import RunDirectory
 
 GB = 10**9

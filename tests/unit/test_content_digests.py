@@ -7,7 +7,7 @@ import pytest
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import DataError
-from millrace.run_directory.content_digests import content_digests, refuse_other_content
+from millrace.run.content_digests import content_digests, refuse_other_content
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from millrace.controller.evaluation.evaluation_state import Evaluations
 from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.completion.marked import unmarked
-from millrace.core.turns.turn_bounds import FIRST, TurnBounds
+from millrace.core.turns.turn_bounds import TurnBounds
 from millrace.core.types import (
     EvaluationRecord,
     Failed,
@@ -146,7 +146,7 @@ def test_an_attempt_goes_on_with_what_an_environment_answered_and_is_recorded_wi
 
 
 def test_an_attempt_begins_with_the_bounds_of_its_prompt() -> None:
-    prompt = Prompt(5, "row", token_array([1, 2]), "p", TurnBounds(2, ("x",)).metrics(FIRST))
+    prompt = Prompt(5, "row", token_array([1, 2]), "p", TurnBounds(2, ("x",)))
     work = PromptAttempt(0, 0, prompt, 1).lease(1, Sampling(max_tokens=4), 0, 0)
     assert (work.sampling.max_tokens, work.sampling.stop) == (2, ("x",))
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from millrace.compose import compose
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import LocalHosts, RayCluster
 from millrace.core.errors import WorkerError
 from millrace.core.placement import Gpu, Host
 from millrace.devices.device import torch_device
 from millrace.placement.memory.process_memory import CONTEXT_BYTES
+from millrace.run import compose
 from millrace.run_directory.run_directory import RunDirectory
 
 GB = 1_000_000_000

@@ -25,7 +25,7 @@ from millrace.core.errors import DataError
 from millrace.episodes.gateway.calls import CallOfTool, ChatTurn, RefusedCall
 from millrace.episodes.gateway.dialects.chat_completions import ChatDialect
 from millrace.episodes.gateway.rendering import Rendering
-from millrace.run_directory.resume import check_resume, with_date
+from millrace.run.resume import check_resume, with_date
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.serve.completions import Completions
 from millrace.tasks.chat import render

@@ -12,7 +12,6 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, whitened
 from millrace.algorithms.group import ComparedGroup, selected
-from millrace.compose.trajectory_sampler import spread
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.selection import RestSelection
 from millrace.controller.row_selection import RowRecord, keep_probability
@@ -20,6 +19,7 @@ from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.rounding import all_equal, reaches
 from millrace.core.types import Batch, Finish, Group, Scored, State, TrainGroup, TrainSequence, Trajectory
 from millrace.estimates.evaluation import Attempt, summarize
+from millrace.run.event_sources import spread
 from millrace.schedule.screen import screened_reward
 from millrace.trainer.metrics import batch_metrics, value_metrics
 from millrace_curation.gold import GOLD, GoldScore, judge_gold

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_models import EOS, collect, drain, make_exact_engine, make_model, make_work, prompt_of
 
-from millrace.checks.preflight import refuse_trained_drafts
+from millrace.config.goes_together import refuse_start
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.types import Sampling
@@ -18,12 +18,12 @@ from millrace.devices.draft_head import DraftHead, first_head
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.drafts.trained_drafter import FIRST, MeasuredWorth, TrainedDraftingEngine
 from millrace.rollout.protocol import EngineOptions
-from millrace.run_directory.resume import check_resume
+from millrace.run.resume import check_resume
 
 
 def drafting_engine(model: Any, head: DraftHead | None, **options: Any) -> TrainedDraftingEngine:
     usual = {"model_path": "", "device": "cpu", "slots": 16, "max_sequence_tokens": 320, "exact": True}
-    asked = EngineOptions(**usual | {"drafts": "trained"} | options)
+    asked = EngineOptions(**usual | {"drafts": "trained", "keep_kv": False, "probe": False} | options)
     try:
         engine = TrainedDraftingEngine(architecture_of(model.config), asked, eos_ids={EOS}, decode=None)
     except ConfigError as error:
@@ -119,11 +119,11 @@ def config_of(**sections: Any) -> Config:
     ],
 )
 def test_what_a_trained_drafter_cannot_go_with_is_refused_by_name(section: str, key: str, value: Any) -> None:
-    refuse_trained_drafts(config_of())
+    refuse_start(config_of())
     rollout = {"rollout": {"drafts": "trained"}}
     changed = rollout | {section: rollout.get(section, {}) | {key: value}}
     with pytest.raises(ConfigError, match=f"rollout.drafts.*trained.*`{section}.{key}`") as error:
-        refuse_trained_drafts(config_of(schedule={"kind": "synchronous"}, **changed))
+        refuse_start(config_of(schedule={"kind": "synchronous"}, **changed))
     assert "Set it to" in str(error.value)
 
 

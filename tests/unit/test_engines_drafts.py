@@ -71,7 +71,7 @@ def make_drafting(model: Any, drafter: Drafter | None = None, **options: Any) ->
     try:
         engine = DraftingEngine(
             architecture_of(model.config),
-            EngineOptions(**usual | {"exact": True} | options),
+            EngineOptions(**usual | {"exact": True, "keep_kv": False, "probe": False} | options),
             eos_ids=ends,
             decode=decode,
             drafter=drafter,

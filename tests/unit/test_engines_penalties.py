@@ -36,7 +36,15 @@ def work(
 
 
 def drafting_engine(model: Any) -> Any:
-    options = EngineOptions(model_path="", device="cpu", slots=8, max_sequence_tokens=128, drafts="earlier")
+    options = EngineOptions(
+        model_path="",
+        device="cpu",
+        slots=8,
+        max_sequence_tokens=128,
+        drafts="earlier",
+        keep_kv=False,
+        probe=False,
+    )
     engine = DraftingEngine(architecture_of(model.config), options, eos_ids={EOS}, decode=None)
     weights_into(engine, model)
     engine.swap(0)

@@ -81,7 +81,7 @@ def test_trajectories_in_flight_go_on_as_in_a_fresh_engine_that_resumes_them(nam
 def test_a_wide_model_is_packed_anew_after_each_swap_and_after_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies are plain here, so that this holds on any CPU."""
     copies: list[torch.Tensor] = []
-    monkeypatch.setattr(row_matmul, "packing_pays", lambda: True)
+    monkeypatch.setattr(row_matmul, "packing_pays", lambda weight: True)
     monkeypatch.setattr(row_matmul, "packed", lambda weight: copies.append(weight.clone()) or copies[-1])
     monkeypatch.setattr(row_matmul, "matmul_packed", lambda x, copy: x @ copy.t())
     monkeypatch.setattr(row_matmul, "WIDE", 8)

@@ -23,7 +23,7 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Batch
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.run_directory.going_on import Start, begun_as, find_start, start_in, with_model
+from millrace.run.going_on import Start, begun_as, find_start, start_in, with_model
 from millrace.run_directory.models import served_config
 from millrace.run_directory.run_directory import RunDirectory, create
 from millrace.run_directory.run_lineage import START, moments_of, read_parent

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from millrace.config.lines import as_toml
 from millrace.config.load import load_as, parse_value, read_overrides
 from millrace.config.schema import Config
 from millrace.core.completion.columns import TokenColumns, token_array
@@ -28,7 +29,6 @@ from millrace.ledger.codec import (
     version_runs,
 )
 from millrace.observe.sinks.jsonl import read_events
-from millrace.run_directory.toml import as_toml
 from millrace.runtime.local.framing import WRITE_BYTES, Framing, Kind
 from millrace.weights.manifest import make_manifest
 

@@ -8,10 +8,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from ledger_records import ready_group
+from ledger_records import make_group, ready_group
 
+from millrace.controller import episode
 from millrace.core.errors import LedgerError
-from millrace.core.types import Finish, State
+from millrace.core.turns.turn_bounds import UNBOUNDED, EpisodeBounds, TurnBounds
+from millrace.core.types import Finish, Sampling, State
 from millrace.ledger import SqliteLedger, opening
 from millrace.ledger.failures import ledger_failures
 from millrace.ledger.reading.reader import LedgerReader
@@ -101,6 +103,7 @@ LIVE_INDEX = "CREATE INDEX trajectories_live ON trajectories (state, group_id) W
         (5, f"{LIVE_INDEX} ('buffered', 'queued'); DELETE FROM counts WHERE name = 'waiting'; {NO_DIGESTS}"),
         (6, f"{LIVE_INDEX} ('buffered', 'queued', 'waiting'); {NO_DIGESTS}"),
         (7, NO_DIGESTS),
+        (8, ""),
     ],
 )
 def test_a_file_of_an_older_format_goes_on_in_the_present_format(
@@ -125,8 +128,39 @@ def test_a_file_of_an_older_format_goes_on_in_the_present_format(
     ledger = SqliteLedger(path, run={})
     recovered = ledger.recover().groups
     assert [m.state for m in recovered[-1].members][:1] == [State.WAITING]
-    assert [one.row_digest for one in recovered] == ["", "0123456789abcdef"]
+    assert [one.row_digest for one in recovered] == ["" if changes else "0f", "0123456789abcdef"]
     ledger.close()
+
+
+def test_bounds_of_turns_that_were_metrics_go_on_as_bounds(path: Path) -> None:
+    """Up to format 8 they were metrics by these names."""
+    names = {f"first_turn:{name}": 1.0 for name in ("stop:\n\n", "stop_id:9")} | {
+        "first_turn:max_tokens": 3.0
+    }
+    names |= {"next_turn:max_tokens": 2.0, "next_turn:stop:END": 1.0, "next_turn:stop_id:11": 1.0}
+    names |= {"next_turn:stop_id:4": 1.0}
+    bounds = EpisodeBounds(TurnBounds(3, ("\n\n",), (9,)), TurnBounds(2, ("END",), (4, 11)))
+    ledger = SqliteLedger(path, run={})
+    ledger.admit([group := make_group(0)])
+    bounded, free = group.members
+    bounded.metrics, free.metrics = {"turn_1": 0.5, **names}, {"turn_1": 0.25}
+    ledger.close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 8")
+    db.close()
+    before = path.read_bytes()
+    with LedgerReader(path) as reader:  # a look changes nothing
+        shown = reader.trajectory(bounded.trajectory_id)
+    assert path.read_bytes() == before
+    ledger = SqliteLedger(path, run={})
+    found = ledger.recover().groups[0].members
+    assert [one.bounds for one in (shown, *found)] == [bounds, bounds, UNBOUNDED]
+    assert [one.metrics for one in (shown, *found)] == [{"turn_1": 0.5}, {"turn_1": 0.5}, {"turn_1": 0.25}]
+    lease = episode.work(found[0], group.prompt, Sampling(max_tokens=8), 0, 0)
+    assert lease.sampling == Sampling(max_tokens=3, stop=("\n\n",), stop_token_ids=(9,))
+    ledger.close()
+    with LedgerReader(path) as reader:
+        assert reader.trajectory(bounded.trajectory_id).bounds == bounds
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9])

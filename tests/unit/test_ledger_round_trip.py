@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ledger_records import complete, grow, lease, make_group, ready_group, restart, step_of
 
 from millrace.core.completion.columns import TokenColumns
+from millrace.core.turns.turn_bounds import UNBOUNDED, EpisodeBounds, TurnBounds
 from millrace.core.types import (
     TERMINAL,
     BadPrompt,
@@ -52,6 +53,23 @@ def test_every_field_of_a_group_comes_back(path: Path) -> None:
     group.members[0].finish = Finish.LENGTH
     ledger.admit([group])
     assert reopen(ledger, path).recover().groups == [group]
+
+
+def test_the_bounds_of_a_turn_come_back_and_go_with_the_turn(path: Path) -> None:
+    ledger = SqliteLedger(path, run={})
+    ledger.admit([group := make_group(0)])
+    first = group.members[0]
+    first.metrics, first.bounds = {"next_turn:x": 1.0}, EpisodeBounds(next=TurnBounds(2, ("END",), (4, 11)))
+    ledger.close()
+    ledger = SqliteLedger(path, run={})
+    found = ledger.recover().groups[0].members[0]
+    assert (found.metrics, found.bounds) == (first.metrics, first.bounds)
+    found.bounds = UNBOUNDED
+    ledger.update([found])
+    ledger.close()
+    ledger = SqliteLedger(path, run={})
+    assert ledger.recover().groups[0].members[0].bounds == UNBOUNDED
+    ledger.close()
 
 
 def test_log_probs_come_back_bit_for_bit(path: Path) -> None:

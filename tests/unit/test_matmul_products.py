@@ -24,7 +24,7 @@ needs_onednn = pytest.mark.skipif(
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (matmul, on_cpu, row_matmul):
         monkeypatch.setattr(module, "by_onednn", lambda: True)
-    monkeypatch.setattr(row_matmul, "packing_pays", lambda: True)
+    monkeypatch.setattr(row_matmul, "packing_pays", lambda weight: True)
 
 
 def test_only_a_processor_of_amd_with_avx_512_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,11 +36,25 @@ def test_only_a_processor_of_amd_with_avx_512_uses_it(monkeypatch: pytest.Monkey
     assert not matmul.by_onednn.__wrapped__()
 
 
-def test_matrices_are_packed_with_avx_512_only(monkeypatch: pytest.MonkeyPatch) -> None:
+SMALL, LARGE = torch.empty(128, 512, device="meta"), torch.empty(3072, 576, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("capability", "vendor", "pays"),
+    [
+        ("AVX512", "AuthenticAMD", [True, True]),
+        ("AVX512", "GenuineIntel", [False, True]),
+        ("AVX2", "GenuineIntel", [False, False]),
+        ("DEFAULT", "GenuineIntel", [False, False]),
+    ],
+)
+def test_large_matrices_are_packed_with_avx_512_and_small_ones_on_amd(
+    monkeypatch: pytest.MonkeyPatch, capability: str, vendor: str, pays: list[bool]
+) -> None:
     monkeypatch.setattr(matmul, "packs", lambda dtype: True)
-    for capability, pays in (("AVX512", True), ("AVX2", False), ("DEFAULT", False)):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda named=capability: named)
-        assert matmul.packing_pays.__wrapped__() is pays
+    monkeypatch.setattr(matmul, "by_onednn", lambda: vendor == "AuthenticAMD")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert [matmul.packing_pays(weight) for weight in (SMALL, LARGE)] == pays
 
 
 @needs_onednn

@@ -14,11 +14,11 @@ from safetensors.numpy import save_file
 from millrace.checks import preflight as preflight_module
 from millrace.checks import transport
 from millrace.checks.preflight import preflight
-from millrace.compose import compose
 from millrace.config.schema import Config
 from millrace.core import extras
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Gpu, Host
+from millrace.run import compose
 from millrace_ray.places import Node
 
 MODEL = {

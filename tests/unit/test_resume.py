@@ -12,7 +12,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tree import leaves
 from millrace.core.errors import ConfigError
-from millrace.run_directory.resume import FREE_ON_RESUME, check_resume, diff
+from millrace.run.resume import FREE_ON_RESUME, check_resume, diff
 
 BASE = '[model]\npath = "m"\n[task]\nkind = "gym"\nname = "gcd"\n[reward]\nkind = "gym"\n'
 

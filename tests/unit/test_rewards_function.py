@@ -152,7 +152,7 @@ def test_a_function_of_verl_gets_the_reference_and_its_columns(score):
         (
             "never",
             "verl",
-            "needs `completion`, which nothing provides\. Offered, .*: data_source, extra_info, ",
+            r"needs `completion`, which nothing provides\. Offered, .*: data_source, extra_info, ",
         ),
     ],
 )

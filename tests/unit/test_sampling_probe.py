@@ -24,7 +24,7 @@ VOCABULARY = 500
 @pytest.fixture
 def options(tmp_path: Path) -> EngineOptions:
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
-    return EngineOptions(model_path=str(tmp_path))
+    return EngineOptions(model_path=str(tmp_path), keep_kv=False, probe=True)
 
 
 def honest(seed: int = 0, spread: float = 2.5) -> Categorical:

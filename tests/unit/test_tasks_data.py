@@ -269,14 +269,13 @@ def test_without_a_hub_and_a_cache_the_error_names_both_and_what_to_do(monkeypat
 def test_a_changed_pattern_or_hub_is_noticed_by_digests(tmp_path, served):
     from types import SimpleNamespace
 
-    from millrace.run_directory import content_digests as digests
-
-    served.setattr(digests, "teacher_of", lambda config: None)
+    from millrace.run import content_digests as digests
 
     def of(task):
         return digests.content_digests(
             SimpleNamespace(
                 model=SimpleNamespace(path=str(tmp_path / "none")),
+                teacher=None,
                 by_part={"": SimpleNamespace(task=task)},
                 evaluations=(),
             )

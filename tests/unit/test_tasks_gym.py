@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from millrace.compose.contradictions import contradictions
+from millrace.checks.preflight import contradictions
 from millrace.config.schema import Config
 from millrace.config.tables.task import GymRewardSection, GymTaskSection
 from millrace.core.types import Failed, Scored

@@ -17,7 +17,7 @@ from millrace.core.errors import ConfigError, RewardError
 from millrace.core.types import Finish, ScoreRequest
 from millrace.episodes.reward_worker import TaskRewardWorker
 from millrace.evaluation.evaluate import held_out_config
-from millrace.run_directory.content_digests import content_digests
+from millrace.run.content_digests import content_digests
 from millrace.tasks.parts import place
 from millrace_curation.task_rows import read_candidates
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from observe_events import step
 
-from millrace.compose.interrupt import INTERRUPTED
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Event, Events
 from millrace.observe.sinks import open_sinks
+from millrace.run.interrupt import INTERRUPTED
 
 HANGS = """
 import asyncio, atexit, json, os, signal, sys, threading
 from pathlib import Path
-from millrace.compose.interrupt import run_stoppable
+from millrace.run.interrupt import run_stoppable
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Events
 from millrace.observe.sinks import trackers

@@ -13,7 +13,6 @@ from observe_events import event, step
 from tests.look_runs import config
 
 from millrace.cli.app import run as millrace
-from millrace.compose.trajectory_sampler import TrajectorySampler
 from millrace.config.freeze import record
 from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.conversations.tokenizer import make_character_tokenizer
@@ -31,6 +30,7 @@ from millrace.observe.live.status import Status
 from millrace.observe.shown_samples import as_markdown, outcome_line, render_sample
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.observe.terminal import Terminal
+from millrace.run.event_sources import TrajectorySampler
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import tokenizer_of, trajectory_record
 from millrace_ui.drawing.fragments import sample as sample_html

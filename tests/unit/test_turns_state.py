@@ -10,7 +10,7 @@ from millrace.controller.state.groups import make_batch
 from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.turns.metric_names import ENVIRONMENT_S
-from millrace.core.turns.turn_bounds import FIRST, NEXT, NO_BOUNDS, TurnBounds
+from millrace.core.turns.turn_bounds import NO_BOUNDS, TurnBounds
 from millrace.core.types import Failed, Finish, Observed, Progress, Prompt, Scored, State, Work
 from millrace.rollout.continuation import Continuation
 from millrace.schedule.view import QueuedView
@@ -25,9 +25,7 @@ def started(bounds: TurnBounds = NO_BOUNDS, *, one_version: bool = False) -> tup
     for name in ("a", "b"):
         state.replicas.up(name, 1)
         state.replicas.served(name, 0)
-    _, works = state.admit(
-        Prompt(0, "row-0", token_array([1, 2]), "text", bounds.metrics(FIRST)), "a", now_s=0.0
-    )
+    _, works = state.admit(Prompt(0, "row-0", token_array([1, 2]), "text", bounds), "a", now_s=0.0)
     return state, works[0]
 
 
@@ -179,7 +177,7 @@ def test_the_bounds_of_a_request_bound_its_turn_alone() -> None:
     turn(state, work, [5, 3], finish=Finish.LENGTH)
     trajectory = state.trajectories[0]
     assert (trajectory.state, trajectory.finish) == (State.WAITING, Finish.TURN)
-    state.score(0, Observed(token_array([7]), TurnBounds(1).metrics(NEXT)))
+    state.score(0, Observed(token_array([7]), bounds=TurnBounds(1)))
     again = state.lease(trajectory, "a")
     assert (again.sampling.max_tokens, again.sampling.stop) == (3 + 1, NUMBERS.sampling.stop)
     assert again.sampling.stop_token_ids == NUMBERS.sampling.stop_token_ids
@@ -216,7 +214,7 @@ def test_a_turn_without_room_for_a_token_has_no_bound_to_reach() -> None:
 def test_an_episode_that_begins_again_has_its_first_bounds() -> None:
     state, work = started(TurnBounds(2), one_version=True)
     turn(state, work, [5, 3])
-    state.score(0, Observed(token_array([7]), TurnBounds(1, ("x",)).metrics(NEXT)))
+    state.score(0, Observed(token_array([7]), bounds=TurnBounds(1, ("x",))))
     state.restart(state.trajectories[0])
     again = state.lease(state.trajectories[0], "a")
     assert (again.sampling.max_tokens, again.sampling.stop) == (2, NUMBERS.sampling.stop)

@@ -29,7 +29,14 @@ def config_of(rollout: dict[str, Any], **sections: Any) -> Config:
 
 
 def options_of(path: Path, **options: Any) -> EngineOptions:
-    usual = {"slots": 16, "max_sequence_tokens": 256, "draft_tokens": 3, "draft_rows_max": 4}
+    usual = {
+        "slots": 16,
+        "max_sequence_tokens": 256,
+        "draft_tokens": 3,
+        "draft_rows_max": 4,
+        "keep_kv": False,
+        "probe": False,
+    }
     return EngineOptions(model_path=str(path), **(usual | options))
 
 

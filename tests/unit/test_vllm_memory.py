@@ -27,7 +27,7 @@ def test_a_worker_on_a_gpu_sleeps_without_weights_and_wakes() -> None:
 
 @pytest.mark.parametrize("colocated", [True, False])
 def test_only_a_device_in_turns_has_sleep_mode(colocated: bool) -> None:
-    options = EngineOptions(model_path="none", colocated=colocated)
+    options = EngineOptions(model_path="none", colocated=colocated, keep_kv=False, probe=False)
     arguments = _memory(options, torch.bfloat16, torch.device("cuda"))
     assert arguments["enable_sleep_mode"] is colocated
 

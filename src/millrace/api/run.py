@@ -19,7 +19,6 @@ from millrace.api.helper_process import WorkProcess, ask
 from millrace.api.messages import info
 from millrace.api.record_list import Records
 from millrace.api.run_curves import RunCurves
-from millrace.compose.scaling import TIMEOUT_S, scale
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
@@ -31,9 +30,10 @@ from millrace.diagnose.diagnosis import Diagnosis, diagnosis_of
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
+from millrace.run.resume import check_resume
+from millrace.run.scaling import TIMEOUT_S, scale
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import is_finished
-from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_lineage import read_parent
 from millrace.run_directory.views import completions_of, evaluations_view, tokenizer_of, trajectory_record
 

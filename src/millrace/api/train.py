@@ -16,8 +16,8 @@ from millrace.api.messages import info
 from millrace.api.run import Run
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
+from millrace.run.going_on import Start, find_start, start_in
 from millrace.run_directory import run_directory
-from millrace.run_directory.going_on import Start, find_start, start_in
 from millrace.run_directory.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # a stub alone

@@ -18,11 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from millrace.compose.interrupt import run_stoppable
-from millrace.compose.leave import leave
 from millrace.core.errors import MillraceError, alone
 from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
+from millrace.run.interrupt import leave, run_stoppable
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.stacks import survive_dumps
 
@@ -30,7 +29,7 @@ from millrace.runtime.stacks import survive_dumps
 def train(run: str, from_version: int | None = None, notify: str | None = None) -> dict[str, Any]:
     """Train the run in a directory, or resume it. `notify` is the whole address, of which the directory has a
     part. In the answer, `ended` is False if the caller stopped the run."""
-    from millrace.compose import compose
+    from millrace.run import compose
 
     directory = RunDirectory(Path(run))
     config = directory.read_config()
@@ -67,7 +66,7 @@ def check(run: str) -> list[str]:
 
 def begin(run: str, parent: str, source: str, version: int, moments: bool) -> None:
     """Write the start of a new run into its directory. The directory is removed on an error."""
-    from millrace.run_directory.going_on import Start
+    from millrace.run.going_on import Start
 
     Start(RunDirectory(Path(parent)), Path(source), version, moments).write(RunDirectory(Path(run)))
 

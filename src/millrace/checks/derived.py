@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from millrace.checks.first_try import FirstTry
-from millrace.compose.compose import place
 from millrace.config.freeze import config_digest, dump
+from millrace.config.lines import as_toml
 from millrace.config.schema import Config
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.controller.evaluation.due import due
@@ -18,7 +18,7 @@ from millrace.core.types import Abstain, Scored
 from millrace.observe.terminal import Terminal
 from millrace.placement import describe
 from millrace.placement.assign import size
-from millrace.run_directory.toml import as_toml
+from millrace.run.compose import place
 from millrace.schedule.deadlines import unbounded_groups_max
 from millrace.schedule.presets import build
 from millrace.schedule.schedule import Schedule

@@ -13,7 +13,7 @@ from millrace.config.tables.generation import SamplingConfig
 from millrace.conversations import tokenizer
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import JAX_TRAINER, TRAINER, refuse_unsupported
-from millrace.placement.model_directory import read_model_config, teacher_of
+from millrace.placement.model_directory import read_model_config
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.trainer.files.tokens import refuse_other_tokens
 
@@ -49,7 +49,7 @@ def check_model(config: Config) -> None:
             if supported is not None:
                 refuse_unsupported(filled_in(model), supported)
         longest = positions(model)
-    if (teacher := teacher_of(config)) is not None:
+    if (teacher := config.teacher) is not None:
         refuse_other_tokens(teacher, config.model.path)
     _check_tokens(config.sampling, model.get("vocab_size"))
     if config.sampling.routing and not (model.get("num_experts") or model.get("num_local_experts")):

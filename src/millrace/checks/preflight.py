@@ -15,9 +15,9 @@ import msgspec
 from millrace.algorithms import of_run
 from millrace.checks.model_problems import check_model, model_problems
 from millrace.checks.transport import refuse_transport
-from millrace.compose.compose import engine_options, place
-from millrace.compose.contradictions import contradictions, idle
 from millrace.config.carried import is_carried
+from millrace.config.goes_together import oversized, refuse_start, uncorrected, unless_allowed
+from millrace.config.inert import idle
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import Algorithm, FunctionAlgorithm
 from millrace.config.tables.generation import Rollout
@@ -38,11 +38,13 @@ from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
 from millrace.placement.memory.needs import Needs, disk_bytes
 from millrace.placement.memory.process_memory import TRAJECTORY_BYTES
-from millrace.rollout.engine_kinds import refuse_unable
+from millrace.rollout.engine_kinds import cut_sampling, refuse_unable
 from millrace.rollout.protocol import EngineOptions
+from millrace.run.compose import engine_options, place
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.local.spawned import PYTHON_MIN
 from millrace.schedule.presets import build
+from millrace.tasks.families import false_positives
 from millrace.tasks.prepare import prepare_rows
 from millrace.weights.store.directory import Directory
 
@@ -50,7 +52,6 @@ TEMPORARY_CHECKPOINTS = 1  # written before the oldest kept checkpoint is delete
 THREADS = "OMP_NUM_THREADS"
 PYTHON_S = 60.0
 PROCESSES_PER_CORE = 32
-ROUNDS_MAX = 100
 
 
 def preflight(config: Config, run_path: Path) -> list[str]:
@@ -62,8 +63,9 @@ def preflight(config: Config, run_path: Path) -> list[str]:
     if missing:
         raise ConfigError("\n".join(missing))
     refuse_unable(config)
-    refuse_trained_drafts(config)
-    _check_states(config)
+    refuse_start(config)
+    if config.optimizer.states != "float32":
+        refuse_missing("torchao", '`optimizer.states` ("8bit")', "leave the key at float32")
     check_model(config)
     layout = place(config)
     placed = layout.main
@@ -91,10 +93,21 @@ def preflight(config: Config, run_path: Path) -> list[str]:
         *describe.tight(layout, config),
         *gpu_advice(placed, config),
         *idle(config),
-        *_size_warnings(config, layout),
+        *oversized(config),
+        *_core_warnings(config, layout),
         *_thread_warnings(config),
         *_sandbox_warnings(config),
     ]
+
+
+def contradictions(config: Config) -> list[str]:
+    """Where each key alone is right: every contradiction that `allow` does not name. Empty: none."""
+    return unless_allowed(
+        config,
+        uncorrected=uncorrected(config),
+        cut_sampling=cut_sampling(config),
+        false_positives=false_positives(config),
+    )
 
 
 def _sandbox_warnings(config: Config) -> Iterator[str]:
@@ -154,25 +167,6 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
         f"{existing} has {size(free)} free, but {count} checkpoints and the exported model need "
         f"{size(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` ({checkpoints.keep})"
     )
-
-
-def _check_states(config: Config) -> None:
-    """Raises: ConfigError: 8-bit moments lack their library, or the trainer has several ranks."""
-    if config.optimizer.states == "float32":
-        return
-    refuse_missing("torchao", '`optimizer.states` ("8bit")', "leave the key at float32")
-    if config.trainer.ranks > 1:
-        raise ConfigError(
-            f'`optimizer.states` ("8bit") is for a trainer of one rank, and this one has '
-            f"{config.trainer.ranks}: another number of ranks could not read its checkpoints.\n"
-            "  Leave it at float32, which the ranks divide, or set `trainer.shard`, `trainer.tensor` and "
-            "`trainer.sequence` to 1"
-        )
-    if config.trainer.offload:
-        raise ConfigError(
-            '`optimizer.states` ("8bit") cannot be offloaded: CPUs update 8-bit moments 150 times slower.\n'
-            "  Leave it at float32, or set `trainer.offload` to false"
-        )
 
 
 def _check_python(rollout: Rollout) -> None:
@@ -243,25 +237,10 @@ def _check_step(config: Config, memory_bytes: int) -> None:
         )
 
 
-def _size_warnings(config: Config, layout: Layout) -> Iterator[str]:
-    """More replicas than cores, batches so large that they hardly end, or a warm-up longer than the run."""
+def _core_warnings(config: Config, layout: Layout) -> Iterator[str]:
+    """More replicas, or more ranks of the trainer, than cores."""
     placed, cores = layout.main, sum(placed.host.cores for placed in layout.placements)
-    replicas, each = config.rollout.replicas, config.trajectories_per_step
-    slots = replicas * config.rollout.slots
-    if each > ROUNDS_MAX * slots:
-        batch, tokens = config.batch, config.sampling.max_tokens
-        yield (
-            f"a step takes {each:,} trajectories, `batch.prompts` ({batch.prompts:,}) x `batch.group_size` "
-            f"({batch.group_size:,}), and `rollout.replicas` x `rollout.slots` generate {slots:,} at a time. "
-            f"A step waits for {each // slots:,} completions one after the other, of up to "
-            f"`sampling.max_tokens` ({tokens:,}) tokens: lower `batch.group_size` or `batch.prompts`, to "
-            f"{ROUNDS_MAX * slots:,} trajectories or fewer"
-        )
-    if config.optimizer.warmup_steps > config.steps:
-        yield (
-            f"`optimizer.warmup_steps` ({config.optimizer.warmup_steps:,}) is more than `steps` "
-            f"({config.steps:,}): the learning rate never reaches `optimizer.lr`"
-        )
+    replicas = config.rollout.replicas
     here = 0 if config.rollout.servers else replicas * config.rollout.tensor
     if placed.device == "cpu" and here > cores:
         of_ranks = "" if config.rollout.tensor == 1 else f" of {config.rollout.tensor} processes"
@@ -285,33 +264,3 @@ def _thread_warnings(config: Config) -> Iterator[str]:
             f"{THREADS}={threads} with {processes} torch processes on {cores} cores: threads that divide a "
             "product wait for one another. Unset it, and the placement chooses"
         )
-
-
-def refuse_trained_drafts(config: Config) -> None:
-    """Raises: ConfigError: the run wants a trained drafter, and has what a drafter was not written for."""
-    if config.rollout.drafts == "trained" and (reason := next(_reasons(config), "")):
-        raise ConfigError(f'`rollout.drafts` ("trained") {reason}, or `rollout.drafts` to "earlier"')
-
-
-def _reasons(config: Config) -> Iterator[str]:
-    trainer = config.trainer
-    needed = (
-        ("trainer.backend", trainer.backend, "torch", "trains its head in torch"),
-        *(
-            (f"trainer.{key}", getattr(trainer, key), 1, "trains its head in one process, with whole weights")
-            for key in ("shard", "tensor", "sequence")
-        ),
-        ("trainer.offload", trainer.offload, False, "reads the policy's head where it computes"),
-        ("adapter.rank", config.adapter.rank, None, "is published with whole weights, not with an adapter"),
-        ("rollout.colocated", config.rollout.colocated, False, "is trained while the trainer would be idle"),
-    )
-    for key, value, only, why in needed:
-        if value != only:
-            yield f"{why}, and `{key}` is {_written(value)}.\n  Set it to {_written(only)}"
-
-
-def _written(value: object) -> str:
-    """The value as in a configuration file."""
-    if value is None or isinstance(value, bool):
-        return '"none"' if value is None else str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -17,10 +17,10 @@ import typer
 
 import millrace
 from millrace.cli.options import answers_alone
-from millrace.compose.leave import leave
 from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
 from millrace.core.extras import in_words
 from millrace.observe.terminal import Terminal
+from millrace.run.interrupt import leave
 from millrace.runtime.process import interrupt_on_signals
 from millrace.runtime.stacks import survive_dumps
 

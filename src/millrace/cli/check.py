@@ -19,7 +19,7 @@ from millrace.core.errors import ConfigError
 from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.placement.assign import size
-from millrace.run_directory.going_on import checkable
+from millrace.run.going_on import checkable
 
 RUN_DIR = "Where the run is to be."
 

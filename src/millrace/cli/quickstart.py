@@ -21,8 +21,6 @@ import typer
 from rich.text import Text
 
 from millrace.cli.options import Overrides
-from millrace.compose import compose
-from millrace.compose.interrupt import run_stoppable
 from millrace.config.load import load
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
@@ -33,6 +31,8 @@ from millrace.observe.terminal import Terminal, print_checks, typed
 from millrace.quickstart.checks import GAP_MAX, checks
 from millrace.quickstart.saboteur import Saboteur
 from millrace.quickstart.start_model import make_start_model
+from millrace.run import compose
+from millrace.run.interrupt import run_stoppable
 from millrace.run_directory import run_directory
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.kernel import check_kernel

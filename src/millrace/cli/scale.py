@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from millrace.cli.options import Run
-from millrace.compose import scaling
 from millrace.observe.terminal import Terminal
+from millrace.run import scaling
 from millrace.run_directory import run_directory
 
 

@@ -15,8 +15,6 @@ from millrace.checks import derived
 from millrace.checks.first_try import FirstTry, try_first, warnings
 from millrace.checks.preflight import preflight
 from millrace.cli.options import Overrides, answers
-from millrace.compose import compose
-from millrace.compose.interrupt import INTERRUPTED, run_stoppable
 from millrace.config.freeze import dump
 from millrace.config.inert import inert
 from millrace.config.load import Source, combine, load, read_overrides
@@ -24,10 +22,12 @@ from millrace.config.schema import Config
 from millrace.core.events import Event
 from millrace.observe.live.live_view import StructuredLog
 from millrace.observe.terminal import Terminal, typed
+from millrace.run import compose
+from millrace.run.going_on import Start, begun_as, find_start, start_in
+from millrace.run.interrupt import INTERRUPTED, run_stoppable
+from millrace.run.resume import check_resume
 from millrace.run_directory import run_directory
-from millrace.run_directory.going_on import Start, begun_as, find_start, start_in
 from millrace.run_directory.models import is_finished
-from millrace.run_directory.resume import check_resume
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.run_lineage import kept_start
 

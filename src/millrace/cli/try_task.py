@@ -17,7 +17,7 @@ from millrace.evaluation.played import play
 from millrace.evaluation.trials import judge, run_trials
 from millrace.observe.shown_samples import METRICS_MAX
 from millrace.observe.terminal import Terminal, harmless
-from millrace.run_directory.going_on import checkable
+from millrace.run.going_on import checkable
 from millrace.tasks.families import family_notes
 
 TEXT_SHOWN, PROMPT_SHOWN, ROW_SHOWN = 16, 1000, 18

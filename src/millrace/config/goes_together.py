@@ -1,4 +1,8 @@
-"""What does not go together in one configuration, with the remedy. One reason at a time: the first.
+"""What does not go together in one configuration, with the remedy. One reason at a time: the first. Pure.
+
+`refuse` is asked whenever a configuration is read. `refuse_start`, `unless_allowed` and `oversized` are asked
+before a run starts: other commands may read what a run may not begin with. A user who means one of
+`unless_allowed` names it in `allow`.
 
 `trainer.backend = "jax"` lacks some parts. `rollout.native_adapters` computes an adapter beside the weights.
 `rollout.colocated` has one device, which trainer and replicas use in turns.
@@ -6,14 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from millrace.config.keys import Keys
-from millrace.config.tables.algorithms import PolicyGradient
+from millrace.config.lines import as_toml
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.runtime import LocalHosts
-from millrace.config.tables.schedules import AReaL, LlamaRL
+from millrace.config.tables.schedules import AReaL, LlamaRL, redundant_samples
 from millrace.config.tables.task import GymTaskSection, OneReward, Reward, Task, members_of
+from millrace.core.errors import ConfigError
 
 
 def refuse(config: Keys) -> None:
@@ -72,14 +77,14 @@ def _check_evaluation(config: Keys, evaluation: EvaluationSection, which: str) -
 
 
 def _screens(config: Keys) -> None:
-    a, redundant = config.algorithm, getattr(config.schedule, "redundant_samples", 0)
+    a, redundant = config.policy_gradient, redundant_samples(config.schedule)
     if config.batch.screen_samples and redundant:
         raise ValueError(
             f"`batch.screen_samples` ({config.batch.screen_samples}) waits for the first trajectories of a "
             f"group, and `schedule.redundant_samples` ({redundant}) for none in particular.\n"
             "  Set one of them to 0"
         )
-    if config.batch.screen_samples and isinstance(a, PolicyGradient) and a.learns_from_equal_rewards:
+    if config.batch.screen_samples and a is not None and a.learns_from_equal_rewards:
         raise ValueError(
             f"`batch.screen_samples` ({config.batch.screen_samples}) ends groups whose first rewards are "
             f"all equal, and `algorithm` ({a.kind}) learns from them: by `baseline` ({a.baseline}), "
@@ -99,8 +104,8 @@ def _consistent(config: Keys) -> None:
             f"`batch.minibatches` ({config.batch.minibatches}) must be at most `batch.prompts` "
             f"({config.batch.prompts}): a part has whole groups"
         )
-    keep = getattr(config.algorithm, "keep", None)
-    if keep is not None and keep >= config.batch.group_size:
+    a = config.policy_gradient
+    if a is not None and (keep := a.keep) is not None and keep >= config.batch.group_size:
         raise ValueError(
             f"`algorithm.keep` ({keep}) must be less than `batch.group_size` ({config.batch.group_size}): "
             "nothing would be left out"
@@ -147,7 +152,8 @@ def _prompts_make_sense(config: Keys) -> None:
         if name and part.reward.kind == "environment":
             raise ValueError(f'`task.parts` ({name}): `reward.kind` "environment" is for a run of one task')
         _check_reward(part.one_task, part.reward, f"`task.parts` ({name}): " if name else "")
-    ends = {"algorithm.resample": getattr(config.algorithm, "resample", 0)}
+    a = config.policy_gradient
+    ends = {"algorithm.resample": a.resample if a is not None else 0}
     ends["batch.screen_samples"] = config.batch.screen_samples
     for key, value in ends.items():
         if config.selection is not None and value:
@@ -158,8 +164,12 @@ def _prompts_make_sense(config: Keys) -> None:
 
 
 def _check_replicas(config: Keys) -> None:
-    for key, why_not in (("colocated", why_not_colocated), ("native_adapters", why_not_native)):
-        if getattr(config.rollout, key) and (why := why_not(config)):
+    rollout = config.rollout
+    for key, is_set, why_not in (
+        ("colocated", rollout.colocated, why_not_colocated),
+        ("native_adapters", rollout.native_adapters, why_not_native),
+    ):
+        if is_set and (why := why_not(config)):
             raise ValueError(f"`rollout.{key}` (true) {why}")
 
 
@@ -214,15 +224,8 @@ def _jax_lacks(config: Keys) -> Iterator[str]:
     )
     for key, value, only, reason in needed:
         if value != only:
-            remedy = f'Set it to {_written(only)}, or the backend to "torch"'
-            yield f"cannot do `{key}` ({_written(value)}): {reason}.\n  {remedy}"
-
-
-def _written(value: object) -> str:
-    """The value as in a configuration file."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)
+            remedy = f'Set it to {as_toml(only)}, or the backend to "torch"'
+            yield f"cannot do `{key}` ({as_toml(value)}): {reason}.\n  {remedy}"
 
 
 RANK_MAX = 512
@@ -297,4 +300,105 @@ def _not_colocated(config: Keys) -> Iterator[str]:
         yield (
             f'is for one host, and `runtime.kind` ("{config.runtime.kind}") has several.\n'
             '  Set it to "local", with `runtime.hosts` = 1'
+        )
+
+
+# ---------------------------------------------------------------- before a run starts
+
+
+def refuse_start(config: Keys) -> None:
+    """Raises: ConfigError: a run of this configuration cannot be what it asks for."""
+    _refuse_trained_drafts(config)
+    _refuse_narrow_states(config)
+
+
+def unless_allowed(config: Keys, **problems: Iterable[str]) -> list[str]:
+    """Those of `problems`, by their names in `allow`, that the user does not mean, each with its remedy."""
+    return [
+        f'{problem}, or say that you mean it: `allow = ["{name}"]`'
+        for name, found in problems.items()
+        if name not in config.allow
+        for problem in found
+    ]
+
+
+def _refuse_narrow_states(config: Keys) -> None:
+    if config.optimizer.states == "float32":
+        return
+    if config.trainer.ranks > 1:
+        raise ConfigError(
+            f'`optimizer.states` ("8bit") is for a trainer of one rank, and this one has '
+            f"{config.trainer.ranks}: another number of ranks could not read its checkpoints.\n"
+            "  Leave it at float32, which the ranks divide, or set `trainer.shard`, `trainer.tensor` and "
+            "`trainer.sequence` to 1"
+        )
+    if config.trainer.offload:
+        raise ConfigError(
+            '`optimizer.states` ("8bit") cannot be offloaded: CPUs update 8-bit moments 150 times slower.\n'
+            "  Leave it at float32, or set `trainer.offload` to false"
+        )
+
+
+def _refuse_trained_drafts(config: Keys) -> None:
+    """Raises: ConfigError: the run wants a trained drafter, and has what a drafter was not written for."""
+    if config.rollout.drafts == "trained" and (reason := next(_no_trained_drafts(config), "")):
+        raise ConfigError(f'`rollout.drafts` ("trained") {reason}, or `rollout.drafts` to "earlier"')
+
+
+def _no_trained_drafts(config: Keys) -> Iterator[str]:
+    trainer, whole = config.trainer, "trains its head in one process, with whole weights"
+    needed = (
+        ("trainer.backend", trainer.backend, "torch", "trains its head in torch"),
+        ("trainer.shard", trainer.shard, 1, whole),
+        ("trainer.tensor", trainer.tensor, 1, whole),
+        ("trainer.sequence", trainer.sequence, 1, whole),
+        ("trainer.offload", trainer.offload, False, "reads the policy's head where it computes"),
+        ("adapter.rank", config.adapter.rank, None, "is published with whole weights, not with an adapter"),
+        ("rollout.colocated", config.rollout.colocated, False, "is trained while the trainer would be idle"),
+    )
+    for key, value, only, why in needed:
+        if value != only:
+            yield f"{why}, and `{key}` is {as_toml(value)}.\n  Set it to {as_toml(only)}"
+
+
+def uncorrected(config: Keys) -> Iterator[str]:
+    """Tokens of other policies count as if the current policy had sampled them. Runs collapse: LlamaRL,
+    arXiv:2505.24034, section 6. A quantised replica is another policy at any age."""
+    algorithm, bound, rounded = config.policy_gradient, config.staleness_bound, config.rollout.quantization
+    if (bound == 0 and rounded is None) or algorithm is None:
+        return
+    if algorithm.anchor == "behavior" or algorithm.correction is not None:
+        return
+    if algorithm.second_moment is not None or algorithm.drift is not None:
+        return
+    age = "of any age" if bound is None else f"up to {bound} versions old"
+    source = f'tokens are {age} (`schedule.kind` "{config.schedule.kind}")'
+    if rounded is not None:
+        source = f'replicas sample with rounded weights (`rollout.quantization` "{rounded}")'
+    yield (
+        f'`algorithm.correction` ("none"): {source}, and '
+        "nothing corrects for the policies that sampled them.\n  Set it to 2.0"
+    )
+
+
+ROUNDS_MAX = 100
+"""Completions one after the other that a step may wait for."""
+
+
+def oversized(config: Keys) -> Iterator[str]:
+    """Warnings: batches so large that they hardly end, or a warm-up longer than the run."""
+    each, slots = config.trajectories_per_step, config.rollout.replicas * config.rollout.slots
+    if each > ROUNDS_MAX * slots:
+        batch, tokens = config.batch, config.sampling.max_tokens
+        yield (
+            f"a step takes {each:,} trajectories, `batch.prompts` ({batch.prompts:,}) x `batch.group_size` "
+            f"({batch.group_size:,}), and `rollout.replicas` x `rollout.slots` generate {slots:,} at a time. "
+            f"A step waits for {each // slots:,} completions one after the other, of up to "
+            f"`sampling.max_tokens` ({tokens:,}) tokens: lower `batch.group_size` or `batch.prompts`, to "
+            f"{ROUNDS_MAX * slots:,} trajectories or fewer"
+        )
+    if config.optimizer.warmup_steps > config.steps:
+        yield (
+            f"`optimizer.warmup_steps` ({config.optimizer.warmup_steps:,}) is more than `steps` "
+            f"({config.steps:,}): the learning rate never reaches `optimizer.lr`"
         )

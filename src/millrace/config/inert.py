@@ -1,4 +1,4 @@
-"""Keys of an algorithm that have no effect in a run. Pure.
+"""Keys that have no effect in a run. Pure.
 
 A clip acts on a ratio of two policies. If the two policies are the same, the ratio is 1.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS, PolicyGradient
+from millrace.config.tables.section import Section
 
 
 def inert(config: Config) -> list[str]:
@@ -65,3 +66,57 @@ def _or_to_behavior(a: PolicyGradient) -> str:
 
 def _named(keys: list[str]) -> str:
     return f"{' and '.join(keys)} change{'s' if len(keys) == 1 else ''}"
+
+
+def idle(config: Config) -> list[str]:
+    """Keys that were set and change nothing, one sentence each."""
+    unread: list[tuple[str, Section, str]] = []
+    if config.adapter.rank is None:
+        unused = "kind", "alpha", "targets"
+        unread += [(f"adapter.{key}", config.adapter, "`adapter.rank`") for key in unused]
+    if config.optimizer.decay == "constant":
+        unread.append(("optimizer.lr_end", config.optimizer, "another `optimizer.decay`"))
+    rollout = config.rollout
+    if rollout.drafts is None:
+        unread += [
+            (f"rollout.{key}", rollout, "`rollout.drafts`") for key in ("draft_tokens", "draft_rows_max")
+        ]
+    if rollout.drafts != "eagle":
+        unread.append(("rollout.draft_model", rollout, '`rollout.drafts` "eagle"'))
+    if isinstance(config.algorithm, PolicyGradient):
+        several = config.batch.minibatches * config.batch.epochs > 1
+        unread += [
+            (f"algorithm.{key}", config.algorithm, needed)
+            for key, needed in _unread(config.algorithm, several=several)
+        ]
+    return [
+        f"`{key}` ({value}) changes nothing: it needs {needed}"
+        for key, section, needed in unread
+        if (value := getattr(section, name := key.partition(".")[2])) != _default(section, name)
+    ]
+
+
+def _default(section: Section, name: str) -> object:
+    if isinstance(section, PolicyGradient):
+        return section.default_of(section.kind, name)
+    return type(section).model_fields[name].default
+
+
+def _unread(a: PolicyGradient, *, several: bool) -> Iterator[tuple[str, str]]:
+    """Keys that the algorithm does not read, and the setting that would make it read them."""
+    readers = {
+        "clip_low clip_high": (a.clip in ("ppo", "tv", "kl"), '`algorithm.clip` "ppo", "tv" or "kl"'),
+        "rho": (a.clip in ("weight", "tv", "kl"), '`algorithm.clip` "weight", "tv" or "kl"'),
+        "rho_low": (a.clip == "weight", '`algorithm.clip` "weight"'),
+        "gate_positive gate_negative": (a.clip == "soft", '`algorithm.clip` "soft"'),
+        "correction_of correction_outside": (a.correction is not None, "`algorithm.correction`"),
+        "kl_estimator kl_in reference": (a.kl > 0, "`algorithm.kl` above 0"),
+        "teacher_weight": (a.teacher is not None, "`algorithm.teacher`"),
+        "discount gae_lambda value_lr value_trunk value_clip": (
+            a.baseline == "value",
+            '`algorithm.baseline` "value"',
+        ),
+        "proximal": (several, "`batch.minibatches` or `batch.epochs` above 1"),
+    }
+    for keys, (read, needed) in readers.items():
+        yield from ((key, needed) for key in keys.split() if not read)

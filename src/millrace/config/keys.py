@@ -14,7 +14,6 @@ from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.mixture import MixtureTaskSection
 from millrace.config.tables.operation import Checkpoints, Observe, Supervision, Weights
-from millrace.config.tables.reward_limits import RewardLimits
 from millrace.config.tables.runtime import LocalHosts, Runtime
 from millrace.config.tables.schedules import (
     RLAX,
@@ -91,6 +90,11 @@ class Keys(Section):
         return reward.episode_tokens or reward.turns * self.sampling.max_tokens
 
     @property
+    def keeps_kv(self) -> bool:
+        """A replica keeps keys and values of a trajectory that ends, because another turn may follow."""
+        return self.rollout.keep_kv and isinstance(self.reward, EnvironmentRewardSection)
+
+    @property
     def completion_tokens_max(self) -> int:
         """Most tokens that are sampled of one trajectory, in all of its turns."""
         reward, most = self.reward, self.rollout.max_sequence_tokens
@@ -117,9 +121,20 @@ class Keys(Section):
                 return schedule.staleness_max
 
     @property
+    def policy_gradient(self) -> PolicyGradient | None:
+        """None: the algorithm is a function of the user's own, of which nothing is known."""
+        return self.algorithm if isinstance(self.algorithm, PolicyGradient) else None
+
+    @property
+    def teacher(self) -> str | None:
+        """The directory of the model that the run distils."""
+        return None if self.policy_gradient is None else self.policy_gradient.teacher
+
+    @property
     def reference_apart(self) -> bool:
         """The reference is in a process of its own."""
-        return getattr(self.algorithm, "reference", "") == "replica" and getattr(self.algorithm, "kl", 0) > 0
+        a = self.policy_gradient
+        return a is not None and a.reference == "replica" and a.kl > 0
 
     @property
     def relay_slots(self) -> int:
@@ -153,11 +168,10 @@ class Keys(Section):
         one part, with an empty name."""
         if not isinstance(self.task, MixtureTaskSection):
             return {"": self}
-        limits = {key: getattr(self.reward, key) for key in RewardLimits.model_fields}
         own = {part.name: part.reward or self.reward for part in self.task.parts}
         return {
             part.name: self.model_copy(
-                update={"task": part.task, "reward": own[part.name].model_copy(update=limits)}
+                update={"task": part.task, "reward": own[part.name].model_copy(update=self.reward.limits)}
             )
             for part in self.task.parts
         }

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from millrace.core.completion.forks import context, num_seen
 from millrace.core.errors import DataError
 from millrace.core.turns.metric_names import ENVIRONMENT_S
-from millrace.core.turns.turn_bounds import FIRST, NEXT, TurnBounds
+from millrace.core.turns.turn_bounds import NO_BOUNDS, UNBOUNDED, TurnBounds
 from millrace.core.types import (
     Finish,
     Observed,
@@ -73,7 +73,7 @@ def work(
 
 def bounds_of(trajectory: Trajectory) -> TurnBounds:
     """What the request of the present turn asks, until the episode ends."""
-    return TurnBounds.of(trajectory.metrics, NEXT if trajectory.columns.turn_start else FIRST)
+    return trajectory.bounds.next if trajectory.columns.turn_start else trajectory.bounds.first
 
 
 def extend(trajectory: Trajectory, progress: Progress, worker: str) -> None:
@@ -117,7 +117,7 @@ def restart(trajectory: Trajectory, *, one_version: bool) -> int:
     num_tokens, kept = len(trajectory.columns), 0 if one_version else trajectory.columns.turn_start
     trajectory.columns = trajectory.columns[:kept]
     if not kept:
-        trajectory.metrics = TurnBounds.of(trajectory.metrics, FIRST).metrics(FIRST)
+        trajectory.metrics, trajectory.bounds = {}, trajectory.bounds._replace(next=NO_BOUNDS)
     return num_tokens - kept
 
 
@@ -151,19 +151,15 @@ def observe(trajectory: Trajectory, answer: Observed) -> None:
         trajectory.columns.fork(answer.after, answer.kept)
     trajectory.columns.observe(answer.tokens)
     trajectory.state, trajectory.finish = State.QUEUED, None
-    trajectory.metrics = _without(trajectory.metrics, NEXT) | answer.metrics
+    trajectory.metrics = trajectory.metrics | answer.metrics
+    trajectory.bounds = trajectory.bounds._replace(next=answer.bounds)
 
 
 def end_episode(trajectory: Trajectory, score: Scored) -> None:
     """The trajectory has its reward. Its metrics are those of all turns."""
     trajectory.state, trajectory.reward = State.SCORED, score.value
-    trajectory.metrics = _without(trajectory.metrics, FIRST, NEXT) | score.metrics
+    trajectory.metrics, trajectory.bounds = trajectory.metrics | score.metrics, UNBOUNDED
     if score.truncated:
         trajectory.finish = Finish.LENGTH
     elif trajectory.finish is Finish.TURN:
         trajectory.finish = Finish.STOP
-
-
-def _without(metrics: Mapping[str, float], *kinds: str) -> dict[str, float]:
-    """Without the bounds of turns that have ended."""
-    return {name: value for name, value in metrics.items() if not name.startswith(kinds)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from millrace.config.tables.task import EnvironmentRewardSection
 from millrace.controller import episode
 from millrace.controller.context import RunContext
 from millrace.controller.state.groups import GroupRecord
@@ -49,7 +50,8 @@ def expire(run: RunContext, view: View) -> bool:
 
 def end_late_waits(run: RunContext) -> None:
     """End the trajectories that have waited too long for their environments."""
-    limit_s: float | None = getattr(run.config.reward, "group_wait_s", None)
+    reward = run.config.reward
+    limit_s = reward.group_wait_s if isinstance(reward, EnvironmentRewardSection) else None
     late = late_waits(run.state.groups.values(), clock.now(), limit_s, session_s=run.began_s)
     for trajectory in late:
         reason = f"it waited when `reward.group_wait_s` ({limit_s:g} s) had passed since its group began"

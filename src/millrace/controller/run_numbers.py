@@ -30,6 +30,7 @@ class RunNumbers:
 
     @classmethod
     def of(cls, config: Config, schedule: Schedule) -> RunNumbers:
+        a = config.policy_gradient
         return cls(
             steps=config.steps,
             batch_groups=config.batch.prompts,
@@ -41,7 +42,7 @@ class RunNumbers:
             seed=config.seed,
             attempts=config.supervision.attempts,
             episode_tokens=config.episode_tokens,
-            resampled_max=getattr(config.algorithm, "resample", 0) * config.batch.prompts,
+            resampled_max=(a.resample if a is not None else 0) * config.batch.prompts,
             redundant_samples=schedule.redundant_samples,
             redundant_groups=schedule.redundant_groups,
             one_version=schedule.one_version,

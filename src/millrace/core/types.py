@@ -14,6 +14,7 @@ import msgspec
 
 from millrace.core.completion.columns import Packed, TokenColumns, pack, token_array, unpack
 from millrace.core.completion.forks import Fork
+from millrace.core.turns.turn_bounds import NO_BOUNDS, UNBOUNDED, EpisodeBounds, TurnBounds
 
 # ---------------------------------------------------------------- lifecycle
 
@@ -87,13 +88,13 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A function of (data set, run seed, group id). A trajectory begins with `metrics`."""
+    """A function of (data set, run seed, group id). `bounds`: of the first turn."""
 
     group_id: int
     row_id: str
     tokens: array[int]
     text: str
-    metrics: dict[str, float] = {}
+    bounds: TurnBounds = NO_BOUNDS
     row_digest: str = ""
 
 
@@ -206,13 +207,14 @@ class Abstain(msgspec.Struct, frozen=True, tag="abstain"):
 
 
 class Observed(msgspec.Struct, frozen=True, tag="observed"):
-    """The environment has answered, and the model has another turn. `metrics` join earlier ones. `tokens`
+    """The environment has answered. `bounds`: of the model's next turn. `metrics` join earlier ones. `tokens`
     follow the trajectory, its first `after` tokens (`Fork`), or `kept` tokens of the prompt (`after` 0)."""
 
     tokens: array[int]
     metrics: dict[str, float] = {}
     after: int | None = None
     kept: int = 0
+    bounds: TurnBounds = NO_BOUNDS
 
 
 Score = Scored | Failed | Abstain
@@ -299,10 +301,8 @@ class StepRejected(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A host's weight slots: at a path that any process of this run on the host can open.
-
-    `address`: HOST:PORT at which their relay serves the relays of other hosts; empty: it serves none.
-    """
+    """A host's weight slots, at a path that any process of this run on the host can open. `address`: where
+    their relay serves the relays of other hosts, HOST:PORT; empty: it serves none."""
 
     kind: str
     path: str
@@ -382,8 +382,7 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
-    """`save_s`: until the files were complete. `stall_s`: how long training waited; the ledger has no
-    stall."""
+    """`save_s`: until the files were complete. `stall_s`: how long training waited; not in the ledger."""
 
     version: int
     path: str
@@ -410,6 +409,7 @@ class Trajectory:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     trained_version: int | None = None  # the version after its batch
+    bounds: EpisodeBounds = UNBOUNDED
 
     @property
     def live(self) -> bool:

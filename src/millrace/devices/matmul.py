@@ -19,6 +19,8 @@ ROWS_MIN = 32
 TILE, WIDE_TILE, WIDE = 64, 16, 256
 """oneDNN makes code for each number of rows, in 0.3 ms. So the trainer pads its rows to a multiple of `TILE`.
 For a hidden size of `WIDE` and more the padding costs more than the code, and `WIDE_TILE` is the multiple."""
+PACKED_MIN = 1 << 19
+"""Numbers of a float32 matrix from which MKL waits for memory: 2 MB."""
 ROWS_ADDED = 1 << 15
 """Of a sum so many rows are computed at once on a GPU."""
 
@@ -54,11 +56,13 @@ def packs(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or bool(operators._is_mkldnn_bf16_supported())
 
 
-@cache
-def packing_pays() -> bool:
-    """Whether a matmul of few rows is faster with a packed float32 matrix: with AVX-512 by 1.1 to 2 times, on
-    processors of AMD and Intel. With AVX2 it is slower for many rows. A rule decides, as in `by_onednn`."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and packs(torch.float32)
+def packing_pays(weight_NK: torch.Tensor) -> bool:
+    """Whether a matmul of few rows is faster with a packed copy of this float32 matrix: with AVX-512 by 1.1
+    to 2 times. With AVX2 it is slower for many rows. On a processor of Intel, MKL is faster with a matrix
+    that stays in the cache. A rule decides, as in `by_onednn`."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not packs(torch.float32):
+        return False
+    return by_onednn() or weight_NK.numel() >= PACKED_MIN
 
 
 def packed(weight_NK: torch.Tensor) -> torch.Tensor:

@@ -73,16 +73,14 @@ _SHAPING = {
 
 def evidence_of(config: Config) -> Evidence:
     """The evidence of a run of `config` before its first event."""
-    algorithm = config.algorithm
+    a = config.policy_gradient
     shaping = _SHAPING - CUTS if knows_token_masks(config) else _SHAPING
     return Evidence(
         config.rollout.quantization or config.model.dtype,
         schedule=config.schedule.kind,
-        algorithm=algorithm.kind,
-        corrects=getattr(algorithm, "correction", None) is not None
-        or getattr(algorithm, "anchor", "") == "behavior",
-        compares=getattr(algorithm, "teacher", None) is None
-        and getattr(algorithm, "baseline", "group") in ("group", "others"),
+        algorithm=config.algorithm.kind,
+        corrects=a is not None and (a.correction is not None or a.anchor == "behavior"),
+        compares=a is None or (a.teacher is None and a.baseline in ("group", "others")),
         canaries={one.name: one.canary for one in config.evaluations if one.canary is not None},
         plain=config.sampling.model_dump(include=shaping) == SamplingConfig().model_dump(include=shaping),
     )

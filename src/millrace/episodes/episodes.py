@@ -22,7 +22,7 @@ from millrace.core.completion.forks import num_seen, num_shared
 from millrace.core.errors import ConfigError, DeadlineExceeded
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.turns.metric_names import ENVIRONMENT_S
-from millrace.core.turns.turn_bounds import NEXT, NO_BOUNDS, is_bound
+from millrace.core.turns.turn_bounds import NO_BOUNDS
 from millrace.core.types import (
     Abstain,
     Failed,
@@ -286,9 +286,9 @@ class Episodes:
         if not tokens:  # the next turn could not be told from this one
             reason = f"{self._name} returned an observation without a token: a text that is not empty"
             return Failed(reason), Cause.FAILED
-        bounds = getattr(answer.text, "bounds", NO_BOUNDS).metrics(NEXT)
+        bounds = answer.text.bounds if isinstance(answer.text, Ids) else NO_BOUNDS
         cause = self._keep(request, row, episode, tokens)
-        return Observed(token_array(tokens), metrics | bounds, after, kept), cause
+        return Observed(token_array(tokens), metrics, after, kept, bounds), cause
 
     def _keep(self, request: ScoreRequest, row: Row, episode: Episode, observed: list[int]) -> Cause | None:
         """Until the next turn. Returns as `_judge`."""
@@ -339,9 +339,9 @@ class Episodes:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers. Names of bounds are not an environment's to give."""
+    """The finite numbers."""
     numbers = ((encodable(str(key)), finite(value)) for key, value in metrics.items())
-    return {key: value for key, value in numbers if value is not None and not is_bound(key)}
+    return {key: value for key, value in numbers if value is not None}
 
 
 def _after(observation: Observation, request: ScoreRequest) -> int | None:

@@ -23,7 +23,6 @@ from millrace.conversations.tokenizer import (
 )
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needing_memory
-from millrace.core.turns.turn_bounds import FIRST
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, Scored, ScoreRequest
 from millrace.episodes.environment import Ids
 from millrace.episodes.episodes import Episodes, make_episodes
@@ -239,7 +238,7 @@ class TaskRewardWorker:
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))
         digest = row_digest(part.task.columns(row))
-        return Prompt(group_id, row_id, token_array(ids), text, ids.bounds.metrics(FIRST), digest)
+        return Prompt(group_id, row_id, token_array(ids), text, ids.bounds, digest)
 
     def _prompt(
         self, group_id: int, more: More = "", tools: Sequence[dict[str, Any]] = ()

@@ -43,8 +43,9 @@ def refuse_damage(db: sqlite3.Connection) -> None:
     if problems != ["ok"]:
         raise DamageError(f"corrupt: {'; '.join(problems)}")
     _refuse_other_tables(db)
+    different = older_formats.different(db)
     for table in CHECKED:
-        if table not in older_formats.DIFFERENT or older_formats.number(db) not in older_formats.CHANGES:
+        if table not in different:
             _refuse_damaged_rows(db, table)
     num, newest = db.execute("SELECT count(*), ifnull(max(version), 0) FROM steps").fetchone()
     if num != newest:
@@ -72,8 +73,6 @@ def _refuse_other_tables(db: sqlite3.Connection) -> None:
         fresh.executescript(TABLES)
         query = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
         expected, actual = fresh.execute(query).fetchall(), db.execute(query).fetchall()
-    wrong = {row[1] for row in {*expected} ^ {*actual}}
-    if older_formats.number(db) in older_formats.CHANGES:
-        wrong -= older_formats.DIFFERENT
+    wrong = {row[1] for row in {*expected} ^ {*actual}} - older_formats.different(db)
     if wrong:
         raise DamageError(f"its tables are not a ledger's: {', '.join(sorted(map(repr, wrong)))}")

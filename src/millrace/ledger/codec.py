@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,8 +24,11 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.routing import Routing
 from millrace.core.completion.top_logprobs import TopLogprobs
 from millrace.core.errors import LedgerError
+from millrace.core.turns.turn_bounds import UNBOUNDED, EpisodeBounds
 
 _PLAIN, _SQUEEZED, _TOKEN_MASKS, _ROUTING, _FORKS = b"p", b"z", b"c", b"r", b"f"
+_BOUNDS = 0
+"""The key of the bounds of turns, among the metrics of a trajectory."""
 
 PLAIN_BYTES_MAX = 1 << 28
 """The most of one trajectory: a million tokens, with 30 top log-probs each."""
@@ -76,6 +79,18 @@ def unpack_prompt(data: bytes) -> array[int]:
         tokens = array("i")
         tokens.frombytes(_native(_from_planes(_unsqueeze(data))))
         return tokens
+
+
+def with_bounds(metrics: Mapping[str, float], bounds: EpisodeBounds) -> Mapping[Any, Any]:
+    """The metrics of a trajectory and the bounds of its turns as one table: metrics have names."""
+    return metrics if bounds == UNBOUNDED else {**metrics, _BOUNDS: bounds}
+
+
+def unpack_metrics(blob: bytes) -> tuple[dict[str, float], EpisodeBounds]:
+    """The reverse of `with_bounds`. Raises LedgerError."""
+    with _decoding("metrics"):
+        metrics = msgspec.msgpack.decode(blob)
+        return metrics, msgspec.convert(metrics.pop(_BOUNDS, UNBOUNDED), EpisodeBounds)
 
 
 def pack_versions(runs: Sequence[tuple[int, int]]) -> bytes:

@@ -12,7 +12,7 @@ import re
 from millrace.core.types import LIVE, State
 
 APPLICATION_ID = 0x4D4C5243  # "MLRC"
-FORMAT = 8
+FORMAT = 9
 
 ADMITTED = "admitted"  # the row of `counts` that only ever grows
 

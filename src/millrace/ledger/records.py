@@ -23,6 +23,7 @@ from millrace.core.types import (
     Trajectory,
     VersionRecord,
 )
+from millrace.ledger import older_formats
 from millrace.ledger.checksums import DamageError, checked
 from millrace.ledger.codec import (
     pack_plain,
@@ -30,7 +31,9 @@ from millrace.ledger.codec import (
     pack_squeezed,
     pack_versions,
     unpack_columns,
+    unpack_metrics,
     unpack_prompt,
+    with_bounds,
 )
 from millrace.ledger.ledger_schema import insert_into, intact
 
@@ -73,8 +76,6 @@ INSERT_CHECKPOINT = "INSERT OR REPLACE INTO checkpoints (version, path, save_s, 
 
 ChunkRow = tuple[int, int, int, bytes, bytes]  # parameters of INSERT_CHUNK
 
-_NO_METRICS = msgspec.msgpack.encode({})
-
 
 def group_row(group: Group) -> tuple[Any, ...]:
     return group.group_id, group.row_id, pack_prompt(group.prompt), group.text
@@ -96,7 +97,7 @@ def trajectory_row(trajectory: Trajectory, state: State) -> tuple[Any, ...]:
         len(trajectory.columns) if is_final(trajectory) else None,
         trajectory.finish.value if trajectory.finish else None,
         trajectory.reward,
-        encode(trajectory.metrics) if trajectory.metrics else _NO_METRICS,
+        encode(with_bounds(trajectory.metrics, trajectory.bounds)),
         trajectory.trajectory_id,
     )
 
@@ -178,7 +179,8 @@ def load_trajectory(db: sqlite3.Connection, row: Sequence[Any]) -> Trajectory:
         raise DamageError(f"trajectory {tid} has {len(columns)} of its {num_tokens} tokens")
     trajectory = Trajectory(tid, group_id, State(state), reason, replica, epoch, lease, columns)
     trajectory.finish, trajectory.reward = Finish(finish) if finish else None, reward
-    trajectory.metrics, trajectory.trained_version = msgspec.msgpack.decode(metrics), trained
+    trajectory.metrics, trajectory.bounds = unpack_metrics(older_formats.present_metrics(db, metrics))
+    trajectory.trained_version = trained
     return trajectory
 
 

@@ -9,15 +9,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from millrace.config.schema import Config
 from millrace.config.tables.training import Adapter
 from millrace.core.errors import DataError, boundary
-
-
-def teacher_of(config: Config) -> str | None:
-    """The directory of the model that the run distils."""
-    path: str | None = getattr(config.algorithm, "teacher", None)
-    return path
 
 
 def tensor_elements(directory: Path) -> dict[str, int]:

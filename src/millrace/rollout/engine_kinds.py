@@ -15,7 +15,7 @@ from millrace.placement.memory import engine_memory
 from millrace.rollout.protocol import Capabilities, Engine, EngineOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from millrace.config.schema import Config
     from millrace.config.tables.section import Section
@@ -127,6 +127,26 @@ def knows_token_masks(config: Config) -> bool:
     """Whether the trainer knows which tokens `CUTS` leave."""
     able = "sampling.token_masks" in ENGINES[config.rollout.engine].can.settings
     return able and config.sampling.token_masks
+
+
+def cut_sampling(config: Config) -> Iterator[str]:
+    """The trainer gives probability to tokens that the engine never samples, so sampled tokens seem less
+    likely than they were. Token masks of the engine prevent this."""
+    sampling, engine = config.sampling, config.rollout.engine
+    named = [f"`sampling.{key}` ({value})" for key, value in sorted(_changed(sampling)) if key in CUTS]
+    if not named or knows_token_masks(config):
+        return
+    reason, remedy = (
+        f'`rollout.engine` ("{engine}") does not record which',
+        '`rollout.engine` to "own"',
+    )
+    if not sampling.token_masks:
+        reason, remedy = "`sampling.token_masks` is false", "`sampling.token_masks` to true"
+    yield (
+        f"{' and '.join(named)}: the engine samples from some of the tokens, and the trainer counts all: "
+        f"{reason}. So their ratio is not 1, even on-policy (docs/models.md).\n"
+        f"  Set {remedy}, or `top_p` to 1, `top_k` and `min_p` to 0"
+    )
 
 
 def refuse_unable(config: Config, program: str | None = None) -> None:

@@ -13,9 +13,14 @@ from typing import Protocol
 
 import msgspec
 
+from millrace.config.tables.generation import Rollout
+from millrace.config.tables.training import Model
 from millrace.core.protocols import WeightsReader
 from millrace.core.supported import Supported
 from millrace.core.types import Progress, ReplicaLoad, Work
+
+_MODEL, _ROLLOUT = Model(path=""), Rollout()
+"""The defaults of keys."""
 
 
 class NativeAdapter(msgspec.Struct, frozen=True):
@@ -33,34 +38,34 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     answer. For the replica is `adapter_scale`: versions are adapters, added with this factor. With `probe`
     it asks the engine whether it samples as it says, before the first trajectory. With
     `native_adapter` the engine itself gets the adapters. `keep_kv`: a trajectory that ends may come back with
-    another turn. Every other option is a key of `model` or
-    `rollout`."""
+    another turn, as `Config.keeps_kv` says. Every other option is a key of `model` or `rollout`, with the
+    default of that key."""
 
     model_path: str
-    dtype: str = "float32"
+    keep_kv: bool
+    probe: bool
+    dtype: str = _MODEL.dtype
     adapter_scale: float | None = None
     native_adapter: NativeAdapter | None = None
-    device: str = "auto"
+    device: str = _MODEL.device
     device_share: float = 1.0
-    tensor: int = 1
-    slots: int = 32
-    max_sequence_tokens: int = 512
-    prefill_chunk: int = 512
-    exact: bool = False
-    recompute: bool = True
-    keep_kv: bool = False
-    quantization: str | None = None
-    stepwise: bool = False
-    seeded: bool = True
-    probe: bool = False
-    drafts: str | None = None
-    draft_tokens: int = 4
-    draft_rows_max: int = 8
-    draft_model: str | None = None
-    colocated: bool = False
+    tensor: int = _ROLLOUT.tensor
+    slots: int = _ROLLOUT.slots
+    max_sequence_tokens: int = _ROLLOUT.max_sequence_tokens
+    prefill_chunk: int = _ROLLOUT.prefill_chunk
+    exact: bool = _ROLLOUT.exact
+    recompute: bool = _ROLLOUT.recompute
+    quantization: str | None = _ROLLOUT.quantization
+    stepwise: bool = _ROLLOUT.stepwise
+    seeded: bool = _ROLLOUT.seeded
+    drafts: str | None = _ROLLOUT.drafts
+    draft_tokens: int = _ROLLOUT.draft_tokens
+    draft_rows_max: int = _ROLLOUT.draft_rows_max
+    draft_model: str | None = _ROLLOUT.draft_model
+    colocated: bool = _ROLLOUT.colocated
     server: str = ""
     server_wait_s: float = 0.0
-    shared_dir: str = ""
+    shared_dir: str | None = _ROLLOUT.shared_dir
 
 
 class Capabilities(msgspec.Struct, frozen=True):

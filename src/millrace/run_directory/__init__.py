@@ -1,1 +1,1 @@
-"""What a run leaves on disk: where its files are, its models, and what may change on resume."""
+"""What a run leaves on disk, for whoever reads it: its files, its models, its trajectories, its lineage."""

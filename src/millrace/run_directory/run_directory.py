@@ -59,7 +59,7 @@ class RunDirectory:
 
     @property
     def scale(self) -> Path:
-        """How many replicas the run wants: see `compose.scaling`."""
+        """How many replicas the run wants: see `run.scaling`."""
         return self.path / "scale.json"
 
     @property

@@ -10,7 +10,6 @@ from millrace.config.schema import Config
 from millrace.controller.evaluation import due
 from millrace.core.completion.marked import unmarked
 from millrace.core.errors import MillraceError
-from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Group, Prompt, Trajectory
 from millrace.estimates.evaluation import figure
 from millrace.ledger.reading.reader import LedgerReader
@@ -70,7 +69,7 @@ def trajectory_record(
     """One trajectory as a flat record. With `tokens` the record has the columns of tokens."""
     decode = partial(_as_the_reward_saw_it, tokenizer) if tokenizer else None
     record = outcome(group, trajectory) | {
-        **{f"reward/{name}": value for name, value in measured(trajectory.metrics).items()},
+        **{f"reward/{name}": value for name, value in trajectory.metrics.items()},
         "num_tokens": len(trajectory.columns),
         "trained_version": trajectory.trained_version,
         "staleness": staleness_of(trajectory, trajectory.trained_version),

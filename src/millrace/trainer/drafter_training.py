@@ -117,11 +117,11 @@ class DrafterTraining:
 
     def _logits(self, states_BH: torch.Tensor) -> torch.Tensor:
         """(B, V) as the policy samples with them."""
-        config = self._model.config
+        of_model = self._model.config
         logits = F.linear(states_BH, self._model.get_output_embeddings().weight.detach().to(states_BH.dtype))
-        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        if (cap := getattr(of_model, "final_logit_softcapping", None)) is not None:
             logits = cap * torch.tanh(logits / cap)
-        return logits / (self._temperature * getattr(config, "logits_scaling", 1.0))
+        return logits / (self._temperature * getattr(of_model, "logits_scaling", 1.0))
 
     # ------------------------------------------------------------ a checkpoint
 

@@ -21,7 +21,6 @@ from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.matmul import by_onednn
 from millrace.devices.pages import keep_freed
-from millrace.placement.model_directory import teacher_of
 from millrace.placement.number_format import cpu_model
 from millrace.trainer.adapted_linear import begin, insert
 from millrace.trainer.batch_step import StepSettings
@@ -128,7 +127,7 @@ def _policy_trainer(config: Config, device: torch.device, ranks: Ranks) -> Polic
         recompute_layers(model)
     reference = None
     if algorithm.needs_reference and not config.reference_apart:
-        is_base = config.adapter.rank is not None and teacher_of(config) is None
+        is_base = config.adapter.rank is not None and config.teacher is None
         reference = model if is_base else _frozen(config, device, ranks)
     settings = StepSettings(
         optimizer=config.optimizer,
@@ -156,7 +155,7 @@ def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedMode
 
 def _frozen(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
     """The teacher, or else the reference."""
-    if (teacher := teacher_of(config)) is not None:
+    if (teacher := config.teacher) is not None:
         return load_teacher(teacher, student=config.model.path, device=device, ranks=ranks)
     return load_reference(config, device, ranks)
 

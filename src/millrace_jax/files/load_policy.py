@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from millrace.algorithms import of_run
 from millrace.config.schema import Config
-from millrace.placement.model_directory import teacher_of
 from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.files.tokens import refuse_other_tokens
 from millrace_jax.adapted_matmul import MergeRule
@@ -73,7 +72,7 @@ def _rounded(weights: Tree, published: Any) -> Tree:
 def _frozen(config: Config, base: Tree | None, mesh: Mesh) -> FrozenPolicy:
     """The teacher, or else the reference: the model without its adapter."""
     path, published = Path(config.model.path), jnp.dtype(config.model.dtype)
-    if (teacher := teacher_of(config)) is not None:
+    if (teacher := config.teacher) is not None:
         refuse_other_tokens(teacher, config.model.path)
         path, published, base = Path(teacher), jnp.dtype(jnp.float32), None
     shape = read_architecture(path)

@@ -10,7 +10,15 @@ from collections.abc import Callable
 from itertools import chain, pairwise
 from typing import Any
 
-from millrace.config.tables.schedules import AReaL, LlamaRL, StaleFlow
+from millrace.config.tables.schedules import (
+    AReaL,
+    LlamaRL,
+    Millrace,
+    RollFlash,
+    StaleFlow,
+    StreamRL,
+    redundant_samples,
+)
 from millrace.controller.state.run_state import ReplicaRecord, RunState
 from millrace.core import clock
 from millrace.core.errors import MillraceError
@@ -43,9 +51,9 @@ class Invariants(Observer):
 
     def __init__(self, scenario: Scenario) -> None:
         self._config, self._workload = scenario.config, scenario.workload
-        self._schedule = scenario.config.schedule
-        mix = "within" if isinstance(self._schedule, AReaL | LlamaRL | StaleFlow) else "between"
-        self._mix: str = getattr(self._schedule, "mix", mix)
+        self._schedule = schedule = scenario.config.schedule
+        mix = "within" if isinstance(schedule, AReaL | LlamaRL | StaleFlow) else "between"
+        self._mix: str = schedule.mix if isinstance(schedule, Millrace | RollFlash | StreamRL) else mix
         self._ordered = not any(mishaps.overtaken for mishaps in scenario.faults.mishaps)
         self._steady = self._ordered and not scenario.faults.clock_jumps
         self._published: dict[int, set[str]] = {}
@@ -236,7 +244,7 @@ class Invariants(Observer):
         self._num_tokens[tid] = count
 
     def _check_groups(self, state: RunState) -> None:
-        size = self._config.batch.group_size + getattr(self._schedule, "redundant_samples", 0)
+        size = self._config.batch.group_size + redundant_samples(self._schedule)
         for group_id, record in state.groups.items():
             members = record.group.members
             require(len(members) == size, "a group has all of its members", group_id=group_id)

@@ -94,10 +94,10 @@ class BatchingEngine:
         *,
         slots: int,
         kv_capacity_tokens: int,
+        keep_kv: bool,
         costs: CostModel,
         workload: Workload,
         paged: bool = False,
-        keep_kv: bool = False,
     ) -> None:
         self.version = -1
         self._slots, self._kv_capacity, self._paged = slots, kv_capacity_tokens, paged

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import Group, Prompt, Trajectory
 from millrace.ledger.reading.draws import Draw
 from millrace.ledger.reading.reader import LedgerReader
@@ -159,7 +158,7 @@ def group_view(
 
     def attempt(one: Trajectory) -> View:
         record = trajectory_record(group, one, tokenizer, tokens=False)
-        return record | {"metrics": measured(one.metrics)} | of_member(one, advantages)
+        return record | {"metrics": one.metrics} | of_member(one, advantages)
 
     return {
         "group_id": group.group_id,

@@ -16,7 +16,7 @@ from millrace.config.foreign import with_present_names
 from millrace.core import files
 from millrace.core.errors import DataError, MillraceError, boundary
 from millrace.observe.sinks.log_files import parts
-from millrace.run_directory.resume import flat
+from millrace.run.resume import flat
 from millrace.run_directory.run_directory import CONFIG_BYTES_MAX, RunDirectory
 
 RUNS_MAX = 200

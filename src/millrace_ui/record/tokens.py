@@ -15,7 +15,6 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.controller.state.groups import make_batch
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import MillraceError
-from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import Group, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
@@ -249,7 +248,7 @@ def shown_of(
         reason=one.reason,
         finish=one.finish.value if one.finish else "",
         reward=one.reward,
-        metrics=measured(one.metrics),
+        metrics=one.metrics,
         num_tokens=len(one.columns),
         trained=one.trained_version,
         replica=one.replica,

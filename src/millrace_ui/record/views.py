@@ -12,7 +12,6 @@ import msgspec
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.core.fairness import Figures
-from millrace.core.turns.turn_bounds import measured
 from millrace.core.types import StepRecord, Trajectory
 from millrace.ledger.reading.reader import LedgerReader
 from millrace.ledger.reading.samples import Sample
@@ -156,7 +155,7 @@ def trajectory_view(
     ]
     turns = [each for each in turns if turn in (None, each["turn"])]
     return outcome(group, trajectory) | {
-        "reward_metrics": measured(trajectory.metrics),
+        "reward_metrics": trajectory.metrics,
         "lease": trajectory.lease,
         "replica": trajectory.replica,
         "epoch": trajectory.epoch,

@@ -6,7 +6,6 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from millrace.config.tables.reward_limits import RewardLimits
 from millrace.config.tables.section import NAME, Section
 from millrace.config.tables.task import AnyReward, Task
 
@@ -58,8 +57,6 @@ class MixtureTaskSection(Section):
                 )
             if part.reward is None:
                 continue
-            own = {key: field.default for key, field in type(part.reward).model_fields.items()}
-            for key in RewardLimits.model_fields:
-                if getattr(part.reward, key) != own[key]:
-                    raise ValueError(f"{which}: `{key}` is a limit of all parts: set `reward.{key}`")
+            for key in part.reward.changed_limits:
+                raise ValueError(f"{which}: `{key}` is a limit of all parts: set `reward.{key}`")
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,17 @@ class RewardLimits(Section):
     @property
     def most_workers(self) -> int:
         return max(self.workers, self.workers_max or 0)
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The keys of this table, without those of the kind."""
+        return {key: value for key, value in self if key in RewardLimits.model_fields}
+
+    @property
+    def changed_limits(self) -> list[str]:
+        """The limits that are not at the default of the kind."""
+        fields = type(self).model_fields
+        return [key for key, value in self.limits.items() if value != fields[key].default]
 
 
 _EXTRACT = """Regular expression with one group that finds the answer in the completion. `"none"`: the answer

@@ -152,6 +152,8 @@ class FunctionSchedule(Section):
     `"none"`: no bound."""
 
 
+Redundant = Millrace | RollFlash | RollPacker
+"""Schedules under which a group starts more trajectories than a batch needs."""
 Schedule = Annotated[
     Synchronous
     | LlamaRL
@@ -168,3 +170,8 @@ Schedule = Annotated[
     | FunctionSchedule,
     Field(discriminator="kind"),
 ]
+
+
+def redundant_samples(schedule: Schedule) -> int:
+    """Trajectories that a group starts beyond `batch.group_size`."""
+    return schedule.redundant_samples if isinstance(schedule, Redundant) else 0

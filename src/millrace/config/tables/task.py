@@ -236,11 +236,10 @@ class SumRewardSection(RewardLimits):
                 raise ValueError(f"{which}: the name is taken: give each member its own")
             if member.weight == 0:
                 raise ValueError(f"{which}: `weight` is 0: leave the member out")
-            own = {key: field.default for key, field in type(member.reward).model_fields.items()}
-            for key in RewardLimits.model_fields:
-                if getattr(member.reward, key) != own[key]:
-                    raise ValueError(f"{which}: `{key}` is a limit of the whole sum: set `reward.{key}`")
-            if getattr(member.reward, "concurrency", self.most_workers) < self.most_workers:
+            for key in member.reward.changed_limits:
+                raise ValueError(f"{which}: `{key}` is a limit of the whole sum: set `reward.{key}`")
+            judge = member.reward if isinstance(member.reward, JudgeRewardSection) else None
+            if judge is not None and judge.concurrency < self.most_workers:
                 raise ValueError(
                     f"{which}: `concurrency` is less than the number of reward workers ({self.most_workers})"
                 )

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from millrace.controller import episode
 from millrace.core.completion.marked import marked
+from millrace.core.turns.turn_bounds import EpisodeBounds
 from millrace.core.types import (
     EvaluationAttempt,
     Finish,
@@ -45,7 +46,8 @@ class PromptAttempt:
     score: Score | None = None
 
     def __post_init__(self) -> None:
-        self.trajectory = Trajectory(self.index, self.prompt_index, metrics=dict(self.prompt.metrics))
+        bounds = EpisodeBounds(self.prompt.bounds)
+        self.trajectory = Trajectory(self.index, self.prompt_index, bounds=bounds)
 
     @property
     def is_queued(self) -> bool:

@@ -23,9 +23,9 @@ TICK_S = 1.0  # between two looks for work without a pulse, and between two trie
 
 class RelaySession:
     """The session of the relay of one host. It makes versions pullable there. The root relay stages them from
-    `run.to_stage`; the other relays fetch them from relays before them in the chain. When the relay dies its
-    slots are no longer offered. The trainer writes the current version into a new root relay again. Any other
-    new relay fetches the newest version. The session returns when the relay is no longer `needed`.
+    `RunContext.to_stage`; the other relays fetch them from relays before them in the chain. When the relay
+    dies its slots are no longer offered. The trainer writes the current version into a new root relay again.
+    Any other new relay fetches the newest version. The session returns when the relay is no longer `needed`.
 
     If the trainer is on several hosts, no root relay can stage alone: every relay fetches the blocks that it
     lacks. The first relay with a complete version records its digest, and the others must have the same."""

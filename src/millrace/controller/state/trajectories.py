@@ -14,6 +14,7 @@ from millrace.controller.run_numbers import RunNumbers
 from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.replicas import Replicas
 from millrace.core.rounding import all_equal
+from millrace.core.turns.turn_bounds import EpisodeBounds
 from millrace.core.types import (
     LIVE,
     Abstain,
@@ -80,7 +81,7 @@ class Trajectories:
         """A new group, with its members leased to `replica`, except those that are held back."""
         first = prompt.group_id * self.numbers.group_size
         ids = range(first, first + self.numbers.group_size)
-        members = [Trajectory(tid, prompt.group_id, metrics=dict(prompt.metrics)) for tid in ids]
+        members = [Trajectory(tid, prompt.group_id, bounds=EpisodeBounds(prompt.bounds)) for tid in ids]
         group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members, prompt.row_digest)
         record, samples = self.replicas[replica], self.numbers.screen_samples
         owner = self.groups[group.group_id] = GroupRecord(group, record.version, samples, now_s)

@@ -30,11 +30,12 @@ def open_engine(options: EngineOptions) -> TorchEngine:
 
 
 def load_engine(model_path: str, **options: Any) -> TorchEngine:
-    """An engine that serves the directory's own weights as version 0. `options`: see `EngineOptions`.
+    """An engine that serves the directory's own weights as version 0. `options`: see `EngineOptions`. Outside
+    a run no turn follows by default, and there is no replica that probes.
 
     Raises: as `open_engine`.
     """
-    engine = open_engine(EngineOptions(model_path=model_path, **options))
+    engine = open_engine(EngineOptions(model_path=model_path, **{"keep_kv": False, "probe": False} | options))
     with _reading(model_path):
         engine.load_standby(model_path)
     engine.swap(0)

@@ -23,6 +23,7 @@ def open_engine(options: EngineOptions) -> ServerEngine:
 
     Raises: ConfigError: the server cannot serve the model. WorkerError: no server answers in time."""
     server = wait_for(options.server, options.server_wait_s, seeded=options.seeded)
+    assert options.shared_dir is not None, "a run says where servers find weights"
     offer = probe(server, _requirements(options))
     published: torch.dtype = getattr(torch, options.dtype)
     proof = Proof(options.model_path, published, tokens_max=options.max_sequence_tokens - 1)

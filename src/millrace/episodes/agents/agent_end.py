@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+MEMORY_MB = 4096
+"""For whoever has no number of their own."""
+
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of each process of an agent; None: no bound.
@@ -14,7 +17,7 @@ class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
     beyond what its imports take. The number of processes has no bound: the kernel counts them per user.
     """
 
-    memory_mb: int | None = 4096
+    memory_mb: int | None
     open_files: int = 1024
     cpu_s: int | None = None
 

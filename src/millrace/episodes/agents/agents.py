@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from millrace.core.errors import ConfigError, WorkerError, writing
-from millrace.episodes.agents.agent_end import AgentEnd, AgentLimits
+from millrace.episodes.agents.agent_end import MEMORY_MB, AgentEnd, AgentLimits
 from millrace.episodes.agents.agent_launcher import AgentLauncher
 from millrace.episodes.agents.agent_process import LOG, AgentProcess, remove_directory
 from millrace.episodes.agents.agent_row import absolute, filled, row_json
@@ -259,7 +259,7 @@ def _request(
         "directory": str(directory),
         "log": str(log),
         "environment": variables,
-        "limits": msgspec.to_builtins(limits or AgentLimits()),
+        "limits": msgspec.to_builtins(limits or AgentLimits(memory_mb=MEMORY_MB)),
         "arguments": arguments,
     }
 

@@ -24,7 +24,6 @@ from millrace.placement.memory.process_memory import CONTEXT_BYTES
 from millrace.placement.model_directory import (
     adapter_shapes,
     read_model_config,
-    teacher_of,
     tensor_elements,
     tensor_shapes,
 )
@@ -147,13 +146,14 @@ def _reference(parameters: int, *, on_gpu: bool) -> MemoryNeed:
 
 
 def _teacher_elements(config: Config) -> int:
-    path = teacher_of(config)
+    path = config.teacher
     return 0 if path is None else sum(tensor_elements(Path(path)).values())
 
 
 def _has_reference(config: Config) -> bool:
     """Whether the trainer has a reference. For a user's own algorithm only the trainer knows."""
-    return getattr(config.algorithm, "kl", 0.0) > 0 and not config.reference_apart
+    a = config.policy_gradient
+    return a is not None and a.kl > 0 and not config.reference_apart
 
 
 def adapter_elements(directory: Path, adapter: Adapter) -> int:

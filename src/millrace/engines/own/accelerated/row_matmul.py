@@ -52,17 +52,17 @@ class RowMatmul:
         step = 1 << max(0, (tiles - 1).bit_length() - 3)
         return -(-tiles // step) * step * self.tile
 
-    def by_onednn(self, x_MI: Tensor) -> bool:
+    def by_onednn(self, x_MI: Tensor, weight_OI: Tensor) -> bool:
         """Where rows need not be independent, the faster kernel may compute them."""
         if self.tile > 1:
             return False
         if _is_wide(x_MI):
-            return len(x_MI) >= PACKED_ROWS_MIN and packing_pays()
+            return len(x_MI) >= PACKED_ROWS_MIN and packing_pays(weight_OI)
         return len(x_MI) >= ROWS_MIN and by_onednn()
 
     def in_place(self, x_MI: Tensor, weight_OI: Tensor) -> bool:
         """Whether torch may write the product into memory that exists."""
-        return not (self.alone or x_MI.dtype != weight_OI.dtype or self.by_onednn(x_MI))
+        return not (self.alone or x_MI.dtype != weight_OI.dtype or self.by_onednn(x_MI, weight_OI))
 
     def forget(self) -> None:
         """The weights have changed: copies of them are dropped."""
@@ -73,7 +73,7 @@ class RowMatmul:
         if x_MI.dtype != weight_OI.dtype:
             out = self._packed(x_MI.to(weight_OI.dtype), weight_OI).to(x_MI.dtype)
             return out if bias_O is None else out.add_(bias_O)
-        if self.by_onednn(x_MI):
+        if self.by_onednn(x_MI, weight_OI):
             out = self._packed(x_MI, weight_OI) if _is_wide(x_MI) else matmul_transposed(x_MI, weight_OI)
             return out if bias_O is None else out.add_(bias_O)
         if not self.alone:

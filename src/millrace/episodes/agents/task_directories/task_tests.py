@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millrace.core import files
 from millrace.core.errors import DataError, RewardError
-from millrace.episodes.agents.agent_end import AgentEnd, AgentLimits
+from millrace.episodes.agents.agent_end import MEMORY_MB, AgentEnd, AgentLimits
 from millrace.episodes.agents.agents import Agents
 from millrace.episodes.agents.task_directories.container_paths import (
     HOME,
@@ -64,7 +64,7 @@ def run_tests(agents: Agents, task: TaskDirectory, directory: Path) -> float:
             directory,
             log=logs / "test-stdout.txt",
             environment={**noted_commands(Path(private)), **environment},
-            limits=AgentLimits() if task.memory_mb is None else AgentLimits(memory_mb=task.memory_mb),
+            limits=AgentLimits(memory_mb=MEMORY_MB if task.memory_mb is None else task.memory_mb),
             timeout_s=task.test_timeout_s,
         )
         missing = missing_tools(Path(private), logs / "test-stdout.txt", tests, task.instruction)

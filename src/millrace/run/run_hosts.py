@@ -1,26 +1,74 @@
-"""Where replicas go that join a running run, and the relays of their hosts."""
+"""From `[runtime]` to the hosts of a run, and to its runtime on a cluster. New kinds are added here.
+
+`Joining` says where replicas go that join a running run, and the relays of their hosts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from math import inf
+from typing import Protocol
 
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import RayCluster
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
+from millrace.core.protocols import Runtime
 from millrace.core.wings import wing
 from millrace.devices.inventory import read_memory
-from millrace.placement.assign import Placement
-from millrace.placement.hosts import Layout, added
+from millrace.placement.assign import Placement, allowed_gpus
+from millrace.placement.hosts import Layout, added, split
 from millrace.placement.joining import NEW_LOOK_S, Present, joining_places
+from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.blocking_calls import in_thread
 
+LOOPBACK = "127.0.0.1"
 ANSWER_S = NEW_LOOK_S + 5.0
 """For the list of nodes, and for the reports of new nodes. The command `millrace scale` waits longer."""
+
+
+class ProcessRuntime(Runtime, Protocol):
+    """A runtime of processes, here or on a cluster."""
+
+    def dump_stacks(self) -> None: ...
+
+
+def hosts(config: Config, this: Host) -> tuple[Host, ...]:
+    """Where workers can run, the controller's own host first.
+
+    Raises:
+        ConfigError: `model.device` names no GPU of this host, or a node of the cluster cannot be used.
+        WorkerError: the cluster cannot be reached.
+    """
+    if isinstance(config.runtime, RayCluster):
+        found: tuple[Host, ...] = wing("ray.hosts")(config, config.runtime)
+        return found
+    return split(allowed_gpus(config, this), config.runtime.hosts, LOOPBACK)
+
+
+def logical(config: Config) -> dict[str, tuple[str, ...]]:
+    """Logical hosts of the local runtime, each with the prefix of its workers' commands."""
+    if isinstance(config.runtime, RayCluster):
+        return {}
+    return {f"host-{number}": () for number in range(1, config.runtime.hosts)}
+
+
+def on_cluster(config: Config, run: RunDirectory) -> ProcessRuntime:
+    """The runtime on the cluster of `config.runtime`. Raises: WorkerError: it cannot be reached."""
+    assert isinstance(config.runtime, RayCluster), config.runtime
+    timeout_s, path = config.supervision.heartbeat_timeout_s, str(run.path.resolve())
+    runtime: ProcessRuntime = wing("ray.runtime")(
+        config.runtime.address,
+        run_id=blake2b(path.encode(), digest_size=8).hexdigest(),
+        log_dir=run.logs,
+        silence_s_max=3 * timeout_s,
+        answer_s=timeout_s,
+    )
+    return runtime
 
 
 class Joining:

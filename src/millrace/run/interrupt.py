@@ -1,14 +1,19 @@
-"""Signals: the first asks the run to finish its step and save. A Ctrl-C after it ends the run now."""
+"""Signals, and the end of a process that had a run.
+
+The first signal asks the run to finish its step and save. A Ctrl-C after it ends the run now.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
+from millrace.observe.sinks.trackers import any_hangs
 from millrace.runtime.process import heeded
 
 INTERRUPTED = 130  # the exit code of a program ended by SIGINT
@@ -83,3 +88,13 @@ async def _run(
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
     return not stop.is_set()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process at once if a library may keep it from its end. Ray's threads may crash a process while
+    the interpreter ends. At its exit, W&B waits for its service without a deadline."""
+    if "ray" in sys.modules or any_hangs():
+        for stream in sys.stdout, sys.stderr:
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)

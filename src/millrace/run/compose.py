@@ -17,11 +17,6 @@ from uuid import uuid4
 from msgspec.structs import replace
 from rich.console import Console
 
-from millrace.compose import run_hosts
-from millrace.compose.joining_hosts import Joining
-from millrace.compose.memory_events import MemoryReporter
-from millrace.compose.scaling import obey, with_scaling
-from millrace.compose.trajectory_sampler import TrajectorySampler
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
 from millrace.config.tables.runtime import LocalHosts
@@ -57,8 +52,12 @@ from millrace.placement.memory.needs import read_needs
 from millrace.placement.model_directory import adapter_shapes
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
-from millrace.run_directory.content_digests import content_digests, refuse_other_start
-from millrace.run_directory.resume import with_date
+from millrace.run import run_hosts
+from millrace.run.content_digests import content_digests, refuse_other_start
+from millrace.run.event_sources import MemoryReporter, TrajectorySampler
+from millrace.run.resume import with_date
+from millrace.run.run_hosts import Joining
+from millrace.run.scaling import obey, with_scaling
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.run_lineage import moments_of
 from millrace.runtime.kernel import allow_open_files, check_kernel
@@ -385,7 +384,7 @@ def engine_options(config: Config, run: RunDirectory, placed: Placement) -> Engi
         prefill_chunk=rollout.prefill_chunk,
         exact=rollout.exact,
         recompute=rollout.recompute,
-        keep_kv=rollout.keep_kv and config.reward.kind == "environment",
+        keep_kv=config.keeps_kv,
         quantization=rollout.quantization,
         stepwise=rollout.stepwise,
         seeded=rollout.seeded,

@@ -15,7 +15,6 @@ import xxhash
 
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
-from millrace.placement.model_directory import teacher_of
 from millrace.tasks.data_files import named_files
 from millrace.tasks.hub import fetched_file
 
@@ -34,7 +33,7 @@ def content_digests(config: Config) -> dict[str, str]:
 
     Raises: DataError: a file cannot be read.
     """
-    models = {"model.path": config.model.path, "algorithm.teacher": teacher_of(config)}
+    models = {"model.path": config.model.path, "algorithm.teacher": config.teacher}
     files = {
         f"{key}: {path.name}": path
         for key, directory in models.items()

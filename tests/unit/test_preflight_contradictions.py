@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from millrace.compose.contradictions import contradictions, idle
+from millrace.checks.preflight import contradictions
+from millrace.config.inert import idle
 from millrace.config.load import validate
 from millrace.config.schema import Config
 from millrace.config.tree import union_kinds
