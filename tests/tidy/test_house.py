@@ -30,7 +30,7 @@ BUDGETS = {
     "algorithms": 550,
     "api": 1_150,
     "checks": 1_350,
-    "cli": 950,
+    "cli": 1_100,
     "compose": 1_000,
     "config": 2_600,
     "controller": 4_250,
