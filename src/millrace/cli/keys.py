@@ -144,6 +144,8 @@ def _union(key: str, field: FieldInfo) -> Iterator[KeyRow]:
         for name, inner in option.model_fields.items():
             if listed := listed_table(inner):
                 yield from _listed(f"{key}.{name}", inner, listed)
+            elif section := _optional_table(inner):
+                yield from rows(section, f"{key}.{name}.", f"{key}.{name}")
 
 
 def _listed(key: str, field: FieldInfo, listed: type[Section]) -> Iterator[KeyRow]:
