@@ -74,7 +74,7 @@ class Rollout(Section):
     packed: bool = False
     """Replicas fill one host after the other, so that few need a relay. False: they are spread over all."""
     colocated: bool = False
-    """Replicas and trainer use the same devices, in turns: one side sleeps while the other computes. For one
+    """Replicas and trainer use the same devices, in shifts: one side sleeps while the other computes. For one
     GPU. Needs a staleness bound of 0, or `schedule.kind` `"llamarl"` or `"areal"` with 1. See
     docs/placement.md."""
     slots: int = Field(default=32, ge=1, le=65_536)
