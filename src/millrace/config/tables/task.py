@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from millrace.config.tables.agent import AgentSection
+from millrace.config.tables.reward_kinds import JsonRewardSection, JudgeRewardSection, PatternRewardSection
 from millrace.config.tables.reward_limits import AnswerIs, Extract, ExtractAnswer, RewardLimits
 from millrace.config.tables.section import NAME, Count, Seconds, Section, Seed
-from millrace.config.tables.verifiers import JsonRewardSection, JudgeRewardSection, PatternRewardSection
 
 Arguments = Annotated[
     dict[str, bool | int | float | str],
