@@ -76,7 +76,7 @@ class Keys(Section):
     observe: Observe = Observe()
     evaluations: tuple[EvaluationSection, ...] = ()
     """`evaluations` is a list of tables, each headed `[[evaluations]]`: what is measured of the model while
-    it trains, by a process of its own. See docs/rewards.md."""
+    it trains, by a process of its own. See docs/evaluation.md."""
 
     @property
     def trajectories_per_step(self) -> int:
