@@ -30,7 +30,7 @@
 # make bench        every benchmark
 # make bench-quick  every benchmark with tiny sizes, in minutes: shows that it runs
 # make study-echo-chamber  which of three formats RL amplifies, by scale and by KL: tables and plots, within an hour
-# make docs         write the configuration reference, check every document
+# make docs         write the references of keys and names into build/docs, check every document
 # make dist         build the wheel and the source archive into dist/
 # make lock         pin every dependency with its hashes in requirements.lock
 # make audit        ask for known vulnerabilities of what is pinned
@@ -249,8 +249,10 @@ study-echo-chamber: $(STAMP)
 	$(BIN)/python studies/echo_chamber.py
 
 docs: $(STAMP)
-	$(BIN)/python -m scripts.pages.configuration_page docs/configuration.md docs/operation.md docs/simulation.md
-	$(BIN)/python -m scripts.pages.names_page docs/api.md docs/run.md docs/sweeps.md
+	mkdir -p build/docs
+	for file in run sft simulate plan sweep; do \
+		(echo "# Keys: $$file" && $(BIN)/millrace keys --of $$file --markdown) > build/docs/keys-$$file.md || exit 1; done
+	$(BIN)/python -m scripts.pages.names_page build/docs/python.md
 	$(BIN)/python -m scripts.pages.keyword_types src/millrace/api/keys.pyi
 	$(BIN)/pytest tests/tidy/test_docs_*.py tests/tidy/test_keyword_types.py
 

@@ -1,4 +1,4 @@
-"""A reward that can be hacked, and rows for it. Used by hackable.toml (docs/reward-hacking.md)."""
+"""A reward that can be hacked, and rows for it. Used by hackable.toml (docs/evaluation.md)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     .venv/bin/python scripts/gym_families.py [NAME...]
 
 writes src/millrace/tasks/families.json, which a run reads before it starts, and the table of
-docs/gym-families.md. With names, only these families are measured anew. All of them take a quarter of an hour
-on two cores. A family is measured in a process of its own, with the library's default options.
+reports/gym-families.md. With names, only these families are measured anew. All of them take a quarter of an
+hour on two cores. A family is measured in a process of its own, with the library's default options.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from reasoning_gym.factory import DATASETS
 from millrace.tasks.asked_row import row_digest
 from millrace.tasks.families import DATA, Families, read_families
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/gym-families.md"
+PAGE = Path(__file__).resolve().parents[1] / "reports/gym-families.md"
 SEED, SCORED_ROWS, COMPARED_ROWS, DISTINCT_ROWS = 7, 50, 20, 500
 ROWS_S, DISTINCT_S, COMPARED_S, FAMILY_S = 3, 5, 1, 60
 """CPU seconds for making rows, for all of `DISTINCT_ROWS`, and for a family. A slow one has fewer rows."""

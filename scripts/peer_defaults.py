@@ -1,4 +1,4 @@
-"""The defaults of other frameworks, read in their wheels, as tables of docs/glossary.md.
+"""The defaults of other frameworks, read in their wheels, as tables of reports/peer-defaults.md.
 
     python scripts/peer_defaults.py             print the tables
     python scripts/peer_defaults.py --write     put them into the page
@@ -20,7 +20,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "glossary.md"
+PAGE = Path(__file__).parents[1] / "reports" / "peer-defaults.md"
 BEGIN, END = "<!-- scripts/peer_defaults.py --write -->\n", "<!-- end of defaults -->"
 WHEELS = {"trl": "1.16.0", "verl": "0.9.1", "openrlhf": "0.11.2", "areal": "1.0.4", "ms-swift": "4.6.0",
           "google-tunix": "0.1.7"}  # fmt: skip

@@ -1,7 +1,6 @@
 """The page of public names as Markdown, made from signatures and docstrings.
 
-`python -m scripts.pages.names_page FILE` rewrites the text between the markers in FILE. A marker says
-`names of A, B` for these names alone, and `names` for all others.
+`python -m scripts.pages.names_page FILE` writes it into FILE.
 """
 
 from __future__ import annotations
@@ -17,21 +16,13 @@ from typing import Any
 import millrace
 from millrace.core.errors import MillraceError
 
-_BLOCK = re.compile(r"(<!-- names(?: of ([\w, ]+))?: [^\n]* -->\n).*?(<!-- end of names -->)", re.DOTALL)
-_APART = ("sweep", "Sweep", "Run")
-"""Names with pages of their own: docs/sweeps.md and docs/run.md."""
 _SECTIONS = ("Args:", "Returns:", "Raises:")
 _ENTRY = re.compile(r"([\w, ]+): (.*)")
 
 
-def refreshed(text: str) -> str:
-    """The document with its names renewed."""
-    others = [name for name in millrace.__all__ if name not in _APART]
-
-    def renewed(block: re.Match[str]) -> str:
-        return f"{block[1]}\n{reference(block[2].split(', ') if block[2] else others)}\n{block[3]}"
-
-    return _BLOCK.sub(renewed, text)
+def page() -> str:
+    """A heading, and every name of `millrace.__all__`."""
+    return f"# Names of `millrace`\n\n{reference(millrace.__all__)}"
 
 
 def reference(names: Sequence[str]) -> str:
@@ -60,7 +51,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
     if dataclasses.is_dataclass(kind):
         yield "Fields: " + ", ".join(f"`{field.name}`" for field in dataclasses.fields(kind)) + "."
     if name == "Config":
-        yield "Its keys are those of [configuration.md](configuration.md)."
+        yield "`millrace keys` prints its keys."
         return
     shown = {member: value for member, value in vars(kind).items() if not member.startswith("_")}
     properties = [(member, value) for member, value in shown.items() if isinstance(value, property)]
@@ -139,5 +130,4 @@ def _line(text: str) -> str:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        path = Path(name)
-        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+        Path(name).write_text(page(), encoding="utf-8")

@@ -4,7 +4,8 @@
 
     run = millrace.train(config, reward=reward, rows=rows)
 
-Every public name is in docs/api.md. A name is imported when it is first used, and never brings torch along.
+`python -m pydoc millrace.NAME` explains a name. It is imported when it is first used, and never brings torch
+along.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class ClusterSection(Section):
     other_replicas: tuple[ReplicaKind, ...] = ()
     """More replicas, on devices of other kinds: each kind has its own speed and KV room. All have `slots`."""
     colocated: bool = _ROLLOUT.colocated
-    """Trainer and replicas use the same devices, in turns. `schedule` is one that `rollout.colocated` goes
+    """Trainer and replicas use the same devices, in shifts. `schedule` is one that `rollout.colocated` goes
     with."""
     dtype: Literal["bf16", "fp8"] = "bf16"
     """Number format of generation."""

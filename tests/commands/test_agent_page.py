@@ -13,7 +13,8 @@ from tests.long import long
 
 from millrace.cli.app import run
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8").partition("## An agent by its URL")[0]
 FILES = ("calculator.py", "start.py", "agent.toml")
 BLOCK = re.compile(r"```(?:python|toml)\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^    ((?:millrace|python) .+)$", re.MULTILINE)

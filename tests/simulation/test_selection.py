@@ -146,7 +146,7 @@ def test_selection_is_refused_where_groups_without_signal_are_not_trained():
 @long
 @pytest.mark.parametrize("schedule", [Synchronous(), Millrace()], ids=lambda schedule: schedule.kind)
 def test_batches_are_as_fair_as_without_selection_and_have_more_signal(schedule):
-    """The world of docs/selection.md. Harder rows have longer completions."""
+    """The world of docs/data.md. Harder rows have longer completions."""
     rows = RowDifficulty(rows=64, group_size=8, spread=4, gain=0.15, longer=0.4)
     world = Workload(completion=LogNormal(30.0, 0.3), difficulty=rows)
     shape = {

@@ -18,7 +18,7 @@ ROOT = SOURCE.parent
 sys.path.append(str(ROOT / "scripts"))
 import peer_defaults  # noqa: E402
 
-PAGE = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "reports" / "peer-defaults.md").read_text(encoding="utf-8")
 GENERATED = PAGE.split(peer_defaults.BEGIN)[1].split(peer_defaults.END)[0]
 
 

@@ -1,4 +1,4 @@
-"""The walk through the code names functions that exist."""
+"""The page of the architecture names functions, classes and constants that exist."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ STEP = re.compile(r"`([\w/]+\.py): ([\w.]+)`")
 
 
 def defined(path: Path) -> set[str]:
-    """Functions, and methods as `Class.method`."""
+    """Functions, classes, constants, and methods as `Class.method`."""
     names: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
         if isinstance(node, ast.ClassDef):
+            names.add(node.name)
             names |= {f"{node.name}.{part.name}" for part in node.body if hasattr(part, "name")}
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)

@@ -30,7 +30,7 @@ BUDGETS = {
     "algorithms": 550,
     "api": 1_150,
     "checks": 1_300,
-    "cli": 950,
+    "cli": 1_100,
     "config": 2_750,
     "controller": 4_250,
     "conversations": 1_100,

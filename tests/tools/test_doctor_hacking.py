@@ -174,7 +174,7 @@ def test_what_completions_repeat_of_their_prompts_does_not_count():
     assert shared(pairs, pairs[:8], [], 0.6).string == ""
 
 
-# ---------------------------------------------------------------- verifiers that do not verify
+# ---------------------------------------------------------------- rewards that do not check
 
 
 def test_a_reward_without_a_test_run_is_a_finding_also_for_a_member_of_a_sum():

@@ -286,7 +286,8 @@ def test_a_plan_says_what_of_it_no_key_says():
 
 
 def test_the_documented_answer_is_what_the_command_prints(monkeypatch, capsys):
-    """Where this fails, `millrace plan examples/plan-host.toml` prints what docs/planning.md should show."""
+    """Where this fails, `millrace plan examples/plan-host.toml` prints what docs/planning.md should show, and
+    examples/planned-host.toml."""
     root = Path(__file__).parents[2]
     monkeypatch.chdir(root)
     assert app.run(["plan", "examples/plan-host.toml"]) == 0
@@ -294,4 +295,4 @@ def test_the_documented_answer_is_what_the_command_prints(monkeypatch, capsys):
     answer, configuration = printed.split("\n\nIts configuration:\n\n")
     page = (root / "docs" / "planning.md").read_text()
     assert f"```text\n{answer}\n```" in page
-    assert f"```toml\n{configuration}\n```" in page
+    assert (root / "examples" / "planned-host.toml").read_text() == f"{configuration}\n"

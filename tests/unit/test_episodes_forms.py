@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from millrace.config.tables.verifiers import JsonRewardSection, PatternRewardSection
+from millrace.config.tables.reward_kinds import JsonRewardSection, PatternRewardSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.rewards.rewards import PatternReward
 

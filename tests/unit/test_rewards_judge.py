@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.gateways import until
 
 from judge_double import judging
-from millrace.config.tables.verifiers import JudgeRewardSection
+from millrace.config.tables.reward_kinds import JudgeRewardSection
 from millrace.core.errors import ConfigError
 from millrace.core.types import Failed, Scored
 from millrace.rewards.judge import FILE, JudgeReward

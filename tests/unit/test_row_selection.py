@@ -101,7 +101,7 @@ def test_the_reason_says_what_the_row_did_and_the_figures_count_it():
 
 @pytest.mark.parametrize(("rate", "size", "taken"), [(0.05, 8, 0.36), (0.02, 8, 0.27), (0.05, 16, 0.28)])
 def test_by_signal_a_rare_row_is_taken_more_often_than_its_own_rate_says(rate, size, taken):
-    """The figures of docs/selection.md, over 2,000 histories of six groups."""
+    """The figures of docs/data.md, over 2,000 histories of six groups."""
     random = np.random.default_rng(0)
     groups = (random.random((2000, 6, size)) < rate).astype(float)
     chances = [keep_probability(SignalSelection(), row(*history, discount=0.5)) for history in groups]

@@ -91,7 +91,7 @@ def simulate(
     """Predict a run on a cluster that need not exist: the real controller, in virtual time.
 
     Args:
-        config: a simulated configuration (TOML file, dict or object: docs/simulation.md). With `run`: the
+        config: a simulated configuration (TOML file, dict or object: docs/planning.md). With `run`: the
             next run's configuration, by default that run's own.
         run: a run, or its directory. The simulation uses its lengths and costs.
         compare: names of schedules, or `["presets"]`. Default: the configuration's schedule.

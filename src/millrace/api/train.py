@@ -71,7 +71,7 @@ def train(
         schedule: a function of the configuration that returns a `millrace.schedule.Schedule`, the name of
             a kind, or a dict with its keys.
         from_run: a `Run`, `"RUN"`, `"RUN@VERSION"` or a checkpoint, from whose weights this new run begins.
-            Without `config` it is configured as that run (docs/going-on.md).
+            Without `config` it is configured as that run (docs/sweeps.md).
         moments: begin with the optimizer's moments of `from_run` too.
         run_dir: the run's directory. Default: `runs/NAME-DATE-N`.
         wait: return when the run has ended; False: return at once. The run then trains in the background, and

@@ -38,6 +38,7 @@ COMMANDS = {
     "train": "millrace.cli.train:command",
     "sweep": "millrace_sweeps.sweep_command:command",
     "check": "millrace.cli.check:command",
+    "keys": "millrace.cli.keys:command",
     "fetch": "millrace.cli.fetch:command",
     "import": "millrace.cli.model_files:import_",
     "text-part": "millrace.cli.model_files:text_part",

@@ -51,7 +51,7 @@ class Keys(Section):
     """What is otherwise refused at the start. `"uncorrected"`: tokens of older policies without a correction.
     `"cut_sampling"`: `top_p`, `top_k` or `min_p`, and the trainer has no `sampling.token_masks`.
     `"false_positives"`: a family of reasoning-gym whose scorer accepts a wrong answer. See
-    docs/gym-families.md."""
+    reports/gym-families.md."""
     model: Model
     task: GymTaskSection | FileTaskSection | HubTaskSection | FunctionTaskSection | MixtureTaskSection = (
         Field(discriminator="kind")
@@ -60,7 +60,7 @@ class Keys(Section):
     batch: BatchShape = BatchShape()
     selection: Selection | None = Field(default=None, discriminator="kind")
     """Which rows rest because the model always or never solves them. `"none"`: every prompt is taken. See
-    docs/selection.md."""
+    docs/data.md."""
     sampling: SamplingConfig = SamplingConfig()
     algorithm: Algorithm = PolicyGradient()
     optimizer: Optimizer = Optimizer()
@@ -75,7 +75,7 @@ class Keys(Section):
     observe: Observe = Observe()
     evaluations: tuple[EvaluationSection, ...] = ()
     """`evaluations` is a list of tables, each headed `[[evaluations]]`: what is measured of the model while
-    it trains, by a process of its own. See docs/rewards.md."""
+    it trains, by a process of its own. See docs/evaluation.md."""
 
     @property
     def trajectories_per_step(self) -> int:

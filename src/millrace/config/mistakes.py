@@ -53,9 +53,7 @@ def _foreign(line: str) -> str:
     if (yaml := YAML.fullmatch(line)) is None:
         return ""
     write = f"{yaml[1]} = {_as_toml(yaml[2])}" if yaml[2] else f"[{yaml[1]}]"
-    return (
-        f"this is YAML, and a configuration is TOML.\n  Write `{write}`: docs/configuration.md has all keys"
-    )
+    return f"this is YAML, and a configuration is TOML.\n  Write `{write}`: `millrace keys` has all keys"
 
 
 def _value(line: str, before: list[str]) -> str:

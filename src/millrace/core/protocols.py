@@ -122,7 +122,7 @@ class Replica(Protocol):
 
     async def pull(self, version: int, endpoint: Endpoint) -> Served:
         """Copy `version` into standby and digest it while decoding goes on, then swap between two decode
-        steps. Trajectories in flight go on under `version` with their KV recomputed.
+        steps. Trajectories in flight go on under `version`. With `rollout.recompute` their KV is made anew.
         A version that is served already is only digested again.
         Raises: UnknownVersionError, TornVersionError (both: pull the newest version instead),
         DigestMismatchError (fatal)."""

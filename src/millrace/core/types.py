@@ -29,7 +29,7 @@ class State(StrEnum):
     SCORED = "scored"  # reward known, its group is not complete
     BUFFERED = "buffered"  # its group is complete and may be taken
     TRAINED = "trained"  # part of a batch that was applied
-    REJECTED = "rejected"  # refused by a filter
+    REJECTED = "rejected"  # ends untrained, and nothing failed: the reason says why
     STALE = "stale"  # too old to be trained on
     ABANDONED = "abandoned"  # a member of its group kills replica after replica
     FAILED = "failed"  # the environment or the reward raised

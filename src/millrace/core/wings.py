@@ -28,6 +28,7 @@ TARGETS = {
     "sim.PlanConfig": "millrace_sim.config:PlanConfig",
     "sim.simulate": "millrace_sim.compare:compared_records",
     "sim.plan": "millrace_sim.plan.planned:planned_record",
+    "sweeps.SweepConfig": "millrace_sweeps.sweep_config:SweepConfig",
     "sweeps.sweep": "millrace_sweeps.run_sweep:sweep",
     "sweeps.counts": "millrace_sweeps.run_sweep:counts_of",
     "sweeps.trials": "millrace_sweeps.run_sweep:trials_of",

@@ -57,9 +57,10 @@ def packs(dtype: torch.dtype) -> bool:
 
 
 def packing_pays(weight_NK: torch.Tensor) -> bool:
-    """Whether a matmul of few rows is faster with a packed copy of this float32 matrix: with AVX-512 by 1.1
-    to 2 times. With AVX2 it is slower for many rows. On a processor of Intel, MKL is faster with a matrix
-    that stays in the cache. A rule decides, as in `by_onednn`."""
+    """Whether a matmul of few rows is faster with a packed copy of this float32 matrix.
+
+    With AVX-512 it is, by 1.1 to 2 times. With AVX2 it is slower for many rows. On a processor of Intel, MKL
+    is faster with a matrix that stays in the cache. A rule decides, as in `by_onednn`."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not packs(torch.float32):
         return False
     return by_onednn() or weight_NK.numel() >= PACKED_MIN

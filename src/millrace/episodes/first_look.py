@@ -70,7 +70,7 @@ class FirstLook(TaskRewardWorker):
             return []
         return [
             "the chat template of the model (`model.path`) shows tools and writes no calls: a call counts if "
-            f"it is JSON, alone or behind {', '.join(MARKS)}. Others are not seen: see docs/tool-calls.md"
+            f"it is JSON, alone or behind {', '.join(MARKS)}. Others are not seen: see docs/turns.md"
         ]
 
     async def prompt_keys(self) -> list[str]:

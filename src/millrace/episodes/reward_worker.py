@@ -52,16 +52,17 @@ Scorable = tuple[Part, Inputs]
 class TaskRewardWorker:
     """Role `millrace.episodes.reward_worker:TaskRewardWorker` (a core.protocols.RewardWorker).
 
-    The worker keeps no state: every answer is a function of the configuration and the request. So any worker
-    can serve any group, and a new worker can replace a killed worker. A thread makes rows and tokens, and
-    a process calls plain reward functions in its main thread. So the loop can answer while they run.
+    The worker keeps no state but its running episodes: every other answer is a function of the configuration
+    and the request. So any worker can serve any group, and a new worker can replace a killed worker. A thread
+    makes rows and tokens, and a process calls plain reward functions in its main thread. So the loop can
+    answer while they run.
 
     Args:
         config: a dumped `Config`.
         limit_memory: bound this process's memory by `reward.memory_mb`; False if others use the process too.
         answers: give with each score the answer of the completion.
-        wrong_gold: score each row as another row (see `wrong_gold.WrongGold`).
-        stream: who asks, if an environment answers (see `turns.snapshots.Snapshots`).
+        wrong_gold: score each row as another row (see `WrongGold`).
+        stream: who asks, if an environment answers (see `episodes.snapshots.Snapshots`).
         run_dir: the directory of the run, which keeps what a judge said; None: there is no run.
     Raises:
         ConfigError, DataError, RewardError: tokenizer, task or reward cannot be made as configured.

@@ -157,7 +157,7 @@ class SqliteLedger:
                 f"ledger {self._path}: checkpoint {info.version} covers steps after {self._version}, "
                 "the last committed one\n  Commit a step before saving what it made."
             )
-        with self._transaction(f"commit checkpoint {info.version}", durable=True):
+        with self._transaction(f"commit checkpoint {info.version}", synced=True):
             row = (info.version, records.relative(info.path, self._directory), info.save_s, wall())
             self._db.execute(records.INSERT_CHECKPOINT, row)
 
@@ -173,7 +173,7 @@ class SqliteLedger:
                 f"ledger {self._path}: evaluation {record.name} of version {record.version} cannot be "
                 f"recorded after version {self._version}\n  A version is evaluated once under a name."
             )
-        with self._transaction(f"record evaluation {record.name} of {record.version}", durable=True):
+        with self._transaction(f"record evaluation {record.name} of {record.version}", synced=True):
             evaluation_records.insert(self._db, record, attempts, wall())
 
     def evaluations(self) -> list[EvaluationRecord]:
@@ -186,7 +186,7 @@ class SqliteLedger:
 
         Raises LedgerError: there is no such version, or something is recorded already.
         """
-        with self._transaction(f"go back to version {version}", durable=True):
+        with self._transaction(f"go back to version {version}", synced=True):
             ended = rewind(self._db, version)
         with ledger_failures(self._path, "fold the log"):
             self._db.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
@@ -278,7 +278,7 @@ class SqliteLedger:
         doing = f"commit step {record.version}" if record else "flush"
         self._buffer.look_again(trained)
         counts = self._accounts.counts_after_training(trained)
-        with self._transaction(doing, durable=record is not None):
+        with self._transaction(doing, synced=record is not None):
             self._buffer.write(self._db, everything=everything)
             if record is not None:
                 self._buffer.write_step(self._db, record, wall())
@@ -286,13 +286,13 @@ class SqliteLedger:
         self._buffer.written(trained)
 
     @contextmanager
-    def _transaction(self, doing: str, *, durable: bool) -> Iterator[None]:
-        """All or nothing. `durable` waits for the disk."""
+    def _transaction(self, doing: str, *, synced: bool) -> Iterator[None]:
+        """All or nothing. `synced`: it waits for the disk."""
         self._failed = True
         refuse_moved(self._path, self._identity, doing)
         self._log.refuse_cut(doing)
         with ledger_failures(self._path, doing):
-            if durable:
+            if synced:
                 self._db.execute("PRAGMA synchronous = FULL")
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -301,7 +301,7 @@ class SqliteLedger:
             finally:
                 with suppress(sqlite3.Error):  # after some failures SQLite has already rolled back
                     self._db.rollback()
-                if durable:
+                if synced:
                     self._db.execute("PRAGMA synchronous = NORMAL")
         self._log.look()
         self._failed = False

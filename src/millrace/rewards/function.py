@@ -18,7 +18,7 @@ class FunctionReward:
 
     The function is called by keyword with `completion` (text), `answer` (the reference, or None) and columns
     of the row: the columns that its signature names, or all columns if it takes `**columns`.
-    `verifiers.signatures` has the other signatures.
+    `rewards.signatures` has the other signatures.
 
     Args:
         path: `file.py:name` or `package.module:name`. A file's directory becomes importable, as when

@@ -8,7 +8,7 @@ from typing import Any
 from jsonschema import exceptions, validators
 from referencing import Registry
 
-from millrace.config.tables.verifiers import JsonRewardSection
+from millrace.config.tables.reward_kinds import JsonRewardSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.rewards.extract import Extract
 from millrace.tasks.rows import Row, find_column

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 from weakref import WeakValueDictionary
 
-from millrace.config.tables.verifiers import JudgeRewardSection
+from millrace.config.tables.reward_kinds import JudgeRewardSection
 from millrace.core.errors import DataError, RewardError, StorageError, boundary
 from millrace.rewards.judge_client import JudgeClient
 from millrace.rewards.judge_prompts import JudgeQuestion, as_text, pairwise, scalar

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from millrace.config.tables.verifiers import JudgeRewardSection
+from millrace.config.tables.reward_kinds import JudgeRewardSection
 from millrace.core.errors import ConfigError, RewardError
 from millrace.rewards.pauses import PAUSE_S_MAX, pauses_s
 

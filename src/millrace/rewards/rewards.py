@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from millrace.config.tables import task as table
+from millrace.config.tables.reward_kinds import PatternRewardSection
 from millrace.config.tables.task import GymRewardSection
-from millrace.config.tables.verifiers import PatternRewardSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing

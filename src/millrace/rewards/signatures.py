@@ -118,5 +118,5 @@ def refuse_foreign(name: str, function: Callable[..., Any], kind: Kind, columns:
             raise RewardError(
                 f"`{name}` takes `{parameter}`, as a reward function of {other} does; it would be called as "
                 f'one of {kind}.\n  Set `reward.signature` to "{other}", or rename the parameter '
-                "(docs/verifiers.md, functions of TRL and verl)"
+                "(docs/rewards.md, functions of TRL and verl)"
             )

@@ -1,6 +1,6 @@
 """The kinds of engines: the function that opens each, and its capabilities. Names no torch.
 
-A new engine is a row of `ENGINES`. docs/extending.md lists what else it needs.
+A new engine is a row of `ENGINES`. docs/architecture.md lists what else it needs.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class View(msgspec.Struct, frozen=True, dict=True):
     num_replicas: int = 0  # of the run, up or not; at least those that are up
     screen_samples: int = 0  # trajectories with which a group starts; 0: all of it
     redundant_groups: int = 0  # live groups that need not be trained in time
-    parked: int = 0  # groups that begin again in a long round (`schedule.tail.rounds`); they are not live
+    parked: int = 0  # groups that begin again in a long round (`ahead.long_round`); they are not live
     returned: int = 0  # live groups that have begun again so
 
     @cached_property

@@ -1,5 +1,5 @@
 """What was measured of each family of reasoning-gym, by scripts/gym_families.py, with default options and the
-version that the file names. docs/gym-families.md shows it."""
+version that the file names. reports/gym-families.md shows it."""
 
 from __future__ import annotations
 

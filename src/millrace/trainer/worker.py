@@ -46,7 +46,8 @@ CHECKPOINTS = "checkpoints"  # beside the exported model, in the run directory
 
 
 class TrainerWorker(ABC, Generic[Policy]):
-    """`core.protocols.Trainer`. A subclass says how weights are loaded, published, saved and exported.
+    """`core.protocols.Trainer`. A subclass says how weights are loaded, published, saved and exported;
+    in torch it is `trainer.role.TorchTrainer`.
 
     `config`: a whole configuration as plain data. `open_writer`: "package.module:function", called with
     an `Endpoint`, returns a `WeightsWriter`.

@@ -28,7 +28,7 @@ class EvaluationSection(Section):
     reward: AnyReward | None = Field(default=None, discriminator="kind")
     """As `[reward]`. `"none"`: the training's."""
     canary: Literal["rows", "wrong-gold"] | None = None
-    """Its rows deserve no reward, so their reward must stay 0 (docs/reward-hacking.md). `"rows"`: those of
+    """Its rows deserve no reward, so their reward must stay 0 (docs/evaluation.md). `"rows"`: those of
     `task` are impossible, or have a wrong gold answer. `"wrong-gold"`: each row is scored as another row,
     whose answer differs; without a `task` these may be the training's rows. `"none"`: no canary."""
     correct_at: float = 1.0

@@ -65,7 +65,7 @@ class Rollout(Section):
     `"server"` follows from `servers`."""
     servers: tuple[Annotated[str, Field(pattern=r"^https?://[^/?#@]+/?$")], ...] = ()
     """URLs of running servers, vLLM or SGLang, each for this run alone. Each has a replica, so `replicas`
-    follows. See docs/servers.md."""
+    follows. See docs/engine.md."""
     shared_dir: str | None = None
     """Directory in which servers find new weights. They must see it under the same path. `"none"`: `weights`
     in the run directory."""
@@ -74,9 +74,9 @@ class Rollout(Section):
     packed: bool = False
     """Replicas fill one host after the other, so that few need a relay. False: they are spread over all."""
     colocated: bool = False
-    """Replicas and trainer use the same devices, in turns: one side sleeps while the other computes. For one
+    """Replicas and trainer use the same devices, in shifts: one side sleeps while the other computes. For one
     GPU. Needs a staleness bound of 0, or `schedule.kind` `"llamarl"` or `"areal"` with 1. See
-    docs/colocated.md."""
+    docs/placement.md."""
     slots: int = Field(default=32, ge=1, le=65_536)
     """Trajectories that one replica decodes at the same time."""
     max_sequence_tokens: int = Field(default=512, ge=16, le=COUNT_MAX)
@@ -117,7 +117,7 @@ class Rollout(Section):
     """Source of draft tokens: guesses that the model checks several at a time. In Millrace's engine a draft
     changes no token and no log-prob, only the time. It takes `"earlier"` completions, or a `"trained"`
     drafter. vLLM takes `"ngram"`, `"suffix"`, `"mtp"` or `"eagle"`, and needs `seeded = false`. See
-    docs/drafts.md."""
+    docs/engine.md."""
     draft_tokens: int = Field(default=4, ge=1, le=64)
     """Most draft tokens of a trajectory in one step."""
     draft_rows_max: int = Field(default=8, ge=1, le=65_536)
@@ -126,7 +126,7 @@ class Rollout(Section):
     """Directory of the draft model, for `"eagle"` alone."""
     native_adapters: bool = False
     """vLLM computes a LoRA adapter beside the base weights, so a load copies the adapter alone. Decode steps
-    take longer. False: the replica merges each adapter into whole weights. See docs/adapters.md."""
+    take longer. False: the replica merges each adapter into whole weights. See docs/models.md."""
 
     @model_validator(mode="before")
     @classmethod

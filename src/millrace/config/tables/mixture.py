@@ -28,7 +28,7 @@ class MixtureTaskSection(Section):
     kind: Literal["mixture"] = "mixture"
     """Several tasks in one stream of prompts, each with its weight."""
     parts: tuple[MixturePart, ...] = Field(min_length=1)
-    """`task.parts` is a list of tables, each headed `[[task.parts]]`. See docs/selection.md."""
+    """`task.parts` is a list of tables, each headed `[[task.parts]]`. See docs/data.md."""
     correct_at: float = Field(default=1.0, ge=-1e6, le=1e6)
     """A reward of at least this counts as correct in the metric NAME/pass_rate of a part."""
 

@@ -15,7 +15,7 @@ class LocalHosts(Section):
     kind: Literal["local"] = "local"
     hosts: int = Field(default=1, ge=1, le=64)
     """Number of logical hosts that the machine's memory and GPUs are divided among. Each has a relay of its
-    own. More than 1 shows on one machine what a cluster does; see docs/hosts.md."""
+    own. More than 1 shows on one machine what a cluster does; see docs/cluster.md."""
 
 
 class RayCluster(Section):

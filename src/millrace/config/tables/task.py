@@ -7,9 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from millrace.config.tables.agent import AgentSection
+from millrace.config.tables.reward_kinds import JsonRewardSection, JudgeRewardSection, PatternRewardSection
 from millrace.config.tables.reward_limits import AnswerIs, Extract, ExtractAnswer, RewardLimits
 from millrace.config.tables.section import NAME, Count, Seconds, Section, Seed
-from millrace.config.tables.verifiers import JsonRewardSection, JudgeRewardSection, PatternRewardSection
 
 Arguments = Annotated[
     dict[str, bool | int | float | str],
@@ -28,7 +28,7 @@ class GymTaskSection(Section):
     """Keywords for `reasoning_gym.create_dataset`."""
     size: Count = 100_000
     """Number of rows. A row is generated when it is needed. Some families have far fewer distinct prompts:
-    see docs/gym-families.md."""
+    see reports/gym-families.md."""
     data_seed: Seed = 1
     """Seed of the rows. Held-out evaluation uses a different seed."""
     template: str = "{question}\n"
@@ -162,7 +162,7 @@ class EnvironmentRewardSection(RewardLimits):
     """`package.module:name` or `file.py:name`: a class with `reset(row)` and `step(action)`, of
     tools, or of SkyRL-Gym. See docs/turns.md. With an agent: `def reward(end, **columns)`."""
     agent: AgentSection | None = None
-    """A program that asks for turns by HTTP, in place of a class. See docs/gateway.md. `"none"`: a class."""
+    """A program that asks for turns by HTTP, in place of a class. See docs/agents.md. `"none"`: a class."""
     turns: Count = 8
     """Most turns of an episode. `sampling.max_tokens` bounds the tokens of one turn, and
     `rollout.max_sequence_tokens` all tokens."""

@@ -14,7 +14,7 @@ from millrace.core.errors import ConfigError
 class Model(Section):
     path: str
     """A Hugging Face model directory: config, safetensors weights, tokenizer. Or a run, or a checkpoint of
-    one: see docs/going-on.md."""
+    one: see docs/sweeps.md."""
     date: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")
     """The date that a chat template writes, as `2026-11-28`. `"none"`: the day on which the run began. It is
     recorded with the run, so prompts stay equal after midnight and when the run is resumed."""
@@ -121,7 +121,7 @@ class BatchShape(Section):
     """Trajectories per group."""
     screen_samples: CountOrZero = 0
     """Screening: a group starts with this number of trajectories, 2 or more. Its rest starts only if their
-    rewards differ. 0: a group starts with all of its trajectories. See docs/curation.md."""
+    rewards differ. 0: a group starts with all of its trajectories. See docs/data.md."""
     token_budget: int = Field(default=8192, ge=64, le=COUNT_MAX)
     """Tokens per packed micro-batch in the trainer. The budget changes speed and memory, never a gradient."""
     minibatches: int = Field(default=1, ge=1, le=4096)

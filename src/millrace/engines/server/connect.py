@@ -52,7 +52,7 @@ def refuse_unfit(options: EngineOptions) -> str:
         finally:
             server.close()
     except WorkerError as error:
-        raise ConfigError(f"`rollout.servers`: {error}\n  Start it first: docs/servers.md has how") from error
+        raise ConfigError(f"`rollout.servers`: {error}\n  Start it first: docs/engine.md has how") from error
     return server.program
 
 

@@ -15,7 +15,7 @@ from millrace.engines.server.server_dialect import Dialect, Offer, Requirements
 from millrace.engines.server.sglang_server import SglangServer
 from millrace.engines.server.vllm_server import VllmServer
 
-DOCUMENTED = "docs/servers.md has the whole command line"
+DOCUMENTED = "docs/engine.md has the whole command line"
 PAUSE_BETWEEN_S = 0.5
 
 
