@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from millrace.config.schema import Config
+from millrace.config.tables.task import RowsSection
 from millrace.conversations.tokenizer import load_dated_tokenizer
 from millrace.core.errors import ConfigError, DataError
 from millrace.ledger import SqliteLedger
@@ -182,7 +183,7 @@ def _most_tokens(config: Config, options: CurationOptions) -> int:
 
 
 def _with_gold(config: Config, options: CurationOptions) -> bool:
-    has_answers = getattr(config.task, "answer", None) is not None
+    has_answers = isinstance(config.task, RowsSection) and config.task.answer is not None
     if options.gold and not has_answers:
         raise ConfigError('`--gold` needs reference answers, and `task.answer` is "none": name their column')
     return has_answers if options.gold is None else options.gold

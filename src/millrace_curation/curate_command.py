@@ -12,6 +12,13 @@ from rich.table import Table
 from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
+from millrace.config.tables.task import (
+    FileTaskSection,
+    FunctionTaskSection,
+    GymTaskSection,
+    HubTaskSection,
+    RowsSection,
+)
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
 from millrace.core.wings import wing
 from millrace.observe.live.live_view import progress_line
@@ -75,7 +82,7 @@ def command(
 
     config = load(config_file, overrides or ())
     check_kernel()  # which the reward worker needs
-    column = getattr(config.task, "prompt", "prompt")
+    column = config.task.prompt if isinstance(config.task, RowsSection) else "prompt"
     texts = [text for file in against or () for text in read_evaluation_texts(file, column)]
     options = CurationOptions(
         against=texts,
@@ -113,7 +120,7 @@ def _curated(config: Config, options: CurationOptions, out: Path, model: Path | 
 
             curation = curate(config, options, out / ATTEMPTS, on_stage)
     about = {
-        "task": getattr(config.task, "path", getattr(config.task, "name", "")),
+        "task": _source(config.task),
         "model": str(model or config.model.path),
     }
     summary = summarized(curation, options, about)
@@ -157,3 +164,14 @@ def _table(summary: dict[str, Any]) -> Table:
         for name in ("truncated", "unscored"):
             table.add_row(f"completions {name}", f"{rates[name]:,}", "")
     return table
+
+
+def _source(task: Any) -> str:
+    """What names the rows of section `[task]`."""
+    match task:
+        case FileTaskSection() | FunctionTaskSection():
+            return task.path
+        case GymTaskSection() | HubTaskSection():
+            return task.name
+        case _:
+            return ""

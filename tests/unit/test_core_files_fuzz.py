@@ -6,6 +6,7 @@ Where the file carries a digest, what is accepted is what was written.
 from __future__ import annotations
 
 import json
+import pickle
 from functools import partial
 from pathlib import Path
 
@@ -188,12 +189,16 @@ def test_what_a_model_needs_is_read_or_refused(place, data):
             assert str(error)
 
 
+@pytest.fixture(scope="module")
+def packed():
+    """Made once: it holds `sys.path`, which grows where an unchanged object is read."""
+    return carried.pack(pickle.dumps({"a": 1}))
+
+
 @fuzzed
 @given(data=st.data())
-def test_a_carried_object_that_changed_is_not_unpickled(place, data):
-    import pickle
-
-    whole = carried.pack(pickle.dumps({"a": 1}))
+def test_a_carried_object_that_changed_is_not_unpickled(place, packed, data):
+    whole = packed
     name = carried.name_of("reward", carried.PICKLE, whole)
     carried.store(place, {name: whole})
     changed = data.draw(damaged_bytes(whole))
