@@ -160,7 +160,7 @@ def plots(results: StalenessResults, directory: Path) -> list[str]:
             if drawn:
                 file = directory / f"staleness-{name}-{size}.svg"
                 study.save_chart(file, f"{size}, {title}", drawn, (0.0, end), x_label=x_label)
-                shown.append(f"![{size}, {title}, by {x_label}]({directory.name}/{file.name})")
+                shown.append(f"![{size}, {title}, by {x_label}](../docs/images/{file.name})")
     return shown
 
 

@@ -73,7 +73,13 @@ class Rollout:
     def __init__(self, costs: ClusterCosts, replicas: int, slots: int, batch: Batch) -> None:
         self._batch = batch
         self._engines = [
-            BatchingEngine(slots=slots, kv_capacity_tokens=KV_UNLIMITED, costs=costs, workload=batch.workload)
+            BatchingEngine(
+                slots=slots,
+                kv_capacity_tokens=KV_UNLIMITED,
+                keep_kv=False,
+                costs=costs,
+                workload=batch.workload,
+            )
             for _ in range(replicas)
         ]
         for engine in self._engines:

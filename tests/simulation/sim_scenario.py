@@ -39,7 +39,7 @@ async def chaotic(seed: int) -> str:
         lease = 0
         while left:
             lease += 1
-            kwargs = {"world": world, "slots": 4, "kv_capacity_tokens": 1000}
+            kwargs = {"world": world, "slots": 4, "kv_capacity_tokens": 1000, "keep_kv": False}
             replica = await runtime.spawn(name, f"{ROLES}:SimReplica", kwargs)
             events.emit("up", name=name, epoch=replica.epoch)
             try:

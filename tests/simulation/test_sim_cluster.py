@@ -164,7 +164,7 @@ def work(tid: int, tokens: int) -> Work:
 def paged(capacity: int) -> BatchingEngine:
     workload = Workload(completion=LogNormal(80.0, 0.0))
     engine = BatchingEngine(
-        slots=8, kv_capacity_tokens=capacity, costs=Costs(), workload=workload, paged=True
+        slots=8, kv_capacity_tokens=capacity, keep_kv=False, costs=Costs(), workload=workload, paged=True
     )
     engine.swap(0, 0.0, 1.0)
     return engine

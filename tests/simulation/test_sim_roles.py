@@ -50,7 +50,7 @@ def work(tid: int, *, lease: int = 1, tokens: Iterable[int] = (), prompt: int = 
 
 def decoder(*, slots: int = 4, kv_capacity_tokens: int = 10_000, version: int = 0) -> BatchingEngine:
     engine = BatchingEngine(
-        slots=slots, kv_capacity_tokens=kv_capacity_tokens, costs=COSTS, workload=WORKLOAD
+        slots=slots, kv_capacity_tokens=kv_capacity_tokens, keep_kv=False, costs=COSTS, workload=WORKLOAD
     )
     if version >= 0:
         engine.swap(version, 0.0, 1.0)
@@ -233,7 +233,7 @@ async def staged(
     runtime, world = SimRuntime(0, faults=faults), millrace_sim.World()
     trainer = await runtime.spawn("trainer", f"{ROLES}:SimTrainer", {"world": world})
     relay = await runtime.spawn("relay", f"{ROLES}:SimRelay", {"world": world, "slots": slots})
-    options = {"world": world, "slots": 4, "kv_capacity_tokens": 4096, "slice_s": slice_s}
+    options = {"world": world, "slots": 4, "kv_capacity_tokens": 4096, "keep_kv": False, "slice_s": slice_s}
     replica = await runtime.spawn("replica", f"{ROLES}:SimReplica", options)
     state = await call(trainer, "load", None)
     endpoint = await call(relay, "open", state.slot_bytes)
