@@ -24,8 +24,8 @@ from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import size
 from millrace.placement.describe import warnings
 from millrace.placement.hosts import Layout, lay_out
+from millrace.placement.memory.engine_memory import CONTEXT_BYTES
 from millrace.placement.memory.needs import read_needs
-from millrace.placement.memory.process_memory import CONTEXT_BYTES
 from millrace.rollout.engine_kinds import ENGINES
 
 DOCUMENT = ROOT / "reports" / "sizes.md"

@@ -18,7 +18,7 @@ from millrace.config.tables.runtime import LocalHosts, RayCluster
 from millrace.core.errors import WorkerError
 from millrace.core.placement import Gpu, Host
 from millrace.devices.device import torch_device
-from millrace.placement.memory.process_memory import CONTEXT_BYTES
+from millrace.placement.memory.engine_memory import CONTEXT_BYTES
 from millrace.run import compose
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -12,8 +12,8 @@ from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import Placement, assign
 from millrace.placement.describe import warnings
+from millrace.placement.memory.engine_memory import CONTEXT_BYTES
 from millrace.placement.memory.needs import MemoryNeed
-from millrace.placement.memory.process_memory import CONTEXT_BYTES
 
 
 def host(gpus: int, *, gpu_gb: int = 80, gb: int = 200) -> Host:

@@ -36,8 +36,8 @@ from millrace.placement import describe
 from millrace.placement.assign import size
 from millrace.placement.gpu_advice import gpu_advice
 from millrace.placement.hosts import Layout
+from millrace.placement.memory.engine_memory import TRAJECTORY_BYTES
 from millrace.placement.memory.needs import Needs, disk_bytes
-from millrace.placement.memory.process_memory import TRAJECTORY_BYTES
 from millrace.rollout.engine_kinds import cut_sampling, refuse_unable
 from millrace.rollout.protocol import EngineOptions
 from millrace.run.compose import engine_options, place

@@ -5,7 +5,7 @@ before a run starts: other commands may read what a run may not begin with. A us
 `unless_allowed` names it in `allow`.
 
 `trainer.backend = "jax"` lacks some parts. `rollout.native_adapters` computes an adapter beside the weights.
-`rollout.colocated` has one device, which trainer and replicas use in turns.
+`rollout.colocated` has one device, which trainer and replicas use in shifts.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import torch
 
 from millrace.core.errors import ConfigError
 from millrace.placement import number_format
-from millrace.placement.memory.process_memory import CONTEXT_BYTES
+from millrace.placement.memory.engine_memory import CONTEXT_BYTES
 
 
 def torch_device(device: str = "auto", share: float = 1.0) -> torch.device:

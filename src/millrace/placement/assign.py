@@ -24,8 +24,8 @@ import msgspec
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.core.placement import Gpu, Host, Place
+from millrace.placement.memory.engine_memory import CONTEXT_BYTES, LIBRARIES_BYTES
 from millrace.placement.memory.needs import MemoryNeed, Needs
-from millrace.placement.memory.process_memory import CONTEXT_BYTES, LIBRARIES_BYTES
 from millrace.placement.thread_plan import replica_threads, tokens_at_once, trainer_threads
 
 WORKSPACE = 1.1

@@ -9,8 +9,8 @@ from millrace.core.placement import Gpu, Place
 from millrace.placement.assign import TIGHT, Placement, size
 from millrace.placement.hosts import Layout
 from millrace.placement.memory.activation_memory import ActivationMemory
+from millrace.placement.memory.engine_memory import CONTEXT_BYTES
 from millrace.placement.memory.needs import MemoryNeed
-from millrace.placement.memory.process_memory import CONTEXT_BYTES
 
 
 def tables(layout: Layout) -> dict[str, str]:

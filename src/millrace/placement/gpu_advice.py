@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from millrace.config.schema import Config
 from millrace.placement.assign import Placement, size
-from millrace.placement.memory.process_memory import CONTEXT_BYTES, LIBRARIES_BYTES
+from millrace.placement.memory.engine_memory import CONTEXT_BYTES, LIBRARIES_BYTES
 
 SLOWER = 15
 """Products in float32 against products in bfloat16, by the data sheets of A100 and H100. TF32 stays off, as

@@ -20,7 +20,7 @@ from millrace.core.errors import ConfigError
 from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement, least_share, size
 from millrace.placement.hosts import Layout
-from millrace.placement.memory.process_memory import FORK_BYTES
+from millrace.placement.memory.engine_memory import FORK_BYTES
 
 ROUNDING = 1e-6
 NEW_LOOK_S = 20.0

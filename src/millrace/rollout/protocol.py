@@ -152,7 +152,7 @@ class Engine(Protocol):
         """Digest of the tensors that the engine computes with now, in state-dict order, in the published
         dtype."""
 
-    # ------------------------------------------------------------ one device in turns
+    # ------------------------------------------------------------ one device in shifts
 
     def sleep(self) -> None:
         """Give back the memory of weights, keys and values. Trajectories stay, with their tokens, and wait:

@@ -1,4 +1,4 @@
-"""The replica on a device that is lent in turns: it begins asleep."""
+"""The replica on a device that is lent in shifts: it begins asleep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer on a device that is lent in turns."""
+"""The trainer on a device that is lent in shifts."""
 
 from __future__ import annotations
 

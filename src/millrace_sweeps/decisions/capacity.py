@@ -10,7 +10,7 @@ from millrace.config.tables.runtime import LocalHosts
 from millrace.core.placement import Host
 from millrace.placement.assign import TIGHT
 from millrace.placement.hosts import Layout
-from millrace.placement.memory.process_memory import WORKER_BYTES
+from millrace.placement.memory.engine_memory import WORKER_BYTES
 
 Slot = dict[str, str]
 """The environment of the runs that follow each other in one place."""

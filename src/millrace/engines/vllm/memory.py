@@ -1,4 +1,4 @@
-"""The memory of one vLLM worker, where the device is lent in turns. The next load fills what is taken again.
+"""The memory of one vLLM worker, where the device is lent in shifts. The next load fills what is taken again.
 
 On a GPU vLLM's own sleep mode gives back the memory. vLLM's worker for a CPU ignores sleep mode.
 """

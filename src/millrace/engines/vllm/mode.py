@@ -94,7 +94,7 @@ class VllmMode(Queues):
     def _pause(self) -> None:
         """Note all tokens that were sampled. Nothing is sampled until `_take_memory`."""
 
-    # ------------------------------------------------------------ one device in turns
+    # ------------------------------------------------------------ one device in shifts
 
     def sleep(self) -> None:
         if self._asleep:

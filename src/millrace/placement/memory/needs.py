@@ -12,6 +12,7 @@ from millrace.config.tables.training import Adapter, TrainerSection
 from millrace.core.errors import ConfigError
 from millrace.placement.memory.activation_memory import ActivationMemory, estimate
 from millrace.placement.memory.engine_memory import (
+    CONTEXT_BYTES,
     NOTHING,
     MemoryNeed,
     ServedModel,
@@ -20,7 +21,6 @@ from millrace.placement.memory.engine_memory import (
     slot_rank,
 )
 from millrace.placement.memory.model_shape import DTYPE_BYTES, Shape, kv_token_bytes, shape_of
-from millrace.placement.memory.process_memory import CONTEXT_BYTES
 from millrace.placement.model_directory import (
     adapter_shapes,
     read_model_config,
