@@ -13,8 +13,9 @@ from millrace.controller.reward_pool import RewardPool
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, WorkerDied
+from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
-from millrace.core.types import BadPrompt, Finish, Prompt, Scored, ScoreRequest, Vitals
+from millrace.core.types import BadPrompt, Finish, Prompt, Scored, ScoreRequest
 from tests.simulation.test_scoring import HEARTBEAT_S, _serve
 
 TIMEOUT_S, ROWS, KILLER = 60.0, 40, 5

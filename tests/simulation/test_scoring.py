@@ -18,8 +18,9 @@ from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied, alone
 from millrace.core.events import Events
+from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
-from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest, Vitals
+from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
 from millrace_sim.costs.interface import Costs
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import small_config

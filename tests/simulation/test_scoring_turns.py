@@ -11,8 +11,9 @@ from millrace.controller.score_requests import ScoreRequests
 from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.waits import Waits
 from millrace.core.errors import WorkerDied
+from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
-from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest, Vitals
+from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest
 from tests.simulation.test_scoring import _serve
 
 

@@ -67,7 +67,7 @@ def _causes(columns: TokenColumns, metrics: Mapping[str, float]) -> dict[int, tu
     """The causes of sequences that stand in place of the prompt, by the first token of each. The metrics
     count a sequence when its first turn is complete. So the newest may have no cause yet."""
     counts = {cause: round(metrics.get(f"{FORKS}{cause}", 0)) for cause in CAUSES}
-    begins = [fork.start for fork in columns.forks if not fork.after]
+    begins = [fork.start for fork in columns.forks if fork.start and not fork.after]
     causes = tuple(cause for cause, count in counts.items() if count)
     return dict.fromkeys(begins[: sum(counts.values())], causes)
 

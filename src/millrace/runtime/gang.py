@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import Place
+from millrace.core.progress import Vitals
 from millrace.core.protocols import Handle
-from millrace.core.types import Vitals
 from millrace.runtime.local.handle import END_TIMEOUT_S
 from millrace.runtime.seam import PING, died, where
 
