@@ -14,7 +14,7 @@ from millrace.core.errors import WorkerDied
 from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
 from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest
-from tests.simulation.test_scoring import _serve
+from tests.simulation.test_scoring import _serve, answer_in_time
 
 
 def ask(trajectory_id):
@@ -49,6 +49,8 @@ class Worker:
                 raise WorkerDied("killed by its prompts")
             case "prompts":
                 return [Prompt(group_id, "row", [1], "text") for group_id in args[0]]
+            case "answer":
+                return await answer_in_time(self, args[0], timeout_s)
             case "row_ids":
                 return [f"rows:{group_id}" for group_id in args[0]]
             case "forget":

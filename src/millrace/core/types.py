@@ -224,7 +224,7 @@ Score = Scored | Failed | Abstain
 
 
 class ScoreRequest(msgspec.Struct, frozen=True):
-    """`turns`: (start, stop, sampled) of sampled and observed tokens from the first sampled one on; empty: one.
+    """`turns`: (start, stop, sampled) of sampled and observed tokens from the first sampled one; empty: one.
     `room`: tokens that may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`, `row_digest`:
     empty: not known. `begins`: nothing was sampled, and the episode is to begin. `known`: so many tokens of
     the trajectory are left out, with all that belongs to them: the worker has them. None: none are."""

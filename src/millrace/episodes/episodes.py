@@ -121,8 +121,7 @@ class Episodes:
         """What follows the prompt of a row. `member`: a trajectory that goes on with this episode, if that
         has token ids. Raises: as `answered`."""
         late = partial(self.forget, [] if member is None else [member.trajectory_id])
-        begin = partial(self._begun, row, member)
-        return await self._in_time(partial(self._twice, begin, again=True), late)
+        return await self._in_time(partial(self.first, row, member), late)
 
     def forget(self, trajectory_ids: list[int]) -> Future[None] | None:
         """These trajectories have ended, or begin again. A `close` that hangs takes a thread. Returns what
@@ -146,6 +145,10 @@ class Episodes:
         if len(self._lost) >= self._lost_max:
             raise DeadlineExceeded(reason)
         return Failed(reason)
+
+    def first(self, row: Row, member: ScoreRequest | None = None) -> More | Ids | Failed:
+        """As `begun`."""
+        return self._twice(partial(self._begun, row, member), again=True)
 
     def _begun(self, row: Row, member: ScoreRequest | None) -> More | Ids | Failed:
         """Raises: EpisodeLost."""
@@ -277,11 +280,11 @@ class Episodes:
             episode.before = () if isinstance(messages, str) else followed(messages, begun)
 
     def _repeat(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
-        """Raises: RecoveryError: the episode differs from the recorded one. OtherRequest: that of an agent."""
+        """Raises: RecoveryError: the episode differs from the recorded one. OtherRequest: an agent's."""
         self._reset(episode, row)
-        is_agents = isinstance(begun := episode.begun, Ids)
+        begun = episode.begun
         asked = context(request.prompt, request.tokens, request.forks, request.turns[0][0])
-        if is_agents and request.prompt and token_array(begun) != asked:
+        if isinstance(begun, Ids) and request.prompt and token_array(begun) != asked:
             raise OtherRequest
         forks = {fork.start: fork for fork in request.forks}
         for number in range(1, turns + 1):
@@ -290,7 +293,7 @@ class Episodes:
             _, *follows = forks.get(start, (start, None, 0))
             recorded = [list(request.tokens[start:stop]), *follows]
             if not isinstance(answer, Observation) or self._appended(request, episode, answer) != recorded:
-                if is_agents:
+                if isinstance(begun, Ids):
                     raise OtherRequest
                 raise RecoveryError(
                     f"the repeated episode differs from the recorded one after turn {number}: its "
