@@ -24,11 +24,12 @@ CAUSES = {
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Tokens `start` to `stop` of a completion. An answer of the environment has the number of the turn that
-    it answers. `versions` sampled the tokens, in ascending order; empty: they are observed. `reward` is of
-    the model's turn. `after`: the answer begins another sequence, and follows the turn of this number; 0: it
-    stands in place of the prompt; None: it goes on. The end of a prompt of its own is turn 0. `sequence`: its number, as `algorithm.sequence_share`
-    counts (`core.completion.forks.continued`), from 1 on. `causes`: why it begins a sequence. Several: the
-    record does not tell which of them. None: the record does not know."""
+    it answers. Turn 0 is the end of a prompt of its own. `versions` sampled the tokens, in ascending order;
+    empty: they are observed. `reward` is of the model's turn. `after`: the answer begins another sequence,
+    and follows the turn of this number; 0: it stands in place of the prompt; None: it goes on. `sequence`:
+    its number, as `algorithm.sequence_share` counts (`core.completion.forks.continued`), from 1 on. `causes`:
+    why it begins a sequence. Several: the record does not tell which of them. None: the record does not
+    know."""
 
     number: int
     role: str
