@@ -286,7 +286,11 @@ def test_a_refusal_is_an_error_with_words_in_each_sdk(
         client.responses.create(input="And?", model="policy", previous_response_id="resp_1")
     with pytest.raises(anthropic.BadRequestError, match="forces a call"):
         claude.messages.create(
-            model="policy", max_tokens=1, messages=ASK, tools=[OF_ANTHROPIC], tool_choice={"type": "any"}
+            model="policy",
+            max_tokens=1,
+            messages=ASK,
+            tools=[OF_ANTHROPIC],
+            tool_choice={"type": "tool", "name": "weather"},
         )
 
 

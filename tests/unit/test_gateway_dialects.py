@@ -115,7 +115,6 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         ),
         (CHAT, {"messages": ASK, "modalities": ["text", "audio"]}, "modalities", "text alone"),
         (CHAT, {"messages": ASK, "functions": [{"name": "f"}]}, "functions", "older form"),
-        (CHAT, FORCED | {"tool_choice": "required"}, "tool_choice", "forces a call"),
         (CHAT, FORCED | {"tool_choice": {"type": "function", "function": {}}}, "tool_choice", "forces"),
         (CHAT, {"messages": ASK, "tools": [{"type": "custom"}]}, "tools[0].type", "only 'function'"),
         (CHAT, {"messages": ASK, "tools": [{"function": {}}]}, "tools[0].function.name", "missing"),
@@ -130,7 +129,7 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0].type", "Send the item"),
         (RESPONSES, {"input": [{"type": "computer_call"}]}, "input[0].type", "functions with outputs"),
         (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format", "constrains"),
-        (OF_ANTHROPIC, {"messages": ASK, "tool_choice": {"type": "any"}}, "tool_choice", "forces a call"),
+        (OF_ANTHROPIC, {"messages": ASK, "tool_choice": {"type": "tool", "name": "w"}}, "tool_choice", "forces"),
         (
             OF_ANTHROPIC,
             {"messages": ASK, "tools": [{"type": "bash_1", "name": "b"}]},
@@ -186,6 +185,17 @@ def test_without_a_choice_of_tools_they_are_left_out(path: str) -> None:
     asked = {"messages": ASK, "input": "How is it?", "tools": [tool]}
     assert read(path, **asked).tools[0]["function"]["name"] == "weather"
     assert read(path, **asked, tool_choice=choice).tools == []
+
+
+@pytest.mark.parametrize(
+    ("path", "choice"), [(CHAT, "required"), (RESPONSES, "required"), (OF_ANTHROPIC, {"type": "any"})]
+)
+def test_a_call_of_any_tool_is_wanted_and_not_forced(path: str, choice: Any) -> None:
+    """As smolagents asks each time. Its loop asks again where there is no call."""
+    tool = TOOL if path == CHAT else {"name": "weather"}
+    call = read(path, messages=ASK, input="How is it?", tools=[tool], tool_choice=choice)
+    assert call.tools[0]["function"]["name"] == "weather"
+    assert call.unheeded["tool_choice"] == ("any" if path == OF_ANTHROPIC else "required")
 
 
 def test_the_newer_limit_of_tokens_comes_before_the_older() -> None:
