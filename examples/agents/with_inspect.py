@@ -36,4 +36,4 @@ async def solve(row, base_url, key):
 
 
 def reward(end):
-    return {"inspect": end.returned}
+    return {"inspect": end.returned or 0.0}

@@ -3,7 +3,7 @@
 Needs: pip install 'pydantic-ai-slim[openai]'
 """
 
-from pydantic_ai import Agent
+from pydantic_ai import Agent, UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -15,7 +15,10 @@ def multiply(a: int, b: int) -> int:
 
 async def solve(row, base_url, key):
     model = OpenAIChatModel("policy", provider=OpenAIProvider(base_url=f"{base_url}/v1", api_key=key))
-    return (await Agent(model, tools=[multiply]).run(row["prompt"])).output
+    try:
+        return (await Agent(model, tools=[multiply]).run(row["prompt"])).output
+    except UnexpectedModelBehavior:  # a tool was called wrongly, and again when asked to correct that
+        return None
 
 
 def reward(end, answer):

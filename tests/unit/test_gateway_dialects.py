@@ -84,8 +84,39 @@ def test_what_the_agents_sdk_sent_is_read_as_a_conversation_with_a_tool(name: st
     assert call.unheeded == {"temperature": 1.0, "strict": ["weather"]}
 
 
+OF_TOOLS = ["user", "assistant", "tool"]
+PACKAGES: dict[str, tuple[list[str], list[str], dict[str, Any]]] = {
+    "inspect_chat": (["system", *OF_TOOLS], ["multiply", "submit"], {"strict": ["multiply", "submit"]}),
+    "langgraph_chat": (OF_TOOLS, ["multiply"], {}),
+    "mini_swe_agent_chat": (["system", *OF_TOOLS], ["bash"], {}),
+    "pydantic_ai_chat": (OF_TOOLS, ["multiply"], {"strict": ["multiply"]}),
+    "smolagents_chat": (
+        ["system", "user", "assistant", "user"],
+        ["multiply", "final_answer"],
+        {"tool_choice": "required"},
+    ),
+}
+"""Of requests of agents: the roles, the tools and what changes nothing."""
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_what_an_agent_of_a_package_sent_is_read_as_a_conversation_with_tools(name: str) -> None:
+    request, (roles, tools, unheeded) = recorded()[name], PACKAGES[name]
+    call = DIALECTS[request["path"]].read(json.dumps(request["body"]).encode())
+    assert [turn.role for turn in call.messages] == roles and not call.stream
+    assert [tool["function"]["name"] for tool in call.tools] == tools
+    assert call.unheeded == unheeded and call.max_tokens is None
+    asked, answered = call.messages[-2:]
+    assert "408" in answered.content
+    if name == "smolagents_chat":  # its calls are text, and Python, in the next request
+        assert call.stop == ["Observation:", "Calling tools:"] and not asked.calls
+        assert "Calling tools:\n[{'id': 'call_r1_0'," in asked.content
+    else:
+        assert [one.id for one in asked.calls] == [answered.call_id] == ["call_r1_0"]
+
+
 def test_every_recorded_request_is_tested() -> None:
-    assert recorded().keys() == {*EXPECTED, "agents_chat", "agents_responses"}
+    assert recorded().keys() == {*EXPECTED, *PACKAGES, "agents_chat", "agents_responses"}
 
 
 FORCED: dict[str, Any] = {"messages": ASK, "tools": [TOOL]}
@@ -129,7 +160,12 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0].type", "Send the item"),
         (RESPONSES, {"input": [{"type": "computer_call"}]}, "input[0].type", "functions with outputs"),
         (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format", "constrains"),
-        (OF_ANTHROPIC, {"messages": ASK, "tool_choice": {"type": "tool", "name": "w"}}, "tool_choice", "forces"),
+        (
+            OF_ANTHROPIC,
+            {"messages": ASK, "tool_choice": {"type": "tool", "name": "w"}},
+            "tool_choice",
+            "forces",
+        ),
         (
             OF_ANTHROPIC,
             {"messages": ASK, "tools": [{"type": "bash_1", "name": "b"}]},

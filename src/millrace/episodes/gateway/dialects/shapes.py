@@ -100,13 +100,13 @@ def part_text(part: Any, where: str) -> str:
 
 FORCED = "forces a call, which needs constrained sampling: the turn would not come from the policy"
 WANTED = ("required", "any")
-"""Choices that want a call of any tool, of OpenAI and of Anthropic. Loops of agents ask again where none comes."""
+"""Choices that want a call of any tool, in OpenAI's word and Anthropic's. Agents ask again where none is."""
 
 
 def take_tools(
     fields: Fields, call: Call, *, schema: str, kind: str = "function", nested: bool = False
 ) -> None:
-    """Put `tools` into the call. With the `tool_choice` "none" there are no tools. One of `WANTED` changes nothing.
+    """Put `tools` into the call, with the `tool_choice` "none" no tools. One of `WANTED` changes nothing.
 
     Args:
         schema: the field that has the JSON Schema of the arguments.
