@@ -31,7 +31,7 @@ async def solve(row, base_url, key):
     task = Task(dataset=[sample], solver=react(tools=[multiply()]), scorer=match(), message_limit=12)
     (log,) = await eval_async(task, model=model)
     if log.status != "success":
-        raise RuntimeError(str(log.error))
+        raise RuntimeError(log.error.traceback)
     return log.results.scores[0].metrics["accuracy"].value
 
 
