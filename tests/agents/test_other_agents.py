@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections.abc import Iterator
 from importlib.metadata import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,9 +41,20 @@ PACKAGES = {
 ROW = {"prompt": "12*34=", "answer": "408"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Workers import an agent's module for its reward."""
+    home = {"MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path_factory.mktemp("home"))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (VARIABLES | home).items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_an_agent_calls_its_tool_and_ends_with_the_answer(name: str, model: Path, tmp_path: Path) -> None:
-    played = play(f"with_{name}", tmp_path, model, TEXTS[name], ROW, VARIABLES)
+    variables = VARIABLES | {"HOME": str(tmp_path)}
+    played = play(f"with_{name}", tmp_path, model, TEXTS[name], ROW, variables)
     record(played.bodies[-1], f"{name}_chat", PACKAGES[name])
     assert len(played.calls) == 2 and "408" in played.calls[1].messages[-1].content
     assert played.end.returned == 1.0 if name == "inspect" else played.end.returned.strip() == "408"
@@ -74,7 +86,12 @@ def _anything(rng: random.Random) -> str:
 
 
 def trained(model: Path, reward: str, agent: dict[str, Any], directory: Path, **keywords: Any) -> Any:
-    """A run of three steps, to its end."""
+    """A run of three steps, to its end. What a package writes below HOME goes with the directory."""
+    agent = {
+        **agent,
+        "variables": VARIABLES | {"HOME": str(directory)} | agent.get("variables", {}),
+        "end_s": 20.0,
+    }
     rows = [{"prompt": f"{a}*34=", "answer": str(a * 34)} for a in range(8)]
     (directory / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return millrace.train(
@@ -120,11 +137,10 @@ def _target(link: Path) -> str:
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", sorted(TEXTS))
 def test_a_run_trains_an_agent_as_its_package_has_it(name: str, start: Path, tmp_path: Path) -> None:
-    agent = {"function": f"{EXAMPLES}/with_{name}.py:solve", "variables": VARIABLES}
     run = trained(
         start,
         f"with_{name}.py:reward",
-        agent,
+        {"function": f"{EXAMPLES}/with_{name}.py:solve"},
         tmp_path,
         batch={"prompts": 2, "group_size": 4},
         sampling={"max_tokens": 80},
@@ -136,13 +152,12 @@ def test_a_run_trains_an_agent_as_its_package_has_it(name: str, start: Path, tmp
 @pytest.mark.usefixtures("warm")
 def test_a_run_trains_a_command_of_a_package_without_code_around_it(start: Path, tmp_path: Path) -> None:
     command = ["mini", "--model", "openai/policy", "--task", "{prompt}", "--yolo"]
-    variables = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
     run = trained(
         start,
         "with_mini_swe_agent.py:submitted",
         {
             "command": [*command, "--exit-immediately", "--output", "end.json"],
-            "variables": variables | VARIABLES | {"MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path)},
+            "variables": {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},
         },
         tmp_path,
         batch={"prompts": 1, "group_size": 2},
