@@ -5,9 +5,8 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.server import GatewayServer
-from millrace.episodes.gateway.sessions import Session
+from millrace.episodes.gateway.sessions import OpenSessions, Session
 from millrace.episodes.gateway.surroundings import GatewayLimits
 from millrace.runtime.kernel import FILES_BESIDE, allow_open_files
 from millrace.serve.completions import Completions
