@@ -235,6 +235,14 @@ def check_own_prompts(run: RunDirectory) -> None:
     assert own > accounting["trained"] // 2
     for step in events(run, "step"):
         assert [gap[1] < 1e-4 for gap in step.fields["logprob_gap"].values()] == [True]
+    counts = events(run, "step")[-1].fields["episodes"]
+    assert counts["ended"] and not counts.keys() - {
+        "open",
+        "ended",
+        "other_tokens",
+        "forgotten",
+        "lost_with_worker",
+    }
     assert not (run.path / DIRECTORY).exists()
 
 

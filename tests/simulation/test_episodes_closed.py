@@ -22,12 +22,12 @@ class OpenTurns:
     def __init__(self) -> None:
         self.by_worker: dict[int, set[int]] = {}
         self.begun_open: list[int] = []
-        self.told = 0
+        self.told = self.begun = 0
 
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
-    turns, score = OpenTurns(), SimRewardWorker.score
+    turns, score, answer = OpenTurns(), SimRewardWorker.score, SimRewardWorker.answer
 
     async def watched(
         worker: Any, requests: list[ScoreRequest]
@@ -37,15 +37,27 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
             {one.trajectory_id: one for one in requests},
         )
         async for trajectory_id, answer in score(worker, requests):
-            if len(by_id[trajectory_id].turns) == 1 and trajectory_id in mine:
+            if not turns.begun and len(by_id[trajectory_id].turns) == 1 and trajectory_id in mine:
                 turns.begun_open.append(trajectory_id)
             (mine.add if isinstance(answer, Observed) else mine.discard)(trajectory_id)
             yield trajectory_id, answer
 
-    async def forget(worker: Any, trajectory_ids: list[int]) -> None:
+    async def begun(worker: Any, request: ScoreRequest) -> Score | Observed | None:
+        mine, tid = turns.by_worker.setdefault(id(worker), set()), request.trajectory_id
+        if request.begins and tid in mine:
+            turns.begun_open.append(tid)
+        answered = await answer(worker, request)
+        if request.begins:
+            mine.add(tid)
+            turns.begun += 1
+        return answered
+
+    async def forget(worker: Any, trajectory_ids: list[int]) -> dict[str, int]:
         turns.told += len(trajectory_ids)
         turns.by_worker.setdefault(id(worker), set()).difference_update(trajectory_ids)
+        return {"open": len(turns.by_worker[id(worker)])}
 
+    monkeypatch.setattr(SimRewardWorker, "answer", begun)
     monkeypatch.setattr(SimRewardWorker, "score", watched)
     monkeypatch.setattr(SimRewardWorker, "forget", forget)
     return turns
@@ -56,15 +68,18 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
     [RLAX(acceptance_staleness=2), Millrace(mix="never"), RollPacker(), RollFlash(mix="never"), Laminar()],
     ids=lambda one: one.kind,
 )
+@pytest.mark.parametrize("agents", [False, True])
 @pytest.mark.parametrize("seeds", few([range(2), range(2, 8)]))
 def test_no_episode_stays_open_behind_one_that_begins_again(
-    turns: OpenTurns, schedule: Any, seeds: range
+    turns: OpenTurns, schedule: Any, seeds: range, agents: bool
 ) -> None:
     restarted = 0
     for seed in seeds:
-        scenario = with_turns(Scenario(small_config(schedule, steps=8, seed=seed)))
+        scenario = with_turns(Scenario(small_config(schedule, steps=8, seed=seed)), agents=agents)
         outcome = simulate(scenario, Invariants(scenario))
         assert outcome.accounting.balanced
         restarted += len(outcome.of("restarted"))
+    if agents:  # a first turn goes on with the episode that was begun
+        assert turns.begun
     assert turns.begun_open == [] and turns.told
     assert restarted or schedule.kind != "rollpacker"

@@ -9,7 +9,7 @@ heartbeats.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
@@ -26,6 +26,7 @@ from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, ScoreRequest
 
+LOST = "lost_with_worker"
 TICK_S = 60.0  # between two looks for work without a pulse
 GRACE_S = 2.0  # beyond the deadline: the worker meets it itself unless its reward holds the interpreter
 NEWEST = 1 / BATCH  # weight of the newest score in their mean time
@@ -61,6 +62,8 @@ class RewardPool:
         self._timeout_s, self._look_s, self._lanes = timeout_s, look_s, lanes
         self._requests = ScoreRequests(lanes)
         self.spare = frozenset[str]()  # workers that are to end
+        self._episodes: dict[str, dict[str, int]] = {}  # counts of workers
+        self._gone = Counter[str]()  # the same, of workers that are gone
         self.score_s = 0.0  # recent mean time of one score, by one worker
         self._prompts = PromptStream(
             waits,
@@ -119,6 +122,12 @@ class RewardPool:
         """No trajectory goes on from this prompt. An episode that was begun for it is closed."""
         self.forget(self._prompts.members([group_id]))
 
+    @property
+    def episodes(self) -> dict[str, int]:
+        """Episodes that are `open`, and that were closed, by cause, as workers last said. Those of a worker
+        that is gone are `lost_with_worker`."""
+        return dict(sum(map(Counter, self._episodes.values()), self._gone.copy()))
+
     def end_prompts(self) -> None:
         """No more prompts are wanted."""
         self._prompts.end()
@@ -141,7 +150,8 @@ class RewardPool:
                     if self._lanes == 1 and self._prompts.wanted(handle.name):
                         await self._fetch(handle, self._prompts.take(handle.name))
                     elif ended := self._requests.ended(handle.name):
-                        await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
+                        counts = await handle.call("forget", ended, timeout_s=TICK_S + self._timeout_s)
+                        self._episodes[handle.name] = counts or {}
                         self._requests.told(handle.name)
                     elif self._lanes == 1 and (requests := self._requests.take(handle)):
                         await self._score(handle, requests)
@@ -160,6 +170,8 @@ class RewardPool:
         finally:
             self._prompts.left(handle.name)
             self._requests.left(handle.name)
+            counts = self._episodes.pop(handle.name, {})
+            self._gone.update({LOST if name == "open" else name: num for name, num in counts.items()})
             self._wake()
 
     def _begin(self, handle: Handle, call: _Call) -> bool:

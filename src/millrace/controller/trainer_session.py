@@ -364,6 +364,7 @@ class TrainerSession:
             **({"groups_screened": dict(screened)} if screened else {}),
             replayed=replayed,
             **({} if replayed else run.selection.figures()),
+            **({"episodes": counts} if (counts := run.pool.episodes) else {}),
             accounting=dataclasses.asdict(run.ledger.accounting()),
         )
 

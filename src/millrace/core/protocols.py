@@ -212,8 +212,9 @@ class RewardWorker(Protocol):
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         """The names of their rows, without reading the rows."""
 
-    async def forget(self, trajectory_ids: list[int]) -> None:
-        """These trajectories need no score or answer any more, and the ledger says so."""
+    async def forget(self, trajectory_ids: list[int]) -> dict[str, int]:
+        """These trajectories need no score or answer any more, and the ledger says so. Returns how many
+        episodes are `open`, and how many were closed, by cause."""
 
     async def answer(self, request: ScoreRequest) -> Score | Observed | None:
         """An environment's answer to the last turn, or its begin. None: the worker has not what the request

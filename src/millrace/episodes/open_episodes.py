@@ -66,6 +66,12 @@ class OpenEpisodes:
     def __len__(self) -> int:
         return self.opened - self.closed.total()
 
+    def counts(self) -> dict[str, int]:
+        """How many are `open`, and how many were closed, by cause."""
+        with self._lock:
+            closed = {cause.name.lower(): num for cause, num in self.closed.items()}
+        return {"open": len(self), **closed}
+
     def open(self, make: Callable[[], Environment], row: Row) -> Episode:
         episode = Episode(make(), row)
         with self._lock:

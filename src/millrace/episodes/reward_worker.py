@@ -124,12 +124,14 @@ class TaskRewardWorker:
         located = (self._parts.locate(group_id) for group_id in group_ids)
         return [part.row_id(row) for part, row in located]
 
-    async def forget(self, trajectory_ids: list[int]) -> None:
+    async def forget(self, trajectory_ids: list[int]) -> dict[str, int]:
         """These trajectories have ended, and their ends are recorded, or they begin again. Returns when
-        their snapshots are gone."""
-        removal = None if self._episodes is None else self._episodes.forget(trajectory_ids)
-        if removal is not None:
+        their snapshots are gone: the counts of `OpenEpisodes`."""
+        if self._episodes is None:
+            return {}
+        if (removal := self._episodes.forget(trajectory_ids)) is not None:
             await asyncio.wrap_future(removal)
+        return self._episodes.open.counts()
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """(trajectory id, score) in the order of the requests, each as soon as it is known.

@@ -55,8 +55,8 @@ class SimRewardWorker:
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         return [self._workload.row_id(group_id) for group_id in group_ids]
 
-    async def forget(self, trajectory_ids: list[int]) -> None:
-        pass
+    async def forget(self, trajectory_ids: list[int]) -> dict[str, int]:
+        return {}
 
     async def answer(self, request: ScoreRequest) -> Score | Observed | None:
         """It keeps no episode, so it wants all of every request."""

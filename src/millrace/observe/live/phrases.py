@@ -49,8 +49,13 @@ def environment(status: Status) -> list[str]:
     waits = [_waits(use.waits, status.wall_s)] if use.waits.plays and status.ended is None else []
     if use.mean_answer_s is None:
         return waits
+    counts = dict(status.episodes)
+    num_open = counts.pop("open", 0)
+    closed = ", ".join(f"{num:,} {cause.replace('_', ' ')}" for cause, num in sorted(counts.items()))
+    episodes = [f"episodes {num_open:,} open, closed: {closed}"] if closed else []
     return [
         *waits,
+        *episodes,
         f"answers {use.num_answers:,}, {use.mean_answer_s:.2g} s each, {use.observed_share:.0%} observed",
     ]
 

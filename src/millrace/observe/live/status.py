@@ -43,6 +43,7 @@ class Status:
         self.speeds = Speeds()
         self.stepped = False  # whether a step was made or replayed since the start
         self.environment = EnvironmentUse()
+        self.episodes: dict[str, int] = {}  # open, and closed by cause, at the last step
         self._group_size = 0
         self._steps: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW_STEPS)  # wall, wait, step
 
@@ -63,6 +64,7 @@ class Status:
                 self._forget(_STARTING)
             case "step":
                 self._step(event, fields)
+                self.episodes = fields.get("episodes", self.episodes)
             case "computes":
                 self.computes[fields["name"]] = fields["computes"]
             case "starting":

@@ -241,6 +241,7 @@ def step_scalars(fields: Mapping[str, Any]) -> dict[str, float]:
     scalars |= {f"reward_metrics/{name}": value for name, value in measured.items()}
     chosen = fields.get("selection") or {}
     scalars |= {f"selection/{name}": value for name, value in chosen.items()}
+    scalars |= {f"episodes/{name}": float(num) for name, num in (fields.get("episodes") or {}).items()}
     scalars |= {f"trainer/{name}": value for name, value in (fields.get("metrics") or {}).items()}
     scalars |= {f"accounting/{name}": value for name, value in (fields.get("accounting") or {}).items()}
     return {name: value for name, value in scalars.items() if isinstance(value, int | float)}
