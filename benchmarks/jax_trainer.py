@@ -55,7 +55,7 @@ def make_batch(version: int) -> Any:
 
 def settings_of(dtype: Any) -> Any:
     from millrace.config.tables.training import Optimizer
-    from millrace.trainer.batch_step import StepSettings
+    from millrace.trainer.batch.batch_step import StepSettings
 
     return StepSettings(Optimizer(lr=1e-3, eps=1e-4), 8192, COMPLETION, 1.0, dtype, dtype)
 

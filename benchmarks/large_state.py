@@ -26,11 +26,11 @@ from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import CheckpointInfo
 from millrace.devices import pages, parallel
 from millrace.devices.parallel import each
-from millrace.trainer.files import snapshot
+from millrace.trainer.files import checkpoint
+from millrace.trainer.files.checkpoint import Snapshot
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.snapshot import Snapshot
 from millrace.trainer.files.tensor_files import fill, lay_out, make
-from millrace.trainer.publish.overlapped import Overlapped
+from millrace.trainer.publish.rechecked import Overlapped
 from millrace.trainer.ranks.blocks import OwnedBlock
 from millrace.trainer.ranks.mesh import ALONE
 from millrace.weights.layout import create
@@ -107,7 +107,7 @@ def checkpoints(num_bytes: int, step_s: float, *, copied: bool) -> dict[str, flo
     """The longest of three."""
     directory = Path(tempfile.mkdtemp(prefix="millrace-large-", dir=Path.cwd()))
     try:
-        with patch.object(snapshot, "COPIED_BYTES_MIN", 0):
+        with patch.object(checkpoint, "COPIED_BYTES_MIN", 0):
             saved = Saved(num_bytes, directory, copied=copied)
             stalls, saves = zip(*(saved.save(step_s) for _ in range(sized(3, 1))), strict=True)
     finally:

@@ -23,9 +23,9 @@ from millrace.algorithms import Algorithm
 from millrace.core.errors import TrainingError
 from millrace.core.progress import count
 from millrace.core.types import Batch, StepResult
+from millrace.trainer.batch.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace.trainer.batch.flat_batch import FlatBatch
 from millrace.trainer.batch.packing import Row
-from millrace.trainer.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace_jax import optimizer
 from millrace_jax.adapter_tree import adapter_shardings, beside, frozen_weights
 from millrace_jax.decoder import Decoder

@@ -16,8 +16,8 @@ from millrace.core.types import Batch, Endpoint, StepRejected, StepResult, Train
 from millrace.devices.low_rank import BASE
 from millrace.devices.tpu import computes_on_tpu, simulate_devices
 from millrace.placement.number_format import cpu_model
+from millrace.trainer.files.companion_files import read_tokenizer
 from millrace.trainer.files.directories import atomic_directory, sweep
-from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, first_alone
 from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
 

@@ -13,7 +13,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS
 from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build
-from millrace.trainer.checks.first_step import try_algorithm
+from millrace.trainer.first_step import try_algorithm
 
 pytestmark = pytest.mark.usefixtures("warm")
 

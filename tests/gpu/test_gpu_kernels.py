@@ -10,7 +10,7 @@ from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
 from millrace.devices.matmul import add_matmul, matmul_wide, wide_factor
-from millrace.trainer.kernels import on_gpu, softmax_choice
+from millrace.trainer.kernels import on_gpu, softmax
 
 pytestmark = pytest.mark.gpu
 
@@ -20,9 +20,9 @@ def error(found, expected):
 
 
 def test_the_fused_softmax_runs_and_agrees(gpu):
-    kernels = softmax_choice.fused(gpu)
+    kernels = softmax.fused(gpu)
     assert kernels is not None, "the log says why"
-    assert softmax_choice.disagreement(kernels, gpu) < softmax_choice.TOLERANCE
+    assert softmax.disagreement(kernels, gpu) < softmax.TOLERANCE
 
 
 def test_factors_in_bfloat16_give_float32(gpu):

@@ -12,7 +12,7 @@ from numerics_faults import FAULTS, HONEST, TOKENS, faulty_model, honest_model
 from millrace.checks.numerics import sides
 from millrace.checks.numerics.divergence import Divergence, first_divergence
 from millrace.cli.app import run as millrace
-from millrace.trainer.checks.hooked_values import reference_values
+from millrace.trainer.hooked_values import reference_values
 from millrace_jax import forward
 from millrace_jax.traced_values import traced_values
 

@@ -28,8 +28,7 @@ from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.drafts import worth
 from millrace.engines.own.drafts.drafter import Drafter
 from millrace.engines.own.drafts.drafting_engine import DraftingEngine
-from millrace.engines.own.drafts.earlier import EarlierCompletions
-from millrace.engines.own.drafts.followers import Followers
+from millrace.engines.own.drafts.earlier import EarlierCompletions, Followers
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.protocol import EngineOptions

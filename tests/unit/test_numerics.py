@@ -22,8 +22,8 @@ from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.engines.own import torch_engine
 from millrace.engines.own.engine_values import engine_values
 from millrace.ledger import SqliteLedger
-from millrace.trainer.checks import hooked_values
-from millrace.trainer.checks.hooked_values import reference_values, trainer_values
+from millrace.trainer import hooked_values
+from millrace.trainer.hooked_values import reference_values, trainer_values
 from millrace.trainer.model import load_model
 
 SIDES = ["trainer", "engine", "engine without C", "exact engine"]

@@ -30,7 +30,7 @@ from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing
 from millrace.devices.gpu_health import gpu_faults
 from millrace.engines.vllm import vllm_versions
-from millrace.engines.vllm.vllm_drafts import refuse_missing_parts
+from millrace.engines.vllm.vllm_arguments import refuse_missing_parts
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
 from millrace.placement.assign import size

@@ -13,7 +13,7 @@ from millrace.core.errors import ConfigError, DeadlineExceeded, WorkerDied, boun
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.schedule.presets import build
 
-TARGET = "millrace.trainer.checks.first_step:AlgorithmTrial"
+TARGET = "millrace.trainer.first_step:AlgorithmTrial"
 SCENES = (Scene(), Scene(crash_probability=0.02, fail_probability=0.05))
 SHOWN = 200  # characters of what a rehearsal says
 

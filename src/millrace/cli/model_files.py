@@ -36,7 +36,7 @@ def import_(
 
 def text_part(model: Model, directory: Directory) -> None:
     """Write the text part of a model of images and text, such as Gemma 3 or Mistral Small 3.1."""
-    from millrace.trainer.files.text_part import write_text_part
+    from millrace.trainer.files.rewritten import write_text_part
 
     write_text_part(model, directory)
     _say("The text part", directory)
@@ -44,7 +44,7 @@ def text_part(model: Model, directory: Directory) -> None:
 
 def dequantize(model: Model, directory: Directory) -> None:
     """Write a model with mxfp4 weights, such as gpt-oss, in bfloat16, to train it."""
-    from millrace.trainer.files.mxfp4 import dequantize
+    from millrace.trainer.files.rewritten import dequantize
 
     dequantize(model, directory)
     _say("The model", directory)

@@ -77,9 +77,9 @@ PRELOAD = (
 """The forkserver imports these modules once, for all workers."""
 
 
-REPLICA_IN_TURNS = "millrace.rollout.shared_replica:SharedReplica"
+REPLICA_IN_TURNS = "millrace.rollout.replica:SharedReplica"
 TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": TARGETS["jax.trainer"]}
-TRAINER_IN_TURNS = "millrace.trainer.shared_trainer:SharedTrainer"
+TRAINER_IN_TURNS = "millrace.trainer.role:SharedTrainer"
 """The roles where one device is lent in turns."""
 
 REPORTS_PER_S = 256

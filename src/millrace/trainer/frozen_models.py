@@ -20,10 +20,10 @@ from millrace.core.errors import DigestMismatchError, WorkerError, needing_memor
 from millrace.core.types import Batch
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.trainer.adapted_linear import digest_of
+from millrace.trainer.batch.batch_step import impossible_trajectories
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
-from millrace.trainer.checks.rejected import impossible_trajectories
-from millrace.trainer.files.tokens import refuse_other_tokens
+from millrace.trainer.files.companion_files import refuse_other_tokens
 from millrace.trainer.model import load_model, named_weights, row_logprobs, vocabulary
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.trainer import with_token_masks

@@ -25,11 +25,10 @@ from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.model_directory import indexed_files
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels import on_cpu, on_gpu
-from millrace.trainer.kernels.narrow import rounded_once
-from millrace.trainer.kernels.ragged import serves
+from millrace.trainer.kernels.fused_attention import rounded_once, serves
+from millrace.trainer.ranks.blocks import computing_device
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
-from millrace.trainer.ranks.offload import computing_device
 from millrace.trainer.recorded.replay import install_replay, replayed
 from millrace.trainer.row_attention import NAME, plan
 

@@ -1,10 +1,10 @@
-"""The trainer in torch as a worker."""
+"""The trainer in torch as a worker, and on a device that is lent in shifts."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,27 @@ from millrace import __version__
 from millrace.algorithms import of_run
 from millrace.config.schema import Config
 from millrace.core import model_version
+from millrace.core.errors import WorkerError
 from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.matmul import by_onednn
 from millrace.devices.pages import keep_freed
+from millrace.devices.released_memory import ReleasedMemory
 from millrace.placement.number_format import cpu_model
 from millrace.trainer.adapted_linear import begin, insert
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.drafter_training import policy_trainer, published_tensors
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint
+from millrace.trainer.files.companion_files import read_tokenizer
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
 from millrace.trainer.files.moments import take_moments
-from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.frozen_models import load_reference, load_teacher, published_dtype
 from millrace.trainer.model import load_model, recompute_layers, vocabulary
+from millrace.trainer.optimizer import plain_tensors
 from millrace.trainer.publish.publisher import Publisher, buffers_of
-from millrace.trainer.ranks.mesh import Ranks, agreed
+from millrace.trainer.ranks.blocks import computing_device
+from millrace.trainer.ranks.mesh import Ranks, agreed, local
 from millrace.trainer.trainer import PolicyTrainer
 from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
 
@@ -186,3 +190,57 @@ _DECIDE = (
     *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
     *("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),  # oneDNN reads both names
 )
+
+
+class SharedTrainer(TorchTrainer):
+    """Asleep, it keeps weights, optimizer and reference: on a CPU in a file in the run directory, else in the
+    memory of the host. Gradients, which are 0 between two steps, and copies for publishing and saving are not
+    kept. Every rank sleeps by itself. Arguments: as of `TorchTrainer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._asleep: ReleasedMemory | None = None
+
+    async def sleep(self) -> None:
+        await self._run(self._sleep, "going to sleep")
+
+    async def wake(self) -> None:
+        await self._run(self._wake, "its weights and its optimizer, at waking")
+
+    def _sleep(self) -> None:
+        """Raises: StorageError: the file cannot be written. Then the trainer is awake."""
+        if self._asleep is not None or self._trainer is None:
+            return
+        assert self._publisher is not None and self._saver is not None
+        self._publisher.wait()
+        self._saver.forget()
+        gradients = [local(p.grad) for p in self._trainer.trained if p.grad is not None]
+        forgotten = [*gradients, *self._publisher.buffers.copies()]
+        self._asleep = ReleasedMemory(
+            forgotten,
+            _kept(self._trainer),
+            device_type=computing_device(self._trainer.model).type,
+            directory=self._run_dir,
+        )
+
+    def _wake(self) -> None:
+        if self._asleep is not None:
+            self._asleep.take_again()
+        self._asleep = None
+
+    def _load(self, checkpoint: str | None) -> TrainerState:
+        self._asleep = None  # what it kept is loaded anew
+        return super()._load(checkpoint)
+
+    def _ready(self) -> PolicyTrainer:
+        if self._asleep is not None:
+            raise WorkerError("the trainer is asleep: `wake` must come first")
+        return super()._ready()
+
+
+def _kept(trainer: PolicyTrainer) -> Iterator[torch.Tensor]:
+    for model in filter(None, (trainer.model, trainer.reference, trainer.value_head)):
+        yield from (local(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    for state in trainer.optimizer.state.values():
+        yield from (local(each) for each in plain_tensors(state).values() if isinstance(each, torch.Tensor))

@@ -54,7 +54,7 @@ def examine_sides(
             "  Use the Python that Millrace is installed in; `trainer.python` is started from there"
         )
     _refuse_experts(model)
-    from millrace.trainer.checks.hooked_values import reference_values
+    from millrace.trainer.hooked_values import reference_values
 
     temperature = config.sampling.temperature or 1.0  # of greedy tokens log-probs are recorded at 1
     sampled: dict[str, Any] = {"published": config.model.dtype, "temperature": temperature}
@@ -86,7 +86,7 @@ def _sides(
         return engine_values(model, tokens, **sampled, device=device, exact=config.rollout.exact)
 
     def torch_trainer() -> tuple[Values, str]:
-        from millrace.trainer.checks.hooked_values import trainer_values
+        from millrace.trainer.hooked_values import trainer_values
 
         return trainer_values(model, tokens, **sampled, device=device)
 

@@ -10,7 +10,7 @@ import pickle
 from typing import Any
 
 from millrace.core.protocols import WeightsReader
-from millrace.engines.vllm import memory
+from millrace.engines.vllm import loading
 from millrace.engines.vllm.draft_repair import repair_sampler
 from millrace.engines.vllm.loading import load_base, load_version
 
@@ -32,10 +32,10 @@ class MillraceWorker:
         repair_sampler(self)
 
     def release_memory(self) -> None:
-        memory.release(self)
+        loading.release(self)
 
     def take_memory(self) -> None:
-        memory.take_again(self)
+        loading.take_again(self)
 
     def _opened(self, pickled: bytes) -> WeightsReader:
         """The reader of the last load, if it is the same: its memory is mapped and pinned once."""

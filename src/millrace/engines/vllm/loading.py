@@ -1,8 +1,11 @@
-"""A version from the relay's memory into vLLM's model, in each of its worker processes.
+"""A version from the relay's memory into vLLM's model, in each of its worker processes, and the memory of a
+worker where the device is lent in shifts: the next load fills what is taken again.
 
 vLLM's own loader fuses the tensors, takes this rank's block and packs it. The loader reads the relay's
 memory, each byte of this rank's block once: there is no other copy on the host. A GPU copies from there
 directly.
+
+On a GPU vLLM's own sleep mode gives back the memory. vLLM's worker for a CPU ignores sleep mode.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from millrace.core.errors import UnknownVersionError
 from millrace.core.protocols import WeightsReader
 from millrace.devices.gpu import has_own_memory
 from millrace.devices.pinned import pinned
+from millrace.devices.released_memory import ReleasedMemory
 from millrace.devices.served_weights import Base
 from millrace.engines.vllm.adapter_slot import has_slot, open_slot, replace_adapter
 from millrace.rollout.protocol import NativeAdapter
@@ -119,3 +123,25 @@ def _pack_again(model: torch.nn.Module) -> None:
             method.process_weights_after_loading(layer)
         elif type(method).__name__ == "UnquantizedFusedMoEMethod" and layer.w13_weight.device.type == "cpu":
             method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def release(worker: Any) -> None:
+    """Give back the memory of weights, keys and values. `collective_rpc` calls this with a vLLM worker, in
+    the worker's process. Nothing of a request may be in the cache."""
+    if has_own_memory(worker.device):
+        worker.sleep(level=2)
+        return
+    model = worker.model_runner.get_model()
+    for module in model.modules():
+        if hasattr(module, "cpu_linear"):
+            cast(Any, module).cpu_linear = None  # has packed weights; a load packs anew
+    tensors = [*model.parameters(), *worker.model_runner.kv_caches]
+    worker.millrace_released = ReleasedMemory(tensors, device_type=worker.device.type)
+
+
+def take_again(worker: Any) -> None:
+    """Take what `release` gave back. The model has no weights before the next load."""
+    if has_own_memory(worker.device):
+        worker.wake_up()
+    else:
+        worker.millrace_released.take_again()

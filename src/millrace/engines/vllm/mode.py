@@ -27,11 +27,9 @@ from millrace.core.protocols import WeightsReader
 from millrace.devices.parallel import each
 from millrace.engines.vllm.adapter_slot import lora_request
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.sampling_params import sampling_arguments
-from millrace.engines.vllm.vllm_drafts import DraftCounts
+from millrace.engines.vllm.vllm_arguments import DraftCounts, sampling_arguments
 from millrace.rollout.continuation import Continuation
-from millrace.rollout.intake import Intake
-from millrace.rollout.queues import Queues
+from millrace.rollout.intake import Intake, Queues
 
 PROOF = "proof"
 """The name of that request; every other request is called TRAJECTORY.LEASE."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.core.types import ReplicaLoad
-from millrace.engines.vllm import memory
+from millrace.engines.vllm import loading
 from millrace.engines.vllm.loading import load_version
 from millrace.engines.vllm.mode import PROOF, StagedWeights, VllmMode
 from millrace.engines.vllm.processes.rank_end import RankEnd
@@ -88,11 +88,11 @@ class VllmEngine(VllmMode):
 
     def _release_memory(self) -> None:
         with self._rank_end.answering():
-            self._llm.collective_rpc(memory.release)
+            self._llm.collective_rpc(loading.release)
 
     def _take_memory(self) -> None:
         with self._rank_end.answering():
-            self._llm.collective_rpc(memory.take_again)
+            self._llm.collective_rpc(loading.take_again)
 
     def _abort(self, name: str) -> None:
         self._llm.abort_request([name])

@@ -1,13 +1,15 @@
-"""The files of a tokenizer, and a check that two tokenizers have the same tokens. Names no torch, because the
-check comes before a run."""
+"""The files beside the tensors of a model: those of its tokenizer, and what peft reads of an adapter. Names
+no torch, because tokenizers are compared before a run.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from millrace.config.tables.training import Adapter
 from millrace.core.errors import DataError, boundary
 
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
@@ -53,3 +55,23 @@ def _tokens(path: str) -> tuple[Any, set[tuple[int, str]]]:
         tokenizer = json.loads(files["tokenizer.json"])
         added = {(token["id"], token["content"]) for token in tokenizer.get("added_tokens", ())}
         return tokenizer["model"].get("vocab"), added
+
+
+CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."
+
+
+def peft_config(layers: Iterable[str], adapter: Adapter, model_path: str) -> dict[str, Any]:
+    """`layers`: the names of the matrices that have the adapter."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model_path,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
+        "use_dora": adapter.kind == "dora",
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }

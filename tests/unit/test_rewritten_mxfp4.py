@@ -13,7 +13,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from millrace.cli.app import run
 from millrace.core.errors import DataError
 from millrace.trainer.files import rewritten
-from millrace.trainer.files.mxfp4 import dequantize, dequantized
+from millrace.trainer.files.rewritten import dequantize, dequantized
 from millrace.trainer.model import load_model
 
 CPU = torch.device("cpu")

@@ -1,11 +1,18 @@
 """The optimizer steps of one batch, whatever computes them: `PolicyTrainer` in torch, `JaxPolicy` in JAX.
 
+Here are also the learning rate of a step, which parameters have weight decay, and what cannot be trained on:
+trajectories and batches, with their reasons, and files of such batches. The learning rate is pure: a repeated
+step is the same step.
+
 Synchronous and deterministic. Shape suffix: C = completion tokens of the batch.
+
+Weight decay would pull biases, and the scales of norms, to 0.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -15,17 +22,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm
 from millrace.config.tables.training import Optimizer
-from millrace.core.errors import DigestMismatchError, TrainingError, WeightsError
+from millrace.core.completion.columns import LOGPROB_MAX, TokenColumns
+from millrace.core.errors import DigestMismatchError, TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.batch.flat_batch import FlatBatch, flatten, mask_loss, penalties
 from millrace.trainer.batch.packing import Row, pack
-from millrace.trainer.checks.rejected import save_rejected
-from millrace.trainer.learning_rate import learning_rate
 from millrace.trainer.metrics import Statistics, batch_metrics, value_metrics
 
 
@@ -244,3 +252,72 @@ def lost_after(updates: int) -> Iterator[None]:
         if not updates:
             raise
         raise WeightsError(f"{error} after {updates} of its updates: the weights are lost") from None
+
+
+def learning_rate(config: Optimizer, version: int) -> float:
+    """The learning rate of the step from `version` to the next. All optimizer steps of a batch have the same.
+
+    warm-up    lr (version + 1) / warmup_steps
+    after it   constant: lr.  With p = (version - warmup_steps) / (decay_steps - warmup_steps) up to 1:
+               linear: lr (1 - p (1 - lr_end));  cosine: lr (lr_end + (1 - lr_end) (1 + cos(pi p)) / 2)
+    """
+    if version < config.warmup_steps:
+        return config.lr * (version + 1) / config.warmup_steps
+    if config.decay_steps is None:
+        return config.lr
+    decay_steps = max(1, config.decay_steps - config.warmup_steps)
+    progress = min(1.0, (version - config.warmup_steps) / decay_steps)
+    scale = 1.0 - progress if config.decay == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
+    return config.lr * (config.lr_end + (1.0 - config.lr_end) * scale)
+
+
+_ROLES = r"biase?s?|ln|sinks?|scales?|gamma|beta|magnitude|[a-z]*norm"
+_BIAS_OR_SCALE = re.compile(rf"(^|[._])({_ROLES})\d*(_[^.]*)?(\.[^.]*)?$|(^|\.)(a_log|d)$", re.IGNORECASE)
+
+
+def decays(name: str, ndim: int) -> bool:
+    """Whether the parameter `name` of one layer, which has `ndim` dimensions there, has weight decay.
+
+    It is a matrix, and no bias or scale by its own name or by that of its module. Dimensions do not tell: the
+    biases of all experts, or the norms of all heads, may be one matrix. `A_log` and `D` are of state space
+    models."""
+    return ndim > 1 and not _BIAS_OR_SCALE.search(name)
+
+
+SAVED_MAX = 8  # a run directory keeps the first rejected batches
+
+
+def impossible_trajectories(batch: Batch, vocabulary: int) -> dict[int, str]:
+    """Trajectories that no engine can have sampled, and the reasons. An id beyond the vocabulary would count
+    as another position's token."""
+    reasons: dict[int, str] = {}
+    for sequence in (sequence for group in batch.groups for sequence in group.sequences):
+        tokens, logprobs = np.asarray(sequence.columns.tokens), np.asarray(sequence.columns.logprobs)
+        for outside in tokens[(tokens < 0) | (tokens >= vocabulary)][:1]:
+            reasons[sequence.trajectory_id] = f"token {outside} is outside the vocabulary of {vocabulary}"
+        trained = logprobs if sequence.mask is None else logprobs[np.asarray(sequence.mask, bool)]
+        for wrong in trained[~(np.isfinite(trained) & (trained <= LOGPROB_MAX))][:1]:
+            reasons[sequence.trajectory_id] = f"{wrong:g} is the log-prob of no sampled token"
+    return reasons
+
+
+def save_rejected(batch: Batch, directory: Path) -> str:
+    """Save a batch that cannot be trained on. Returns a sentence with the file's name. A repeat has the same
+    file. At most SAVED_MAX batches are saved."""
+    ids = [s.trajectory_id for group in batch.groups for s in group.sequences]
+    name = f"rejected_v{batch.version}_{xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(ids))}.msgpack"
+    others = [path for path in directory.glob("rejected_v*.msgpack") if path.name != name]
+    if len(others) >= SAVED_MAX:
+        return f"the batch is not saved: {SAVED_MAX} are"
+    with writing(directory / name):
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(msgspec.msgpack.encode(batch, enc_hook=_plain))
+    return f"the batch is saved as {name}"
+
+
+def _plain(columns: Any) -> Any:
+    """Plain data for types that msgpack does not know: token columns, and arrays of token ids."""
+    if isinstance(columns, TokenColumns):
+        shown = {"tokens": columns.tokens, "logprobs": columns.logprobs, "versions": columns.runs}
+        return {**shown, "forks": columns.forks} if columns.forks else shown
+    return columns.tolist()

@@ -26,7 +26,7 @@ from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.errors import ConfigError, TrainingError, WeightsError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.row_attention import NAME
 from millrace.trainer.trainer import PolicyTrainer
 
@@ -38,7 +38,7 @@ OURS = Path(__file__).resolve().parents[3]
 
 
 class AlgorithmTrial:
-    """Role `millrace.trainer.checks.first_step:AlgorithmTrial`: `algorithm.path`, before the run."""
+    """Role `millrace.trainer.first_step:AlgorithmTrial`: `algorithm.path`, before the run."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = Config.model_validate(config)
