@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--first-step", nargs=2, type=Path, help="one step of the model in a directory")
     parser.add_argument("--on-mesh", nargs=2, type=Path, help="a model's steps on eight simulated devices")
     options = parser.parse_args()
-    from millrace.devices.tpu import simulate_devices
+    from millrace.devices.inventory import simulate_devices
 
     require(find_spec("jax"), "JAX is not here: use the Python that `make setup-jax` makes")
     if options.first_step:

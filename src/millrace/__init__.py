@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millrace.api.callbacks import STOP
-    from millrace.api.comparison import RunComparison
+    from millrace.api.plain_records import Records, RunComparison
     from millrace.api.questions import evaluate, plan, simulate
-    from millrace.api.record_list import Records
     from millrace.api.run import Run
     from millrace.api.run_curves import RunCurves
     from millrace.api.sweep import Sweep, sweep
@@ -39,10 +38,10 @@ _HOMES = {
     "plan": "millrace.api.questions",
     "Run": "millrace.api.run",
     "Sweep": "millrace.api.sweep",
-    "Records": "millrace.api.record_list",
+    "Records": "millrace.api.plain_records",
     "Evaluation": "millrace.estimates.evaluation",
     "Diagnosis": "millrace.diagnose.diagnosis",
-    "RunComparison": "millrace.api.comparison",
+    "RunComparison": "millrace.api.plain_records",
     "RunCurves": "millrace.api.run_curves",
     "Config": "millrace.config.schema",
     "Observation": "millrace.episodes.environment",

@@ -21,9 +21,8 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.rounding import reaches
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish, Prompt, Scored, ScoreRequest
-from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.evaluate import plain_sampling, serving_engine
-from millrace.evaluation.generate import Completion, generate
+from millrace.evaluation.generate import Completion, episode_player, generate
 from millrace.evaluation.scoring import Scorer
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading import LedgerReader

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, boundary
 from millrace.core.placement import OWN_ADDRESS, ROLES, Host

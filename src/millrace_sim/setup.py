@@ -15,7 +15,7 @@ from millrace.controller.context import LANES
 from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace_sim.config import (
     EmpiricalLengths,
     LengthsSection,

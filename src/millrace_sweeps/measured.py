@@ -10,7 +10,7 @@ import msgspec
 
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.estimates.evaluation import figure
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import evaluation_scalars
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millrace.config.freeze import dump
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
-from millrace.ledger.reading.samples import Choice
+from millrace.ledger.samples import Choice
 from millrace.observe.sinks.log_files import parts
 from millrace.run.resume import flat
 from millrace.run_directory.run_directory import RunDirectory

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from millrace.core.errors import DataError, MillraceError
 from millrace.core.types import State
-from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
+from millrace.ledger.samples import ANY, Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_curation.output import SUMMARY
 from millrace_ui import page

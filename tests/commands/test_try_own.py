@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millrace.checks.try_own import try_own
+from millrace.checks.first_try import try_own
 from millrace.cli import app
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS

@@ -8,8 +8,14 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
-from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
-from millrace.devices.matmul import add_matmul, matmul_wide, wide_factor
+from millrace.devices.matmul import (
+    add_matmul,
+    group_ends,
+    grouped_linear,
+    has_grouped,
+    matmul_wide,
+    wide_factor,
+)
 from millrace.trainer.kernels import on_gpu, softmax
 
 pytestmark = pytest.mark.gpu

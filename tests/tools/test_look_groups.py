@@ -18,8 +18,8 @@ from millrace.cli.app import run as millrace
 from millrace.controller.state.groups import make_batch
 from millrace.core.errors import MillraceError
 from millrace.core.types import State
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice, SampleFilter
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import tokenizer_of
 from millrace.tasks.parts import Parts

@@ -11,7 +11,7 @@ import pytest
 from tests.group_runs import write_group_run
 
 from millrace.cli.app import run as millrace
-from millrace.ledger.reading.samples import Choice, SampleFilter
+from millrace.ledger.samples import Choice, SampleFilter
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.drawing.shades import TokenColor

@@ -20,7 +20,7 @@ from millrace.core.rounding import all_equal, reaches
 from millrace.core.types import Batch, Finish, Group, Scored, State, TrainGroup, TrainSequence, Trajectory
 from millrace.estimates.evaluation import Attempt, summarize
 from millrace.run.event_sources import spread
-from millrace.schedule.screen import screened_reward
+from millrace.schedule.admit import screened_reward
 from millrace.trainer.metrics import batch_metrics, value_metrics
 from millrace_curation.gold import GOLD, GoldScore, judge_gold
 

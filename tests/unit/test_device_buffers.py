@@ -103,9 +103,10 @@ def test_blocks_of_rows_and_of_columns_go_to_their_places(host, monkeypatch):
                     if block.numel():
                         yield OwnedBlock(name, tuple(weight.shape), (r.start, c.start), block)
 
+    expected = PublishBuffers(whole, torch.bfloat16).fill()
     monkeypatch.setattr(publisher, "owned_blocks", lambda weights: list(divided(weights)))
     buffers = DeviceBuffers(whole, torch.bfloat16, CPU)
-    there, expected = host(buffers), PublishBuffers(whole, torch.bfloat16).fill()
+    there = host(buffers)
     by_pieces = there.publish(1, buffers)
     staged = there.stage(1, by_pieces)
     assert kind_of(by_pieces) == kind_of(staged) == MULTILINEAR and by_pieces != staged

@@ -9,8 +9,8 @@ import pytest
 
 from millrace.cli.app import run as millrace
 from millrace.core.errors import ConfigError, DataError
-from millrace.run_directory import jax_python
-from millrace.run_directory.jax_python import run_with_jax
+from millrace.run_directory import models
+from millrace.run_directory.models import run_with_jax
 
 
 def program(path: Path, text: str) -> str:
@@ -41,5 +41,5 @@ def test_without_such_a_python_the_remedy_is_told(
 
 
 def test_jax_is_there_only_with_orbax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_python, "find_spec", lambda name: None if name == "orbax" else name)
-    assert not jax_python.has_jax()
+    monkeypatch.setattr(models, "find_spec", lambda name: None if name == "orbax" else name)
+    assert not models.has_jax()

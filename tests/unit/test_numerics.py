@@ -14,8 +14,7 @@ from numerics_faults import FAULTS, HONEST, TOKENS, faulty_model, honest_model
 from tests.long import covering
 from trainer_doubles import role_config, tiny_model
 
-from millrace.checks.numerics.divergence import Divergence, first_divergence, logprob_gap
-from millrace.checks.numerics.sequence import recorded_sequence
+from millrace.checks.numerics import Divergence, first_divergence, logprob_gap, recorded_sequence
 from millrace.cli.app import run as millrace
 from millrace.config.schema import Config
 from millrace.conversations.tokenizer import make_character_tokenizer

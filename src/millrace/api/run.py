@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
-from millrace.api.checked import check
-from millrace.api.comparison import RunComparison
-from millrace.api.configure import PreparedConfig
-from millrace.api.follow import POLL_S, lines
-from millrace.api.helper_process import WorkProcess, ask
-from millrace.api.messages import info
-from millrace.api.record_list import Records
+from millrace.api.callbacks import POLL_S, Callbacks, OnRecord, lines, refuse_unheard
+from millrace.api.configure import PreparedConfig, check
+from millrace.api.helper_process import WorkProcess, ask, info
+from millrace.api.plain_records import Records, RunComparison
 from millrace.api.run_curves import RunCurves
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
@@ -27,14 +23,14 @@ from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.core.wings import wing
 from millrace.diagnose.diagnosis import Diagnosis, diagnosis_of
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.run.resume import check_resume
 from millrace.run.scaling import TIMEOUT_S, scale
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import is_finished
-from millrace.run_directory.run_lineage import read_parent
+from millrace.run_directory.run_directory import read_parent
 from millrace.run_directory.views import completions_of, evaluations_view, tokenizer_of, trajectory_record
 
 if TYPE_CHECKING:  # of keys there is a stub alone

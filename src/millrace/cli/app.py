@@ -21,8 +21,7 @@ from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, a
 from millrace.core.extras import in_words
 from millrace.observe.terminal import Terminal
 from millrace.run.interrupt import leave
-from millrace.runtime.process import interrupt_on_signals
-from millrace.runtime.stacks import survive_dumps
+from millrace.runtime.process import interrupt_on_signals, survive_dumps
 
 app = typer.Typer(
     name="millrace",

@@ -10,8 +10,7 @@ import typer
 
 from millrace.core.errors import DataError
 from millrace.core.wings import wing
-from millrace.run_directory.jax_python import has_jax, run_with_jax
-from millrace.run_directory.models import origin
+from millrace.run_directory.models import has_jax, origin, run_with_jax
 
 
 class Backend(StrEnum):

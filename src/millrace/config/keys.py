@@ -13,8 +13,7 @@ from millrace.config.tables.algorithms import Algorithm, PolicyGradient
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.mixture import MixtureTaskSection
-from millrace.config.tables.operation import Checkpoints, Observe, Supervision, Weights
-from millrace.config.tables.runtime import LocalHosts, Runtime
+from millrace.config.tables.operation import Checkpoints, LocalHosts, Observe, Runtime, Supervision, Weights
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,

@@ -18,9 +18,8 @@ from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.evaluation import scoring
-from millrace.evaluation.episode_player import episode_player
-from millrace.evaluation.generate import Completion, generate
-from millrace.evaluation.trained_on import TrainedOn
+from millrace.evaluation.evaluated_runs import TrainedOn
+from millrace.evaluation.generate import Completion, episode_player, generate
 from millrace.rollout.protocol import Engine
 
 HELD_OUT_SEED = 2

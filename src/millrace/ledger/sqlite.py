@@ -35,7 +35,6 @@ from millrace.ledger import evaluation_records, records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
 from millrace.ledger.buffer import Buffer
 from millrace.ledger.checksums import refuse_damage
-from millrace.ledger.failures import ledger_failures, reading
 from millrace.ledger.ledger_schema import LIVE_STATES
 from millrace.ledger.lock import RunLock
 from millrace.ledger.log import Log
@@ -43,8 +42,10 @@ from millrace.ledger.opening import (
     MEMORY,
     identity,
     keeping_the_log,
+    ledger_failures,
     open_for_writing,
     read_about,
+    reading,
     refuse_moved,
 )
 from millrace.ledger.records import load_group

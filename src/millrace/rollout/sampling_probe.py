@@ -1,16 +1,17 @@
-"""Asks an engine that serves its first weights, before it gets a trajectory, and finds the faults in its
-answers. The questions: for each of a few random prompts, the first token of some trajectories.
+"""Does an engine sample as it says? A few hundred tokens before a replica's first trajectory tell.
 
-A probe's trajectories have negative ids, so no trajectory of a run has their noise or their lease.
+**Questions.** For each of a few random prompts, the first token of some trajectories. A probe's trajectories
+have negative ids, so no trajectory of a run has their noise or their lease.
 
-A bet against a claimed distribution p names other probabilities q before each draw, and multiplies its
-capital by q(x) / p(x) for the token x that is drawn. If tokens are drawn from p, the expected capital stays
-at most 1. So it reaches 1 / a with a probability of at most a (Ville's inequality; Shafer, 2021, "Testing by
+**Bets.** How sure chance can be excluded. Every bound holds for any distribution and any number of draws. A
+bet against a claimed distribution p names other probabilities q before each draw, and multiplies its capital
+by q(x) / p(x) for the token x that is drawn. If tokens are drawn from p, the expected capital stays at most
+1. So it reaches 1 / a with a probability of at most a (Ville's inequality; Shafer, 2021, "Testing by
 betting"). Capital is given as its natural logarithm.
 
-There are two kinds of rules. Log-probs obey arithmetic: those of a temperature follow from those of another.
-Such a rule allows for rounding, on average over tokens. Draws obey chance: an honest engine breaks any of
-these rules with a probability of `FALSE_ALARM` at most.
+**Faults.** There are two kinds of rules. Log-probs obey arithmetic: those of a temperature follow from those
+of another. Such a rule allows for rounding, on average over tokens. Draws obey chance: an honest engine
+breaks any of these rules with a probability of `FALSE_ALARM` at most.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import LocalHosts
+from millrace.config.tables.operation import LocalHosts
 from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.episode import answered
@@ -33,12 +33,11 @@ from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.core.wings import TARGETS
 from millrace.devices.inventory import read_host
-from millrace.diagnose.examine import count_rewards, evidence_of
-from millrace.diagnose.rewarded_texts import CanaryWatch
-from millrace.diagnose.watch import DoctorWatch
+from millrace.diagnose.examine import CanaryWatch, count_rewards, evidence_of
+from millrace.diagnose.rules import DoctorWatch
 from millrace.episodes.agents.agent_process import DIRECTORY, remove_directory
 from millrace.episodes.snapshots import stream_of, sweep
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.live.live_view import LiveView, LostReaders
 from millrace.observe.sinks.jsonl import replay_events
@@ -58,12 +57,10 @@ from millrace.run.event_sources import MemoryReporter, TrajectorySampler
 from millrace.run.resume import with_date
 from millrace.run.run_hosts import Joining
 from millrace.run.scaling import obey, with_scaling
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import moments_of
+from millrace.run_directory.run_directory import RunDirectory, moments_of
 from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
-from millrace.runtime.process import ONE_HASH_SEED
-from millrace.runtime.stacks import dump_stacks, dumping
+from millrace.runtime.process import ONE_HASH_SEED, dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
 

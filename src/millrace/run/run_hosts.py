@@ -13,7 +13,7 @@ from math import inf
 from typing import Protocol
 
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place

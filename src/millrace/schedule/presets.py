@@ -14,8 +14,7 @@ from millrace.schedule.ahead import Ahead, TailRounds, WithCapacity
 from millrace.schedule.heddle import heddle
 from millrace.schedule.lengths import LongestFirst
 from millrace.schedule.refresh import AtOnce, BetweenIterations, BeyondReload, WhenEmpty
-from millrace.schedule.repack import BestFit
-from millrace.schedule.repack_demand import OnDemand
+from millrace.schedule.repack import BestFit, OnDemand
 from millrace.schedule.route import LeastLoaded, Local, NewestOnly
 from millrace.schedule.schedule import Schedule
 from millrace.schedule.staleflow import staleflow

@@ -1,7 +1,7 @@
 """Named values inside a model of transformers while it computes one sequence: the reference in float64, and
 the trainer in torch.
 
-`checks.numerics.divergence` has the names. Shapes: (T, width), T forwarded tokens; log-probs (T,) of the
+`checks.numerics` has the names. Shapes: (T, width), T forwarded tokens; log-probs (T,) of the
 tokens behind them.
 """
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
-from millrace.config.tables.operation import Checkpoints, Supervision
-from millrace.config.tables.reward_limits import RewardLimits
-from millrace.config.tables.runtime import LocalHosts
+from millrace.config.tables.operation import Checkpoints, LocalHosts, Supervision
+from millrace.config.tables.reward_kinds import RewardLimits
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,

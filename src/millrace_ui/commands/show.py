@@ -21,13 +21,12 @@ from rich.text import Text
 from millrace.cli.options import AsJson, Run, print_json
 from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import ANY, Choice, SampleFilter
 from millrace.observe.shown_samples import panels_of, passages_of
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import Parent
+from millrace.run_directory.run_directory import Parent, RunDirectory
 from millrace_ui.commands import show_options as options
 from millrace_ui.drawing.shades import TokenColor
 from millrace_ui.record import views

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millrace.core.types import State
-from millrace.ledger.reading.samples import Choice, SampleFilter
+from millrace.ledger.samples import Choice, SampleFilter
 from millrace_ui.drawing.shades import TokenColor
 
 SAMPLES = 5

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from millrace.core.types import State
 from millrace.diagnose.finding import Finding
-from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
+from millrace.ledger.samples import ANY, Choice, SampleFilter
 from millrace.observe.live.phrases import duration
 from millrace.observe.shown_samples import turn_title, version_range
 from millrace.observe.terminal import harmless

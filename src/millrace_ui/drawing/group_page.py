@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from millrace.ledger.reading.draws import Draw
+from millrace.ledger.samples import Draw
 from millrace_ui.drawing import fragments
 from millrace_ui.drawing.fragments import Raw, safe, spark
 from millrace_ui.drawing.shades import TokenColor

@@ -10,9 +10,8 @@ from typing import Any
 
 from millrace.config.schema import Config
 from millrace.core.types import Group, Prompt, Trajectory
-from millrace.ledger.reading.draws import Draw
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Sample
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import Draw, Sample
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import View, trajectory_record
 from millrace_ui.record.task_row import TaskRows

@@ -6,9 +6,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from millrace.config.tables.agent import AgentSection
-from millrace.config.tables.reward_kinds import JsonRewardSection, JudgeRewardSection, PatternRewardSection
-from millrace.config.tables.reward_limits import AnswerIs, Extract, ExtractAnswer, RewardLimits
+from millrace.config.tables.reward_kinds import (
+    AgentSection,
+    AnswerIs,
+    Extract,
+    ExtractAnswer,
+    JsonRewardSection,
+    JudgeRewardSection,
+    PatternRewardSection,
+    RewardLimits,
+)
 from millrace.config.tables.section import NAME, Count, Seconds, Section, Seed
 
 Arguments = Annotated[

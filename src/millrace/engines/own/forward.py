@@ -13,7 +13,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
+from millrace.devices.matmul import group_ends, grouped_linear, has_grouped
 from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.parameters import Layer, Parameters

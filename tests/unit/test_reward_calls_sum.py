@@ -23,7 +23,7 @@ from millrace.config.tables.task import (
 from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Scored
 from millrace.episodes.reward_worker import make_answer
-from millrace.rewards.sum_calls import make_calls
+from millrace.rewards.reward_calls import make_calls
 from millrace.run.resume import check_resume
 from millrace.tasks.tasks import make_task
 

@@ -10,7 +10,7 @@ from engine_models import make_engine, make_model, make_work, prompt_of, run
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.core.types import Sampling
-from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
+from millrace.devices.matmul import group_ends, grouped_linear, has_grouped
 from millrace.trainer.kernels import on_gpu
 
 CPU = torch.device("cpu")

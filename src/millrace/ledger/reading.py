@@ -26,20 +26,21 @@ from millrace.core.types import (
 from millrace.ledger import evaluation_records, records
 from millrace.ledger.accounts import Accounts
 from millrace.ledger.codec import version_runs
-from millrace.ledger.failures import reading
-from millrace.ledger.opening import begin_reading, open_for_reading, read_about
-from millrace.ledger.reading.draws import Draw, groups_end, load_draws
-from millrace.ledger.reading.samples import (
+from millrace.ledger.opening import begin_reading, open_for_reading, read_about, reading
+from millrace.ledger.recovery import last_version
+from millrace.ledger.samples import (
     ANY,
     Choice,
+    Draw,
     Sample,
     SampleFilter,
     count_samples,
+    groups_end,
     load_before,
+    load_draws,
     load_of_groups,
     load_samples,
 )
-from millrace.ledger.recovery import last_version
 
 _STOP_CHECKED_EVERY = 100_000
 """SQLite calls `stop` after so many of its instructions, which take some milliseconds."""

@@ -1,18 +1,43 @@
-"""The prompts that a run was trained on, which an evaluation leaves out."""
+"""What an evaluation has to do with a run: it leaves out the prompts that the run was trained on, and is
+kept in the run's directory. Its page draws it over the curve of rewards.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from millrace.config.schema import Config
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, StorageError, writing
 from millrace.core.types import Prompt
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.estimates.evaluation import Evaluation
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.models import origin
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import read_parent
+from millrace.run_directory.run_directory import RunDirectory, read_parent
+
+
+def keep(run: RunDirectory, version: int, result: Evaluation) -> None:
+    """Append a line to `evaluations.jsonl`. Raises StorageError."""
+    line = {"version": version} | result.to_json()
+    del line["model"]  # the version names the model, and the directory may vanish
+    with (
+        writing(run.evaluations, "The evaluation itself is done, but is not kept with its run."),
+        run.evaluations.open("a", encoding="utf-8") as file,
+    ):
+        file.write(json.dumps(line) + "\n")
+
+
+def keep_if_of_a_run(model: Path, result: Evaluation) -> str:
+    """Keep `result` if the model or checkpoint belongs to a run. Returns why keeping failed, or an empty
+    text."""
+    try:
+        if owner := origin(model):
+            keep(*owner, result)
+    except StorageError as error:
+        return str(error)
+    return ""
 
 
 @dataclass

@@ -17,8 +17,7 @@ from millrace.config.tables.schedules import Synchronous
 from millrace.config.tables.training import BatchShape
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Finish, Group, State, Trajectory
-from millrace.schedule.admit import WhileNewest
-from millrace.schedule.screen import screened_reward
+from millrace.schedule.admit import WhileNewest, screened_reward
 from millrace.schedule.view import ReplicaView, View
 from millrace_sim.explore.worlds import small_config
 

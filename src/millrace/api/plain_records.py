@@ -1,16 +1,34 @@
-"""Several runs side by side, to print, to show in a notebook or to read field by field."""
+"""Plain records: a list of dicts that can become a pandas frame, and several runs side by side, to print, to
+show in a notebook or to read field by field.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
+from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing
 from millrace.observe.terminal import as_text
+
+
+class Records(list[dict[str, Any]]):
+    """A list of plain dicts, one a row."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:
+        super().__init__(rows)
+
+    def frame(self) -> Any:
+        """The records as a `pandas.DataFrame`. A key that a record lacks is a missing value."""
+        refuse_missing("pandas", "a frame of records")
+        import pandas
+
+        return pandas.DataFrame(list(self))
+
 
 WIDTH = 110
 

@@ -12,10 +12,9 @@ from millrace.config.load import load
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.events import Event, Events
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish
-from millrace.diagnose.examine import evidence_of
-from millrace.diagnose.rewarded_texts import CanaryWatch, earning, read_texts
+from millrace.diagnose.examine import CanaryWatch, earning, evidence_of, read_texts
 from millrace.episodes.reward_worker import WrongGold
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 
 
