@@ -16,9 +16,8 @@ from millrace.runtime.kernel import check_kernel
 from millrace_chaos.attack import SUPERVISION, Attack
 from millrace_chaos.child_run import ROLES
 from millrace_chaos.hostile import try_hostile
-from millrace_chaos.preemptions import preempt
 from millrace_chaos.sessions import AttackedRun, Sessions, summarize
-from millrace_chaos.trials import attack, kill_and_resume
+from millrace_chaos.trials import attack, kill_and_resume, preempt
 
 console = Terminal(soft_wrap=True)
 

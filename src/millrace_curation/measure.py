@@ -28,8 +28,7 @@ from millrace.ledger import SqliteLedger
 from millrace.ledger.reading import LedgerReader
 from millrace.tasks.order import row_of
 from millrace_curation.candidate import CandidateRow
-from millrace_curation.difficulty import PassRate
-from millrace_curation.gold import KINDS, GoldScore, attempts_at
+from millrace_curation.row_measures import KINDS, GoldScore, PassRate, attempts_at
 
 GOLD_ROWS = 64
 """Rows whose gold check is recorded together."""

@@ -16,7 +16,7 @@ from millrace.tasks.chat import find_reference
 from millrace.tasks.rows import Row, find_column, open_rows
 from millrace.tasks.tasks import Task, make_task
 from millrace_curation.candidate import CandidateRow
-from millrace_curation.contamination import EvaluationText
+from millrace_curation.filters import EvaluationText
 
 EVERY_ROWS = 200
 

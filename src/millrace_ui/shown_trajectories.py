@@ -20,7 +20,7 @@ from millrace.observe.shown_samples import render_group, render_sample
 from millrace.observe.terminal import harmless
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import View, tokenizer_of
-from millrace_ui.drawing.shades import (
+from millrace_ui.drawing.colours import (
     LEVELS,
     NATS_PER_LEVEL,
     TONES,

@@ -17,8 +17,7 @@ from millrace.runtime import process
 from millrace_chaos import aftermath
 from millrace_chaos.aftermath import check_remains, check_sockets, shared_memory
 from millrace_chaos.attack import SUPERVISION
-from millrace_chaos.preemptions import preempt
-from millrace_chaos.trials import attack, kill_and_resume
+from millrace_chaos.trials import attack, kill_and_resume, preempt
 
 pytestmark = pytest.mark.usefixtures("warm")
 ACTORS = SUITES["turns"]

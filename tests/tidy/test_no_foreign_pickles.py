@@ -13,7 +13,7 @@ SPEAKS_THE_WIRE = {
     "millrace.rewards.reward_process",
     "millrace_jax.devices.processes",
     "millrace.runtime.local.framing",
-    "millrace_ray.messages",
+    "millrace_ray.actor",
     "millrace.runtime.seam",
     "millrace_sim.virtual.links",
 }

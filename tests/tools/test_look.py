@@ -26,8 +26,8 @@ from millrace.ledger.samples import Choice
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace_ui.curves.chart import run_charts
 from millrace_ui.drawing import bars, fragments
-from millrace_ui.drawing.chart_scale import COLORS
 from millrace_ui.drawing.charts import CHARTS
+from millrace_ui.drawing.colours import COLORS
 from millrace_ui.drawing.fragments import sample
 from millrace_ui.overview import Overview, who_waits
 from millrace_ui.record.runs import find_runs, run_line

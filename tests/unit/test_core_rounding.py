@@ -22,7 +22,7 @@ from millrace.estimates.evaluation import Attempt, summarize
 from millrace.run.event_sources import spread
 from millrace.schedule.admit import screened_reward
 from millrace.trainer.metrics import batch_metrics, value_metrics
-from millrace_curation.gold import GOLD, GoldScore, judge_gold
+from millrace_curation.row_measures import GOLD, GoldScore, judge_gold
 
 EQUAL = [
     [0.1 + 0.2, 0.3],

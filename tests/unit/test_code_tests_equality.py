@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import DataError
-from millrace_sandbox.code_tests import CodeTests, read_tests
-from millrace_sandbox.equality import is_equal, prints_the_same
+from millrace_sandbox.code_tests import CodeTests, is_equal, prints_the_same, read_tests
 
 SAME = [
     ("0.500000", "0.5"),

@@ -1,15 +1,49 @@
-"""The colours of lines and the scale of an axis, for curves and for bars."""
+"""What may colour a token, and the shade that it gets: the same on a page and in a terminal; and the colours
+of lines and the scale of an axis, for curves and for bars.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, log10
+from enum import StrEnum
+from math import ceil, floor, isfinite, log10
 
 import numpy as np
 import numpy.typing as npt
 
 from millrace_ui.record.steps import Array
+
+LEVELS, NATS_PER_LEVEL = 8, 0.5
+"""Shades of a token by its log-prob. The last shade is for all smaller log-probs."""
+VERSION_COLORS = 6
+TONES = 4
+"""Shades of an advantage above 0, and as many below. The last is for the largest of the group."""
+
+
+class TokenColor(StrEnum):
+    """A value is the name in an address and of an option."""
+
+    LOGPROB = "logprob"
+    ADVANTAGE = "advantage"
+    VERSION = "version"
+    NONE = "none"
+
+    @property
+    def words(self) -> str:
+        return {TokenColor.LOGPROB: "log-prob", TokenColor.NONE: "nothing"}.get(self, self.value)
+
+
+def level(logprob: float) -> int:
+    """From 0 (likely) to `LEVELS`. NaN gets the last."""
+    return int(max(0, min(LEVELS, -logprob / NATS_PER_LEVEL)))
+
+
+def tone(advantage: float, largest: float) -> int:
+    """From 0 (the lowest) to 2 * `TONES`; the middle is for 0."""
+    share = advantage / largest if largest and isfinite(advantage / largest) else 0.0
+    return TONES + round(share * TONES)
+
 
 COLORS = ("#3a86d1", "#e08a00", "#8a6fd1", "#2fa5b5", "#a5714a", "#9a9a1e")
 """Of lines. A line is a quantity, a run or a schedule."""

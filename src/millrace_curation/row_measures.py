@@ -1,4 +1,6 @@
-"""The gold check: the run's own reward gives a row's reference answer the full score, and others less.
+"""What attempts say of a row: the gold check, and its pass rate. In the gold check the run's own reward
+gives a row's reference answer the full score, and others less. The pass rate says how many of a model's
+samples are correct, and has bands of difficulty.
 
 A wrong answer is the reference answer of another row, an empty text, or the prompt. The answer of another
 row may be right in another notation (1/2 and 0.5). So all `OTHERS` must have the full score to drop a row.
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 
 from millrace.core.errors import ConfigError
 from millrace.core.rounding import reaches
+from millrace.estimates.interval import Interval, of_attempts
 from millrace_curation.candidate import CandidateRow, Dropped, Reason
 from millrace_curation.words import normalized
 
@@ -81,4 +84,51 @@ def judge_gold(scores: Mapping[str, GoldScore], correct_at: float) -> Dropped | 
     for kind in (EMPTY, PROMPT):
         if accepted(kind):
             return Dropped(Reason.WRONG_ACCEPTED, f"{kind} has the full score")
+    return None
+
+
+HARD_TO, EASY_FROM = 0.25, 0.75
+BANDS = ("too hard", "hard", "medium", "easy", "too easy")
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """Of the scored samples, `correct` have at least the reward that counts as correct. Samples without a
+    reward are in `unscored`, and in no rate."""
+
+    correct: int
+    scored: int
+    unscored: int
+    truncated: int
+    reward_mean: float | None
+
+    @property
+    def rate(self) -> float | None:
+        return self.correct / self.scored if self.scored else None
+
+    @property
+    def interval(self) -> Interval:
+        return of_attempts(self.correct, self.scored)
+
+    @property
+    def band(self) -> str:
+        """One of `BANDS`; empty: no sample has a reward."""
+        rate = self.rate
+        if rate is None:
+            return ""
+        if rate in (0.0, 1.0):
+            return BANDS[0] if rate == 0.0 else BANDS[-1]
+        return BANDS[1] if rate <= HARD_TO else BANDS[3] if rate >= EASY_FROM else BANDS[2]
+
+
+def judge_difficulty(rate: PassRate, *, keep_hard: bool, keep_easy: bool) -> Dropped | None:
+    """A row that a group learns nothing from: none of its samples is correct, or all are. Such groups have no
+    advantage (DAPO, arXiv:2503.14476, section 3.2)."""
+    if not rate.scored:
+        return Dropped(Reason.UNSCORED, f"none of {rate.unscored} samples has a reward")
+    detail = f"{rate.correct} of {rate.scored} samples are correct"
+    if rate.correct == 0 and not keep_hard:
+        return Dropped(Reason.TOO_HARD, detail)
+    if rate.correct == rate.scored and not keep_easy:
+        return Dropped(Reason.TOO_EASY, detail)
     return None
