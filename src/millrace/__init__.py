@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from millrace.api.callbacks import STOP
     from millrace.api.plain_records import Records, RunComparison
     from millrace.api.questions import evaluate, plan, simulate
-    from millrace.api.run import Run
-    from millrace.api.run_curves import RunCurves
+    from millrace.api.run import Run, RunCurves
     from millrace.api.sweep import Sweep, sweep
     from millrace.api.train import train
     from millrace.config.schema import Config
@@ -42,7 +41,7 @@ _HOMES = {
     "Evaluation": "millrace.estimates.evaluation",
     "Diagnosis": "millrace.diagnose.diagnosis",
     "RunComparison": "millrace.api.plain_records",
-    "RunCurves": "millrace.api.run_curves",
+    "RunCurves": "millrace.api.run",
     "Config": "millrace.config.schema",
     "Observation": "millrace.episodes.environment",
     "Done": "millrace.episodes.environment",

@@ -8,8 +8,7 @@ from string import Formatter
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.config.tables.mixture import MixtureTaskSection
-from millrace.config.tables.task import GymTaskSection, RowsSection
+from millrace.config.tables.task import GymTaskSection, MixtureTaskSection, RowsSection
 from millrace.conversations.tokenizer import encode, encode_prompt
 from millrace.core.errors import ConfigError, DataError
 from millrace.tasks.chat import find_reference

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from millrace.core.errors import ClusterError
 from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.blocking_calls import in_thread
-from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local.launcher import ALLOCATOR
+from millrace.runtime.process import check_kernel
 from millrace.runtime.workers import GangHandle, Workers
 from millrace_ray.actor import ActorSetup
 from millrace_ray.cluster import LOCAL, ClusterConnection, connect

@@ -15,8 +15,7 @@ from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement
-from millrace.placement.hosts import lay_out
-from millrace.placement.joining import Present
+from millrace.placement.hosts import Present, lay_out
 from millrace.run import run_hosts
 from millrace.run.run_hosts import Joining
 

@@ -13,7 +13,7 @@ from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, whitened
 from millrace.algorithms.group import ComparedGroup, selected
 from millrace.config.tables.algorithms import PolicyGradient
-from millrace.config.tables.selection import RestSelection
+from millrace.config.tables.task import RestSelection
 from millrace.controller.row_selection import RowRecord, keep_probability
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.rounding import all_equal, reaches

@@ -33,7 +33,7 @@ def test_its_error_is_the_error(tmp_path: Path) -> None:
 def test_without_such_a_python_the_remedy_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("millrace.cli.convert.has_jax", lambda: False)
+    monkeypatch.setattr("millrace.cli.model_files.has_jax", lambda: False)
     assert millrace(["convert", str(tmp_path / "v00000002"), str(tmp_path), "--to", "jax"]) == 2
     assert "`millrace convert` needs JAX and Orbax" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"`trainer\.python` \(.*absent\) cannot be started"):

@@ -21,10 +21,9 @@ from millrace.config.inert import idle
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import Algorithm, FunctionAlgorithm
 from millrace.config.tables.generation import Rollout
-from millrace.config.tables.mixture import MixtureTaskSection
 from millrace.config.tables.operation import RayCluster
 from millrace.config.tables.schedules import FunctionSchedule, Schedule
-from millrace.config.tables.task import members_of
+from millrace.config.tables.task import MixtureTaskSection, members_of
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing

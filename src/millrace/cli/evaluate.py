@@ -22,7 +22,7 @@ from millrace.evaluation.evaluated_runs import keep_if_of_a_run, trained_on
 from millrace.observe.live.live_view import progress_line
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.models import served_config
-from millrace.runtime.kernel import check_kernel
+from millrace.runtime.process import check_kernel
 
 
 def command(

@@ -35,7 +35,7 @@ from millrace.run import compose
 from millrace.run.interrupt import run_stoppable
 from millrace.run_directory import run_directory
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.runtime.kernel import check_kernel
+from millrace.runtime.process import check_kernel
 
 EVALUATED_PROMPTS = 200
 

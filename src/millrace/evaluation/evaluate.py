@@ -10,8 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from millrace.config.schema import Config
-from millrace.config.tables.mixture import MixtureTaskSection
-from millrace.config.tables.task import GymTaskSection
+from millrace.config.tables.task import GymTaskSection, MixtureTaskSection
 from millrace.controller.evaluation.prompt_attempt import attempts_of
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import ConfigError

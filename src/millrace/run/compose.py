@@ -45,8 +45,7 @@ from millrace.observe.sinks.log_files import parts
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
-from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
-from millrace.placement.joining import joining_places
+from millrace.placement.hosts import Layout, computes_on_gpus, joining_places, lay_out
 from millrace.placement.memory.needs import read_needs
 from millrace.placement.model_directory import adapter_shapes
 from millrace.rollout.engine_kinds import ENGINES
@@ -58,9 +57,8 @@ from millrace.run.resume import with_date
 from millrace.run.run_hosts import Joining
 from millrace.run.scaling import obey, with_scaling
 from millrace.run_directory.run_directory import RunDirectory, moments_of
-from millrace.runtime.kernel import allow_open_files, check_kernel
 from millrace.runtime.local.local_runtime import LocalRuntime
-from millrace.runtime.process import ONE_HASH_SEED, dump_stacks, dumping
+from millrace.runtime.process import ONE_HASH_SEED, allow_open_files, check_kernel, dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
 

@@ -21,8 +21,7 @@ from millrace.core.protocols import Runtime
 from millrace.core.wings import wing
 from millrace.devices.inventory import read_memory
 from millrace.placement.assign import Placement, allowed_gpus
-from millrace.placement.hosts import Layout, added, split
-from millrace.placement.joining import NEW_LOOK_S, Present, joining_places
+from millrace.placement.hosts import NEW_LOOK_S, Layout, Present, added, joining_places, split
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.blocking_calls import in_thread
 

@@ -1,5 +1,6 @@
 """Facts about Linux processes that the standard library does not reach: signals, ends, children, the sockets
-on which processes listen, and the stacks of their threads and tasks, on demand.
+on which processes listen, the stacks of their threads and tasks, on demand, and what workers need of the
+kernel and of this process. A run checks the last first: it would fail in the middle.
 
 A worker that gets the signal `DUMP_STACKS` writes its stacks into its log, and so do all processes of a run
 whose controller gets it. The run goes on. C code writes the stacks of threads, also while the worker is stuck
@@ -13,6 +14,8 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
+import platform
+import resource
 import signal
 import sys
 import threading
@@ -21,8 +24,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TextIO
+
+from millrace.core.errors import WorkerError
 
 DUMP_STACKS = signal.SIGUSR1
 """The forkserver ignores this signal. A worker ignores it until the worker can answer."""
@@ -375,3 +380,53 @@ def stat_fields(pid: int | str) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+NEEDED: tuple[tuple[ModuleType, str], ...] = (
+    (os, "pidfd_open"),  # the controller sees a worker's end at once, and a signal never hits another process
+    (signal, "pidfd_send_signal"),
+    (os, "memfd_create"),  # published weights are in memory without a file
+    (os, "sched_getaffinity"),
+)
+PROC = Path("/proc/self/stat")
+
+FILES_A_WORKER = 2
+"""Open files of the controller for each worker: its socket and its pidfd."""
+FILES_BESIDE = 256
+"""For all else: the ledger, logs, forks under way, modules that are being imported."""
+FILES = 65_536
+"""The soft limit, if the hard limit allows it. A hard limit can be a billion, and some programs try to close
+every number up to the soft limit."""
+
+
+def check_kernel() -> None:
+    """Raises: WorkerError: no worker can run on this host. The message names the commands that still work."""
+    missing = [name for module, name in NEEDED if not hasattr(module, name)]
+    if not PROC.exists():
+        missing.append("/proc")
+    if missing:
+        raise WorkerError(
+            f"worker processes need Linux 5.3 or newer. This is {platform.system()} {platform.release()}, "
+            f"without {', '.join(missing)}.\n"
+            "  Use a container or a virtual machine with Linux (docs/installing.md). These commands\n"
+            "  work here: show, doctor, ui, report, compare, trace, export, simulate, plan, sft, fetch"
+        )
+
+
+def allow_open_files(num_workers: int) -> None:
+    """Raise this process's soft limit on open files, so that it can watch `num_workers` local workers.
+
+    Raises: WorkerError: its hard limit is too low, and only the user can raise that.
+    """
+    needed = FILES_A_WORKER * num_workers + FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise WorkerError(
+            f"{num_workers} local workers need {needed} open files of the controller, and its hard limit is "
+            f"{hard}.\n"
+            "  Raise it (`LimitNOFILE=` of systemd, `--ulimit nofile=` of a container, `ulimit -n` as root), "
+            "or lower `rollout.replicas`"
+        )
+    limit = max(FILES, needed) if hard == resource.RLIM_INFINITY else min(hard, max(FILES, needed))
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -22,8 +22,7 @@ from millrace.episodes.gateway.sessions import Session
 from millrace.episodes.gateway.surroundings import GatewayLimits
 from millrace.placement.model_directory import read_model_config
 from millrace.run_directory.models import model_directory
-from millrace.runtime.kernel import FILES_BESIDE, allow_open_files
-from millrace.runtime.process import heeded
+from millrace.runtime.process import FILES_BESIDE, allow_open_files, heeded
 from millrace.serve.completions import Completions
 from millrace.serve.shared_engine import SharedEngine
 

@@ -25,7 +25,7 @@ from millrace.core.errors import (
 )
 from millrace.core.protocols import WeightsReader
 from millrace.devices.parallel import each
-from millrace.engines.vllm.adapter_slot import lora_request
+from millrace.engines.vllm.loading import lora_request
 from millrace.engines.vllm.proof import Proof
 from millrace.engines.vllm.vllm_arguments import DraftCounts, sampling_arguments
 from millrace.rollout.continuation import Continuation

@@ -18,11 +18,9 @@ from millrace.core.errors import ConfigError, RemoteError, WeightsError, boundar
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.low_rank import BASE
 from millrace.devices.served_weights import Base
-from millrace.engines.vllm.adapter_slot import Factors, factors, slot_arguments
 from millrace.engines.vllm.async_engine import AsyncVllmEngine, Frontend
-from millrace.engines.vllm.draft_repair import repair_sampler
-from millrace.engines.vllm.extension import MillraceWorker
-from millrace.engines.vllm.loading import as_tensor, load_base
+from millrace.engines.vllm.extension import MillraceWorker, repair_sampler
+from millrace.engines.vllm.loading import Factors, as_tensor, factors, load_base, slot_arguments
 from millrace.engines.vllm.mode import VllmMode
 from millrace.engines.vllm.processes.rank_end import RankEnd
 from millrace.engines.vllm.processes.vllm_sockets import unnamed_sockets

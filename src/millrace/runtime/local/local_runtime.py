@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from millrace.core.errors import WorkerError
 from millrace.core.placement import HERE, THIS_HOST, Place
-from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local.handle import LocalHandle
 from millrace.runtime.local.launcher import Launcher
 from millrace.runtime.logs import LOG_LOOK_S, bound_log, open_log
+from millrace.runtime.process import check_kernel
 from millrace.runtime.seam import PING
 from millrace.runtime.workers import CLOSE_TIMEOUT_S, GangHandle, Workers, file_name
 

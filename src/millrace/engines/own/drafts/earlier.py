@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from millrace.core.types import Work
-from millrace.engines.own.drafts.worth import PAYS, Worth
+from millrace.engines.own.drafts.drafter import PAYS, Worth
 from millrace.rollout.continuation import Continuation
 
 KNOWN_MAX = 1 << 12  # trajectories
