@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millrace.api.train import train
     from millrace.config.schema import Config
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
-    from millrace.diagnose.diagnosis import Diagnosis
+    from millrace.diagnose.examine import Diagnosis
     from millrace.episodes.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
 
@@ -39,7 +39,7 @@ _HOMES = {
     "Sweep": "millrace.api.sweep",
     "Records": "millrace.api.plain_records",
     "Evaluation": "millrace.estimates.evaluation",
-    "Diagnosis": "millrace.diagnose.diagnosis",
+    "Diagnosis": "millrace.diagnose.examine",
     "RunComparison": "millrace.api.plain_records",
     "RunCurves": "millrace.api.run",
     "Config": "millrace.config.schema",

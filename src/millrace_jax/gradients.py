@@ -6,7 +6,7 @@ for each shape. Shape suffixes: R rows, N trained tokens of a row, K = R x N tok
 C completion tokens of the batch, S sequences of the batch.
 
 A chunk has every so many-th token, so that each device has a part of each chunk. Its shape suffixes: R rows,
-N tokens of a row, M hidden size, V vocabulary; in a token mask (`trainer.recorded.recorded_token_masks`) K
+N tokens of a row, M hidden size, V vocabulary; in a token mask (`trainer.recorded`) K
 allowed tokens of a row, C tokens of a row in a chunk.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from millrace.algorithms import Algorithm, TokenLogprobs
 from millrace.algorithms.corrections import interpolated
 from millrace.trainer.batch.flat_batch import FlatBatch
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+from millrace.trainer.recorded import TokenMasks
 from millrace_jax.adapter_tree import beside
 from millrace_jax.decoder import Decoder
 from millrace_jax.devices.mesh import AXES, ROWS, divided, gathered, size_of

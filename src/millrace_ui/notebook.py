@@ -7,7 +7,7 @@ from functools import singledispatch
 
 from millrace.api.plain_records import RunComparison
 from millrace.core.errors import MillraceError
-from millrace.diagnose.diagnosis import Diagnosis
+from millrace.diagnose.examine import Diagnosis
 from millrace.observe.summary import ends_of
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui import side_by_side

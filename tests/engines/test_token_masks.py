@@ -11,7 +11,7 @@ from test_settings import nearest
 
 from millrace.core.types import Sampling, TrainSequence
 from millrace.rollout.protocol import Capabilities
-from millrace.trainer.recorded.recorded_token_masks import token_masks_of
+from millrace.trainer.recorded import token_masks_of
 from millrace.trainer.row_logprobs import CUT, masks_on
 
 LENGTH = 24

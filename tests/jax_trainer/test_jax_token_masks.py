@@ -16,7 +16,7 @@ from trainer_doubles import VOCAB, choosing, make_batch, make_trainer, tiny_mode
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+from millrace.trainer.recorded import TokenMasks
 from millrace_jax import gradients
 from millrace_jax.gradients import mask_arrays
 

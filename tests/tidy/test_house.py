@@ -37,7 +37,7 @@ BUDGETS = {
     "core": 1_700,
     "devices": 950,
     "diagnose": 1_650,
-    "engines": 4_500,
+    "engines": 4_450,
     "episodes": 5_700,
     "estimates": 200,
     "evaluation": 600,

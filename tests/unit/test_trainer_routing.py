@@ -18,12 +18,12 @@ from millrace.core.completion.routing import Routing
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence
 from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpack_columns
+from millrace.trainer import replay
 from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.batch.packing import pack as pack_rows
 from millrace.trainer.model import recompute_layers
-from millrace.trainer.recorded import replay
-from millrace.trainer.recorded.recorded_routing import OWN, routing_of
-from millrace.trainer.recorded.replay import install_replay
+from millrace.trainer.recorded import OWN, routing_of
+from millrace.trainer.replay import install_replay
 
 FAMILIES = ["qwen3_moe", "qwen3_moe, a dense layer", "gpt_oss"]
 LENGTH, GROUP = 12, 4

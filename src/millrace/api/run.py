@@ -27,7 +27,7 @@ from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.core.wings import wing
-from millrace.diagnose.diagnosis import Diagnosis, diagnosis_of
+from millrace.diagnose.examine import Diagnosis, diagnosis_of
 from millrace.ledger.reading import LedgerReader
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal

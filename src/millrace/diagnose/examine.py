@@ -1,14 +1,18 @@
-"""The findings of the doctor in a run directory, and what was paid for, as text: samples of a run's ledger,
-and the first canary that earns.
+"""The findings of the doctor in a run directory, to print, to show in a notebook or to read field by field,
+and what was paid for, as text: samples of a run's ledger, and the first canary that earns.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console, ConsoleOptions
+from rich.text import Text
 
 from millrace.config.inert import inert
 from millrace.config.schema import Config
@@ -20,9 +24,11 @@ from millrace.core.errors import DataError
 from millrace.core.events import Event, Events
 from millrace.core.rounding import ABSOLUTE, reaches
 from millrace.core.types import EvaluationAttempt, State
+from millrace.core.wings import wing
 from millrace.diagnose.bottleneck import Bottleneck, bottleneck
 from millrace.diagnose.evidence import Evidence, RewardRange, ScoredText
-from millrace.diagnose.rules import diagnose, gone
+from millrace.diagnose.finding import Finding
+from millrace.diagnose.rules import RULES, diagnose, gone
 from millrace.diagnose.time_use import TimeUse, TimeUseLog
 from millrace.ledger.reading import LedgerReader
 from millrace.ledger.samples import Sample
@@ -30,6 +36,7 @@ from millrace.observe.conversation_times import sampled_tokens
 from millrace.observe.shown_samples import clipped
 from millrace.observe.sinks.jsonl import replay_events
 from millrace.observe.sinks.log_files import parts
+from millrace.observe.terminal import as_text
 from millrace.rollout.engine_kinds import CUTS, knows_token_masks
 from millrace.run_directory.run_directory import RunDirectory
 
@@ -190,3 +197,63 @@ class CanaryWatch:
             f"deserves.{chance} Row {texts[0].row_id}: reward {texts[0].reward:.3g} for "
             f"{clipped(texts[0].completion, SHOWN_CHARACTERS)!r}"
         )
+
+
+HEAD = ("run", "steps", "schedule", "dtype", "end")
+WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor says of a run. Its text is what `millrace doctor` prints.
+
+    A finding has its `fault`, `evidence` and `advice`. `withdrawn`: findings that no longer hold. `inert`:
+    keys of the configuration that change nothing. `committed`: the newest version in the ledger.
+    `bottleneck`: what the speed depends on most. It is no fault.
+    """
+
+    run: str
+    steps: int
+    committed: int
+    schedule: str
+    dtype: str
+    end: str
+    inert: tuple[str, ...]
+    healthy: bool
+    findings: tuple[Finding, ...]
+    withdrawn: tuple[str, ...]
+    bottleneck: Bottleneck
+
+    def to_json(self) -> dict[str, Any]:
+        """The diagnosis as JSON types."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return as_text(self, WIDTH, soft_wrap=True)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        for name in HEAD:
+            yield Text(f"{name:10} {getattr(self, name)}")
+        for line in self.inert:
+            yield Text(f"{'note':10} {line}")
+        if self.healthy:
+            yield Text(f"\nNone of {len(RULES)} known faults.", "green")
+        for line in self.withdrawn:
+            yield Text(f"  {line}")
+        for finding in self.findings:
+            yield Text(f"\n{finding.fault}", "bold red")
+            yield from (Text(f"  it shows: {line}") for line in finding.evidence)
+            yield from (Text(f"  change:   {line}") for line in finding.advice)
+        yield Text(f"\n{'bottleneck':10} {self.bottleneck}")
+
+    def _repr_html_(self) -> str:
+        return str(wing("ui.html")(self))
+
+
+def diagnosis_of(run: RunDirectory) -> Diagnosis:
+    """Raises: as `examine`."""
+    record = examine(run)
+    lists = {name: tuple(record[name]) for name in ("inert", "withdrawn")}
+    findings = tuple(Finding(**one) for one in record["findings"])
+    slow = Bottleneck(**record["bottleneck"])
+    return Diagnosis(**record | lists | {"findings": findings, "bottleneck": slow})

@@ -29,7 +29,7 @@ from millrace.trainer.kernels.fused_attention import rounded_once, serves
 from millrace.trainer.ranks.blocks import computing_device
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
-from millrace.trainer.recorded.replay import install_replay, replayed
+from millrace.trainer.replay import install_replay, replayed
 from millrace.trainer.row_attention import NAME, plan
 
 

@@ -20,8 +20,8 @@ from millrace.core import model_version
 from millrace.core.errors import WorkerError
 from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.devices.large_memory import keep_freed
 from millrace.devices.matmul import by_onednn
-from millrace.devices.pages import keep_freed
 from millrace.devices.released_memory import ReleasedMemory
 from millrace.placement.number_format import cpu_model
 from millrace.trainer.adapted_linear import begin, insert

@@ -29,7 +29,7 @@ from millrace.devices.gpu import on
 from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
 from millrace.trainer.kernels.row_threads import turns_of
 from millrace.trainer.kernels.softmax import Upstream, slopes, statistics
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+from millrace.trainer.recorded import TokenMasks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

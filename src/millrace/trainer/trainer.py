@@ -35,7 +35,7 @@ from millrace.trainer.optimizer import clip_gradients, grad_norm, make_optimizer
 from millrace.trainer.ranks.blocks import computing_device, update_threads
 from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.ranks.shares import rows_of_rank
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+from millrace.trainer.recorded import TokenMasks
 from millrace.trainer.value_head import ValueHead
 
 

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from millrace.core.errors import UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
-from millrace.devices.pages import allocate, enter
+from millrace.devices.large_memory import allocate, enter
 
 MAGIC = b"MLLRACEW"
 FORMAT = 4

@@ -23,7 +23,7 @@ from millrace.core.digest import (
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.core.progress import count
 from millrace.core.types import Endpoint
-from millrace.devices.parallel import each
+from millrace.devices.large_memory import each
 from millrace.weights.layout import Bytes, Memory, attach, check_room, drop_above, fill_in, take_slot
 from millrace.weights.manifest import (
     bytes_of,

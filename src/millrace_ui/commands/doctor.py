@@ -23,7 +23,7 @@ from millrace.checks.numerics import (
 from millrace.cli.options import AsJson, Run, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
-from millrace.diagnose.diagnosis import diagnosis_of
+from millrace.diagnose.examine import diagnosis_of
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import export, served_config

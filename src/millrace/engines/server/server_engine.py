@@ -33,7 +33,7 @@ from millrace.core.digest import NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError, WorkerError, writing
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
-from millrace.devices.parallel import each
+from millrace.devices.large_memory import each
 from millrace.engines.server.client import StreamedTokens, Streams
 from millrace.engines.server.server_dialect import Dialect, Sampled, Token
 from millrace.engines.vllm.proof import Proof

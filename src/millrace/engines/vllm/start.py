@@ -21,7 +21,7 @@ from millrace.devices.served_weights import Base
 from millrace.engines.vllm.async_engine import AsyncVllmEngine, Frontend
 from millrace.engines.vllm.extension import MillraceWorker, repair_sampler
 from millrace.engines.vllm.loading import Factors, as_tensor, factors, load_base, slot_arguments
-from millrace.engines.vllm.mode import VllmMode
+from millrace.engines.vllm.mode import VllmEngine, VllmMode
 from millrace.engines.vllm.processes.rank_end import RankEnd
 from millrace.engines.vllm.processes.vllm_sockets import unnamed_sockets
 from millrace.engines.vllm.proof import Proof
@@ -31,7 +31,6 @@ from millrace.engines.vllm.vllm_arguments import (
     draft_cache_bytes,
     draft_step_tokens,
 )
-from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.engines.vllm.vllm_versions import installed, refuse_missing_package
 from millrace.placement.memory.model_shape import kv_token_bytes
 from millrace.placement.model_directory import read_model_config

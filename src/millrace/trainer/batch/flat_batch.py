@@ -29,8 +29,7 @@ from millrace.core.completion.forks import continued, path
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree
-from millrace.trainer.recorded.recorded_routing import OWN, routing_of
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks, token_masks_of
+from millrace.trainer.recorded import OWN, TokenMasks, routing_of, token_masks_of
 
 Member = tuple[TrainSequence, NDArray[np.bool_], int, NDArray[np.int32] | None]
 """A trajectory, which of its tokens are trained, where these are in the flat arrays, and its experts."""

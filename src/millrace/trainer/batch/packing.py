@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.core.errors import DataError
-from millrace.trainer.recorded.recorded_routing import OWN, num_equal
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+from millrace.trainer.recorded import OWN, TokenMasks, num_equal
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 

@@ -36,8 +36,7 @@ from millrace.core.progress import count
 from millrace.core.supported import DRAFTER
 from millrace.core.types import CheckpointInfo
 from millrace.devices.inventory import read_memory
-from millrace.devices.pages import allocate
-from millrace.devices.parallel import each
+from millrace.devices.large_memory import allocate, each
 from millrace.trainer.adapted_linear import trained_weights
 from millrace.trainer.drafter_training import DraftingTrainer
 from millrace.trainer.files.checkpoint_manifest import (

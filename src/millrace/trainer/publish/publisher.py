@@ -24,9 +24,8 @@ from millrace.core.digest import (
 )
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Endpoint, Published
-from millrace.devices.device_digest import tensor_digests
-from millrace.devices.gpu import has_own_memory, mark, side_stream
-from millrace.devices.parallel import each
+from millrace.devices.gpu import has_own_memory, mark, side_stream, tensor_digests
+from millrace.devices.large_memory import each
 from millrace.devices.pinned import copy_from_device, page_areas, pinned
 from millrace.trainer.publish.fillings import begin_on_hosts, end_on_host
 from millrace.trainer.publish.rechecked import RecheckedPublisher, digest_of

@@ -28,7 +28,7 @@ from millrace.trainer.row_logprobs import masks_on, token_logprobs
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+    from millrace.trainer.recorded import TokenMasks
 
 
 def gathering_modules(

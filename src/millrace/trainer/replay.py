@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from millrace.core.errors import DataError
 from millrace.devices.gpu import on
-from millrace.trainer.recorded.recorded_routing import OWN
+from millrace.trainer.recorded import OWN
 
 
 class _Recorded(threading.local):
