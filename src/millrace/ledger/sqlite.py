@@ -37,9 +37,9 @@ from millrace.ledger.buffer import Buffer
 from millrace.ledger.checksums import refuse_damage
 from millrace.ledger.ledger_schema import LIVE_STATES
 from millrace.ledger.lock import RunLock
-from millrace.ledger.log import Log
 from millrace.ledger.opening import (
     MEMORY,
+    Log,
     identity,
     keeping_the_log,
     ledger_failures,

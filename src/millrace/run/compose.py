@@ -329,7 +329,7 @@ def places_apart(config: Config, layout: Layout) -> list[Place]:
 
 def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> WorkerSpec:
     kwargs = {"config": config, "device": placed.device, "device_share": its_place.share}
-    target = "millrace.trainer.frozen_models:ReferenceWorker"
+    target = "millrace.trainer.role:ReferenceWorker"
     return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 
