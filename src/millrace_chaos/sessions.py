@@ -155,6 +155,9 @@ def _flip(file: Path, rng: random.Random) -> Path | None:
     return file
 
 
+# ---------------------------------------------------------------- two sessions
+
+
 ERROR = re.compile(r"^(?:\w*Error|WorkerDied|OutOfMemory|DeadlineExceeded): ", re.MULTILINE)
 
 

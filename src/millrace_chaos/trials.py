@@ -192,6 +192,9 @@ def weights(run: ChildRun) -> bytes:
     return (run.directory.model / "model.safetensors").read_bytes()
 
 
+# ---------------------------------------------------------------- preemptions
+
+
 ENDS_S_MAX = 10.0
 """A run that was told to end may take so much longer than its grace."""
 EVENTS_PER_STEP = 40  # before the run has told how many there are

@@ -58,6 +58,9 @@ class CandidateRow:
     fault: str = ""
 
 
+# ---------------------------------------------------------------- columns as JSON
+
+
 def check_writable(rows: Sequence[CandidateRow]) -> None:
     """Raises: DataError: JSON cannot represent a value of a row. The message names the row and the column."""
     for row in rows:

@@ -116,6 +116,9 @@ def _other_answer(row: CandidateRow, earlier: CandidateRow) -> str:
     return "" if same else f", with another answer: {row.answer!r}, not {earlier.answer!r}"
 
 
+# ---------------------------------------------------------------- contamination
+
+
 COVERED = 0.5
 SHORTEST = 5
 FRAME_SHARE = 0.01
@@ -221,6 +224,9 @@ def _longest(words: Sequence[str], places: set[int]) -> Sequence[str]:
 def _dropped(words: Sequence[str], share: float, by: EvaluationText) -> Dropped:
     shown = " ".join(words)[:DETAIL_CHARACTERS]
     return Dropped(Reason.CONTAMINATED, f"{share:.0%} of {by.source}: {shown!r}")
+
+
+# ---------------------------------------------------------------- minhash
 
 
 PERMUTATIONS = 128

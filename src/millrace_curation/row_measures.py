@@ -87,6 +87,9 @@ def judge_gold(scores: Mapping[str, GoldScore], correct_at: float) -> Dropped | 
     return None
 
 
+# ---------------------------------------------------------------- pass rates
+
+
 HARD_TO, EASY_FROM = 0.25, 0.75
 BANDS = ("too hard", "hard", "medium", "easy", "too easy")
 

@@ -90,6 +90,9 @@ def _yarn_scale(parameters: Mapping[str, Any]) -> float:
     return scale(over) / scale(under) if over and under else scale(1.0)
 
 
+# ---------------------------------------------------------------- decoder
+
+
 EVERYWHERE = 1 << 30
 """The window of a layer without a window: more than any number of tokens."""
 

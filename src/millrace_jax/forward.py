@@ -139,6 +139,9 @@ def _rotated(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
+# ---------------------------------------------------------------- attention
+
+
 BLOCK = 512
 """Queries whose scores are in the memory of a device at once."""
 SCORES = 1 << 20
@@ -247,6 +250,9 @@ def _block(
     out = jnp.einsum("rkgqt,rtkd->rqkgd", weights.astype(q_RQKGD.dtype), v_RTKD, preferred_element_type=wide)
     total = jnp.moveaxis(jnp.sum(weights, axis=-1), 3, 1)  # fewer numbers are divided than weights
     return (out / total[..., None]).astype(q_RQKGD.dtype)
+
+
+# ---------------------------------------------------------------- names of values
 
 
 _VALUES: ContextVar[dict[str, Any] | None] = ContextVar("values", default=None)

@@ -199,6 +199,9 @@ def rows_gradient(
     return loss, backward(upstream), outputs, of_gain.logprobs
 
 
+# ---------------------------------------------------------------- log-probs
+
+
 CHUNK_LOGITS = 1 << 24
 """Logits that a device computes at once: 64 MiB in float32."""
 
@@ -254,6 +257,9 @@ def chunk_tokens(rows: int, tokens: int, vocab: int) -> int:
     while tokens % (2 * size_of("sequence")) == 0 and rows * tokens * vocab > logits:
         tokens //= 2
     return tokens
+
+
+# ---------------------------------------------------------------- token masks
 
 
 CUT = -1e30

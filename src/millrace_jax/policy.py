@@ -97,6 +97,9 @@ class JaxStatistics:
         return columns
 
 
+# ---------------------------------------------------------------- the policy
+
+
 Array = Any
 
 

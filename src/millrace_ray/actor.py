@@ -147,6 +147,9 @@ class Inbox:
             self._later.append((num_items, then))
 
 
+# ---------------------------------------------------------------- the actor
+
+
 LOOK_S = 0.5
 """Between looks at the lease. A process that was suspended first reads the messages that waited."""
 

@@ -162,6 +162,9 @@ class RayRuntime:
         )
 
 
+# ---------------------------------------------------------------- the head
+
+
 LOOK_S = 1.0
 SILENT_S_MAX = 10.0
 """A head that accepts no connection for so long is gone."""

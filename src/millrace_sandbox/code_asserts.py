@@ -226,6 +226,9 @@ def _packages(trees: Sequence[ast.Module]) -> list[str]:
     return [name for name in PACKAGES if name in {each.partition(".")[0] for each in names}]
 
 
+# ---------------------------------------------------------------- changed arguments
+
+
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -245,6 +245,9 @@ def _given(answer: CallAnswer) -> str:
     return f"{given}, which is not the expected output"
 
 
+# ---------------------------------------------------------------- equality
+
+
 TOLERANCE = 1e-6
 """Two numbers are equal if they differ by no more than this share, as for the judges of Codeforces and
 AtCoder. An expected integer is exact: a number with a point may differ from it by this much, and not by a

@@ -62,6 +62,9 @@ class Execution:
     wall_s: float = 0.0
 
 
+# ---------------------------------------------------------------- the program
+
+
 KEYS = ({"value"}, {"value", "left"}, {"value", "changed"}, {"error", "memory"})
 """Of an answer (see `guest.serve`)."""
 TAIL_BYTES = 2000

@@ -95,6 +95,9 @@ class Measured:
                     self._values[record.version] = value
 
 
+# ---------------------------------------------------------------- the driver
+
+
 POLL_S = 0.5
 STOP_S = 60.0
 """Beyond `supervision.stop_grace_s`, for a run that was asked to stop: then it is killed."""

@@ -146,6 +146,9 @@ def gains_of(outlook: Outlook) -> Iterator[tuple[str, str]]:
             yield gain.change, f"x {gain.ratio:.2f}" + " (no difference)" * (abs(gain.ratio - 1) < SAME)
 
 
+# ---------------------------------------------------------------- as HTML
+
+
 COLORS = {
     time_use.COMPUTING: WORK,
     time_use.DECODING: WORK,

@@ -87,6 +87,9 @@ def _centered(values: NDArray[Any]) -> NDArray[Any]:
     return values - values.mean()
 
 
+# ---------------------------------------------------------------- parts of a trajectory
+
+
 def turn_advantages(
     group: ComparedGroup, *, scale: Scale, baseline: Baseline, discount: float
 ) -> list[NDArray[Any]]:
@@ -174,6 +177,9 @@ def _by_number(
             rewarded = replace(group, rewards_G=rewards_G[has_G])
             own_G[has_G] = group_advantages(rewarded, scale=scale, baseline=baseline)
     return own_GK
+
+
+# ---------------------------------------------------------------- a critic
 
 
 @dataclass(frozen=True, slots=True)

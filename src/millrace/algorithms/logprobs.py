@@ -80,6 +80,9 @@ class DenseSequences:
         return self.total(x_N) / (self.member_SN.T @ self.member_SN.sum(1))
 
 
+# ---------------------------------------------------------------- two policies
+
+
 LOG_MAX = 20.0  # nats: exp(20) = 4.9e8; from 89 on, exp overflows in float32
 
 

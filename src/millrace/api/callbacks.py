@@ -94,6 +94,9 @@ def refuse_unheard(wait: bool, *functions: OnRecord | None) -> None:
         )
 
 
+# ---------------------------------------------------------------- lines of a run's files
+
+
 POLL_S = 0.1
 
 

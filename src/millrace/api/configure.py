@@ -217,6 +217,9 @@ def _check_object(name: str, value: Any) -> None:
     )
 
 
+# ---------------------------------------------------------------- functions
+
+
 def pickled(name: str, thing: Any) -> bytes:
     """The bytes that `config.carried.load_carried` reads in another process.
 
@@ -297,6 +300,9 @@ def _kind(thing: Any) -> str:
     return getattr(thing, "__qualname__", type(thing).__name__)
 
 
+# ---------------------------------------------------------------- rows
+
+
 def read_rows(rows: Any) -> list[dict[str, Any]]:
     """Plain dicts of a sequence of dicts, a `datasets.Dataset` or a pandas frame.
 
@@ -357,6 +363,9 @@ def _is_json(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+# ---------------------------------------------------------------- before a run
 
 
 def check(prepared: PreparedConfig, run_path: Path) -> None:

@@ -146,6 +146,9 @@ def _end_all() -> None:
         process.kill()
 
 
+# ---------------------------------------------------------------- messages
+
+
 _console = Terminal(stderr=True, soft_wrap=True)
 
 

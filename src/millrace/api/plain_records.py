@@ -30,6 +30,9 @@ class Records(list[dict[str, Any]]):
         return pandas.DataFrame(list(self))
 
 
+# ---------------------------------------------------------------- several runs
+
+
 WIDTH = 110
 
 

@@ -368,6 +368,9 @@ class Run:
         return (line for line in lines(path, lambda: True) if line is not None)
 
 
+# ---------------------------------------------------------------- curves in a notebook
+
+
 class Drawing(Protocol):
     """The run's curves as HTML, with all steps so far. `ended`: the run was over before this call."""
 

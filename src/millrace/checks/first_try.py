@@ -248,6 +248,9 @@ def _reason(score: Score) -> str:
     return score.reason if isinstance(score, Failed) else ""
 
 
+# ---------------------------------------------------------------- an algorithm and a schedule
+
+
 TRIAL = "millrace.trainer.first_step:AlgorithmTrial"
 SCENES = (Scene(), Scene(crash_probability=0.02, fail_probability=0.05))
 SHOWN = 200  # characters of what a rehearsal says

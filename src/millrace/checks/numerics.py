@@ -142,6 +142,9 @@ def write_jax_values(request: Path, answer: Path) -> str:
     return computing
 
 
+# ---------------------------------------------------------------- divergence
+
+
 Values = Mapping[str, NDArray[np.floating[Any]]]
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 16 * 2.0**-8, "float16": 16 * 2.0**-11}
@@ -224,6 +227,9 @@ def logprob_gap(reference: Values, side: Values) -> tuple[float, float]:
     """The largest and the mean difference of the sequence's log-probs, in nats."""
     gaps = np.abs(side["logprobs"] - reference["logprobs"])
     return float(gaps.max()), float(gaps.mean())
+
+
+# ---------------------------------------------------------------- sequence
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,6 +61,9 @@ def _say(what: str, directory: Path) -> None:
     console.print(f"{what} is in {directory}. In a configuration: [model] path = {str(directory)!r}")
 
 
+# ---------------------------------------------------------------- export
+
+
 def export_model(
     run: Run,
     version: Annotated[
@@ -75,6 +78,9 @@ def export_model(
     """Write the model of a checkpoint, also while the run goes on."""
     chosen, target = export(run_directory.find(run), version, out, adapter=adapter, master=master)
     typer.echo(f"Version {chosen}: {target}")
+
+
+# ---------------------------------------------------------------- convert
 
 
 class Backend(StrEnum):

@@ -77,6 +77,9 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+# ---------------------------------------------------------------- a text that is no TOML
+
+
 PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 SETS = re.compile(r"\s*([\w.-]+)\s*=\s*(.*?)\s*(?:#.*)?")
 HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?")

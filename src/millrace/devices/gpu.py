@@ -16,6 +16,8 @@ import torch
 from millrace.core.digest import MULTILINEAR
 from millrace.core.multilinear import BLOCK_BYTES, KEYS, WORDS, block_sums, finished
 
+Tensor = torch.Tensor
+
 
 def has_own_memory(device: torch.device) -> bool:
     """Whether the device has memory of its own. Then tensors are copied to and fro, and digested there."""
@@ -76,7 +78,8 @@ def recorded(step: Callable[[], None], pool: Any) -> Callable[[], None]:
     return graph.replay
 
 
-Tensor = torch.Tensor
+# ---------------------------------------------------------------- digests
+
 
 BAND = 1 << 11  # blocks at a time, 16 MiB; the products take three times that
 

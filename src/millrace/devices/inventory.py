@@ -116,6 +116,9 @@ def _group_limit(limit: Path, used: Path, stat: Path) -> Iterator[tuple[int, int
         yield int(limit.read_text()), int(used.read_text()) - int(stats.get("inactive_file", 0))
 
 
+# ---------------------------------------------------------------- the health of GPUs
+
+
 MEMORY = "index,name,ecc.errors.uncorrected.volatile.total"
 CLOCKS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 """Two names of one mask; a driver knows one name or both."""
@@ -167,6 +170,9 @@ def _bits(mask: str) -> int:
         return int(mask, 16)
     except ValueError:
         return 0
+
+
+# ---------------------------------------------------------------- TPUs
 
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from millrace.core.progress import count
 from millrace.devices.inventory import environment_threads
 
+Bytes = NDArray[np.uint8]
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -77,7 +79,8 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="blocks")
 
 
-Bytes = NDArray[np.uint8]
+# ---------------------------------------------------------------- pages
+
 
 MADV_DONTNEED, MADV_POPULATE_READ, MADV_POPULATE_WRITE = 4, 22, 23
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX, KEPT_BYTES_MAX = -1, -3, -8, 2**31 - 1

@@ -122,6 +122,9 @@ def _narrow_on_gpu(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype.itemsize < 4
 
 
+# ---------------------------------------------------------------- rows by group
+
+
 def has_grouped(device: torch.device, dtype: torch.dtype, shapes: Iterable[Iterable[int]]) -> bool:
     """Whether torch has a kernel there for matrices of such shapes, (G, O, I): in bfloat16 on Hopper and
     Blackwell, where rows begin at multiples of 16 bytes. Elsewhere torch reads sizes on the host."""

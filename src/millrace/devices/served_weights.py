@@ -191,6 +191,9 @@ def _as_tensor(buffer: NamedBuffer) -> Tensor:
     return flat.view(buffer.shape).float()
 
 
+# ---------------------------------------------------------------- weight files
+
+
 def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and tensors, mapped from the files. Raises: DataError: the directory has no weight file."""
     for path in _weight_files(directory):

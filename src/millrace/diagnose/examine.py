@@ -116,6 +116,9 @@ def count_rewards(evidence: Evidence, reader: LedgerReader) -> None:
         evidence.rewards = RewardRange(low, high, num)
 
 
+# ---------------------------------------------------------------- what was paid for
+
+
 EARLY, LATE = (0.0, 0.2), (0.8, 1.0)  # parts of the run
 NUM = 128
 SHOWN_CHARACTERS = 300
@@ -197,6 +200,9 @@ class CanaryWatch:
             f"deserves.{chance} Row {texts[0].row_id}: reward {texts[0].reward:.3g} for "
             f"{clipped(texts[0].completion, SHOWN_CHARACTERS)!r}"
         )
+
+
+# ---------------------------------------------------------------- to print and to show
 
 
 HEAD = ("run", "steps", "schedule", "dtype", "end")

@@ -184,6 +184,9 @@ def _mean(steps: list[Step], name: str) -> float | None:
     return fmean(values) if values else None
 
 
+# ---------------------------------------------------------------- unfair and late batches
+
+
 ERRORS = 2.0  # standard errors beyond the band
 WAITING_STEPS_MIN = 16  # with fewer steps the share of waiting is noise
 WAITS_MAX = 0.05  # of its time: a trainer that waits less is the slower side

@@ -100,6 +100,9 @@ def gone(evidence: Evidence, findings: list[Finding]) -> list[str]:
     return [text for fault, text in (evidence.gone | reported).items() if fault not in now]
 
 
+# ---------------------------------------------------------------- while a run goes on
+
+
 FIRST_STEPS = 20
 """Before the first look: the figures of fewer steps are noise."""
 LATER = 1.25

@@ -40,6 +40,9 @@ def keep_if_of_a_run(model: Path, result: Evaluation) -> str:
     return ""
 
 
+# ---------------------------------------------------------------- prompts of the training
+
+
 @dataclass
 class TrainedOn:
     """`run` and its parents were trained on `keys`: texts of prompts. With an environment they are digests of

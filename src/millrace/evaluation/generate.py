@@ -85,6 +85,9 @@ def generate(
     return [completions[start : start + n] for start in range(0, len(works), n)]
 
 
+# ---------------------------------------------------------------- episodes
+
+
 TICK_S = 1.0
 PREFETCH = 16
 

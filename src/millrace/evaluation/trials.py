@@ -144,6 +144,9 @@ def _result(trial: Trial, timed: Any) -> dict[str, Any]:
     }
 
 
+# ---------------------------------------------------------------- an episode of given actions
+
+
 def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
     """One episode on the first usable row, as JSON types, in the reward worker of a run.
 

@@ -198,6 +198,9 @@ def _verify(db: sqlite3.Connection, path: str) -> None:
         )
 
 
+# ---------------------------------------------------------------- SQLite's errors
+
+
 OTHER_PATH = "Give the path of a run's ledger.sqlite, or another run directory for a new run."
 
 
@@ -261,6 +264,9 @@ def _free(path: str) -> str:
     except OSError:
         return "unknown space"
     return f"{stat.f_bavail * stat.f_frsize / 2**20:.0f} MiB"
+
+
+# ---------------------------------------------------------------- the write-ahead log
 
 
 class Log:

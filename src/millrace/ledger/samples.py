@@ -135,6 +135,9 @@ def _load(db: sqlite3.Connection, ids: Sequence[tuple[int]]) -> list[Sample]:
 _ID_MAX = 2**63 - 1
 
 
+# ---------------------------------------------------------------- draws of a row
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """One group of a row. `trained` are the versions that trained on its trajectories. `sampled` are the

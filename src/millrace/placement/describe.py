@@ -173,6 +173,9 @@ def _gpu_warnings(placement: Placement, config: Config, gpu: Gpu) -> Iterator[st
         )
 
 
+# ---------------------------------------------------------------- a GPU that is wasted
+
+
 SLOWER = 15
 """Products in float32 against products in bfloat16, by the data sheets of A100 and H100. TF32 stays off, as
 torch has it: its 10 bits of mantissa would part the log-probs of trainer and engine."""

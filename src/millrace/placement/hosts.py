@@ -215,6 +215,9 @@ def split(host: Host, count: int, address: str) -> tuple[Host, ...]:
     )
 
 
+# ---------------------------------------------------------------- replicas that join
+
+
 ROUNDING = 1e-6
 NEW_LOOK_S = 20.0
 """For nodes that appear while a run goes on: the controller waits for the answer."""

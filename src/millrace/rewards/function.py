@@ -94,6 +94,9 @@ def accepted(path: str, function: Callable[..., Any], offered: Collection[str]) 
     return [parameter.name for parameter in parameters if parameter.kind is not kinds.POSITIONAL_ONLY]
 
 
+# ---------------------------------------------------------------- TRL's and verl's functions
+
+
 Kind = Literal["millrace", "trl", "verl"]
 
 TELLTALES: dict[str, Kind] = {"completions": "trl", "solution_str": "verl"}

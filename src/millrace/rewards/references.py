@@ -211,6 +211,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
+# ---------------------------------------------------------------- the answer in a text
+
+
 class Extract:
     """The answer in a text: the one group of the last match of a pattern, or all of the text."""
 

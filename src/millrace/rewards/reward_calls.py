@@ -26,6 +26,8 @@ from millrace.rewards.scores import pauses_s, raised, to_score
 from millrace.tasks.rows import Row
 from millrace.tasks.tasks import Task
 
+_log = logging.getLogger(__name__)
+
 LONG_S = 0.001
 """After a longer call on the loop, other messages have their turn."""
 
@@ -162,7 +164,7 @@ def _out_of_memory(reward: Reward, error: MemoryError) -> OutOfMemory:
     return OutOfMemory(f"{reason} (its worker's limit is `reward.memory_mb`)")
 
 
-_log = logging.getLogger(__name__)
+# ---------------------------------------------------------------- sums
 
 
 PLAIN = (

@@ -103,6 +103,9 @@ def shortened(error: BaseException) -> str:
         return f"(its message cannot be shown: {type(broken).__name__})"
 
 
+# ---------------------------------------------------------------- pauses
+
+
 PAUSE_S_MAX = 60.0
 
 

@@ -88,6 +88,9 @@ class Intake:
             raise DataError(f"{where} has stop strings, but the engine has no tokenizer to find them with")
 
 
+# ---------------------------------------------------------------- queues
+
+
 class Queues(ABC):
     """The side of an `Engine` that takes work and gives tokens back. A subclass keeps the running
     continuations."""

@@ -269,6 +269,9 @@ class EngineReplica:
         return await asyncio.get_running_loop().run_in_executor(thread, copy_context().run, function)
 
 
+# ---------------------------------------------------------------- on a device that is lent in shifts
+
+
 class SharedReplica(EngineReplica):
     """Arguments: as of `EngineReplica`."""
 

@@ -135,6 +135,9 @@ def _vocabulary(model_path: str) -> int | None:
     return model.vocab_size or (model.text_config.vocab_size if model.text_config else None)
 
 
+# ---------------------------------------------------------------- questions
+
+
 PROMPTS, PROMPT_TOKENS = 4, 8
 COLD = 0.5
 """A temperature at which a distribution is clearly another than at 1."""
@@ -203,6 +206,9 @@ def prompts(vocabulary: int) -> list[list[int]]:
     return drawn
 
 
+# ---------------------------------------------------------------- bets
+
+
 Draw = tuple[int, float]
 """A sampled token, and its log-prob as the engine says."""
 
@@ -242,6 +248,9 @@ def too_many(misses: int, trials: int, rate: float, chance: float) -> bool:
     distance = share * math.log(share / rate)
     distance += (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
     return trials * distance >= -math.log(chance)
+
+
+# ---------------------------------------------------------------- faults
 
 
 FALSE_ALARM = 1e-6

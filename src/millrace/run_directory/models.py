@@ -167,6 +167,9 @@ def is_finished(run: RunDirectory, steps: int) -> bool:
         return exported == reader.overview().version >= steps
 
 
+# ---------------------------------------------------------------- checkpoints of JAX
+
+
 def has_jax() -> bool:
     return find_spec("jax") is not None and find_spec("orbax") is not None
 

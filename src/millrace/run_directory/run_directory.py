@@ -322,6 +322,9 @@ def _newest(paths: list[Path]) -> RunDirectory:
     return RunDirectory(newest.resolve())
 
 
+# ---------------------------------------------------------------- lineage
+
+
 START = f"{carried.DIRECTORY}/start"
 MOMENTS = f"{carried.DIRECTORY}/moments"
 NO_JAX = "the optimizer's moments of another run are taken by the trainer in torch alone"

@@ -73,6 +73,9 @@ def _dump_tasks(file: TextIO) -> None:
     file.flush()
 
 
+# ---------------------------------------------------------------- sockets
+
+
 _NET = Path("/proc/net")
 _TCP_LISTEN = "0A"
 _UNIX_ACCEPTS = 0x10000  # __SO_ACCEPTCON
@@ -108,6 +111,9 @@ def _open_files(pid: int) -> Iterator[str]:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):  # closed meanwhile
                 yield os.readlink(f"/proc/{pid}/fd/{fd}")
+
+
+# ---------------------------------------------------------------- signals, ends and children
 
 
 PR_SET_PDEATHSIG = 1
@@ -380,6 +386,9 @@ def stat_fields(pid: int | str) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+# ---------------------------------------------------------------- what workers need
 
 
 NEEDED: tuple[tuple[ModuleType, str], ...] = (

@@ -236,6 +236,9 @@ def _total(vitals: Sequence[Vitals]) -> Vitals:
     )
 
 
+# ---------------------------------------------------------------- workers
+
+
 CLOSE_TIMEOUT_S = 10.0
 
 

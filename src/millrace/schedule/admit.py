@@ -125,6 +125,9 @@ def _groups_to_fill(free_slots: int, group_size: int) -> int:
     return max(0, -(-free_slots // group_size))
 
 
+# ---------------------------------------------------------------- screen
+
+
 SCREENED_MAX = 1000  # groups in a row that are screened out, until the run ends
 
 

@@ -147,6 +147,9 @@ def staleflow(keys: StaleFlow) -> Schedule:
     )
 
 
+# ---------------------------------------------------------------- presets
+
+
 def build(config: Config) -> Schedule:
     """The schedule that `config.schedule` names, with what it derives from batch and rollout."""
     match config.schedule:

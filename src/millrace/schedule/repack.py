@@ -141,6 +141,9 @@ def _plan_version(candidates: list[_Ramping]) -> list[RepackOrder]:
     return moves
 
 
+# ---------------------------------------------------------------- on demand
+
+
 PACKED_MAX = 48
 """Trajectories at most on a replica that receives some. The KV of so many long trajectories doubles the time
 of a decode step (7B to 72B on H800, `millrace_sim/costs/generation.py`). See reports/experiments.md."""

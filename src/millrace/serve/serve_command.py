@@ -99,6 +99,9 @@ def _sequence_tokens(directory: Path, wanted: int | None) -> int:
     return wanted or min(SEQUENCE_TOKENS, longest or SEQUENCE_TOKENS)
 
 
+# ---------------------------------------------------------------- addresses
+
+
 BODY_BYTES_MAX = 4 << 20
 WAIT_S = 660.0
 """A request waits so long for an engine that hangs: the engine's own deadlines come first."""

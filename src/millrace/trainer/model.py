@@ -299,6 +299,9 @@ def install_kernels(model: PreTrainedModel, device: torch.device, ranks: Ranks) 
             on_gpu.install_where_it_runs(model, device)
 
 
+# ---------------------------------------------------------------- router replay
+
+
 class _Recorded(threading.local):
     """The experts of the layer that this thread computes."""
 

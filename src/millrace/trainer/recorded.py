@@ -71,6 +71,9 @@ def _refuse_not_allowed(
         )
 
 
+# ---------------------------------------------------------------- experts
+
+
 OWN = -1
 """In the place of an expert: nothing is recorded for this token, so the trainer's router chooses."""
 

@@ -202,6 +202,9 @@ _DECIDE = (
 )
 
 
+# ---------------------------------------------------------------- on a device that is lent in shifts
+
+
 class SharedTrainer(TorchTrainer):
     """Asleep, it keeps weights, optimizer and reference: on a CPU in a file in the run directory, else in the
     memory of the host. Gradients, which are 0 between two steps, and copies for publishing and saving are not
@@ -254,6 +257,9 @@ def _kept(trainer: PolicyTrainer) -> Iterator[torch.Tensor]:
         yield from (local(tensor) for tensor in (*model.parameters(), *model.buffers()))
     for state in trainer.optimizer.state.values():
         yield from (local(each) for each in plain_tensors(state).values() if isinstance(each, torch.Tensor))
+
+
+# ---------------------------------------------------------------- frozen models
 
 
 class ReferenceWorker:

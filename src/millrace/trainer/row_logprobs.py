@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+Tensor = torch.Tensor
+LOG = logging.getLogger(__name__)
+
 CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 23, 1 << 27  # logits computed at once: 32 and 512 MiB in float32
 TURN = threading.Lock()  # rows that are computed at the same time have one row's memory here
 
@@ -180,6 +183,9 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_hidden, of_weight, None, None, None, None, None, None
 
 
+# ---------------------------------------------------------------- token masks
+
+
 CUT = -1e30
 """The logit of a token that could not be sampled. Finite: a rank may hold no allowed token."""
 
@@ -215,8 +221,9 @@ def masks_on(device: torch.device, masks: TokenMasks, first: int, vocabulary: in
     )
 
 
-Tensor = torch.Tensor
-LOG = logging.getLogger(__name__)
+# ---------------------------------------------------------------- a kernel in Triton, or the general way
+
+
 TOLERANCE = 1e-4  # of float32 sums over a vocabulary in another order
 
 

@@ -42,6 +42,8 @@ from numpy.typing import NDArray
 
 from millrace.core.errors import CorruptDeltaError, WeightsError, WrongBaseError
 
+Bytes = NDArray[np.uint8]
+
 Array = NDArray[Any]
 
 WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -235,7 +237,9 @@ def _words(data: Bytes) -> Array:
     return padded.view(np.uint64)
 
 
-Bytes = NDArray[np.uint8]
+# ---------------------------------------------------------------- the format
+
+
 Squeeze = Callable[[Any], bytes]
 
 RAW, XOR, SPARSE = KINDS = ("raw", "xor", "sparse")

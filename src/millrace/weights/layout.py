@@ -201,6 +201,9 @@ def _pages(num_bytes: int) -> int:
     return -(-num_bytes // PAGE) * PAGE
 
 
+# ---------------------------------------------------------------- the choice of a slot
+
+
 def take_slot(memory: Memory, version: int) -> tuple[int, int]:
     """Begin to write `version`: (slot, sequence). The slot's earlier version becomes unreadable."""
     slot = _choose(memory, version)

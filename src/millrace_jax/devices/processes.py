@@ -98,6 +98,9 @@ def join(hosts: int) -> Processes:
     return Processes(shard=hosts, rank=rank, hosts=hosts)
 
 
+# ---------------------------------------------------------------- meeting
+
+
 MEET_S_MAX = 120.0
 HELLO_S_MAX = 3.0
 LOOK_S = 0.02

@@ -87,6 +87,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
+# ---------------------------------------------------------------- stopping
+
+
 Series = Sequence[tuple[int, float]]
 """(version, value) of one trial, in the order of the versions."""
 

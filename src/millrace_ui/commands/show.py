@@ -113,6 +113,9 @@ def refuse_unfit(
         raise typer.BadParameter("--color advantage compares the attempts of a group: name one with --group")
 
 
+# ---------------------------------------------------------------- the command
+
+
 ROWS_SHOWN = 100
 TEXTS = "prompt", "completion", "turns", "tokens"
 WORDS = {

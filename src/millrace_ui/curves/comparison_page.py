@@ -132,6 +132,9 @@ def _values(key: str, rows: Sequence[RunRow]) -> str:
     return ", ".join(values[:VALUES_MAX]) + more
 
 
+# ---------------------------------------------------------------- the form
+
+
 BANDS = {Band.RANGE: "least to largest", Band.DEVIATION: "standard deviation"}
 
 

@@ -45,6 +45,9 @@ def tone(advantage: float, largest: float) -> int:
     return TONES + round(share * TONES)
 
 
+# ---------------------------------------------------------------- lines and axes
+
+
 COLORS = ("#3a86d1", "#e08a00", "#8a6fd1", "#2fa5b5", "#a5714a", "#9a9a1e")
 """Of lines. A line is a quantity, a run or a schedule."""
 LEAST_RANGE, ROUNDING = 1e-290, 1e-9

@@ -196,6 +196,9 @@ def of_member(one: Trajectory, advantages: GroupAdvantages) -> View:
     }
 
 
+# ---------------------------------------------------------------- the row
+
+
 WAIT_S = 0.6
 """A page waits so long for the task's data. Then it says that they are still read, and loads itself again."""
 

@@ -297,6 +297,9 @@ def _end(path: object) -> str:
     return str(path or "").rstrip("/").rpartition("/")[2]
 
 
+# ---------------------------------------------------------------- what a list shows
+
+
 COLUMNS: dict[str, Callable[[RunRow], Any]] = {
     "run": lambda row: row.name,
     "state": lambda row: row.state,

@@ -109,6 +109,9 @@ class Observe(Section):
     `"none"`: no samples."""
 
 
+# ---------------------------------------------------------------- runtime
+
+
 class LocalHosts(Section):
     """Processes of this machine."""
 

@@ -53,6 +53,9 @@ Extract = Annotated[str | None, Field(description=_EXTRACT)]
 ExtractAnswer = Annotated[str | None, Field(description=_EXTRACT_ANSWER)]
 
 
+# ---------------------------------------------------------------- kinds of rewards
+
+
 def _without_secrets(url: str) -> str:
     """Raises: ValueError: no URL of HTTP, or one that a record of the run must not have."""
     scheme, separator, rest = url.partition("://")
@@ -167,6 +170,9 @@ class PatternRewardSection(RewardLimits):
         if (self.pattern is None) == (self.pattern_column is None):
             raise ValueError("one of `reward.pattern` and `reward.pattern_column` is needed, and not both")
         return self
+
+
+# ---------------------------------------------------------------- agent
 
 
 class AgentSection(Section):

@@ -267,6 +267,9 @@ def members_of(reward: AnyReward) -> dict[str, OneReward]:
     return {"": reward}
 
 
+# ---------------------------------------------------------------- mixture
+
+
 BLOCK = 1000
 """Groups of the stream in which the shares of the parts are exact, to whole groups."""
 
@@ -318,6 +321,9 @@ class MixtureTaskSection(Section):
             for key in part.reward.changed_limits:
                 raise ValueError(f"{which}: `{key}` is a limit of all parts: set `reward.{key}`")
         return self
+
+
+# ---------------------------------------------------------------- selection
 
 
 class SelectionSection(Section):

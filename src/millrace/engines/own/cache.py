@@ -89,6 +89,9 @@ class KVCache:
         self.lengths[slot] = 0
 
 
+# ---------------------------------------------------------------- kept sequences
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     trajectory_id: int

@@ -148,6 +148,9 @@ def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor, *, neighbours: bool) -> 
     return (x * cos).addcmul_(other, signed_sin)
 
 
+# ---------------------------------------------------------------- mixtures of experts
+
+
 class ExpertMixture:
     """The experts of an architecture. `grouped`: all of a layer are computed in grouped matmuls."""
 

@@ -130,6 +130,9 @@ def _column(values: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)[:, None]
 
 
+# ---------------------------------------------------------------- truncation
+
+
 UNLIMITED = 1 << 31
 """The top-k of a row without one: more than any vocabulary has."""
 

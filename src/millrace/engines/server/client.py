@@ -94,6 +94,9 @@ class Client:
         return answer
 
 
+# ---------------------------------------------------------------- streams
+
+
 CONNECT_S = 10.0
 TOKEN_S = 600.0  # from one token of a request to its next: with a full cache it waits for other requests
 CLOSE_S = 30.0

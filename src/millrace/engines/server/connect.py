@@ -71,6 +71,9 @@ def _requirements(options: EngineOptions) -> Requirements:
     )
 
 
+# ---------------------------------------------------------------- the probe
+
+
 DOCUMENTED = "docs/engine.md has the whole command line"
 PAUSE_BETWEEN_S = 0.5
 

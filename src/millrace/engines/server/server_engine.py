@@ -225,6 +225,9 @@ class ServerEngine(Sleepless, Queues):
         return self._running.values()
 
 
+# ---------------------------------------------------------------- a version as a file
+
+
 FILE = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"

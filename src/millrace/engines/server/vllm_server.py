@@ -154,6 +154,9 @@ def _read(data: str) -> Sampled:
     return Sampled(tokens, choice.finish_reason, labels)
 
 
+# ---------------------------------------------------------------- settings
+
+
 def unfit(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]:
     model, scheduler = settings["model_config"], settings["scheduler_config"]
     if model["logprobs_mode"] != "processed_logprobs":

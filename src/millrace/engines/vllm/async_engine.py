@@ -39,6 +39,8 @@ from millrace.rollout.continuation import Continuation
 from millrace.rollout.intake import Intake
 from millrace.rollout.protocol import NativeAdapter
 
+T = TypeVar("T")
+
 STEP_S = 0.5  # a step waits for so long
 SILENT_S = 600.0  # vLLM computes the longest prompts in less
 
@@ -163,7 +165,8 @@ class AsyncVllmEngine(VllmMode):
         return continuation
 
 
-T = TypeVar("T")
+# ---------------------------------------------------------------- the thread of `AsyncLLM`
+
 
 CLOSE_S = 30.0
 SETTLE_S = 1.0

@@ -65,6 +65,9 @@ def unpacked(data: bytes) -> Any:
     return pickle.loads(data)
 
 
+# ---------------------------------------------------------------- drafts on a CPU
+
+
 def repair_sampler(worker: Any) -> list[Exception]:
     """`collective_rpc` calls this with a vLLM worker, in the worker's process. Returns: no error."""
     if not has_own_memory(worker.device):

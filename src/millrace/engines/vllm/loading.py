@@ -130,6 +130,9 @@ def _pack_again(model: torch.nn.Module) -> None:
             method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
+# ---------------------------------------------------------------- memory
+
+
 def release(worker: Any) -> None:
     """Give back the memory of weights, keys and values. `collective_rpc` calls this with a vLLM worker, in
     the worker's process. Nothing of a request may be in the cache."""
@@ -150,6 +153,9 @@ def take_again(worker: Any) -> None:
         worker.wake_up()
     else:
         worker.millrace_released.take_again()
+
+
+# ---------------------------------------------------------------- the slot for an adapter
 
 
 Factors = tuple[torch.Tensor, torch.Tensor]

@@ -287,6 +287,9 @@ def _top_logprobs(logprobs: dict[int, Any], num: int) -> Row | None:
     return tokens, [logprobs[token].logprob for token in tokens]
 
 
+# ---------------------------------------------------------------- in this process
+
+
 class VllmEngine(VllmMode):
     """See `rollout.protocol.Engine`. `llm` is an `LLMEngine` whose core is in this process."""
 

@@ -45,6 +45,9 @@ def _seed(continuation: Continuation) -> int:
     return int(uniform * 2**52)
 
 
+# ---------------------------------------------------------------- drafts
+
+
 NGRAM_TOKENS = (2, 5)
 """A draft follows an earlier copy of the last tokens: at least and at most so many."""
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")

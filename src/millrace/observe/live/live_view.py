@@ -211,6 +211,9 @@ class LostReaders:
         )
 
 
+# ---------------------------------------------------------------- the panel
+
+
 _SPARK_WIDTH = 48
 _REWARD_WIDTH = 42  # of the reward's line without its bars, borders included
 _NARROW = 74  # columns, below which facts stand under each other

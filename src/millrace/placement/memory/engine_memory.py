@@ -129,6 +129,9 @@ def _placed(model: ServedModel, computing: int, host: int, cache: int = 0) -> Me
     return MemoryNeed(-(-computing // model.num_devices), host, cache // model.num_devices)
 
 
+# ---------------------------------------------------------------- by a model's dimensions alone
+
+
 STATE_BYTES = 16
 """Per parameter and sharded: bf16 weight and gradient, float32 master weight and two Adam moments."""
 CHECKPOINT_BYTES = 14

@@ -257,6 +257,9 @@ def _about(one: Fraction, other: Fraction) -> bool:
     )
 
 
+# ---------------------------------------------------------------- what prose asserts
+
+
 LOOKED_AT = 80
 """Characters on either side of a number or a formula."""
 _NOT = r"(?:\bnot|n['’]t|\b(?:cannot|never|neither|nor|no\s+longer))"

@@ -254,6 +254,9 @@ def lost_after(updates: int) -> Iterator[None]:
         raise WeightsError(f"{error} after {updates} of its updates: the weights are lost") from None
 
 
+# ---------------------------------------------------------------- learning rate and weight decay
+
+
 def learning_rate(config: Optimizer, version: int) -> float:
     """The learning rate of the step from `version` to the next. All optimizer steps of a batch have the same.
 
@@ -282,6 +285,9 @@ def decays(name: str, ndim: int) -> bool:
     biases of all experts, or the norms of all heads, may be one matrix. `A_log` and `D` are of state space
     models."""
     return ndim > 1 and not _BIAS_OR_SCALE.search(name)
+
+
+# ---------------------------------------------------------------- what cannot be trained on
 
 
 SAVED_MAX = 8  # a run directory keeps the first rejected batches

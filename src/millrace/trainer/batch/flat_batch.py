@@ -82,6 +82,9 @@ def _branches(
         yield Branch(tokens, trained, first + stop - len(tokens), experts)
 
 
+# ---------------------------------------------------------------- flat arrays
+
+
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
     """`minibatches`: the trees of each optimizer step of an epoch."""

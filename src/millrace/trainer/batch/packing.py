@@ -225,6 +225,9 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
     return Row(tokens_T, positions_T, tuple(segments), sources_N, targets_N, flat_N, routing_TW=routing_TW)
 
 
+# ---------------------------------------------------------------- shares of a batch
+
+
 def rows_of_rank(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
     """This rank's rows, as many as every other rank's. A rank with fewer rows also runs rows that train
     nothing, because every rank takes part in every exchange."""

@@ -62,6 +62,8 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.trainer import PolicyTrainer
 from millrace.trainer.value_head import PREFIX
 
+LOG = logging.getLogger(__name__)
+
 KINDS = ("model", "optimizer", "rng")
 SLACK_BYTES = 64 << 20  # for generators, a critic, and the alignment of blocks in a copy
 
@@ -288,7 +290,9 @@ with suppress(ImportError):  # another version of transformers: each load does i
     get_checkpoint_conversion_mapping("")  # compiles the patterns of all families, and keeps them
 
 
-LOG = logging.getLogger(__name__)
+# ---------------------------------------------------------------- a copy in memory
+
+
 COPIED_BYTES_MIN = 10**9  # of a rank; a smaller state is written to the page cache during a step
 COPIED_FROM = {"cuda"}  # devices of the trainer
 FREE_SHARE = 0.5  # of the host's free memory, for the copies of all ranks

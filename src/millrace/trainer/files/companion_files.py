@@ -57,6 +57,9 @@ def _tokens(path: str) -> tuple[Any, set[tuple[int, str]]]:
         return tokenizer["model"].get("vocab"), added
 
 
+# ---------------------------------------------------------------- for peft
+
+
 CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."
 

@@ -62,6 +62,9 @@ def _parts(file: Path, tensors: Callable[[Path], Tensors]) -> Iterator[dict[str,
         yield part
 
 
+# ---------------------------------------------------------------- the text part
+
+
 NAMES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -101,6 +104,9 @@ def _of_text(path: Path) -> Tensors:
                 if name.startswith(begin):
                     yield replaced + name.removeprefix(begin), file.get_tensor(name)
                     break
+
+
+# ---------------------------------------------------------------- from mxfp4
 
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -96,6 +96,9 @@ def _attend(query_R: Tensor, key_R: Tensor, value_R: Tensor, mask: Tensor | None
     )
 
 
+# ---------------------------------------------------------------- a whole row, on GPUs
+
+
 # From torch 2.12 on an argument says that several query heads share a key head.
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 

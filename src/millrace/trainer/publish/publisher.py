@@ -185,6 +185,9 @@ def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=dtype, device="cpu").copy_(tensor)
 
 
+# ---------------------------------------------------------------- from a GPU
+
+
 class DeviceBuffers:
     """This rank's blocks of the weights, as bytes in the published dtype, on the device that trains them.
 

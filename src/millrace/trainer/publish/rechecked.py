@@ -79,6 +79,9 @@ class Overlapped(Generic[T]):
             self._read.wait()
 
 
+# ---------------------------------------------------------------- the digest
+
+
 RECHECK_SHARE = 0.01
 """The share of the time from update to update that digests before updates may take."""
 

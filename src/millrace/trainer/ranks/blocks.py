@@ -98,6 +98,9 @@ def copy_into(blocks: Iterable[OwnedBlock], tensors: Mapping[str, torch.Tensor])
             progress.count()
 
 
+# ---------------------------------------------------------------- on the host
+
+
 WRAPS = "_dtensor_from_local_like"  # of transformers
 UPDATE_THREADS_MAX = 16
 

@@ -254,6 +254,9 @@ def _pinned(chunked: ChunkedVersion | None) -> Iterator[None]:
         pinned[chunked.slot] = 0
 
 
+# ---------------------------------------------------------------- versions to send
+
+
 class Versions:
     """The versions in a relay's slots, and at most one version that arrives (a `sending.VersionSource`)."""
 

@@ -41,6 +41,8 @@ from millrace.weights.store.restoring import (
     slot_digests,
 )
 
+LOG = logging.getLogger(__name__)
+
 SURELY = 1.25  # a sample is off by less
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -173,7 +175,7 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-LOG = logging.getLogger(__name__)
+# ---------------------------------------------------------------- in the background
 
 
 class BackgroundThread:

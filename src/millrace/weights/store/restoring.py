@@ -138,6 +138,9 @@ def _fill_along(
     confirm(memory, slot, sequence + 1, tensors_digest)
 
 
+# ---------------------------------------------------------------- by a reader, from deltas
+
+
 NAME = "millrace-past-"
 LENGTH_BYTES = 8
 

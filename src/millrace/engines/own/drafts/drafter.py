@@ -45,6 +45,9 @@ class Drafter(Protocol):
         """The engine serves other weights from now on, or sleeps. Hidden states were those of the old."""
 
 
+# ---------------------------------------------------------------- whether drafts pay
+
+
 PAYS = 0.35
 """A draft token has to be right so often. One more token of a row costs about a fifth of what its own step
 would, and preparing a pass costs as much again in a small model."""

@@ -30,6 +30,8 @@ from millrace.rollout.continuation import Continuation
 from millrace.rollout.noise import Noise
 from millrace.rollout.protocol import EngineOptions
 
+Tensor = torch.Tensor
+
 PASS_ROWS_MAX = 128
 """Positions of a pass. Exactness is tried with so many rows of logits at least (`exact.LOGITS_MIN`)."""
 
@@ -179,7 +181,7 @@ class DraftingEngine(TorchEngine):
         return row
 
 
-Tensor = torch.Tensor
+# ---------------------------------------------------------------- verification
 
 
 class Verification:

@@ -134,6 +134,9 @@ def _size(work: Work) -> int:
     return sum(map(len, (work.prompt, work.tokens, *work.earlier)))
 
 
+# ---------------------------------------------------------------- what followed
+
+
 ROW_ORDERS, ALL_ORDERS = (8, 4, 2), (4, 3, 2, 1)
 LONGEST = max(*ROW_ORDERS, *ALL_ORDERS)
 LEVELS = 5
