@@ -54,7 +54,7 @@ def try_golds(
     template: str,
     on_progress: OnProgress,
 ) -> dict[int, dict[str, GoldScore]]:
-    """The scores of each row's attempts, by kind (`curation.gold`). Rows in `store` are not tried again."""
+    """The scores of each row's attempts, by kind (`row_measures`). Rows in `store` are not tried again."""
     texts = dict(zip((row.index for row in rows), attempts_at(rows, template), strict=True))
     missing = [row for row in rows if row.index not in store.by_row]
     checked = len(rows) - len(missing)

@@ -3,7 +3,7 @@
     controller ── forkserver ── worker, worker, ...
          └─── a socketpair each ───┘
 
-Linux only (`kernel.py`). Spawn from the main thread: the forkserver's
+Linux only (`process.check_kernel`). Spawn from the main thread: the forkserver's
 parent-death signal follows the thread that started it.
 """
 
