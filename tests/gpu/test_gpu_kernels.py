@@ -16,7 +16,8 @@ from millrace.devices.matmul import (
     matmul_wide,
     wide_factor,
 )
-from millrace.trainer.kernels import on_gpu, softmax
+from millrace.trainer import row_logprobs
+from millrace.trainer.kernels import on_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -26,9 +27,9 @@ def error(found, expected):
 
 
 def test_the_fused_softmax_runs_and_agrees(gpu):
-    kernels = softmax.fused(gpu)
+    kernels = row_logprobs.fused(gpu)
     assert kernels is not None, "the log says why"
-    assert softmax.disagreement(kernels, gpu) < softmax.TOLERANCE
+    assert row_logprobs.disagreement(kernels, gpu) < row_logprobs.TOLERANCE
 
 
 def test_factors_in_bfloat16_give_float32(gpu):
