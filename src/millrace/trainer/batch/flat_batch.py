@@ -31,59 +31,6 @@ from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.recorded import OWN, TokenMasks, routing_of, token_masks_of
 
-Member = tuple[TrainSequence, NDArray[np.bool_], int, NDArray[np.int32] | None]
-"""A trajectory, which of its tokens are trained, where these are in the flat arrays, and its experts."""
-
-
-def trees_of(
-    groups: Sequence[TrainGroup], masks: Sequence[NDArray[np.bool_]], *, whole: bool
-) -> list[list[Tree]]:
-    """The trees of each group: one, or with forks one of each trajectory. `masks`: which tokens of each
-    trajectory are trained. `whole`: all sequences of a trajectory are in one row."""
-    sequences = [sequence for group in groups for sequence in group.sequences]
-    firsts = accumulate(map(len, masks), initial=0)
-    members = zip(sequences, masks, firsts, routing_of(sequences), strict=False)
-    trees = []
-    for group in groups:
-        own = list(islice(members, len(group.sequences)))
-        forked = any(sequence.columns.forks for sequence in group.sequences)
-        each = [[member] for member in own] if forked else [own]
-        trees.append([_tree(np.asarray(group.prompt), together, whole and forked) for together in each])
-    return trees
-
-
-def _tree(prompt: NDArray[Any], members: Sequence[Member], whole: bool) -> Tree:
-    kept = [fork.kept for sequence, *_ in members for fork in sequence.columns.forks if not fork.after]
-    shared = min([len(prompt), *kept])
-    branches = [branch for member in members for branch in _branches(prompt, shared, *member)]
-    return Tree(prompt[:shared], branches, whole)
-
-
-def _branches(
-    prompt: NDArray[Any],
-    shared: int,
-    sequence: TrainSequence,
-    mask: NDArray[np.bool_],
-    first: int,
-    routing_CW: NDArray[np.int32] | None,
-) -> Iterator[Branch]:
-    """The sequences of a trajectory, without the first `shared` tokens of the prompt."""
-    columns = sequence.columns
-    starts = [0, *(fork.start for fork in columns.forks)]
-    for start, stop in zip(starts, [*starts[1:], len(columns)], strict=True):
-        kept, parts = path(columns.forks, stop)
-        before = prompt[shared:kept]
-        index = np.concatenate([np.arange(*part) for part in parts])  # of its tokens in the columns
-        trained = np.concatenate([np.zeros(len(before), bool), mask[index] & (index >= start)])
-        tokens = np.concatenate([before, np.asarray(columns.tokens)[index]])
-        experts = routing_CW
-        if experts is not None:
-            experts = np.pad(experts[index], ((len(before), 0), (0, 0)), constant_values=OWN)
-        yield Branch(tokens, trained, first + stop - len(tokens), experts)
-
-
-# ---------------------------------------------------------------- flat arrays
-
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
@@ -345,3 +292,57 @@ def token_weights(
         case "max_tokens":
             scales = [1.0 / (len(masks) * max_tokens)] * len(masks)
     return [np.where(mask, scale, 0.0) for mask, scale in zip(masks, scales, strict=True)]
+
+
+# ---------------------------------------------------------------- trees
+
+
+Member = tuple[TrainSequence, NDArray[np.bool_], int, NDArray[np.int32] | None]
+"""A trajectory, which of its tokens are trained, where these are in the flat arrays, and its experts."""
+
+
+def trees_of(
+    groups: Sequence[TrainGroup], masks: Sequence[NDArray[np.bool_]], *, whole: bool
+) -> list[list[Tree]]:
+    """The trees of each group: one, or with forks one of each trajectory. `masks`: which tokens of each
+    trajectory are trained. `whole`: all sequences of a trajectory are in one row."""
+    sequences = [sequence for group in groups for sequence in group.sequences]
+    firsts = accumulate(map(len, masks), initial=0)
+    members = zip(sequences, masks, firsts, routing_of(sequences), strict=False)
+    trees = []
+    for group in groups:
+        own = list(islice(members, len(group.sequences)))
+        forked = any(sequence.columns.forks for sequence in group.sequences)
+        each = [[member] for member in own] if forked else [own]
+        trees.append([_tree(np.asarray(group.prompt), together, whole and forked) for together in each])
+    return trees
+
+
+def _tree(prompt: NDArray[Any], members: Sequence[Member], whole: bool) -> Tree:
+    kept = [fork.kept for sequence, *_ in members for fork in sequence.columns.forks if not fork.after]
+    shared = min([len(prompt), *kept])
+    branches = [branch for member in members for branch in _branches(prompt, shared, *member)]
+    return Tree(prompt[:shared], branches, whole)
+
+
+def _branches(
+    prompt: NDArray[Any],
+    shared: int,
+    sequence: TrainSequence,
+    mask: NDArray[np.bool_],
+    first: int,
+    routing_CW: NDArray[np.int32] | None,
+) -> Iterator[Branch]:
+    """The sequences of a trajectory, without the first `shared` tokens of the prompt."""
+    columns = sequence.columns
+    starts = [0, *(fork.start for fork in columns.forks)]
+    for start, stop in zip(starts, [*starts[1:], len(columns)], strict=True):
+        kept, parts = path(columns.forks, stop)
+        before = prompt[shared:kept]
+        index = np.concatenate([np.arange(*part) for part in parts])  # of its tokens in the columns
+        trained = np.concatenate([np.zeros(len(before), bool), mask[index] & (index >= start)])
+        tokens = np.concatenate([before, np.asarray(columns.tokens)[index]])
+        experts = routing_CW
+        if experts is not None:
+            experts = np.pad(experts[index], ((len(before), 0), (0, 0)), constant_values=OWN)
+        yield Branch(tokens, trained, first + stop - len(tokens), experts)
