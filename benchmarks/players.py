@@ -387,8 +387,9 @@ class PlayedEnvironment:
 
     def __init__(self, prompt_tokens: int, turns: int = 1) -> None:
         self._prompt_tokens, self._text, self._turns = prompt_tokens, text(), turns
+        self._num_done = dict[int, int]()  # turns of the episodes that are here
 
-    async def prompts(self, group_ids: list[int]) -> list[Prompt]:
+    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt]:
         return [self._prompt(group_id) for group_id in group_ids]
 
     def _prompt(self, group_id: int) -> Prompt:
@@ -399,9 +400,15 @@ class PlayedEnvironment:
     async def forget(self, trajectory_ids: list[int]) -> None:
         pass
 
-    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
-        for request in requests:
-            if request.finish is Finish.TURN and len(request.turns) // 2 + 1 < self._turns:
-                yield request.trajectory_id, Observed(self._text.columns.tokens[:OBSERVATION])
-            else:
-                yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
+    async def answer(self, request: ScoreRequest) -> Score | Observed:
+        trajectory_id, before = request.trajectory_id, len(request.turns) // 2
+        if request.known is not None:
+            before = self._num_done.get(trajectory_id, 0)
+        self._num_done[trajectory_id] = before + 1
+        if await self._goes_on(request, before + 1):
+            return Observed(self._text.columns.tokens[:OBSERVATION])
+        self._num_done.pop(trajectory_id)
+        return Scored(float(trajectory_id % 2))
+
+    async def _goes_on(self, request: ScoreRequest, num_done: int) -> bool:
+        return request.finish is Finish.TURN and num_done < self._turns

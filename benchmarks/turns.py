@@ -74,7 +74,7 @@ from millrace.controller.supervisor import WorkerSpec
 from millrace.core import clock
 from millrace.core.events import Event, Events
 from millrace.core.pulse import Pulse
-from millrace.core.types import Finish, Observed, Report, Score, Scored, ScoreRequest, Work
+from millrace.core.types import Finish, Observed, Report, Score, ScoreRequest, Work
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.schedule.presets import build
@@ -245,17 +245,12 @@ class ActingEnvironment(PlayedEnvironment):
         super().__init__(prompt_tokens)
         self._seed, self._tool_s = seed, tool_s
 
-    async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:  # type: ignore[override]
-        for request in requests:
-            done = len(request.turns) // 2 + 1
-            if self._tool_s:
-                rng = np.random.default_rng((self._seed, request.trajectory_id, done))
-                await asyncio.sleep(self._tool_s * math.exp(SIGMA * rng.standard_normal()))
-            due = TURNS[0] + request.trajectory_id % (TURNS[1] - TURNS[0] + 1)
-            if request.finish is Finish.TURN and done < due:
-                yield request.trajectory_id, Observed(self._text.columns.tokens[:OBSERVATION])
-            else:
-                yield request.trajectory_id, Scored(float(request.trajectory_id % 2))
+    async def _goes_on(self, request: ScoreRequest, num_done: int) -> bool:
+        if self._tool_s:
+            rng = np.random.default_rng((self._seed, request.trajectory_id, num_done))
+            await asyncio.sleep(self._tool_s * math.exp(SIGMA * rng.standard_normal()))
+        due = TURNS[0] + request.trajectory_id % (TURNS[1] - TURNS[0] + 1)
+        return request.finish is Finish.TURN and num_done < due
 
 
 def configuration(seed: int) -> Config:

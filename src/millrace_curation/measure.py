@@ -140,7 +140,7 @@ async def _play(
                 for number in range(1, samples + 1):
                     if isinstance(prompt, Prompt):
                         index = group_id * samples + number
-                        attempts.append(PromptAttempt(index, row.index, prompt, number))
+                        attempts.append(PromptAttempt(index, row.index, prompt, number, config.own_prompts))
                     else:
                         records.append(_without_prompt(row, number, prompt.reason))
                         on_end()

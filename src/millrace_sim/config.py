@@ -165,12 +165,23 @@ class WorkloadSection(Section):
     tool_s: tuple[float, float] = (1.0, 10.0)
     """Median and 99th percentile of the time of an answer, which is log-normal."""
 
+    start_s: tuple[float, float] | None = None
+    """Median and 99th percentile of the time until an agent makes its first request. `"none"`: no agent
+    starts."""
+    own_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the prompt of an agent that differs from those of other agents of its row."""
+
     @model_validator(mode="after")
     def _ascending(self) -> WorkloadSection:
         if not 1 <= self.turns[0] <= self.turns[1]:
             raise ValueError(f"`workload.turns` {list(self.turns)}: fewest and most turns, from 1 on")
-        if not 0 < self.tool_s[0] <= self.tool_s[1]:
-            raise ValueError(f"`workload.tool_s` {list(self.tool_s)}: a median above 0, and a larger p99")
+        for name, times in ("tool_s", self.tool_s), ("start_s", self.start_s):
+            if times is not None and not 0 < times[0] <= times[1]:
+                raise ValueError(f"`workload.{name}` {list(times)}: a median above 0, and a larger p99")
+        if self.start_s is not None and not self.acts:
+            raise ValueError(
+                "`workload.start_s` is of agents, and `workload.turns` [1, 1] has no environment"
+            )
         return self
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
+from millrace.config.tables.reward_kinds import AgentSection
 from millrace.config.tables.schedules import redundant_samples
 from millrace.config.tables.task import EnvironmentRewardSection, ExactRewardSection, GymTaskSection, Reward
 from millrace.config.tables.training import Model
@@ -156,6 +157,8 @@ def workload_of(config: SimulatedConfig, quantum: int) -> Workload:
         turns=config.workload.turns,
         observation_tokens=config.workload.observation_tokens,
         tool_s=LogNormal.from_percentiles(*config.workload.tool_s),
+        start_s=LogNormal.from_percentiles(*start_s) if (start_s := config.workload.start_s) else None,
+        own_share=config.workload.own_share,
         quantum=quantum,
     )
 
@@ -214,6 +217,7 @@ def _reward(config: SimulatedConfig) -> Reward:
         return ExactRewardSection(workers=4, timeout_s=PATIENCE_S)
     episodes = config.cluster.all_replicas * config.cluster.slots
     workers, turns = -(-episodes // LANES), config.workload.turns[1]
+    agent = AgentSection(command=("simulated",)) if config.workload.start_s else None
     return EnvironmentRewardSection(
-        path="simulated:Environment", turns=turns, workers=workers, timeout_s=PATIENCE_S
+        path="simulated:Environment", turns=turns, workers=workers, timeout_s=PATIENCE_S, agent=agent
     )

@@ -13,6 +13,13 @@ from millrace.conversations.tokenizer import make_character_tokenizer
 NEEDS = {
     "test_sdk_conformance.py": ("openai", "anthropic", "agents"),  # make test-agents
     "test_mcp_agent.py": ("openai", "mcp", "agents"),
+    "test_other_agents.py": (
+        "inspect_ai",
+        "langchain_openai",
+        "minisweagent",
+        "pydantic_ai",
+        "smolagents",
+    ),
     "test_skyrl_gym.py": ("skyrl_gym",),
     "test_textarena.py": ("textarena",),
     "test_verifiers.py": ("verifiers.v1.agent",),  # make test-verifiers

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from millrace.conversations.tokenizer import load_tokenizer
 from millrace.episodes.agents.agent_end import AgentEnd
 from millrace.episodes.agents.agents import Agents
 from millrace.episodes.environment import SampledTurn
 from millrace.episodes.gateway.calls import Call
+from millrace.episodes.gateway.dialects.dialect import GatewayDialect
 from millrace.episodes.gateway.local_agents import DIALECTS
 from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.replies import Replies
@@ -20,15 +25,41 @@ from millrace.episodes.gateway.server import GatewayServer
 from millrace.episodes.gateway.sessions import Session, closing_reply
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
+REQUESTS = Path(__file__).parent / "requests"
 WAIT_S = 120.0
 
 
 @dataclass
 class Played:
-    """`calls` are the agent's requests, in their order."""
+    """`calls` are the agent's requests, in their order. `bodies`: with their paths, as they came."""
 
     end: AgentEnd
     calls: list[Call]
+    bodies: list[tuple[str, bytes]]
+
+
+class _Kept:
+    """A dialect that keeps what it reads."""
+
+    def __init__(self, path: str, bodies: list[tuple[str, bytes]]) -> None:
+        self._path, self._dialect, self._bodies = path, DIALECTS[path], bodies
+
+    def read(self, body: bytes) -> Call:
+        self._bodies.append((self._path, body))
+        return self._dialect.read(body)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dialect, name)
+
+
+def record(request: tuple[str, bytes], name: str, package: str) -> None:
+    """With RECORD_REQUESTS=1: keep the request as a file, which tests without the package read. The kernel of
+    this machine is left out."""
+    if os.environ.get("RECORD_REQUESTS") == "1":
+        path, body = request
+        text = body.decode().replace(platform.release(), "RELEASE").replace(platform.version(), "VERSION")
+        recorded = {"sdk": f"{package} {version(package)}", "path": path, "body": json.loads(text)}
+        (REQUESTS / f"{name}.json").write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
 
 
 def play(
@@ -43,8 +74,9 @@ def play(
 
     Raises: AssertionError: the agent does not end, or fails; the gateway has a bug.
     """
-    sessions, faults, calls = OpenSessions(), list[str](), list[Call]()
-    server = GatewayServer(sessions, DIALECTS, on_fault=faults.append)
+    sessions, faults, calls, bodies = OpenSessions(), list[str](), list[Call](), list[tuple[str, bytes]]()
+    dialects = {path: cast(GatewayDialect, _Kept(path, bodies)) for path in DIALECTS}
+    server = GatewayServer(sessions, dialects, on_fault=faults.append)
     server.start()
     session = sessions.open()
     thread = threading.Thread(target=_answer, args=(session, load_tokenizer(model), list(texts), calls))
@@ -63,7 +95,7 @@ def play(
         thread.join(WAIT_S)
         server.close()
     assert not faults and process.end.exit_code == 0, process.end.last_words
-    return Played(process.end, calls)
+    return Played(process.end, calls, bodies)
 
 
 def _answer(session: Session, tokenizer: Any, texts: list[str], calls: list[Call]) -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Iterator
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from msgspec.structs import replace
+from tests.agents.played import record
 from tests.agents.stub_gateway import NUM_TOKENS, StubGateway, serving
 from tests.gateway_replies import CALLS, CUT, PARAMETERS, TEXT, TOOL
 
@@ -29,7 +26,6 @@ from agents import (
 from millrace.episodes.gateway.arguments import to_object
 from millrace.episodes.gateway.calls import ChatTurn
 
-REQUESTS = Path(__file__).parent / "requests"
 ASK: Any = [{"role": "user", "content": "How is it?"}]
 RESULTS = ["rain", "sun"]
 FLAT: Any = {"type": "function", **TOOL["function"], "strict": False}
@@ -52,14 +48,6 @@ def client(gateway: StubGateway) -> Iterator[openai.OpenAI]:
 def claude(gateway: StubGateway) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=gateway.url, api_key="key", max_retries=0, timeout=20) as client:
         yield client
-
-
-def record(gateway: StubGateway, name: str, package: str) -> None:
-    """With RECORD_REQUESTS=1: keep the last request as a file, which tests without SDKs read."""
-    if os.environ.get("RECORD_REQUESTS") == "1":
-        path, body = gateway.bodies[-1]
-        recorded = {"sdk": f"{package} {version(package)}", "path": path, "body": json.loads(body)}
-        (REQUESTS / f"{name}.json").write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_back(gateway: StubGateway) -> list[ChatTurn]:
@@ -87,10 +75,10 @@ def test_a_chat_with_calls_of_tools_goes_on_with_an_equal_turn(
             messages=ASK, stream_options={"include_usage": True}, **asked
         ) as events:
             completion: Any = events.get_final_completion()
-        record(gateway, "openai_chat_stream", "openai")
+        record(gateway.bodies[-1], "openai_chat_stream", "openai")
     else:
         completion = client.chat.completions.create(messages=ASK, temperature=0.5, **asked)
-        record(gateway, "openai_chat", "openai")
+        record(gateway.bodies[-1], "openai_chat", "openai")
     choice = completion.choices[0]
     message = choice.message
     assert choice.finish_reason == "tool_calls" and message.content == CALLS.content
@@ -106,7 +94,7 @@ def test_a_chat_with_calls_of_tools_goes_on_with_an_equal_turn(
         for one, content in zip(message.tool_calls, RESULTS, strict=True)
     ]
     again = client.chat.completions.create(messages=[*ASK, message, *results], model="policy")
-    record(gateway, "openai_chat_results", "openai")
+    record(gateway.bodies[-1], "openai_chat_results", "openai")
     assert again.choices[0].message.content == TEXT.content and again.choices[0].finish_reason == "stop"
     assert read_back(gateway) == ANSWERED
 
@@ -135,7 +123,7 @@ def test_a_completion_has_the_text_the_ids_and_the_logprobs(
         choices = [chunk.choices[0] for chunk in chunks]
     else:
         choices = [client.completions.create(**asked).choices[0]]
-        record(gateway, "openai_completion", "openai")
+        record(gateway.bodies[-1], "openai_completion", "openai")
     assert "".join(one.text for one in choices) == TEXT.text
     assert choices[-1].finish_reason == "stop"
     logprobs = next(one.logprobs for one in choices if one.logprobs)
@@ -159,10 +147,10 @@ def test_a_response_with_calls_of_tools_goes_on_with_an_equal_turn(
             response: Any = events.get_final_response()
         assert kinds[:2] == ["response.created", "response.in_progress"]
         assert kinds[-1] == "response.completed"
-        record(gateway, "openai_responses_stream", "openai")
+        record(gateway.bodies[-1], "openai_responses_stream", "openai")
     else:
         response = client.responses.create(input=ASK, temperature=0.5, **asked)
-        record(gateway, "openai_responses", "openai")
+        record(gateway.bodies[-1], "openai_responses", "openai")
     reasoning, message, *calls = response.output
     assert response.status == "completed" and response.output_text == CALLS.content
     assert reasoning.content[0].text == CALLS.reasoning
@@ -175,7 +163,7 @@ def test_a_response_with_calls_of_tools_goes_on_with_an_equal_turn(
     ]
     items: Any = [*ASK, *(one.to_dict() for one in response.output), *results]
     again = client.responses.create(input=items, model="policy")
-    record(gateway, "openai_responses_results", "openai")
+    record(gateway.bodies[-1], "openai_responses_results", "openai")
     assert again.output_text == TEXT.content
     assert read_back(gateway) == ANSWERED
 
@@ -244,10 +232,10 @@ def test_a_message_with_tools_goes_on_with_an_equal_turn(
     if stream:
         with claude.messages.stream(messages=ASK, **asked) as events:
             message = events.get_final_message()
-        record(gateway, "anthropic_messages_stream", "anthropic")
+        record(gateway.bodies[-1], "anthropic_messages_stream", "anthropic")
     else:
         message = claude.messages.create(messages=ASK, **asked)
-        record(gateway, "anthropic_messages", "anthropic")
+        record(gateway.bodies[-1], "anthropic_messages", "anthropic")
     type(message).model_validate(message.to_dict())
     thinking, text, *uses = message.content
     assert thinking.type == "thinking" and thinking.thinking == CALLS.reasoning and thinking.signature
@@ -264,14 +252,14 @@ def test_a_message_with_tools_goes_on_with_an_equal_turn(
     user = {"role": "user", "content": [*results, {"type": "text", "text": "And?"}]}
     messages: Any = [*ASK, {"role": "assistant", "content": message.content}, user]
     again = claude.messages.create(model="policy", max_tokens=50, messages=messages)
-    record(gateway, "anthropic_messages_results", "anthropic")
+    record(gateway.bodies[-1], "anthropic_messages_results", "anthropic")
     assert again.content[0].type == "text" and again.content[0].text == TEXT.content
     assert read_back(gateway) == [*ANSWERED, ChatTurn(role="user", content="And?")]
 
 
 def test_tokens_are_counted(gateway: StubGateway, claude: anthropic.Anthropic) -> None:
     counted = claude.messages.count_tokens(model="policy", messages=ASK, tools=[OF_ANTHROPIC])
-    record(gateway, "anthropic_count_tokens", "anthropic")
+    record(gateway.bodies[-1], "anthropic_count_tokens", "anthropic")
     assert counted.input_tokens == NUM_TOKENS
     assert gateway.calls[0].messages[0].content == "How is it?"
 
@@ -286,7 +274,11 @@ def test_a_refusal_is_an_error_with_words_in_each_sdk(
         client.responses.create(input="And?", model="policy", previous_response_id="resp_1")
     with pytest.raises(anthropic.BadRequestError, match="forces a call"):
         claude.messages.create(
-            model="policy", max_tokens=1, messages=ASK, tools=[OF_ANTHROPIC], tool_choice={"type": "any"}
+            model="policy",
+            max_tokens=1,
+            messages=ASK,
+            tools=[OF_ANTHROPIC],
+            tool_choice={"type": "tool", "name": "weather"},
         )
 
 
@@ -341,7 +333,7 @@ def test_an_agent_of_the_agents_sdk_calls_its_tool_and_ends(
     gateway.replies = [CALLS, TEXT]
     assert asyncio.run(_agent_runs(gateway, kind, stream)) == TEXT.content
     if not stream:
-        record(gateway, f"agents_{kind}", "openai-agents")
+        record(gateway.bodies[-1], f"agents_{kind}", "openai-agents")
     first, *results = read_back(gateway)
     # In chat, the Agents SDK sends reasoning back to models of DeepSeek alone.
     assert first == (CALLS.turn if kind == "responses" else replace(CALLS.turn, reasoning=""))

@@ -37,6 +37,10 @@ def end(how: str) -> None:
     match how:
         case "raise":
             raise LookupError("no such tool")
+        case "raise with a note":
+            error = LookupError("no such tool")
+            error.add_note("During task with name 'model'")  # as LangGraph does
+            raise error
         case "exit":
             sys.exit(7)
         case "exit in words":

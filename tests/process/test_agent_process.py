@@ -281,6 +281,11 @@ def test_a_function_may_end_in_any_way(agents: Agents, what: str, code: int, wor
     assert words in end.last_words
 
 
+def test_the_last_line_of_an_error_with_notes_is_the_error(agents: Agents) -> None:
+    lines = ended(agents, None, {"what": "raise with a note"}).last_words.splitlines()
+    assert "During task with name 'model'" in lines and lines[-1] == "LookupError: no such tool"
+
+
 def test_a_child_of_a_function_ends_with_the_function(agents: Agents) -> None:
     assert gone(int(ended(agents, None, {"what": "fork"}).last_words))
 

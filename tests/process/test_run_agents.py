@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from test_run_turns import Killer, check, failures, plan, resumed_to_the_end, trained
 from tests.long import few, long
-from tests.runs import events, train, weights
+from tests.runs import events, summary, train, weights
 from tests.turn_runs import make_agent_start
 
 from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.types import Finish
 from millrace.episodes.agents.agent_process import DIRECTORY
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -176,6 +178,64 @@ def test_agents_that_fail_have_reasons_and_the_run_goes_on(agents, tmp_path):
     failed = failures(run)
     assert failed and all("never an a" in one["reason"] and "exit code 1" in one["reason"] for one in failed)
     assert weights(run)
+
+
+OWN_REQUEST = """drawn = os.urandom(8).hex().translate(LETTERS)
+    with (HERE / "starts").open("a") as file:
+        file.write(f"{row['number']} ")
+    messages = [{"role": "user", "content": row["prompt"] + drawn}]"""
+
+
+def with_own_requests(config: Path) -> Path:
+    """Each agent asks something of its own first, and writes its row when it starts. No row comes twice."""
+    agent, rows = config.parent / "acting_agent.py", config.parent / "acting.py"
+    asked, lengths = 'messages = [{"role": "user", "content": row["prompt"]}]', '"b" * length + ">"'
+    assert asked in agent.read_text() and f"{lengths}" in rows.read_text()
+    agent.write_text(agent.read_text().replace(asked, OWN_REQUEST))
+    text = rows.read_text().replace(lengths, '"b" * (length % 8 + 1) + ">"')
+    rows.write_text(text.replace("range(1, 9)", "range(1, 99)"))
+    return config
+
+
+def test_agents_that_ask_something_of_their_own_train_and_start_once(agents, tmp_path):
+    run = train(with_own_requests(agents), tmp_path / "run", "steps=2")
+    check_own_prompts(run)
+    starts = Counter(map(int, (tmp_path / "starts").read_text().split()))
+    with LedgerReader(run.ledger) as reader:
+        numbers = [int(group.row_id.rpartition(":")[2]) + 1 for group in reader.groups()]
+    assert [starts[number] for number in numbers] == [4] * len(numbers)
+
+
+def test_agents_that_ask_something_else_after_a_kill_begin_again(agents, tmp_path):
+    at = plan(with_own_requests(agents), "held", 3, 3)
+    with GatewayKiller(tmp_path) as killer:
+        run = train(agents, tmp_path / "run", "supervision.restarts=100", sinks=(killer,))
+    assert killer.killed and set(killer.killed) <= set(at)
+    assert any("asks something else" in one.fields["reason"] for one in events(run, "restarted"))
+    check_own_prompts(run)
+
+
+def check_own_prompts(run: RunDirectory) -> None:
+    """All is trained, from prompts of which members of a group share the begin; and nothing is left."""
+    accounting = summary(run)["accounting"]
+    assert accounting["trained"] == accounting["admitted"] > 0
+    tokenizer, own = load_tokenizer(run.model), 0
+    with LedgerReader(run.ledger) as reader:
+        for group in reader.groups():
+            for one in group.members:
+                columns = one.columns
+                begins = [fork for fork in columns.forks if fork.start == 0]
+                own += len(begins)
+                whole = (
+                    [*group.prompt[: begins[0].kept], *columns.tokens[: columns.prompt_end]]
+                    if begins
+                    else group.prompt
+                )
+                assert tokenizer.decode(list(whole)).endswith("<|assistant|>")
+    assert own > accounting["trained"] // 2
+    for step in events(run, "step"):
+        assert [gap[1] < 1e-4 for gap in step.fields["logprob_gap"].values()] == [True]
+    assert not (run.path / DIRECTORY).exists()
 
 
 class GatewayKiller(Killer):

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from millrace.config.tables.operation import Supervision
 from millrace.config.tables.schedules import Millrace, Synchronous
 from millrace.controller.patience import FLOOR_S
-from millrace.core.progress import CallProgress, count, current, waiting_for
-from millrace.core.types import Vitals
+from millrace.core.progress import CallProgress, Vitals, count, current, waiting_for
 from millrace_sim.costs.interface import Costs
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import small_config

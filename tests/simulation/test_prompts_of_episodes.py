@@ -13,9 +13,10 @@ from millrace.controller.reward_pool import RewardPool
 from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, WorkerDied
+from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
-from millrace.core.types import BadPrompt, Finish, Prompt, Scored, ScoreRequest, Vitals
-from tests.simulation.test_scoring import HEARTBEAT_S, _serve
+from millrace.core.types import BadPrompt, Finish, Prompt, Scored, ScoreRequest
+from tests.simulation.test_scoring import HEARTBEAT_S, _serve, answer_in_time
 
 TIMEOUT_S, ROWS, KILLER = 60.0, 40, 5
 
@@ -47,7 +48,9 @@ class Worker:
         if method == "row_ids":
             return [f"rows:{group_id}" for group_id in args[0]]
         if method == "prompts":
-            return await self._prompts(*args, timeout_s)
+            return await self._prompts(args[0], timeout_s)
+        if method == "answer":
+            return await answer_in_time(self, args[0], timeout_s)
         if self.holds:  # the interpreter
             await asyncio.sleep(timeout_s)
             raise DeadlineExceeded("no answer to the heartbeat")

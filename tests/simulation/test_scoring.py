@@ -18,8 +18,9 @@ from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied, alone
 from millrace.core.events import Events
+from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
-from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest, Vitals
+from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
 from millrace_sim.costs.interface import Costs
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import small_config
@@ -29,7 +30,7 @@ from millrace_sim.simulation import Scenario, simulate
 class Dies:
     name = "reward-worker-0"
 
-    async def call(self, method, group_ids, *, timeout_s):
+    async def call(self, method, group_ids, members, *, timeout_s):
         await asyncio.sleep(1.0)
         raise WorkerDied(self.name)
 
@@ -37,7 +38,7 @@ class Dies:
 class Serves:
     name = "reward-worker-1"
 
-    async def call(self, method, group_ids, *, timeout_s):
+    async def call(self, method, group_ids, members, *, timeout_s):
         return [Prompt(group_id, "row", [1], "text") for group_id in group_ids]
 
 
@@ -86,7 +87,7 @@ class Worker:
         if method == "row_ids":
             return [f"rows:{group_id}" for group_id in args[0]]
         if method == "prompts":
-            return await self._prompts(*args, timeout_s)
+            return await self._prompts(args[0], timeout_s)
         if self._blocked:  # no thread but the reward's has its turn
             await asyncio.sleep(timeout_s)
             raise DeadlineExceeded("no answer to the heartbeat")
@@ -116,6 +117,16 @@ class Worker:
     def kill(self):
         if not self.dead.done():
             self.dead.set_result("killed")
+
+
+async def answer_in_time(worker, request, timeout_s):
+    """What the stream of a worker answers, as its handle gives it."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            [(_, answer)] = [one async for one in worker.stream("score", [request])]
+    except TimeoutError:
+        raise DeadlineExceeded("no answer") from None
+    return answer
 
 
 async def _serve(host, pool, until):

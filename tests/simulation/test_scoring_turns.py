@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from types import SimpleNamespace
+
+from msgspec.structs import replace
 
 import millrace_sim
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.score_requests import ScoreRequests
 from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.waits import Waits
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import WorkerDied
+from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
-from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest, Vitals
-from tests.simulation.test_scoring import _serve
+from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest
+from tests.simulation.test_scoring import _serve, answer_in_time
 
 
 def ask(trajectory_id):
@@ -48,6 +53,8 @@ class Worker:
                 raise WorkerDied("killed by its prompts")
             case "prompts":
                 return [Prompt(group_id, "row", [1], "text") for group_id in args[0]]
+            case "answer":
+                return await answer_in_time(self, args[0], timeout_s)
             case "row_ids":
                 return [f"rows:{group_id}" for group_id in args[0]]
             case "forget":
@@ -201,3 +208,74 @@ def test_a_request_that_kills_its_worker_alone_twice_has_failed():
         outcomes.append(requests.died(name, 0))
         requests.left(name)
     assert outcomes == [False, False, True]
+
+
+def whole(trajectory_id=0, *, turns=1):
+    """The request of a trajectory after so many turns of two tokens, with answers of one token between."""
+    stretches = [
+        stretch for n in range(0, 3 * turns, 3) for stretch in ((n, n + 2, True), (n + 2, n + 3, False))
+    ]
+    tokens = token_array(range(3 * turns - 1))
+    extras = {"prompt": token_array([7]), "logprobs": array("f", tokens)}
+    return replace(ask(trajectory_id), tokens=tokens, turns=stretches[:-1], **extras)
+
+
+def test_only_the_new_turn_goes_to_the_worker_that_has_the_episode():
+    requests, here, other = ScoreRequests(lanes=4), Named("here"), Named("other")
+    requests.put(whole())
+    assert requests.take(here) == [whole()] and requests.short("here", whole()) == whole()
+    requests.answered("here", 0, Observed(token_array([2])))
+    requests.give_back("here", [])
+    second = whole(turns=2)
+    requests.put(second)
+    assert requests.take(here) == [second]
+    short = requests.short("here", second)
+    assert (short.known, list(short.tokens), list(short.logprobs)) == (3, [3, 4], [3.0, 4.0])
+    assert short.turns == [(3, 5, True)] and not short.prompt and short.room == second.room
+    assert requests.short("other", second) == second
+    requests.restart(0)  # from its prompt: the worker has another episode
+    assert requests.short("here", second) == second
+    requests.left("here")
+    assert requests.take(other) == [second] and requests.short("other", second) == second
+
+
+def test_a_worker_without_the_episode_gets_all_of_its_request():
+    class Forgets(Worker):
+        async def call(self, method, *args, timeout_s):
+            if method != "answer":
+                return await super().call(method, *args, timeout_s=timeout_s)
+            heard.append(args[0].known)
+            if args[0].known is not None:
+                return None
+            return Observed(token_array([2])) if len(args[0].turns) == 1 else Scored(1.0)
+
+    async def main():
+        session = asyncio.create_task(pool.session(Forgets("here", 2, Host())))
+        for turns in (1, 2):
+            pool.request(whole(turns=turns))
+            await asyncio.sleep(1.0)
+        session.cancel()
+        await asyncio.wait([session])
+
+    heard, pool = [], pool_of(found := {})
+    millrace_sim.run(main(), seed=0)
+    assert heard == [None, 3, None] and found == {0: Scored(1.0)}
+
+
+def test_an_agent_started_for_a_prompt_that_is_not_taken_is_closed():
+    async def main():
+        host, news = Host(), Pulse()
+        host.workers = 3
+        pool = RewardPool(
+            news, Waits(), lambda *_: None, next_group_id=0, prefetch=2, timeout_s=60.0, lanes=4, group_size=8
+        )
+
+        def is_done():
+            while (prompt := pool.next_prompt()) is not None:
+                pool.skip(prompt.group_id)
+            return len(host.ended) >= 2
+
+        await _serve(host, pool, is_done)
+        return host.ended[:2]
+
+    assert millrace_sim.run(main(), seed=0) == [0, 8]

@@ -13,11 +13,12 @@ from tests.long import few
 SEEDS, CHUNK = 100, 10
 
 
+@pytest.mark.parametrize("agents", [False, True])
 @pytest.mark.parametrize("first", few(range(0, SEEDS, CHUNK)))
-def test_no_storm_breaks_a_promise_to_an_episode(first: int) -> None:
+def test_no_storm_breaks_a_promise_to_an_episode(first: int, agents: bool) -> None:
     observed = 0
     for seed in range(first, first + CHUNK):
-        scenario = with_turns(random_world(seed))
+        scenario = with_turns(random_world(seed), agents=agents)
         promises = Invariants(scenario)
         try:
             outcome = simulate(scenario, promises)

@@ -11,7 +11,7 @@ import millrace_sim
 from millrace.controller.patience import FACTOR, FLOOR_S, Patience
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded
-from millrace.core.types import CallVitals, Vitals
+from millrace.core.progress import CallVitals, Vitals
 
 LIMIT_S, HEARTBEAT_S = 600.0, 2.0
 Report = Callable[[float], Sequence[CallVitals]]

@@ -84,8 +84,39 @@ def test_what_the_agents_sdk_sent_is_read_as_a_conversation_with_a_tool(name: st
     assert call.unheeded == {"temperature": 1.0, "strict": ["weather"]}
 
 
+OF_TOOLS = ["user", "assistant", "tool"]
+PACKAGES: dict[str, tuple[list[str], list[str], dict[str, Any]]] = {
+    "inspect_chat": (["system", *OF_TOOLS], ["multiply", "submit"], {"strict": ["multiply", "submit"]}),
+    "langgraph_chat": (OF_TOOLS, ["multiply"], {}),
+    "mini_swe_agent_chat": (["system", *OF_TOOLS], ["bash"], {}),
+    "pydantic_ai_chat": (OF_TOOLS, ["multiply"], {"strict": ["multiply"]}),
+    "smolagents_chat": (
+        ["system", "user", "assistant", "user"],
+        ["multiply", "final_answer"],
+        {"tool_choice": "required"},
+    ),
+}
+"""Of requests of agents: the roles, the tools and what changes nothing."""
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_what_an_agent_of_a_package_sent_is_read_as_a_conversation_with_tools(name: str) -> None:
+    request, (roles, tools, unheeded) = recorded()[name], PACKAGES[name]
+    call = DIALECTS[request["path"]].read(json.dumps(request["body"]).encode())
+    assert [turn.role for turn in call.messages] == roles and not call.stream
+    assert [tool["function"]["name"] for tool in call.tools] == tools
+    assert call.unheeded == unheeded and call.max_tokens is None
+    asked, answered = call.messages[-2:]
+    assert "408" in answered.content
+    if name == "smolagents_chat":  # its calls are text, and Python, in the next request
+        assert call.stop == ["Observation:", "Calling tools:"] and not asked.calls
+        assert "Calling tools:\n[{'id': 'call_r1_0'," in asked.content
+    else:
+        assert [one.id for one in asked.calls] == [answered.call_id] == ["call_r1_0"]
+
+
 def test_every_recorded_request_is_tested() -> None:
-    assert recorded().keys() == {*EXPECTED, "agents_chat", "agents_responses"}
+    assert recorded().keys() == {*EXPECTED, *PACKAGES, "agents_chat", "agents_responses"}
 
 
 FORCED: dict[str, Any] = {"messages": ASK, "tools": [TOOL]}
@@ -115,7 +146,6 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         ),
         (CHAT, {"messages": ASK, "modalities": ["text", "audio"]}, "modalities", "text alone"),
         (CHAT, {"messages": ASK, "functions": [{"name": "f"}]}, "functions", "older form"),
-        (CHAT, FORCED | {"tool_choice": "required"}, "tool_choice", "forces a call"),
         (CHAT, FORCED | {"tool_choice": {"type": "function", "function": {}}}, "tool_choice", "forces"),
         (CHAT, {"messages": ASK, "tools": [{"type": "custom"}]}, "tools[0].type", "only 'function'"),
         (CHAT, {"messages": ASK, "tools": [{"function": {}}]}, "tools[0].function.name", "missing"),
@@ -130,7 +160,12 @@ IMAGE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0].type", "Send the item"),
         (RESPONSES, {"input": [{"type": "computer_call"}]}, "input[0].type", "functions with outputs"),
         (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format", "constrains"),
-        (OF_ANTHROPIC, {"messages": ASK, "tool_choice": {"type": "any"}}, "tool_choice", "forces a call"),
+        (
+            OF_ANTHROPIC,
+            {"messages": ASK, "tool_choice": {"type": "tool", "name": "w"}},
+            "tool_choice",
+            "forces",
+        ),
         (
             OF_ANTHROPIC,
             {"messages": ASK, "tools": [{"type": "bash_1", "name": "b"}]},
@@ -186,6 +221,17 @@ def test_without_a_choice_of_tools_they_are_left_out(path: str) -> None:
     asked = {"messages": ASK, "input": "How is it?", "tools": [tool]}
     assert read(path, **asked).tools[0]["function"]["name"] == "weather"
     assert read(path, **asked, tool_choice=choice).tools == []
+
+
+@pytest.mark.parametrize(
+    ("path", "choice"), [(CHAT, "required"), (RESPONSES, "required"), (OF_ANTHROPIC, {"type": "any"})]
+)
+def test_a_call_of_any_tool_is_wanted_and_not_forced(path: str, choice: Any) -> None:
+    """As smolagents asks each time. Its loop asks again where there is no call."""
+    tool = TOOL if path == CHAT else {"name": "weather"}
+    call = read(path, messages=ASK, input="How is it?", tools=[tool], tool_choice=choice)
+    assert call.tools[0]["function"]["name"] == "weather"
+    assert call.unheeded["tool_choice"] == ("any" if path == OF_ANTHROPIC else "required")
 
 
 def test_the_newer_limit_of_tokens_comes_before_the_older() -> None:

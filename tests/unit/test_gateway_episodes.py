@@ -6,31 +6,23 @@ import math
 import string
 import threading
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.agent_threads import Ask, Program, ThreadAgent, Worker
 
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import token_array
+from millrace.core.completion.forks import Fork
 from millrace.core.turns.turn_bounds import TurnBounds
-from millrace.core.types import Failed, Finish, Observed, Scored, ScoreRequest
-from millrace.episodes.agents.agent_end import AgentEnd
-from millrace.episodes.bridge import PlainBridge
-from millrace.episodes.budgets import Budgets
+from millrace.core.types import Failed, Finish, Observed, Scored
 from millrace.episodes.environment import Ids
-from millrace.episodes.episodes import Episodes
-from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts
 from millrace.episodes.gateway.calls import Call, ChatTurn, RefusedCall, Reply
-from millrace.episodes.gateway.rendering import make_rendering
-from millrace.episodes.gateway.replies import Replies
-from millrace.episodes.gateway.sessions import PendingCall, Session, closing_reply
-from millrace.episodes.snapshots import Snapshots
+from millrace.episodes.gateway.sessions import PendingCall
+from millrace.episodes.open_episodes import Cause
 from millrace.tasks.rows import Row
 
-Ask = Callable[..., Reply]
-Program = Callable[[Row, Ask], Any]
 Messages = list[ChatTurn]
 
 
@@ -41,131 +33,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     tokenizer = load_tokenizer(directory)
     tokenizer.chat_template = None
     return tokenizer
-
-
-class ThreadAgent:
-    """An agent that is a thread. Its program asks without HTTP."""
-
-    time_s: float = math.inf
-
-    def __init__(self, program: Program, row: Row) -> None:
-        self.session = Session()
-        self._end: AgentEnd | None = None
-        self._over = threading.Event()
-        threading.Thread(target=self._run, args=(program, row), daemon=True).start()
-
-    def _run(self, program: Program, row: Row) -> None:
-        returned, code = None, 0
-        try:
-            returned = program(row, self._ask)
-        except Exception as error:
-            returned, code = str(error), 1
-        self._finish(code, returned)
-
-    def _ask(self, *messages: ChatTurn, **fields: Any) -> Reply:
-        call = Call(messages=list(messages), **fields)
-        settled = threading.Event()
-        pending = self.pending = self.session.submit(call, b"")
-        if not self.session.watch(pending, settled.set):
-            assert settled.wait(60)
-        assert pending.outcome is not None
-        if isinstance(pending.outcome, RefusedCall):
-            self.session.counts.refused += 1  # as the server does, before the agent reads the answer
-            raise pending.outcome
-        return pending.outcome
-
-    def _finish(self, code: int | None, returned: Any, signal: str | None = None) -> None:
-        if self._over.is_set():
-            return
-        self._end = AgentEnd(
-            exit_code=code, signal=signal, killed=False, last_words=str(returned), dropped_bytes=0,
-            directory="", returned=returned, seconds=0.0,
-        )  # fmt: skip
-        self._over.set()
-        self.session.wake()
-
-    def wait(self, timeout_s: float) -> AgentEnd | None:
-        self._over.wait(timeout_s)
-        return self._end
-
-    def tests(self) -> None:
-        return None
-
-    def conclude(self) -> None:
-        self.session.conclude(closing_reply())
-
-    def kill(self) -> None:
-        self._finish(None, None, "SIGKILL")
-
-    def close(self) -> None:
-        self.session.end()
-
-
-class ThreadAgents:
-    def __init__(self, program: Program) -> None:
-        self.program, self.running = program, list[ThreadAgent]()
-
-    def start(self, row: Row) -> ThreadAgent:
-        self.running.append(ThreadAgent(self.program, row))
-        return self.running[-1]
-
-
-class Worker:
-    """The episodes of one worker, and what the controller has recorded of one trajectory."""
-
-    def __init__(self, tokenizer: Any, program: Program, *, turns: int = 8, timeout_s: float = 60.0) -> None:
-        self.tokenizer, self.agents = tokenizer, ThreadAgents(program)
-        self.running = self.agents.running
-        rendering = make_rendering(tokenizer, {})
-        parts = AgentParts(
-            self.agents,
-            rendering,
-            Replies(tokenizer, end_ids={tokenizer.eos_token_id}, stop=("|",)),
-            lambda end, row: {"right": float(end.end.returned == row["answer"]), "said": len(end.replies)},
-            timeout_s=timeout_s,
-            end_s=60.0,
-            max_tokens=100,
-            stop=("|",),
-            num_tokens=len(tokenizer),
-        )
-        self.made = lambda: AgentEnvironment(parts)
-        self.made.wants_ids = True  # type: ignore[attr-defined]
-        self.row = {"prompt": "begin", "answer": "yes"}
-        self.episodes = self.restarted(turns)
-
-    def restarted(self, turns: int = 8) -> Episodes:
-        return Episodes(
-            self.made,
-            name="agent",
-            file=None,
-            bridge=PlainBridge(self.tokenizer),
-            decode=self.tokenizer.decode,
-            budgets=Budgets(turns),
-            snapshots=Snapshots(None, 0),
-            timeout_s=10.0,
-        )
-
-    def ids(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def begin(self) -> ScoreRequest:
-        prompt = self.episodes._first(self.row)
-        assert isinstance(prompt, Ids), prompt
-        return ScoreRequest(4, 1, token_array(), Finish.TURN, [], 500, prompt=token_array(prompt))
-
-    def say(self, request: ScoreRequest, text: str, finish: Finish = Finish.TURN) -> ScoreRequest:
-        return self._longer(request, self.ids(text), True, finish)
-
-    def observe(self, request: ScoreRequest, answer: Any) -> ScoreRequest:
-        assert isinstance(answer, Observed) and answer.after is None, answer
-        return self._longer(request, list(answer.tokens), False, Finish.TURN)
-
-    def _longer(self, request: ScoreRequest, ids: list[int], sampled: bool, finish: Finish) -> ScoreRequest:
-        tokens = token_array([*request.tokens, *ids])
-        turns = [*request.turns, (len(request.tokens), len(tokens), sampled)]
-        return replace(
-            request, tokens=tokens, turns=turns, finish=finish, logprobs=array("f", [-1.0] * len(tokens))
-        )
 
 
 def user(text: str) -> ChatTurn:
@@ -187,7 +54,8 @@ def test_calls_are_turns_and_the_end_is_scored(tokenizer: Any) -> None:
     end = worker.episodes.answer(worker.say(worker.observe(request, answer), "yes"), worker.row)
     assert isinstance(end, Scored) and end.value == 3.0 and not end.truncated
     assert end.metrics["right"] == 1.0 and end.metrics["said"] == 2.0 and end.metrics["turns"] == 2
-    assert len(worker.running) == 2, "one for the prompt of the group, and one"
+    assert len(worker.running) == 1, "the agent that was started for the prompt goes on"
+    assert worker.episodes.open.closed == {Cause.ENDED: 1}
 
 
 def test_a_lost_agent_is_run_again_with_the_recorded_turns(tokenizer: Any) -> None:
@@ -199,7 +67,7 @@ def test_a_lost_agent_is_run_again_with_the_recorded_turns(tokenizer: Any) -> No
         assert isinstance(end, Scored) and end.value == 3.0
 
 
-def test_a_repeated_agent_that_asks_something_else_fails(tokenizer: Any) -> None:
+def test_a_repeated_agent_that_asks_something_else_begins_again(tokenizer: Any) -> None:
     asked = iter(range(100))
 
     def fickle(row: Row, ask: Ask) -> str:
@@ -209,8 +77,12 @@ def test_a_repeated_agent_that_asks_something_else_fails(tokenizer: Any) -> None
     worker = Worker(tokenizer, fickle)
     request = worker.say(worker.begin(), "no")
     request = worker.say(worker.observe(request, worker.episodes.answer(request, worker.row)), "yes")
-    end = worker.restarted().answer(request, worker.row)
-    assert isinstance(end, Failed) and "after turn 1" in end.reason
+    worker.episodes = worker.restarted()
+    again = worker.episodes.answer(request, worker.row)
+    assert again == Observed(token_array(), begins=True), "with the prompt of its group"
+    assert len(worker.episodes.open) == 1 and worker.episodes.open.closed == {Cause.OTHER_TOKENS: 1}
+    request = worker.say(replace(request, tokens=token_array(), turns=[], logprobs=array("f")), "no")
+    assert isinstance(worker.episodes.answer(request, worker.row), Observed)
 
 
 def killed_before(kills: list[bool]) -> Program:
@@ -226,12 +98,12 @@ def killed_before(kills: list[bool]) -> Program:
 
 
 def test_an_agent_that_was_killed_before_its_first_call_is_run_again_once(tokenizer: Any) -> None:
-    kills = [True, False, True, False]
+    kills = [True, False]
     worker = Worker(tokenizer, killed_before(kills))
     request = worker.begin()
     assert isinstance(worker.episodes.answer(worker.say(request, "one"), worker.row), Observed)
     kills += [True, True, True, True]
-    failed = worker.episodes._first(worker.row)
+    failed = worker.episodes.first(worker.row)
     assert isinstance(failed, Failed) and "SIGKILL" in failed.reason and "twice" in failed.reason
     end = worker.restarted().answer(worker.say(request, "one"), worker.row)
     assert isinstance(end, Failed) and "SIGKILL" in end.reason and "twice" in end.reason
@@ -258,7 +130,7 @@ def test_an_agent_that_never_asks_is_closed(tokenizer: Any) -> None:
     request = worker.say(worker.begin(), "one")
     silent = threading.Event()
     worker.agents.program = lambda row, ask: silent.wait(10)
-    assert isinstance(worker.episodes.answer(request, worker.row), Failed)
+    assert isinstance(worker.restarted().answer(request, worker.row), Failed)
     silent.set()
     assert worker.running[-1].session._ended
 
@@ -282,11 +154,51 @@ def test_an_agent_that_was_killed_is_run_again_once(tokenizer: Any) -> None:
     assert isinstance(end, Failed) and "SIGKILL" in end.reason and "twice" in end.reason
 
 
-def test_members_of_a_group_must_begin_alike(tokenizer: Any) -> None:
+def test_each_member_of_a_group_may_have_a_prompt_of_its_own(tokenizer: Any) -> None:
     asked = iter(range(100))
     worker = Worker(tokenizer, lambda row, ask: ask(user(f"begin {next(asked)}")).content)
-    end = worker.episodes.answer(worker.say(worker.begin(), "yes"), worker.row)
-    assert isinstance(end, Failed) and "depend on the row alone" in end.reason
+    group = worker.begin()
+    other = replace(group, trajectory_id=5, begins=True)
+    own = worker.episodes.answer(other, worker.row)
+    assert isinstance(own, Observed) and own.begins and own.after == 0
+    whole = [*group.prompt[: own.kept], *own.tokens]
+    assert tokenizer.decode(whole) == "begin 1\n" and own.kept >= len("begin ")
+    start, forks = len(own.tokens), [Fork(0, 0, own.kept)]
+    request = replace(
+        other, begins=False, tokens=own.tokens, logprobs=array("f", [math.nan] * start), forks=forks
+    )
+    end = worker.episodes.answer(worker.say(request, "yes"), worker.row)
+    assert isinstance(end, Scored) and end.value == 2.0
+    worker.episodes = worker.restarted()
+    again = worker.episodes.answer(worker.say(request, "yes"), worker.row)
+    assert isinstance(again, Observed) and again.begins, "a later agent asks something else"
+    assert len(worker.running) == 3 and len(worker.episodes.open) == 1
+
+
+def test_a_first_request_that_fills_a_sequence_fails_its_trajectory(tokenizer: Any) -> None:
+    texts = iter(["a", "b" * 600])
+    worker = Worker(tokenizer, lambda row, ask: ask(user(next(texts))).content)
+    other = replace(worker.begin(), trajectory_id=5, begins=True)
+    failed = worker.episodes.answer(other, worker.row)
+    assert isinstance(failed, Failed) and "rollout.max_sequence_tokens" in failed.reason
+    assert len(worker.episodes.open) == 1
+
+
+def test_only_the_new_turn_crosses_to_the_worker_that_has_the_episode(tokenizer: Any) -> None:
+    worker = Worker(tokenizer, two_turns)
+    request = worker.say(worker.begin(), "no")
+    short = replace(request, prompt=token_array(), known=0)
+    found = worker.episodes.open.whole(short)
+    assert found == (request, worker.row)
+    answer = worker.episodes.answer(*found)
+    request = worker.say(worker.observe(request, answer), "yes")
+    start, stop, _ = request.turns[-1]
+    parts = {"tokens": request.tokens[start:stop], "logprobs": request.logprobs[start:stop]}
+    short = replace(short, turns=request.turns[-1:], known=start, **parts)
+    assert worker.episodes.open.whole(replace(short, known=start - 1)) is None
+    assert worker.restarted().open.whole(short) is None
+    end = worker.episodes.answer(*worker.episodes.open.whole(short))
+    assert isinstance(end, Scored) and end.value == 3.0
 
 
 def test_a_rewritten_history_is_a_sequence_of_its_own(tokenizer: Any) -> None:
@@ -337,7 +249,7 @@ def test_a_turn_without_an_end_ends_the_episode(tokenizer: Any) -> None:
 )
 def test_an_agent_that_never_asks_has_no_prompt(tokenizer: Any, program: Program, reason: str) -> None:
     worker = Worker(tokenizer, program, timeout_s=1.0)
-    failed = worker.episodes._first(worker.row)
+    failed = worker.episodes.first(worker.row)
     assert isinstance(failed, Failed) and reason in failed.reason
 
 
@@ -418,7 +330,7 @@ def bounded(row: Row, ask: Ask) -> str:
 
 def test_the_bounds_of_a_request_go_with_its_prompt(tokenizer: Any) -> None:
     worker = Worker(tokenizer, bounded)
-    first = worker.episodes._first(worker.row)
+    first = worker.episodes.first(worker.row)
     assert isinstance(first, Ids) and first.bounds == TurnBounds(3)
     request, seen = worker.say(worker.begin(), "abc"), []
     for said in ("d", "yesEND"):

@@ -13,7 +13,7 @@ from millrace.controller.waits import Waits
 from millrace.core import clock
 from millrace.core.errors import ConfigError, RemoteError, WorkerDied, WorkerError
 from millrace.core.events import Events
-from millrace.core.types import Vitals
+from millrace.core.progress import Vitals
 
 POLICY = Supervision(restarts=3, restart_window_s=60.0, backoff_s=0.0, spawn_timeout_s=1.0).model_copy(
     update={"heartbeat_timeout_s": 1.0}  # shorter than a run may set it

@@ -90,7 +90,7 @@ def test_a_restart_drops_the_present_turn_alone() -> None:
     part = Progress(0, again.lease, 3, TokenColumns.of([6, 6], [-1.0, -1.0], 0))
     state.progress("a", [part])
     state.unlease(trajectory)
-    assert state.restart(trajectory) == 2
+    assert state.restart(trajectory) == (2, False)
     assert list(trajectory.columns.tokens) == [5, 3, 7]
     assert trajectory.columns.turns() == [(0, 2, True), (2, 3, False)]
 

@@ -89,6 +89,11 @@ class Keys(Section):
         return reward.episode_tokens or reward.turns * self.sampling.max_tokens
 
     @property
+    def own_prompts(self) -> bool:
+        """Each trajectory has a prompt of its own: the first request of its agent."""
+        return isinstance(self.reward, EnvironmentRewardSection) and self.reward.agent is not None
+
+    @property
     def keeps_kv(self) -> bool:
         """A replica keeps keys and values of a trajectory that ends, because another turn may follow."""
         return self.rollout.keep_kv and isinstance(self.reward, EnvironmentRewardSection)

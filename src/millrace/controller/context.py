@@ -72,9 +72,11 @@ class RunContext:
             timeout_s=config.reward.timeout_s,
             look_s=pace.look_s,
             lanes=LANES if self.state.numbers.episode_tokens else 1,
+            group_size=self.state.numbers.group_size if self.state.numbers.own_prompts else None,
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
+        self.begin_episodes()
 
     def stop(self, reason: str) -> None:
         """End after the step under way; the first reason counts."""
@@ -115,12 +117,13 @@ class RunContext:
 
     def restart(self, trajectory: Trajectory, reason: str) -> None:
         """A queued trajectory begins again: its present turn, or from its prompt."""
-        discarded = self.state.restart(trajectory)
-        if not trajectory.columns:
+        discarded, again = self.state.restart(trajectory)
+        if again:
             self.pool.restart(trajectory.trajectory_id)
         self.events.emit(
             "restarted", trajectory_id=trajectory.trajectory_id, discarded_tokens=discarded, reason=reason
         )
+        self.begin_episodes()
 
     def stop_work(self) -> None:
         """Stop the replicas that work on trajectories that have ended. Reward workers stop before the ledger
@@ -138,9 +141,16 @@ class RunContext:
         for t in trajectories:
             self.pool.request(self.state.score_request(t))
 
+    def begin_episodes(self) -> None:
+        """Ask for the prompts of trajectories that have prompts of their own."""
+        if beginning := self.state.take_beginning():
+            self.events.emit("beginning", trajectory_ids=[t.trajectory_id for t in beginning])
+            self.request_scores(beginning)
+
     def _scored(self, trajectory_id: int, score: Score | Observed) -> None:
         self.waits.progress()
         unreplaced, num_queued = self.state.unreplaced, len(self.state.queued)
+        discarded = self.state.num_tokens(trajectory_id)
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
             if self.state.parked.answered(trajectory_id):
@@ -152,7 +162,13 @@ class RunContext:
             self.stop_work()
         if self.state.unreplaced > unreplaced == 0 and not self._out_of_signal:
             self._warn_out_of_signal()
+        self.begin_episodes()
         if isinstance(score, Observed):
+            if score.begins and discarded:
+                reason = "its agent was lost, and the next one asks something else"
+                self.events.emit(
+                    "restarted", trajectory_id=trajectory_id, discarded_tokens=discarded, reason=reason
+                )
             self.events.emit("observed", trajectory_id=trajectory_id, tokens=len(score.tokens))
             self.pulse.fire()
             return

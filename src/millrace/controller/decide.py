@@ -75,6 +75,7 @@ class Decisions:
         for trajectory in queued if lost else ():
             if (version := state.queued_view(trajectory).version) in lost:
                 self._run.restart(trajectory, f"version {version} is no longer held")
+        queued = [trajectory for trajectory in queued if trajectory.trajectory_id in state.queued]
         placed = schedule.place(view, [state.queued_view(trajectory) for trajectory in queued])
         leased = [(one, replica) for one, replica in zip(queued, placed, strict=True) if replica is not None]
         for trajectory, replica in leased:
@@ -90,6 +91,7 @@ class Decisions:
             self._cached_view = None
             for replica, leases in bring_back(run, replicas):
                 works.add(replica, *leases)
+            run.begin_episodes()
             return self._submit(works)
         prompts = list(islice(iter(self._next_prompt, None), len(replicas)))
         lengths = [run.state.measured.lengths.predicted(prompt.row_id) for prompt in prompts]
@@ -102,6 +104,7 @@ class Decisions:
             run.ledger.admit(groups)
             run.events.emit("admitted", group_ids=[g.group_id for g in groups])
             self._submit(works)
+            run.begin_episodes()
 
     def _next_prompt(self) -> Prompt | None:
         """The next usable prompt whose row does not rest. Others are skipped, with an event. None: not
@@ -114,6 +117,7 @@ class Decisions:
                     return prompt
                 prompt = BadPrompt(prompt.group_id, prompt.row_id, reason)
             run.ledger.skip([prompt])
+            run.pool.skip(prompt.group_id)
             kind = "rested" if prompt.reason.startswith(RESTS) else "skipped"
             run.events.emit(kind, group_id=prompt.group_id, row_id=prompt.row_id, reason=prompt.reason)
         return None

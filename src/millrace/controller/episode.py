@@ -8,10 +8,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.forks import context, num_seen
 from millrace.core.errors import DataError
 from millrace.core.turns.metric_names import ENVIRONMENT_S
-from millrace.core.turns.turn_bounds import NO_BOUNDS, UNBOUNDED, TurnBounds
+from millrace.core.turns.turn_bounds import NO_BOUNDS, UNBOUNDED, EpisodeBounds, TurnBounds
 from millrace.core.types import (
     Finish,
     Observed,
@@ -73,7 +74,11 @@ def work(
 
 def bounds_of(trajectory: Trajectory) -> TurnBounds:
     """What the request of the present turn asks, until the episode ends."""
-    return trajectory.bounds.next if trajectory.columns.turn_start else trajectory.bounds.first
+    return trajectory.bounds.first if in_first_turn(trajectory) else trajectory.bounds.next
+
+
+def in_first_turn(trajectory: Trajectory) -> bool:
+    return trajectory.columns.turn_start == trajectory.columns.prompt_end
 
 
 def extend(trajectory: Trajectory, progress: Progress, worker: str) -> None:
@@ -106,19 +111,28 @@ def queued_view(
     still there."""
     columns = trajectory.columns
     oldest = birth if columns.version_last is None else columns.version_last
-    last = replicas.get(trajectory.replica) if columns.runs and columns.version_open is None else None
+    has_home = columns.version_open is None and (columns.runs or not trajectory.lease)
+    last = replicas.get(trajectory.replica) if has_home else None
     is_there = last is not None and last.alive and last.epoch == trajectory.epoch
     bound = bound_to(trajectory, one_version=one_version)
     return QueuedView(bound, oldest, trajectory.replica if is_there else "", len(columns))
 
 
 def restart(trajectory: Trajectory, *, one_version: bool) -> int:
-    """Drop the tokens of the present turn, or with `one_version` the episode. Returns how many tokens."""
-    num_tokens, kept = len(trajectory.columns), 0 if one_version else trajectory.columns.turn_start
-    trajectory.columns = trajectory.columns[:kept]
-    if not kept:
+    """Drop the tokens of the present turn, or with `one_version` of all turns. Returns how many tokens. A
+    prompt of its own stays until its episode begins again."""
+    columns = trajectory.columns
+    num_tokens, kept = len(columns), columns.prompt_end if one_version else columns.turn_start
+    trajectory.columns = columns[:kept]
+    if in_first_turn(trajectory):
         trajectory.metrics, trajectory.bounds = {}, trajectory.bounds._replace(next=NO_BOUNDS)
     return num_tokens - kept
+
+
+def begin(trajectory: Trajectory) -> None:
+    """Its episode is to begin, or to begin again: it waits for its prompt."""
+    trajectory.columns, trajectory.metrics, trajectory.bounds = TokenColumns(), {}, UNBOUNDED
+    trajectory.state, trajectory.finish = State.WAITING, None
 
 
 def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:
@@ -133,26 +147,39 @@ def end_turn(trajectory: Trajectory, finish: Finish, *, answered: bool) -> None:
 def request(
     trajectory: Trajectory, prompt: array[int], row_digest: str, *, max_sequence_tokens: int
 ) -> ScoreRequest:
-    """What an environment needs to answer the last turn."""
+    """What an environment needs to answer the last turn, or to begin."""
     columns, finish = trajectory.columns, trajectory.finish
-    assert finish is not None, trajectory
-    room = max_sequence_tokens - num_seen(columns.forks, len(columns), len(prompt))
-    ids = trajectory.trajectory_id, trajectory.group_id
-    spent_s = trajectory.metrics.get(ENVIRONMENT_S, 0.0)
-    turns, forks, logprobs = columns.turns(), columns.forks, columns.logprobs
+    turns = columns.turns()[columns.prompt_end > 0 :]
     return ScoreRequest(
-        *ids, columns.tokens, finish, turns, room, spent_s, prompt, forks, logprobs, row_digest
+        trajectory_id=trajectory.trajectory_id,
+        group_id=trajectory.group_id,
+        tokens=columns.tokens,
+        finish=finish or Finish.TURN,
+        turns=turns,
+        room=max_sequence_tokens - num_seen(columns.forks, len(columns), len(prompt)),
+        spent_s=trajectory.metrics.get(ENVIRONMENT_S, 0.0),
+        prompt=prompt,
+        forks=columns.forks,
+        logprobs=columns.logprobs,
+        row_digest=row_digest,
+        begins=finish is None,
     )
 
 
 def observe(trajectory: Trajectory, answer: Observed) -> None:
-    """The trajectory goes on, with another turn."""
+    """The trajectory goes on, with another turn or with its first one."""
+    if answer.begins:
+        begin(trajectory)
+        trajectory.bounds = EpisodeBounds(answer.bounds)
     if answer.after is not None:
         trajectory.columns.fork(answer.after, answer.kept)
-    trajectory.columns.observe(answer.tokens)
+        trajectory.columns.observe(answer.tokens)
+    elif answer.tokens:
+        trajectory.columns.observe(answer.tokens)
     trajectory.state, trajectory.finish = State.QUEUED, None
     trajectory.metrics = trajectory.metrics | answer.metrics
-    trajectory.bounds = trajectory.bounds._replace(next=answer.bounds)
+    if not answer.begins:
+        trajectory.bounds = trajectory.bounds._replace(next=answer.bounds)
 
 
 def end_episode(trajectory: Trajectory, score: Scored) -> None:

@@ -116,7 +116,7 @@ def bring_back(run: RunContext, replicas: Sequence[str]) -> Iterator[tuple[str, 
         state.adopt(group, birth=version)
         state.groups[group.group_id].birth = version  # not that of members that have ended
         state.parked.begin_again(group, state.groups)
-        yield replica, [state.lease(member, replica) for member in group.members if member.live]
+        yield replica, [state.lease(m, replica) for m in group.members if m.trajectory_id in state.queued]
 
 
 def end_parked(state: RunState) -> list[int]:

@@ -26,8 +26,8 @@ from typing import Any
 
 from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded
+from millrace.core.progress import CallVitals, Vitals
 from millrace.core.protocols import Handle
-from millrace.core.types import CallVitals, Vitals
 
 FACTOR = 10.0
 FLOOR_S = 20.0  # no call ends its worker sooner: a loaded machine is sometimes slow

@@ -33,13 +33,21 @@ class PromptStream:
     """Prompts in the order of their group ids, at least `prefetch` of them where workers keep up.
 
     A row is in one place: nobody has asked for it, it is under way, it was lost, or it is fetched. `begin_s`:
-    the deadline of the begin of an episode; None: rows are no episodes, and there is one lane."""
+    the deadline of the begin of an episode; None: rows are no episodes, and there is one lane. `group_size`:
+    the first trajectory of a group goes on with the episode begun for its prompt; None: none does."""
 
     def __init__(
-        self, waits: Waits, *, next_group_id: int, prefetch: int, begin_s: float | None = None
+        self,
+        waits: Waits,
+        *,
+        next_group_id: int,
+        prefetch: int,
+        begin_s: float | None = None,
+        group_size: int | None = None,
     ) -> None:
         self._waits, self._prefetch = waits, prefetch
         self._several, self._timeout_s = begin_s is not None, PROMPTS_TIMEOUT_S + (begin_s or 0.0)
+        self._group_size = group_size
         self._first = self._next_group_id = next_group_id  # of the stream, and of those not asked for
         self._fetched: dict[int, Prompt | BadPrompt] = {}
         self._under_way: defaultdict[str, set[int]] = defaultdict(set)  # by worker
@@ -100,6 +108,10 @@ class PromptStream:
         """The worker is gone, and with it calls that were cancelled before they began."""
         self._lose(worker, [*self._under_way[worker]])
 
+    def members(self, ids: Iterable[int]) -> list[int]:
+        """The trajectories that go on with the episodes of these groups' prompts."""
+        return [] if self._group_size is None else [group_id * self._group_size for group_id in ids]
+
     async def fetch(self, handle: Handle, ids: list[int]) -> None:
         """Fetch these prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. A later
         fetch gets the same prompts."""
@@ -118,7 +130,8 @@ class PromptStream:
     async def _ask(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         deaths = self._deaths.get(ids[0], [])
         if len(deaths) < DEATHS_MAX:
-            fetched: list[Prompt | BadPrompt] = await handle.call("prompts", ids, timeout_s=self._timeout_s)
+            asked, timeout_s = (ids, self.members(ids)), self._timeout_s
+            fetched: list[Prompt | BadPrompt] = await handle.call("prompts", *asked, timeout_s=timeout_s)
             self._killers = 0
             return fetched
         row_ids = await handle.call("row_ids", ids, timeout_s=PROMPTS_TIMEOUT_S)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ class RewardPool:
     prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
     woken waits `look_s` before it looks for work. A worker serves `lanes` calls at once; several lanes have
     one request a call, so that no slow environment delays another. Without `look_s` such a call begins with
-    its request, and wakes no session."""
+    its request, and wakes no session. `group_size`: see `PromptStream`."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class RewardPool:
         timeout_s: float,
         look_s: float = 0.0,
         lanes: int = 1,
+        group_size: int | None = None,
     ) -> None:
         self._pulse, self._waits, self._on_score = pulse, waits, on_score
         # The sessions that wait for work, by worker, and what begins a call of each.
@@ -66,6 +67,7 @@ class RewardPool:
             next_group_id=next_group_id,
             prefetch=prefetch,
             begin_s=timeout_s if lanes > 1 else None,
+            group_size=group_size,
         )
 
     def request(self, request: ScoreRequest) -> None:
@@ -113,6 +115,10 @@ class RewardPool:
             self._wake()
         return prompt
 
+    def skip(self, group_id: int) -> None:
+        """No trajectory goes on from this prompt. An episode that was begun for it is closed."""
+        self.forget(self._prompts.members([group_id]))
+
     def end_prompts(self) -> None:
         """No more prompts are wanted."""
         self._prompts.end()
@@ -159,7 +165,7 @@ class RewardPool:
     def _begin(self, handle: Handle, call: _Call) -> bool:
         """Begin a call for a request, if there is one that this worker may serve now."""
         if requests := self._requests.take(handle):
-            call(self._score(handle, requests))
+            call(self._answer(handle, requests[0]))
         return bool(requests)
 
     def _begin_prompt(self, handle: Handle, call: _Call) -> bool:
@@ -183,6 +189,7 @@ class RewardPool:
     async def _fetch(self, handle: Handle, ids: list[int]) -> None:
         try:
             await self._prompts.fetch(handle, ids)
+            self._requests.begun(handle.name, self._prompts.members(ids))
         except BaseException:
             self._wake()  # another worker can fetch the prompts
             raise
@@ -193,9 +200,22 @@ class RewardPool:
         self._pulse.fire()
         self._wake(handle.name)
 
+    async def _answer(self, handle: Handle, request: ScoreRequest) -> None:
+        """An environment answers one request. If its worker has not what `short` leaves out, it gets all."""
+        what, most_s = f"the answer to trajectory {request.trajectory_id}", self._timeout_s + GRACE_S
+        waiting, began_s = deque([request]), clock.now()
+        with self._serving(handle, waiting), self._waits.waiting(handle.name, what, bounded=True):
+            answer = await handle.call("answer", self._requests.short(handle.name, request), timeout_s=most_s)
+            if answer is None:
+                answer = await handle.call("answer", request, timeout_s=most_s)
+            waiting.clear()
+            self._waits.progress(handle.name)
+            self._average(clock.now() - began_s)
+            self._finish(handle.name, request.trajectory_id, answer)
+
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
         waiting, began_s, most_s = deque(requests), clock.now(), self._timeout_s + GRACE_S
-        try:
+        with self._serving(handle, waiting):
             async with aclosing(handle.stream("score", requests)) as scores, asyncio.timeout(most_s) as limit:
                 while waiting:
                     what = f"the reward of trajectory {waiting[0].trajectory_id}"
@@ -208,6 +228,13 @@ class RewardPool:
                     if waiting:
                         limit.reschedule(began_s + most_s)
                     self._finish(handle.name, trajectory_id, score)
+
+    @contextmanager
+    def _serving(self, handle: Handle, waiting: deque[ScoreRequest]) -> Iterator[None]:
+        """A call for these requests. What leaves `waiting` is answered; the first one may be the cause of an
+        error. Raises: PlannedRestart: the worker is lost."""
+        try:
+            yield
         except TimeoutError as error:  # or DeadlineExceeded: the worker noticed the deadline itself
             failed = Failed(f"the reward did not answer within {self._timeout_s:g} s")
             self._finish(handle.name, waiting.popleft().trajectory_id, failed)

@@ -27,6 +27,7 @@ class RunNumbers:
     redundant_samples: int = 0  # trajectories that a group has and a batch does not need
     redundant_groups: int = 0  # the same of groups
     one_version: bool = False  # all turns of a trajectory have one version
+    own_prompts: bool = False  # each episode begins for its trajectory, and may have a prompt of its own
 
     @classmethod
     def of(cls, config: Config, schedule: Schedule) -> RunNumbers:
@@ -46,6 +47,7 @@ class RunNumbers:
             redundant_samples=schedule.redundant_samples,
             redundant_groups=schedule.redundant_groups,
             one_version=schedule.one_version,
+            own_prompts=config.own_prompts,
         )
 
     @property

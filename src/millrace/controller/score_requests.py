@@ -14,6 +14,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import count
 
+from msgspec.structs import replace
+
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import RewardError
 from millrace.core.protocols import Handle
 from millrace.core.types import Failed, Observed, Score, ScoreRequest
@@ -27,6 +30,8 @@ DEATHS_MAX = 2
 
 FAILURES_MAX = 256
 """Failed scores in a row that stop the run."""
+
+NOTHING = token_array()
 
 ANY, SUSPECTS = "", "*"
 """In place of the name of a worker."""
@@ -43,6 +48,7 @@ class ScoreRequests:
         self._calls = Counter[str]()  # of each worker
         self._taken: dict[str, dict[int, ScoreRequest]] = {}  # by worker and trajectory
         self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
+        self._known: dict[int, int] = {}  # trajectory -> its tokens that this worker has
         self._suspects, self._deaths = set[int](), Counter[int]()
         self._alone = set[str]()  # workers that serve a suspect
         # By worker: trajectories whose episodes it is to end, and those that it is being told of.
@@ -88,6 +94,11 @@ class ScoreRequests:
     def end(self, worker: str) -> None:
         self._calls[worker] -= 1
 
+    def begun(self, worker: str, ids: Iterable[int]) -> None:
+        """The worker has begun the episodes of these trajectories, with the prompts of their groups."""
+        self._homes |= dict.fromkeys(ids, worker)
+        self._known |= dict.fromkeys(ids, 0)
+
     def forget(self, ids: Collection[int]) -> set[str]:
         """These trajectories need no answer any more. Returns the workers that are to end an episode."""
         workers, gone = set[str](), frozenset(ids)
@@ -99,6 +110,7 @@ class ScoreRequests:
             if any(trajectory_id in taken for taken in self._taken.values()):
                 self._forgotten.add(trajectory_id)
             if self._several:
+                self._known.pop(trajectory_id, None)
                 workers.add(home := self._homes.pop(trajectory_id, ANY))
                 self._ended.setdefault(home, []).append(trajectory_id)
         return workers
@@ -106,6 +118,7 @@ class ScoreRequests:
     def restart(self, trajectory_id: int) -> str:
         """A trajectory that waits for no answer begins again. The worker that has its episode closes the
         episode before it serves the next request. Returns the worker; ANY: there is no episode."""
+        self._known.pop(trajectory_id, None)
         home = self._homes.get(trajectory_id, ANY)
         if home != ANY:
             self._restarted.setdefault(home, []).append(trajectory_id)
@@ -147,6 +160,24 @@ class ScoreRequests:
                 taken.append((own if is_own else shared).popleft()[1])
         return taken
 
+    def short(self, worker: str, request: ScoreRequest) -> ScoreRequest:
+        """The request without what its worker knows, if it has the episode."""
+        known = self._known.get(request.trajectory_id)
+        if known is None or self._homes.get(request.trajectory_id) != worker or request.begins:
+            return request
+        start, stop, _ = request.turns[-1]
+        if start != known:
+            return request
+        return replace(
+            request,
+            tokens=request.tokens[start:stop],
+            logprobs=request.logprobs[start:stop],
+            turns=request.turns[-1:],
+            prompt=NOTHING,
+            forks=[],
+            known=known,
+        )
+
     def give_back(self, worker: str, unanswered: Sequence[ScoreRequest]) -> None:
         """A call of `worker` has ended, and these requests wait again."""
         self._calls[worker] -= 1
@@ -157,14 +188,17 @@ class ScoreRequests:
 
     def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
         """Raises: RewardError: too many failed in a row."""
-        self._taken[worker].pop(trajectory_id)
+        request = self._taken[worker].pop(trajectory_id)
         self._deaths.pop(trajectory_id, None)
         self._suspects.discard(trajectory_id)
         self._forgotten.discard(trajectory_id)
         if isinstance(answer, Observed):
             self._homes[trajectory_id] = worker
+            before = 0 if answer.begins else len(request.tokens)
+            self._known[trajectory_id] = before + len(answer.tokens)
         else:
             self._homes.pop(trajectory_id, None)
+            self._known.pop(trajectory_id, None)
         self._failures = self._failures + 1 if isinstance(answer, Failed) else 0
         if self._failures >= FAILURES_MAX and isinstance(answer, Failed):
             raise RewardError(
@@ -200,4 +234,5 @@ class ScoreRequests:
         self._ended.setdefault(ANY, []).extend(ended)  # they may have left snapshots
         self._restarted.pop(worker, None)
         self._homes = {tid: name for tid, name in self._homes.items() if name != worker}
+        self._known = {tid: known for tid, known in self._known.items() if tid in self._homes}
         self._waiting[ANY] = deque(sorted([*self._waiting.pop(worker, ()), *self._waiting[ANY]]))

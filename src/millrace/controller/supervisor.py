@@ -21,8 +21,8 @@ from millrace.core import clock
 from millrace.core.errors import DeadlineExceeded, DigestMismatchError, WorkerDied, WorkerError, alone, leaves
 from millrace.core.events import Events
 from millrace.core.placement import HERE, Place
+from millrace.core.progress import Vitals
 from millrace.core.protocols import Handle, Runtime
-from millrace.core.types import Vitals
 
 BACKOFF_S_MAX = 10.0
 DEATH_GRACE_S = 0.02  # a session in a call learns of the death there, and its error says more

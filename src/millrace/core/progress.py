@@ -16,7 +16,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from millrace.core.types import CallVitals
+import msgspec
+
+
+class CallVitals(msgspec.Struct, frozen=True):
+    """How far a call is that a worker executes. `done`: a count of what was done for it, in any unit.
+    `waits_for`: the method of another call of this worker that it waits for; empty: it waits for none."""
+
+    method: str
+    done: int = 0
+    waits_for: str = ""
+
+
+class Vitals(msgspec.Struct, frozen=True):
+    """The state of a worker's process, in its answer to a heartbeat."""
+
+    cpu_s: float  # used since the process started
+    resident_bytes: int
+    disk: bool  # the process waits for a disk, or has read from a disk since the last heartbeat
+    calls: list[CallVitals]  # that are being executed, without streams
+    receiving: bool = False  # a large command is arriving and is not complete
+    queued_s: float = 0.0  # for which its threads waited for a core; 0 where the kernel does not tell
 
 
 class CallProgress:

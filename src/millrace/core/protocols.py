@@ -205,14 +205,19 @@ class Relay(Protocol):
 class RewardWorker(Protocol):
     """Turns group ids into prompts and completions into scores. Any worker can serve any group."""
 
-    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
-        """Raises: OutOfMemory: one of these rows needs more than this worker has left."""
+    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt | BadPrompt]:
+        """`members`: of each group the trajectory that goes on with the episode begun for the prompt.
+        Raises: OutOfMemory: one of these rows needs more than this worker has left."""
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         """The names of their rows, without reading the rows."""
 
     async def forget(self, trajectory_ids: list[int]) -> None:
         """These trajectories need no score or answer any more, and the ledger says so."""
+
+    async def answer(self, request: ScoreRequest) -> Score | Observed | None:
+        """An environment's answer to the last turn, or its begin. None: the worker has not what the request
+        leaves out (`ScoreRequest.known`), and wants all."""
 
     def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """Scores in the order of the requests, each yielded as soon as it is known.

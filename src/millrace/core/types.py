@@ -208,21 +208,26 @@ class Abstain(msgspec.Struct, frozen=True, tag="abstain"):
 
 class Observed(msgspec.Struct, frozen=True, tag="observed"):
     """The environment has answered. `bounds`: of the model's next turn. `metrics` join earlier ones. `tokens`
-    follow the trajectory, its first `after` tokens (`Fork`), or `kept` tokens of the prompt (`after` 0)."""
+    follow the trajectory, its first `after` tokens (`Fork`), or `kept` tokens of the prompt (`after` 0).
+    `begins`: the episode begins, and nothing that came before counts. Then `tokens` are the trajectory's own
+    end of the prompt; none: its prompt is the group's."""
 
     tokens: array[int]
     metrics: dict[str, float] = {}
     after: int | None = None
     kept: int = 0
     bounds: TurnBounds = NO_BOUNDS
+    begins: bool = False
 
 
 Score = Scored | Failed | Abstain
 
 
 class ScoreRequest(msgspec.Struct, frozen=True):
-    """`turns`: (start, stop, sampled) of sampled and observed tokens; empty: one turn. `room`: tokens that
-    may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`, `row_digest`: empty: not known."""
+    """`turns`: (start, stop, sampled) of sampled and observed tokens from the first sampled one; empty: one.
+    `room`: tokens that may follow. `spent_s`: ENVIRONMENT_S of earlier turns. `logprobs`, `row_digest`:
+    empty: not known. `begins`: nothing was sampled, and the episode is to begin. `known`: so many tokens of
+    the trajectory are left out, with all that belongs to them: the worker has them. None: none are."""
 
     trajectory_id: int
     group_id: int
@@ -235,6 +240,8 @@ class ScoreRequest(msgspec.Struct, frozen=True):
     forks: list[Fork] = []
     logprobs: array[float] = msgspec.field(default_factory=lambda: array("f"))
     row_digest: str = ""
+    begins: bool = False
+    known: int | None = None
 
 
 # ---------------------------------------------------------------- training
@@ -349,26 +356,6 @@ class Served(msgspec.Struct, frozen=True):
     pull_s: float
     swap_s: float
     computes: str = ""  # in which number format, and whether exactly; for people
-
-
-class CallVitals(msgspec.Struct, frozen=True):
-    """How far a call is that a worker executes. `done`: a count of what was done for it, in any unit.
-    `waits_for`: the method of another call of this worker that it waits for; empty: it waits for none."""
-
-    method: str
-    done: int = 0
-    waits_for: str = ""
-
-
-class Vitals(msgspec.Struct, frozen=True):
-    """The state of a worker's process, in its answer to a heartbeat."""
-
-    cpu_s: float  # used since the process started
-    resident_bytes: int
-    disk: bool  # the process waits for a disk, or has read from a disk since the last heartbeat
-    calls: list[CallVitals]  # that are being executed, without streams
-    receiving: bool = False  # a large command is arriving and is not complete
-    queued_s: float = 0.0  # for which its threads waited for a core; 0 where the kernel does not tell
 
 
 class TrainerState(msgspec.Struct, frozen=True):

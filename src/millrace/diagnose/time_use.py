@@ -81,7 +81,7 @@ SCORING, IDLE, OTHER = "busy", "idle", "other"
 
 KINDS = (
     *("run_started", "step", "published", "checkpoint", "report", "pulled"),
-    *("finished", "observed", "scored", "ended", "restarted", "memory"),
+    *("beginning", "finished", "observed", "scored", "ended", "restarted", "memory"),
 )
 """Kinds of the events that count."""
 
@@ -177,6 +177,10 @@ class TimeUseLog:
             case "finished" if (tid := fields["trajectory_id"]) not in self._pending:
                 self._pending.add(tid)
                 self._scoring.append((at_s, 1))
+            case "beginning":
+                for tid in set(fields["trajectory_ids"]) - self._pending:
+                    self._pending.add(tid)
+                    self._scoring.append((at_s, 1))
             case "observed" | "scored" | "ended" | "restarted":
                 self._answered(fields["trajectory_id"], at_s)
             case "memory" if "controller_cpu_s" in fields:

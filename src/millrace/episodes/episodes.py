@@ -18,7 +18,7 @@ from millrace.conversations.call_forms import NO_STYLE, style_of
 from millrace.conversations.call_reader import CallReader
 from millrace.conversations.encoding import encodable
 from millrace.core.completion.columns import token_array
-from millrace.core.completion.forks import num_seen, num_shared
+from millrace.core.completion.forks import context, num_seen, num_shared
 from millrace.core.errors import ConfigError, DeadlineExceeded
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.turns.metric_names import ENVIRONMENT_S
@@ -60,6 +60,11 @@ from millrace.tasks.tasks import Task as Rows
 from millrace.tasks.tasks import first_usable
 
 T = TypeVar("T")
+
+
+class OtherRequest(Exception):
+    """An agent that is repeated asks something else than it did."""
+
 
 THREADS = 64
 """Calls at once: as many as the controller sends (`controller.turns.episode.LANES`)."""
@@ -103,15 +108,20 @@ class Episodes:
 
     async def answered(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """As `answer`. Raises: DeadlineExceeded: too many environments are over their deadline."""
-
-        def late() -> None:
-            self.forget([request.trajectory_id])
-
+        late = partial(self.forget, [request.trajectory_id])
         return await self._in_time(partial(self.answer, request, row), late)
 
-    async def begun(self, row: Row) -> More | Ids | Failed:
-        """What follows the prompt of a row. Raises: as `answered`."""
-        return await self._in_time(partial(self._first, row))
+    async def answered_short(self, request: ScoreRequest) -> Score | Observed | None:
+        """As `answered`, of a request that leaves out what is known. None: its episode is not here."""
+        if (found := self.open.whole(request)) is None:
+            return None
+        return await self.answered(*found)
+
+    async def begun(self, row: Row, member: ScoreRequest | None = None) -> More | Ids | Failed:
+        """What follows the prompt of a row. `member`: a trajectory that goes on with this episode, if that
+        has token ids. Raises: as `answered`."""
+        late = partial(self.forget, [] if member is None else [member.trajectory_id])
+        return await self._in_time(partial(self.first, row, member), late)
 
     def forget(self, trajectory_ids: list[int]) -> Future[None] | None:
         """These trajectories have ended, or begin again. A `close` that hangs takes a thread. Returns what
@@ -122,7 +132,7 @@ class Episodes:
             return self._threads.submit(self._snapshots.forget, trajectory_ids)
         return None
 
-    async def _in_time(self, call: Callable[[], T], late: Callable[[], None] = lambda: None) -> T | Failed:
+    async def _in_time(self, call: Callable[[], T], late: Callable[[], object]) -> T | Failed:
         """`late`: what is done after a call that ends over its deadline."""
         future = self._threads.submit(_of_one_process, call)
         try:
@@ -136,15 +146,21 @@ class Episodes:
             raise DeadlineExceeded(reason)
         return Failed(reason)
 
-    def _first(self, row: Row) -> More | Ids | Failed:
-        return self._twice(partial(self._begun, row), again=True)
+    def first(self, row: Row, member: ScoreRequest | None = None) -> More | Ids | Failed:
+        """As `begun`."""
+        return self._twice(partial(self._begun, row, member), again=True)
 
-    def _begun(self, row: Row) -> More | Ids | Failed:
+    def _begun(self, row: Row, member: ScoreRequest | None) -> More | Ids | Failed:
         """Raises: EpisodeLost."""
         episode = None
         try:
-            episode = self.open.open(self._kind)
-            return to_begin(self._name, episode.environment.reset(row))
+            episode = self.open.open(self._kind, row)
+            begun = to_begin(self._name, episode.environment.reset(own_copy(row)))
+            if member is not None and isinstance(begun, Ids):
+                member = replace(member, prompt=token_array(begun))
+                self.open.keep(member, Observed(token_array(), begins=True), episode)
+                episode = None
+            return begun
         except BaseException as error:
             if isinstance(error, MemoryError | EpisodeLost):
                 raise
@@ -156,7 +172,9 @@ class Episodes:
     def answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """The answer to the last turn of the request. An exception of the environment becomes a Failed. An
         episode that is lost is repeated once, if it can be."""
-        return self._twice(partial(self._answer, request, row), again=self._recovery == "replayed")
+        return self._twice(
+            partial(self._answer, request, row), again=request.begins or self._recovery == "replayed"
+        )
 
     def _twice(self, call: Callable[[], T], *, again: bool) -> T | Failed:
         """`again`: a call whose episode is lost is made once more."""
@@ -172,13 +190,18 @@ class Episodes:
 
     def _answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """Raises: EpisodeLost."""
+        if request.begins:
+            return self._begin_anew(request, row)
         if not request.turns:
             request = replace(request, turns=[(0, len(request.tokens), True)])
         turns, episode = len(request.turns[::2]), self.open.take(request)
         cause: Cause | None = Cause.FAILED
         try:
             if episode is None:
-                episode = self._again(request, row, turns - 1)
+                again = self._again(request, row, turns - 1)
+                if not isinstance(again, Episode):
+                    return again
+                episode = again
             episode.seconds = request.spent_s
             answer = self._step(episode, request, turns)
             score, cause = self._judge(request, row, episode, answer)
@@ -193,19 +216,52 @@ class Episodes:
             if episode is not None and cause is not None:
                 self.open.close(episode, cause)
 
-    def _again(self, request: ScoreRequest, row: Row, turns: int) -> Episode:
-        """The episode after so many turns, in this process. Raises: RecoveryError. What the environment
-        raises."""
+    def _begin_anew(
+        self, request: ScoreRequest, row: Row, episode: Episode | None = None
+    ) -> Observed | Failed:
+        """Begin the episode of a trajectory, without what it had. Raises: EpisodeLost."""
+        self.forget([request.trajectory_id])
+        try:
+            if episode is None:
+                episode = self.open.open(self._kind, row)
+                self._reset(episode, row)
+            begun = episode.begun
+            observed = _own_prompt(request, begun)
+            room = request.room + num_seen(request.forks, len(request.tokens), len(request.prompt))
+            if isinstance(begun, Ids) and len(begun) >= room:
+                return Failed(
+                    f"{self._name}: the first request of the agent has {len(begun)} tokens, and a sequence "
+                    f"has {room} (`rollout.max_sequence_tokens`)"
+                )
+            self.open.keep(request, observed, episode)
+            episode = None
+            return observed
+        except BaseException as error:  # not even SystemExit may leave the thread
+            if isinstance(error, MemoryError | EpisodeLost):
+                raise
+            return raised(self._name, error, self._file)
+        finally:
+            if episode is not None:
+                self.open.close(episode, Cause.FAILED)
+
+    def _again(self, request: ScoreRequest, row: Row, turns: int) -> Episode | Observed | Failed:
+        """The episode after so many turns, in this process. That of an agent that asks something else begins
+        anew. Raises: RecoveryError. What the environment raises."""
         if turns and self._recovery == "failed":
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         if not turns and self._recovery == "restored":  # what is left of an earlier begin is of no use
             self._snapshots.forget([request.trajectory_id])
-        episode = self.open.open(self._kind)
+        episode = self.open.open(self._kind, row)
         try:
             if turns and self._recovery == "restored":
                 self._restore(episode, request, row, turns)
             else:
                 self._repeat(episode, request, row, turns)
+        except OtherRequest:
+            if not episode.turns:
+                return self._begin_anew(request, row, episode)
+            self.open.close(episode, Cause.OTHER_TOKENS)
+            return self._begin_anew(request, row)
         except BaseException:
             self.open.close(episode, Cause.FAILED)
             raise
@@ -217,17 +273,19 @@ class Episodes:
         episode.turns, episode.reward, episode.before = snapshot.turns, snapshot.reward, snapshot.before
         episode.rewards.update(snapshot.rewards)
 
-    def _repeat(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
-        """Raises: RecoveryError: the episode differs from the recorded one."""
-        begun = to_begin(self._name, episode.environment.reset(own_copy(row)))
+    def _reset(self, episode: Episode, row: Row) -> None:
+        episode.begun = begun = to_begin(self._name, episode.environment.reset(own_copy(row)))
         if not isinstance(begun, Ids):
             messages = self._begin(row)
             episode.before = () if isinstance(messages, str) else followed(messages, begun)
-        elif request.prompt and list(begun) != list(request.prompt):
-            raise RecoveryError(
-                "the first request differs from the one of another agent of this row\n"
-                "  Make the request depend on the row alone: leave out times, random names and directories."
-            )
+
+    def _repeat(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
+        """Raises: RecoveryError: the episode differs from the recorded one. OtherRequest: an agent's."""
+        self._reset(episode, row)
+        begun = episode.begun
+        asked = context(request.prompt, request.tokens, request.forks, request.turns[0][0])
+        if isinstance(begun, Ids) and request.prompt and token_array(begun) != asked:
+            raise OtherRequest
         forks = {fork.start: fork for fork in request.forks}
         for number in range(1, turns + 1):
             answer = self._step(episode, request, number)
@@ -235,6 +293,8 @@ class Episodes:
             _, *follows = forks.get(start, (start, None, 0))
             recorded = [list(request.tokens[start:stop]), *follows]
             if not isinstance(answer, Observation) or self._appended(request, episode, answer) != recorded:
+                if isinstance(begun, Ids):
+                    raise OtherRequest
                 raise RecoveryError(
                     f"the repeated episode differs from the recorded one after turn {number}: its "
                     "answers depend on more than the row and the actions\n"
@@ -287,16 +347,16 @@ class Episodes:
             reason = f"{self._name} returned an observation without a token: a text that is not empty"
             return Failed(reason), Cause.FAILED
         bounds = answer.text.bounds if isinstance(answer.text, Ids) else NO_BOUNDS
-        cause = self._keep(request, row, episode, tokens)
-        return Observed(token_array(tokens), metrics, after, kept, bounds), cause
+        observed = Observed(token_array(tokens), metrics, after, kept, bounds)
+        return observed, self._keep(request, row, episode, observed)
 
-    def _keep(self, request: ScoreRequest, row: Row, episode: Episode, observed: list[int]) -> Cause | None:
+    def _keep(self, request: ScoreRequest, row: Row, episode: Episode, observed: Observed) -> Cause | None:
         """Until the next turn. Returns as `_judge`."""
         if self._recovery == "restored":
             data = episode.environment.snapshot()
             before = episode.before if isinstance(episode.before, str) else list(episode.before)
             snapshot = EpisodeSnapshot(episode.turns, episode.reward, dict(episode.rewards), data, before)
-            self._snapshots.keep(request, row, observed, snapshot)
+            self._snapshots.keep(request, row, list(observed.tokens), snapshot)
             if self._trial:
                 return Cause.TRIAL
         self.open.keep(request, observed, episode)
@@ -336,6 +396,16 @@ class Episodes:
         if isinstance(score, Scored) and budget:
             return Scored(score.value, score.metrics, truncated=True)
         return score
+
+
+def _own_prompt(request: ScoreRequest, begun: More | Ids) -> Observed:
+    """How the prompt of an episode that begins differs from its group's."""
+    if not isinstance(begun, Ids):
+        return Observed(token_array(), begins=True)
+    if token_array(begun) == request.prompt:
+        return Observed(token_array(), bounds=begun.bounds, begins=True)
+    kept = num_shared(request.prompt, begun[:-1])
+    return Observed(token_array(begun[kept:]), {}, 0, kept, begun.bounds, begins=True)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from hashlib import blake2b
+from math import nan
+
+from msgspec.structs import replace
 
 from millrace.core.completion.columns import token_array
-from millrace.core.types import ScoreRequest
+from millrace.core.completion.forks import Fork
+from millrace.core.types import Finish, Observed, ScoreRequest
 from millrace.episodes.bridge import Begin
-from millrace.episodes.environment import Environment
+from millrace.episodes.environment import Environment, Ids
+from millrace.tasks.chat import More
+from millrace.tasks.rows import Row
 
 KEPT_MAX = 4096
 """Episodes that a worker keeps between their turns. The one that waited longest is closed, and repeated."""
+
+NO_TOKENS, NO_LOGPROBS = token_array(), array("f")
+NOTHING = ScoreRequest(-1, -1, NO_TOKENS, Finish.TURN)
 
 
 class Cause(StrEnum):
@@ -31,17 +40,18 @@ class Cause(StrEnum):
 
 
 class Episode:
-    """One environment, after its last answer. `seen`: a digest of all that the model had seen then. `before`:
-    what its conversation began with, for the bridge."""
+    """One environment, after its last answer. `seen`: the last request, with the answer behind it. `before`:
+    what its conversation began with, for the bridge. `begun`: what its environment began with."""
 
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
+    def __init__(self, environment: Environment, row: Row) -> None:
+        self.environment, self.row = environment, row
         self.turns = 0
         self.reward = 0.0
         self.rewards = Counter[str]()  # by name, over the turns
         self.seconds = 0.0  # of its answers
-        self.seen = b""
+        self.seen = NOTHING
         self.before: Begin = ()
+        self.begun: More | Ids = ""
 
 
 class OpenEpisodes:
@@ -56,15 +66,15 @@ class OpenEpisodes:
     def __len__(self) -> int:
         return self.opened - self.closed.total()
 
-    def open(self, make: Callable[[], Environment]) -> Episode:
-        episode = Episode(make())
+    def open(self, make: Callable[[], Environment], row: Row) -> Episode:
+        episode = Episode(make(), row)
         with self._lock:
             self.opened += 1
         return episode
 
-    def keep(self, request: ScoreRequest, observed: Sequence[int], episode: Episode) -> None:
+    def keep(self, request: ScoreRequest, observed: Observed, episode: Episode) -> None:
         """Until the next turn of its trajectory."""
-        episode.seen = _seen(request, [*request.tokens, *observed])
+        episode.seen = answered(request, observed)
         with self._lock:
             others = [self._kept.pop(request.trajectory_id, None)]
             self._kept[request.trajectory_id] = episode
@@ -78,10 +88,18 @@ class OpenEpisodes:
         is closed first."""
         with self._lock:
             episode = self._kept.pop(request.trajectory_id, None)
-        if episode is None or episode.seen == _seen(request, request.tokens[: request.turns[-1][0]]):
+        if episode is None or goes_on(episode.seen, request):
             return episode
         self.close(episode, Cause.OTHER_TOKENS)
         return None
+
+    def whole(self, request: ScoreRequest) -> tuple[ScoreRequest, Row] | None:
+        """The request with what it leaves out, and its row; None: its episode is not here."""
+        with self._lock:
+            episode = self._kept.get(request.trajectory_id)
+        if episode is None or len(episode.seen.tokens) != request.known:
+            return None
+        return joined(episode.seen, request), episode.row
 
     def forget(self, trajectory_ids: Sequence[int]) -> list[Episode]:
         """The episodes of these trajectories, for the caller to close."""
@@ -96,6 +114,35 @@ class OpenEpisodes:
             self.closed[cause] += 1
 
 
-def _seen(request: ScoreRequest, tokens: Sequence[int]) -> bytes:
-    head = f"{request.group_id} {len(request.prompt)} ".encode()
-    return blake2b(head + token_array([*request.prompt, *tokens]).tobytes(), digest_size=16).digest()
+def answered(request: ScoreRequest, observed: Observed) -> ScoreRequest:
+    """The request with the answer behind it. An episode that begins has its prompt alone."""
+    if observed.begins:
+        request = replace(request, tokens=NO_TOKENS, logprobs=NO_LOGPROBS, turns=[], forks=[])
+    start = len(request.tokens)
+    fork = [] if observed.after is None else [Fork(start, observed.after, observed.kept)]
+    return replace(
+        request,
+        tokens=request.tokens + observed.tokens,
+        logprobs=request.logprobs + array("f", (nan,)) * len(observed.tokens),
+        turns=[] if observed.begins else [*request.turns, (start, start + len(observed.tokens), False)],
+        forks=[*request.forks, *fork],
+    )
+
+
+def joined(seen: ScoreRequest, request: ScoreRequest) -> ScoreRequest:
+    """The next request in full. `seen`: as of `answered`, of its last one."""
+    return replace(
+        request,
+        tokens=seen.tokens + request.tokens,
+        logprobs=seen.logprobs + request.logprobs,
+        turns=seen.turns + request.turns,
+        prompt=seen.prompt,
+        forks=seen.forks,
+        known=None,
+    )
+
+
+def goes_on(seen: ScoreRequest, request: ScoreRequest) -> bool:
+    """Whether the last turn of a full request follows what its episode has `seen`."""
+    before = request.tokens[: request.turns[-1][0]]
+    return (seen.group_id, seen.prompt, seen.tokens) == (request.group_id, request.prompt, before)

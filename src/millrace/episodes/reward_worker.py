@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from millrace.conversations.tokenizer import (
 )
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needing_memory
-from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, Scored, ScoreRequest
+from millrace.core.types import BadPrompt, Failed, Finish, Observed, Prompt, Score, Scored, ScoreRequest
 from millrace.episodes.environment import Ids
 from millrace.episodes.episodes import Episodes, make_episodes
 from millrace.episodes.snapshots import TRAINING
@@ -107,14 +108,16 @@ class TaskRewardWorker:
         if limit_memory:
             limit_process_memory(self._config.reward.memory_mb)
 
-    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
-        """The prompts of these groups, in order; an unusable row comes with the reason.
+    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt | BadPrompt]:
+        """The prompts of these groups, in order; an unusable row comes with the reason. `members`: of each
+        group the trajectory that goes on with the agent that was started for the prompt.
 
         Raises: OutOfMemory: this process is at its limit.
         """
         with needing_memory("a reward worker", "prompts", _ADVICE):
             if self._episodes is not None:
-                return [await self._begun(self._episodes, group_id) for group_id in group_ids]
+                begun = zip_longest(group_ids, members)
+                return [await self._begun(self._episodes, group_id, member) for group_id, member in begun]
             return await self._in_rows(lambda: [self._prompt(group_id) for group_id in group_ids])
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:
@@ -142,12 +145,7 @@ class TaskRewardWorker:
         """
         if self._episodes is not None:
             for request in requests:
-                columns = await self._in_rows(partial(self._columns, request))
-                if not isinstance(columns, Failed):
-                    yield request.trajectory_id, await self._episodes.answered(request, columns)
-                    continue
-                self._episodes.forget([request.trajectory_id])
-                yield request.trajectory_id, columns
+                yield request.trajectory_id, await self._answered(self._episodes, request)
             return
         inputs = await self._in_rows(lambda: [self._inputs(request) for request in requests])
         pairs = list(zip((request.trajectory_id for request in requests), inputs, strict=True))
@@ -174,6 +172,22 @@ class TaskRewardWorker:
                 task.cancel()
         if exhausted is not None:
             raise exhausted
+
+    async def answer(self, request: ScoreRequest) -> Score | Observed | None:
+        """What an environment answers. None: the request leaves out what this worker has not.
+
+        Raises: DeadlineExceeded: too many environments are over their deadline."""
+        assert self._episodes is not None
+        if request.known is not None:
+            return await self._episodes.answered_short(request)
+        return await self._answered(self._episodes, request)
+
+    async def _answered(self, episodes: Episodes, request: ScoreRequest) -> Score | Observed:
+        columns = await self._in_rows(partial(self._columns, request))
+        if not isinstance(columns, Failed):
+            return await episodes.answered(request, columns)
+        episodes.forget([request.trajectory_id])
+        return columns
 
     async def _attempt(self, inputs: Scorable) -> Score | OutOfMemory | DeadlineExceeded:
         """The score. What ends this process is returned, because the task group would wrap an error."""
@@ -216,17 +230,22 @@ class TaskRewardWorker:
         except OutOfMemory as error:
             return error
 
-    async def _begun(self, episodes: Episodes, group_id: int) -> Prompt | BadPrompt:
+    async def _begun(self, episodes: Episodes, group_id: int, member: int | None) -> Prompt | BadPrompt:
         """The prompt with what the environment adds."""
         part, row = self._parts.locate(group_id)
         try:
-            more = await episodes.begun(await self._in_rows(lambda: asked_columns(part, row, "")))
+            columns = await self._in_rows(lambda: asked_columns(part, row, ""))
+            asked = None if member is None else ScoreRequest(member, group_id, token_array(), Finish.TURN)
+            more = await episodes.begun(columns, asked)
         except DataError as error:
             return BadPrompt(group_id, part.row_id(row), str(error))
         if isinstance(more, Failed):
             return BadPrompt(group_id, part.row_id(row), f"{part.row_id(row)}: {more.reason}")
         if isinstance(more, Ids):
-            return await self._in_rows(lambda: self._of_ids(group_id, more))
+            prompt = await self._in_rows(lambda: self._of_ids(group_id, more))
+            if member is not None and isinstance(prompt, BadPrompt):
+                episodes.forget([member])
+            return prompt
         return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
 
     def _of_ids(self, group_id: int, ids: Ids) -> Prompt | BadPrompt:

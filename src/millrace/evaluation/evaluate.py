@@ -108,7 +108,7 @@ async def _played(
     config: Config, prompts: list[Prompt], engine: Engine, samples: int, on_end: Callable[[], None]
 ) -> list[list[Attempt]]:
     """Play every episode; a row per prompt."""
-    attempts = attempts_of(prompts, samples)
+    attempts = attempts_of(prompts, samples, own_prompts=config.own_prompts)
     async with episode_player(config, engine) as player:
         await player.play(attempts, plain_sampling(config), config.seed, on_end)
     played = [one.result() for one in attempts]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from millrace.config.freeze import recorded
 from millrace.config.schema import Config
 from millrace.controller.episode import LANES
-from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
+from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_begins, next_turns
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.supervisor import Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
@@ -129,6 +129,9 @@ class EpisodePlayer:
         engine, slots, busy, looked = self._engine, self._config.rollout.slots, 0, -1
         while self._live:
             if looked != self._news.count:  # another turn may begin
+                for one in next_begins(self._live.values(), slots):
+                    one.begin()
+                    self._ask(one)
                 looked, turns = self._news.count, next_turns(self._live.values(), slots - busy)
                 self._lease, busy = self._lease + 1, busy + len(turns)
                 if turns:
@@ -142,9 +145,11 @@ class EpisodePlayer:
                 one = self._live[progress.trajectory_id]
                 if one.take(progress, answered=True):
                     busy -= 1
-                    room = self._config.rollout.max_sequence_tokens
-                    self.pool.request(one.score_request(one.index, room))
+                    self._ask(one)
                     self._news.fire()
+
+    def _ask(self, one: PromptAttempt) -> None:
+        self.pool.request(one.score_request(one.index, self._config.rollout.max_sequence_tokens))
 
     def _answer(self, index: int, answer: Score | Observed) -> None:
         self._live[index].answer(answer)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from millrace.config.schema import Config
 from millrace.controller import episode
 from millrace.core.completion.columns import TokenColumns, token_array
+from millrace.core.completion.forks import context
+from millrace.core.errors import DataError
 from millrace.core.types import Abstain, Failed, Finish, Observed, Score, Scored, ScoreRequest, Trajectory
 from millrace.evaluation import scoring
 
@@ -160,13 +162,19 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
     one = Trajectory(0, prompt.group_id)
     turns: list[dict[str, Any]] = []
     end: Any = Observed(token_array())
+    most = config.rollout.max_sequence_tokens
+    asked = prompt.tokens, prompt.row_digest
     with scoring.Scorer(config) as scorer:
+        if config.own_prompts:
+            episode.begin(one)
+            begun = scorer.scores([episode.request(one, *asked, max_sequence_tokens=most)])[0].score
+            if not isinstance(begun, Observed):
+                raise DataError(f"{prompt.row_id}: {getattr(begun, 'reason', begun)}")
+            episode.observe(one, begun)
         for action in actions:
             sampled = [*tokenizer.encode(action, add_special_tokens=False), tokenizer.eos_token_id]
             one.columns.extend(TokenColumns.of(sampled, [0.0] * len(sampled), 0))
             episode.end_turn(one, Finish.STOP, answered=True)
-            most = config.rollout.max_sequence_tokens
-            asked = prompt.tokens, prompt.row_digest
             timed = scorer.scores([episode.request(one, *asked, max_sequence_tokens=most)])[0]
             end = timed.score
             observed = list(end.tokens) if isinstance(end, Observed) else []
@@ -184,10 +192,11 @@ def play(config: Config, actions: Sequence[str]) -> dict[str, Any]:
             )
             if not isinstance(end, Observed):
                 break
+    seen = context(prompt.tokens, one.columns.tokens, one.columns.forks, one.columns.prompt_end)
     return {
         "row": prompt.row_id,
-        "prompt": prompt.text,
-        "prompt_tokens": list(prompt.tokens),
+        "prompt": tokenizer.decode(seen) if one.columns.prompt_end else prompt.text,
+        "prompt_tokens": list(seen),
         "turns": turns,
         "outcome": type(end).__name__.lower(),
         "value": end.value if isinstance(end, Scored) else None,

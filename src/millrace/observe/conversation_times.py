@@ -9,7 +9,7 @@ from typing import Any
 from millrace.core.completion.columns import OBSERVED, TokenColumns
 from millrace.core.completion.forks import continued
 
-MODEL, ENVIRONMENT = "model", "environment"
+MODEL, ENVIRONMENT, PROMPT = "model", "environment", "prompt"
 ENDED_BY = "ended_by_"
 FORKS = "forks_"
 CAUSES = {
@@ -24,11 +24,12 @@ CAUSES = {
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Tokens `start` to `stop` of a completion. An answer of the environment has the number of the turn that
-    it answers. `versions` sampled the tokens, in ascending order; empty: they are observed. `reward` is of
-    the model's turn. `after`: the answer begins another sequence, and follows the turn of this number; 0: it
-    stands in place of the prompt; None: it goes on. `sequence`: its number, as `algorithm.sequence_share`
-    counts (`core.completion.forks.continued`), from 1 on. `causes`: why it begins a sequence. Several: the
-    record does not tell which of them. None: the record does not know."""
+    it answers. Turn 0 is the end of a prompt of its own. `versions` sampled the tokens, in ascending order;
+    empty: they are observed. `reward` is of the model's turn. `after`: the answer begins another sequence,
+    and follows the turn of this number; 0: it stands in place of the prompt; None: it goes on. `sequence`:
+    its number, as `algorithm.sequence_share` counts (`core.completion.forks.continued`), from 1 on. `causes`:
+    why it begins a sequence. Several: the record does not tell which of them. None: the record does not
+    know."""
 
     number: int
     role: str
@@ -54,7 +55,7 @@ def turns_of(columns: TokenColumns, metrics: Mapping[str, float]) -> list[Turn]:
         number += sampled
         versions = sorted({version for version, _ in columns[start:stop].sampled_runs})
         reward = metrics.get(f"turn_{number}") if sampled else None
-        role = MODEL if sampled else ENVIRONMENT
+        role = MODEL if sampled else ENVIRONMENT if start or number else PROMPT
         fork = forks.get(start)
         after = fork and sum(one.role == MODEL and one.stop <= fork.after for one in turns)
         sequence = begins.get(start, sequence)
@@ -67,7 +68,7 @@ def _causes(columns: TokenColumns, metrics: Mapping[str, float]) -> dict[int, tu
     """The causes of sequences that stand in place of the prompt, by the first token of each. The metrics
     count a sequence when its first turn is complete. So the newest may have no cause yet."""
     counts = {cause: round(metrics.get(f"{FORKS}{cause}", 0)) for cause in CAUSES}
-    begins = [fork.start for fork in columns.forks if not fork.after]
+    begins = [fork.start for fork in columns.forks if fork.start and not fork.after]
     causes = tuple(cause for cause, count in counts.items() if count)
     return dict.fromkeys(begins[: sum(counts.values())], causes)
 

@@ -23,8 +23,8 @@ class EpisodeWait(NamedTuple):
 @dataclass(slots=True)
 class EpisodeWaits:
     """A sink. A wait for the model begins with the first lease of the trajectory, or with the answer of the
-    environment. A wait for the environment begins with the end of a turn, and ends with an answer or a
-    reward. `plays`: some trajectory may have several turns."""
+    environment. A wait for the environment begins with the end of a turn or with its own start, and ends with
+    an answer or a reward. `plays`: some trajectory may have several turns."""
 
     plays: bool = False
     wall_s: float = 0.0  # of the newest event
@@ -39,6 +39,9 @@ class EpisodeWaits:
                 for trajectory_id in event.fields["trajectory_ids"]:
                     if trajectory_id not in self._waits:
                         self._begin(trajectory_id, MODEL)
+            case "beginning":
+                for trajectory_id in event.fields["trajectory_ids"]:
+                    self._begin(trajectory_id, ENVIRONMENT)
             case "finished":
                 self.plays |= event.fields.get("finish") == Finish.TURN
                 self._begin(event.fields["trajectory_id"], ENVIRONMENT)
@@ -68,10 +71,13 @@ class EpisodeWaits:
 @dataclass(slots=True)
 class EnvironmentUse:
     """A sink. An answer takes from the end of a turn until its observation is recorded: with the wait for a
-    worker. The last answer of an episode is its score, and does not count here."""
+    worker. The last answer of an episode is its score, and does not count here. A start takes from the
+    request of an episode until its prompt is recorded; that of the first of a group is not seen."""
 
     num_answers: int = 0
     answer_s: float = 0.0  # of all answers
+    num_starts: int = 0
+    start_s: float = 0.0  # of all starts
     turn_s: float = 0.0  # from the lease to the end, of all complete turns
     observed_tokens: int = 0
     sampled_tokens: int = 0  # of complete turns
@@ -81,14 +87,17 @@ class EnvironmentUse:
     _leased: dict[int, float] = field(default_factory=dict)
     _ended: dict[int, tuple[float, int]] = field(default_factory=dict)  # turns: when, tokens so far
     _begun: dict[int, int] = field(default_factory=dict)  # turns: tokens before them
+    _beginning: dict[int, float] = field(default_factory=dict)  # starts: since when
     _loads: dict[str, tuple[int, int]] = field(default_factory=dict)  # of replicas: reused, evicted
 
     def __call__(self, event: Event) -> None:
         self.waits(event)
         match event.kind:
             case "run_started":
-                for turns in self._leased, self._ended, self._begun:
+                for turns in self._leased, self._ended, self._begun, self._beginning:
                     turns.clear()
+            case "beginning":
+                self._beginning |= dict.fromkeys(event.fields["trajectory_ids"], event.time_s)
             case "leased":
                 for tid in event.fields["trajectory_ids"]:
                     self._leased.setdefault(tid, event.time_s)
@@ -103,7 +112,7 @@ class EnvironmentUse:
                 self._answered(event.fields["trajectory_id"], event.fields["tokens"], event.time_s)
             case "scored" | "ended" | "restarted":
                 tid = event.fields["trajectory_id"]
-                for turns in self._leased, self._ended, self._begun:
+                for turns in self._leased, self._ended, self._begun, self._beginning:
                     turns.pop(tid, None)
 
     def _reported(self, load: Mapping[str, Any]) -> None:
@@ -116,6 +125,10 @@ class EnvironmentUse:
         self.evicted_tokens += now[1] - began[1]
 
     def _answered(self, trajectory_id: int, tokens: int, time_s: float) -> None:
+        if (since_s := self._beginning.pop(trajectory_id, None)) is not None:
+            self.num_starts, self.start_s = self.num_starts + 1, self.start_s + time_s - since_s
+            self._begun[trajectory_id] = tokens
+            return
         ended_s, before = self._ended.pop(trajectory_id, (time_s, 0))
         self.num_answers += 1
         self.answer_s += time_s - ended_s
@@ -157,6 +170,9 @@ class EnvironmentUse:
             "environment/reused_tokens": float(self.reused_tokens),
             "environment/evicted_tokens": float(self.evicted_tokens),
         }
+        if self.num_starts:
+            scalars["environment/start_s"] = self.start_s / self.num_starts
+        self.num_starts, self.start_s = 0, 0.0
         self.num_answers = self.observed_tokens = self.sampled_tokens = 0
         self.reused_tokens = self.evicted_tokens = 0
         self.answer_s = self.turn_s = 0.0

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from millrace.observe.conversation_times import CAUSES
+from millrace.observe.conversation_times import CAUSES, PROMPT
 from millrace.observe.terminal import harmless, sparkline
 
 UNREADABLE = "(its tokens cannot be read: the model's tokenizer is not at `model.path` any more)"
@@ -90,6 +90,8 @@ def turn_title(
     causes: Sequence[str] = (),
 ) -> str:
     """Who wrote a turn of an episode, how long it is, what it earned, and why it begins which sequence."""
+    if role == PROMPT:
+        return f"the end of its own prompt: {tokens} tokens"
     parts = [f"{role} {turn}: {tokens} tokens", version_range(versions) if versions else "observed"]
     if after is not None:
         place = f", follows turn {after}" if after else ", in place of the prompt"

@@ -22,8 +22,7 @@ from millrace.core.errors import (
     WorkerDied,
     WorkerError,
 )
-from millrace.core.progress import CallProgress, of
-from millrace.core.types import CallVitals
+from millrace.core.progress import CallProgress, CallVitals, of
 
 PING = "__ping__"
 """The built-in method that answers heartbeats with `core.types.Vitals`."""

@@ -12,7 +12,7 @@ import resource
 from pathlib import Path
 from typing import NamedTuple
 
-from millrace.core.types import CallVitals, Vitals
+from millrace.core.progress import CallVitals, Vitals
 from millrace.runtime import process
 
 _UNINTERRUPTIBLE = "D"

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from millrace.core.errors import DeadlineExceeded, WorkerDied, WorkerError
 from millrace.core.placement import Place
+from millrace.core.progress import Vitals
 from millrace.core.protocols import Handle
-from millrace.core.types import Vitals
 from millrace.runtime.local.handle import END_TIMEOUT_S
 from millrace.runtime.seam import PING, died, late, where
 

@@ -132,6 +132,8 @@ def _workload(
         turns=_uniform_like(turns.num_turns),
         observation_tokens=round(fmean(turns.observations)),
         tool_s=Empirical.of(turns.answers_s),
+        start_s=Empirical.of(turns.starts_s) if turns.starts_s else None,
+        own_share=min(1.0, fmean(turns.own_prompts or [0]) / fmean(prompts)),
     )
 
 

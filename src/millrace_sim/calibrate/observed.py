@@ -47,21 +47,30 @@ class ObservedGroups:
 @dataclass(slots=True)
 class ObservedTurns:
     """Sampled tokens of each turn, turns of each complete episode, tokens of each observation, and seconds
-    from the end of each turn to its answer."""
+    from the end of each turn to its answer. `starts_s`: seconds until each agent made its first request, and
+    `own_prompts`: the tokens of it that are not its group's."""
 
     tokens: list[float] = field(default_factory=list)
     num_turns: list[int] = field(default_factory=list)
     observations: list[int] = field(default_factory=list)
     answers_s: list[float] = field(default_factory=list)
+    starts_s: list[float] = field(default_factory=list)
+    own_prompts: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> ObservedTurns | None:
         """None: no environment answered."""
-        turns, ended_s = cls(), dict[int, float]()
+        turns, ended_s, beginning_s = cls(), dict[int, float](), dict[int, float]()
         known, counts = Counter[int](), Counter[int]()  # tokens and turns of each trajectory
         for event in events:
             tid = event.fields.get("trajectory_id", -1)
-            if event.kind == "finished":
+            if event.kind == "beginning":
+                beginning_s |= dict.fromkeys(event.fields["trajectory_ids"], event.time_s)
+            elif event.kind == "observed" and tid in beginning_s:
+                turns.starts_s.append(event.time_s - beginning_s.pop(tid))
+                turns.own_prompts.append(event.fields["tokens"])
+                known[tid] = event.fields["tokens"]
+            elif event.kind == "finished":
                 turns.tokens.append(float(event.fields["tokens"] - known[tid]))
                 known[tid], ended_s[tid] = event.fields["tokens"], event.time_s
                 counts[tid] += 1

@@ -139,6 +139,8 @@ class Workload:
     observation_tokens: int = 16
     forked_fraction: float = 0.0  # of the answers: they begin another sequence
     tool_s: Lengths = LogNormal(median=1.0, sigma=1.0)  # seconds of one answer of an environment
+    start_s: Lengths | None = None  # seconds until an agent makes its first request; None: no agents
+    own_share: float = 0.0  # of the prompt of an agent: what differs from other agents of its row
     quantum: int = 1
     difficulty: RowDifficulty | None = None  # None: each group has a row of its own
 

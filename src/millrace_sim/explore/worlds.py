@@ -8,7 +8,7 @@ from dataclasses import replace
 from millrace.config.schema import Config
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, LocalHosts, Supervision
-from millrace.config.tables.reward_kinds import RewardLimits
+from millrace.config.tables.reward_kinds import AgentSection, RewardLimits
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
@@ -143,13 +143,16 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
     return replace(spot(scenario, fleet), later_hosts=fleet.choice((0, 1, 2)))
 
 
-def with_turns(scenario: Scenario) -> Scenario:
-    """The world with an environment: up to four turns, whose answers take from moments to minutes."""
+def with_turns(scenario: Scenario, *, agents: bool = False) -> Scenario:
+    """The world with an environment: up to four turns, whose answers take from moments to minutes. `agents`:
+    each trajectory has one, which starts slowly and asks something of its own."""
     config, limits = (
         scenario.config,
         scenario.config.reward.model_dump(include=set(RewardLimits.model_fields)),
     )
-    reward = EnvironmentRewardSection(path="simulated:Environment", **limits | {"timeout_s": 60.0})
+    agent = AgentSection(command=("simulated",)) if agents else None
+    limits |= {"timeout_s": 60.0}
+    reward = EnvironmentRewardSection(path="simulated:Environment", agent=agent, **limits)
     sampling = config.sampling.model_copy(update={"max_tokens": 60})
     return replace(
         scenario,
@@ -161,6 +164,8 @@ def with_turns(scenario: Scenario) -> Scenario:
             observation_tokens=8,
             forked_fraction=0.3,
             tool_s=LogNormal(0.5, 1.5),
+            start_s=LogNormal(2.0, 1.0) if agents else None,
+            own_share=0.4 if agents else 0.0,
         ),
     )
 

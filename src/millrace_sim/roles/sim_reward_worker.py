@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import OutOfMemory
@@ -46,7 +46,9 @@ class SimRewardWorker:
         self._seed, self._costs, self._workload = seed, costs, workload
         self._parallel = parallel
 
-    async def prompts(self, group_ids: list[int]) -> list[Prompt | BadPrompt]:
+    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt | BadPrompt]:
+        for trajectory_id in members:
+            await asyncio.sleep(self._start_s(trajectory_id) * pace.get()())
         await asyncio.sleep(self._costs.prompts_s * pace.get()())
         return [self._prompt(group_id) for group_id in group_ids]
 
@@ -55,6 +57,16 @@ class SimRewardWorker:
 
     async def forget(self, trajectory_ids: list[int]) -> None:
         pass
+
+    async def answer(self, request: ScoreRequest) -> Score | Observed | None:
+        """It keeps no episode, so it wants all of every request."""
+        if request.known is not None:
+            return None
+        if request.begins:
+            await asyncio.sleep(self._start_s(request.trajectory_id) * pace.get()())
+            return self._begun(request)
+        [(_, answer)] = [one async for one in self.score([request])]
+        return answer
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         spent_s = 0.0
@@ -66,6 +78,19 @@ class SimRewardWorker:
             spent_s += wait_s
             await self._misbehave(request)
             yield request.trajectory_id, self._observed(request) or self._score(request)
+
+    def _start_s(self, trajectory_id: int) -> float:
+        """Seconds until the agent of a trajectory makes its first request."""
+        start_s = self._workload.start_s
+        return 0.0 if start_s is None else start_s.draw(hash((self._seed, -1)), trajectory_id)
+
+    def _begun(self, request: ScoreRequest) -> Observed:
+        """The prompt of an agent: a share of it is its own."""
+        kept = round(len(request.prompt) * (1 - self._workload.own_share))
+        num_own = len(request.prompt) - kept
+        if not num_own:
+            return Observed(token_array(), begins=True)
+        return Observed(token_array([FORKED] * num_own), after=0, kept=kept, begins=True)
 
     def _takes_s(self, request: ScoreRequest) -> float:
         if request.finish is Finish.TURN or len(request.turns) > 1:
@@ -88,7 +113,7 @@ class SimRewardWorker:
             after = ends[int(len(ends) * u / self._workload.forked_fraction)]
             return Observed(token_array([FORKED] * length), after=after)
         forks = {fork.start for fork in request.forks}
-        begin = [0, *(stop for start, stop, _ in request.turns if start in forks)][-1]
+        begin = [request.turns[0][0], *(stop for start, stop, _ in request.turns if start in forks)][-1]
         start = len(request.tokens) - begin
         return Observed(token_array(range(start, start + length)))
 

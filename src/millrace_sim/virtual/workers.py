@@ -15,7 +15,7 @@ from contextvars import copy_context
 from typing import Any
 
 from millrace.core.errors import MillraceError, StaleEpochError
-from millrace.core.types import Vitals
+from millrace.core.progress import Vitals
 from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, died, late, load_class, where
 from millrace_sim.virtual.faults import Fate, pace
 from millrace_sim.virtual.links import END, Channel, Conditions, SimulatedLink, fail, resolve

@@ -65,7 +65,8 @@ SPANS_MAX = 1500
 TROUBLES_MAX = 100
 
 _PLENTIFUL = tuple(
-    f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "leased", "finished", "observed", "ended")
+    f'{{"kind":"{kind}"'.encode()
+    for kind in ("admitted", "beginning", "leased", "finished", "observed", "ended")
 )
 _SCORED, _WELL = b'{"kind":"scored"', b'"outcome":"scored"'
 _TROUBLES = {

@@ -188,8 +188,8 @@ class AgentSection(Section):
     """The column with a task directory in Harbor's form: `instruction.md`, files, and `tests/test.sh`. The
     agent gets the files, and the instruction as the column `instruction`. `"none"`: there is none."""
     recovery: Literal["replayed", "failed"] = "replayed"
-    """What follows if the process of an episode is lost. `"replayed"`: a new agent gets the recorded turns,
-    and must make the same requests. `"failed"`: the trajectory fails."""
+    """What follows if the process of an episode is lost. `"replayed"`: a new agent gets the recorded turns.
+    If it asks something else, the trajectory begins again. `"failed"`: the trajectory fails."""
     end_s: Seconds = 2.0
     """How long an agent may run on after a budget has ended its episode. Then it is killed. This time is a
     part of `reward.timeout_s`. The rest of that is the deadline from one request to the next."""

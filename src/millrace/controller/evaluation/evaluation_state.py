@@ -111,9 +111,10 @@ class Evaluations:
     def begin(self, name: str, version: int, prompts: list[Prompt], now_s: float) -> EvaluationRecord | None:
         """Returns the version that is skipped for this one, whose weights are gone; None: none."""
         section = self.sections[name]
-        completions = attempts_of(prompts, section.samples)
+        config = self.configs[name]
+        completions = attempts_of(prompts, section.samples, own_prompts=config.own_prompts)
         wanted = self.waiting.wanted.pop(name)
-        self.underway = Underway(section, version, now_s, completions, self.configs[name])
+        self.underway = Underway(section, version, now_s, completions, config)
         if wanted == version:
             return None
         return EvaluationRecord(name, wanted, reason=due.GONE.format(version=version))

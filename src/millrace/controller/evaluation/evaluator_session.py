@@ -25,7 +25,7 @@ from millrace.controller.context import RunContext
 from millrace.controller.episode import LANES
 from millrace.controller.evaluation.due import rest_s
 from millrace.controller.evaluation.evaluation_state import Underway
-from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_turns
+from millrace.controller.evaluation.prompt_attempt import PromptAttempt, next_begins, next_turns
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.waits import Waits
 from millrace.core import clock
@@ -206,6 +206,9 @@ class EvaluatorSession:
         await self._pull(handle, under.version)
         async with aclosing(handle.stream("reports")) as reports:
             while under.ungenerated and under.section.name not in self._state.given_up:
+                for one in next_begins(under.completions, slots):
+                    one.begin()
+                    self._scoring[under.section.name].pool.request(under.score_request(one))
                 if burst := next_turns(under.completions, slots):
                     await self._burst(handle, reports, under, burst)
                     await self._rest(rest_s(clock.now() - began_s, under.section.share))

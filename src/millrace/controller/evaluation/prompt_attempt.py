@@ -36,12 +36,14 @@ UNDERWAY_MAX = 2048
 
 @dataclass(slots=True)
 class PromptAttempt:
-    """`attempt` 0 is greedy."""
+    """`attempt` 0 is greedy. `own_prompt`: its episode begins before its first turn, and gives its prompt."""
 
     index: int
     prompt_index: int
     prompt: Prompt
     attempt: int
+    own_prompt: bool = False
+    has_begun: bool = False
     trajectory: Trajectory = field(init=False)
     score: Score | None = None
 
@@ -54,12 +56,13 @@ class PromptAttempt:
         """Whether a turn of it is to be generated."""
         return self.trajectory.state is State.QUEUED
 
-    @property
-    def has_begun(self) -> bool:
-        return bool(self.trajectory.columns)
+    def begin(self) -> None:
+        """Its episode is asked for its prompt."""
+        self.has_begun = True
+        episode.begin(self.trajectory)
 
     def lease(self, lease: int, sampling: Sampling, seed: int, episode_tokens: int) -> Work:
-        self.trajectory.lease, self.trajectory.state = lease, State.LEASED
+        self.trajectory.lease, self.trajectory.state, self.has_begun = lease, State.LEASED, True
         if self.attempt == 0:
             sampling = replace(sampling, temperature=0.0)
         return episode.work(self.trajectory, self.prompt.tokens, sampling, seed, episode_tokens)
@@ -122,11 +125,11 @@ class PromptAttempt:
         )
 
 
-def attempts_of(prompts: Sequence[Prompt], samples: int) -> list[PromptAttempt]:
+def attempts_of(prompts: Sequence[Prompt], samples: int, *, own_prompts: bool) -> list[PromptAttempt]:
     """A greedy attempt at each prompt, and `samples` others."""
     each = 1 + samples
     return [
-        PromptAttempt(at * each + attempt, at, prompt, attempt)
+        PromptAttempt(at * each + attempt, at, prompt, attempt, own_prompts)
         for at, prompt in enumerate(prompts)
         for attempt in range(each)
     ]
@@ -136,6 +139,14 @@ def next_turns(attempts: Collection[PromptAttempt], num: int) -> list[PromptAtte
     """At most `num` attempts with a turn to generate, those that have begun first. None begins while
     `UNDERWAY_MAX` are under way."""
     begun = [one for one in attempts if one.has_begun and one.score is None]
-    fresh = [one for one in attempts if one.is_queued and not one.has_begun]
+    fresh = [one for one in attempts if not (one.has_begun or one.own_prompt)]
     room = max(0, UNDERWAY_MAX - len(begun))
     return [*(one for one in begun if one.is_queued), *fresh[:room]][:num]
+
+
+def next_begins(attempts: Collection[PromptAttempt], num: int) -> list[PromptAttempt]:
+    """Attempts whose episodes are to begin now, so that `num` have no token yet."""
+    fresh = [one for one in attempts if one.own_prompt and not one.has_begun]
+    begun = (one for one in attempts if one.own_prompt and one.has_begun and one.score is None)
+    num_ahead = sum(one.trajectory.columns.version_first is None for one in begun) if fresh else 0
+    return fresh[: max(0, num - num_ahead)]

@@ -49,6 +49,7 @@ class Trajectories:
         self.measured = RunAverages()
         self.trajectories: dict[int, Trajectory] = {}
         self.queued: dict[int, Trajectory] = {}  # admitted, on no replica
+        self.beginning: list[Trajectory] = []  # their episodes are to begin; until requested
         self.dirty: dict[int, Trajectory] = {}
         self.grown: dict[int, Trajectory] = {}
         self.ended: list[Trajectory] = []  # since the shell last looked
@@ -78,7 +79,8 @@ class Trajectories:
     # ------------------------------------------------------------ admission and leases
 
     def admit(self, prompt: Prompt, replica: str, *, now_s: float) -> tuple[Group, list[Work]]:
-        """A new group, with its members leased to `replica`, except those that are held back."""
+        """A new group, with its members leased to `replica`, except those that are held back, or that wait
+        for a prompt of their own. The episode of the first member has begun with the group's prompt."""
         first = prompt.group_id * self.numbers.group_size
         ids = range(first, first + self.numbers.group_size)
         members = [Trajectory(tid, prompt.group_id, bounds=EpisodeBounds(prompt.bounds)) for tid in ids]
@@ -87,19 +89,43 @@ class Trajectories:
         owner = self.groups[group.group_id] = GroupRecord(group, record.version, samples, now_s)
         record.groups_since_swap += 1
         self.trajectories |= {member.trajectory_id: member for member in members}
-        self.queued |= {member.trajectory_id: member for member in owner.started}
-        return group, [self.lease(member, replica) for member in owner.started]
+        num_begun = 1 if self.numbers.own_prompts else len(members)
+        self.queued |= {member.trajectory_id: member for member in owner.started[:num_begun]}
+        for member in owner.started[num_begun:]:
+            member.replica, member.epoch = replica, record.epoch  # where the group's keys and values are
+            self._begin(member)
+        return group, [self.lease(member, replica) for member in owner.started[:num_begun]]
 
     def adopt(self, group: Group, *, birth: int) -> list[Trajectory]:
         """Take over a live group from the ledger; its birth is `birth` if it has no token. Returns the
         members that still need a score."""
-        oldest = [version for m in group.members for version, _ in m.columns.runs[:1]]
-        birth, samples = min(oldest, default=birth), self.numbers.screen_samples
-        owner = self.groups[group.group_id] = GroupRecord(group, birth, samples)
+        firsts = [m.columns.version_first for m in group.members]
+        birth = min((version for version in firsts if version is not None), default=birth)
+        owner = self.groups[group.group_id] = GroupRecord(group, birth, self.numbers.screen_samples)
         self.trajectories |= {m.trajectory_id: m for m in group.members if m.live}
-        self.queued |= {m.trajectory_id: m for m in owner.started if m.state is State.QUEUED}
+        self._start([m for m in owner.started if m.state is State.QUEUED])
         self._settle_group(group.group_id)
-        return [m for m in group.members if m.state in episode.UNANSWERED]
+        asked = frozenset(m.trajectory_id for m in self.beginning)
+        return [m for m in group.members if m.state in episode.UNANSWERED and m.trajectory_id not in asked]
+
+    def _start(self, members: Iterable[Trajectory]) -> None:
+        """These members may be leased. One whose episode is to begin first has no sampled token."""
+        for member in members:
+            if self.numbers.own_prompts and member.columns.version_first is None:
+                self._begin(member)
+            else:
+                self.queued[member.trajectory_id] = member
+
+    def _begin(self, trajectory: Trajectory) -> None:
+        episode.begin(trajectory)
+        self.queued.pop(trajectory.trajectory_id, None)
+        self.dirty[trajectory.trajectory_id] = trajectory
+        self.beginning.append(trajectory)
+
+    def take_beginning(self) -> list[Trajectory]:
+        """The trajectories whose episodes are to begin, each once. Some may have ended meanwhile."""
+        beginning, self.beginning = self.beginning, []
+        return [one for one in beginning if self.trajectories.get(one.trajectory_id) is one]
 
     def lease(self, trajectory: Trajectory, replica: str) -> Work:
         """Let `replica` work on a queued trajectory, from its present tokens on."""
@@ -126,11 +152,16 @@ class Trajectories:
         self.queued[trajectory.trajectory_id] = trajectory
         self.dirty[trajectory.trajectory_id] = trajectory
 
-    def restart(self, trajectory: Trajectory) -> int:
+    def restart(self, trajectory: Trajectory) -> tuple[int, bool]:
         """Drop the tokens of a queued trajectory's present turn, or of all turns where these have one
-        version. Its random seed stays. Returns how many tokens."""
+        version. Its random seed stays. Returns how many tokens, and whether its episode begins again."""
         self.dirty[trajectory.trajectory_id] = trajectory
-        return episode.restart(trajectory, one_version=self.numbers.one_version)
+        was_first = episode.in_first_turn(trajectory)
+        num_tokens = episode.restart(trajectory, one_version=self.numbers.one_version)
+        again = not was_first and episode.in_first_turn(trajectory)
+        if again and self.numbers.own_prompts:
+            self._begin(trajectory)
+        return num_tokens, again
 
     def lose(self, name: str) -> list[Trajectory]:
         """Replica `name` is gone: its trajectories are queued again. Returns the trajectories whose prompt is
@@ -160,11 +191,11 @@ class Trajectories:
         falls, so the first member with that version ends the search."""
         birth, births = record.birth, []
         for member in record.started:
-            if member.columns.runs:
-                version = member.columns.runs[0][0]
+            if (first := member.columns.version_first) is not None:
+                version = first
             elif member.state is State.LEASED:
                 version = self._lease_start[member.trajectory_id][1]
-            elif member.state is State.QUEUED:
+            elif member.state in (State.QUEUED, State.WAITING):
                 return
             else:
                 continue
@@ -186,10 +217,11 @@ class Trajectories:
             trajectory = leased.get(one.trajectory_id)
             if trajectory is None or one.lease != trajectory.lease:
                 continue
-            was_empty = not trajectory.columns
+            prompt_end = trajectory.columns.prompt_end
+            was_empty = len(trajectory.columns) == prompt_end
             episode.extend(trajectory, one, name)
             self.grown[one.trajectory_id] = trajectory
-            if was_empty and trajectory.columns:
+            if was_empty and len(trajectory.columns) > prompt_end:
                 self._recompute_birth(self.groups[trajectory.group_id])
             if one.finish is not None:
                 self._complete(trajectory, one.finish)
@@ -226,6 +258,11 @@ class Trajectories:
             case Abstain(reason):
                 self.end(trajectory, State.REJECTED, reason)
         return trajectory
+
+    def num_tokens(self, trajectory_id: int) -> int:
+        """Of a trajectory, so far. 0: it is not live."""
+        trajectory = self.trajectories.get(trajectory_id)
+        return 0 if trajectory is None else len(trajectory.columns)
 
     def measure_group(self, group_id: int, now_s: float) -> None:
         """Note how long a group took that has just become ready."""
@@ -299,7 +336,7 @@ class Trajectories:
         """The rest of a group starts, or the group ends as screened out."""
         reward = screened_reward(rewards)
         if reward is None:
-            self.queued |= {m.trajectory_id: m for m in record.unstarted}
+            self._start(record.unstarted)
             record.unstarted, self._screened_in_a_row = [], 0
             return
         why = f"screened out: its first {len(rewards)} rewards are {reward:g}"

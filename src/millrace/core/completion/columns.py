@@ -40,7 +40,8 @@ def token_array(tokens: Iterable[int] = ()) -> array[int]:
 class TokenColumns:
     """The tokens of a completion with their log-probs and versions. Columns grow at the end only.
 
-    A stretch of sampled tokens is a turn. Observed tokens, the environment's answer, stand between two turns.
+    A stretch of sampled tokens is a turn. Observed tokens, the environment's answer, stand between two turns,
+    or begin the columns: then they are the end of a prompt of its own (`Fork` with `start` 0).
 
     tokens    int32, ids
     logprobs  float32, of the distribution that was sampled from; NaN: observed
@@ -172,6 +173,11 @@ class TokenColumns:
         return next(stop for start, stop, _ in self.turns() if start == self.forks[-1].start)
 
     @property
+    def prompt_end(self) -> int:
+        """The number of tokens before the first turn: the end of a prompt of its own."""
+        return self.runs[0][1] if self.runs and self.runs[0][0] == OBSERVED else 0
+
+    @property
     def turn_start(self) -> int:
         """The number of tokens before the present turn."""
         start = len(self.tokens)
@@ -257,8 +263,8 @@ class TokenColumns:
         self.forks.append(Fork(len(self), after, kept))
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """Append observed tokens. Columns begin with a sampled token."""
-        assert self.runs, "an observation before the first turn"
+        """Append observed tokens."""
+        assert self.runs or self.forks, "an observation before the first turn"
         observed = TokenColumns.of(tokens, array("f", (nan,)) * len(tokens), OBSERVED)
         if (mine := self.top_logprobs) is not None:
             observed.top_logprobs = TopLogprobs.none(mine.num, len(tokens))

@@ -146,7 +146,7 @@ def progress_line(console: Console, first: str) -> Iterator[Callable[[str, bool]
         yield show
 
 
-LEFT_OUT = frozenset({"admitted", "leased", "report", "finished", "observed", "scored", "ended"})
+LEFT_OUT = frozenset({"admitted", "beginning", "leased", "report", "finished", "observed", "scored", "ended"})
 """Kinds that come for every trajectory, or many times a second: `events.jsonl` has them."""
 
 _LEVELS = {

@@ -20,7 +20,9 @@ PART_BYTES = 32 << 20
 SLICE_BYTES = 4 << 20
 """The most bytes that a follower reads at once."""
 
-_TRAJECTORY = tuple(f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "leased", "finished", "observed"))
+_TRAJECTORY = tuple(
+    f'{{"kind":"{kind}"'.encode() for kind in ("admitted", "beginning", "leased", "finished", "observed")
+)
 _PARTIAL = ".partial"
 _SCORED, _WELL = b'{"kind":"scored"', b'"outcome":"scored"'
 

@@ -5,9 +5,9 @@
 Here every token gets its advantage, its weight in the loss and its staleness, for the whole batch at once. So
 neither micro-batches nor the packing of the tokens can change a gradient.
 
-Each trajectory is one sequence, or several where it has forks. Only tokens of a sequence's own are trained:
-those before its fork are trained in an earlier sequence. So a token has one advantage, one weight and one
-place in the flat arrays, however many sequences see the token.
+Each trajectory is one sequence, or several where it has forks behind its prompt. Only tokens of a sequence's
+own are trained: those before its fork are trained in an earlier sequence. So a token has one advantage, one
+weight and one place in the flat arrays, however many sequences see the token.
 
 Shape suffixes: C = completion tokens of the batch, in order of groups and sequences, trained or not; S =
 sequences of the batch; G = those of one group.
@@ -304,15 +304,15 @@ Member = tuple[TrainSequence, NDArray[np.bool_], int, NDArray[np.int32] | None]
 def trees_of(
     groups: Sequence[TrainGroup], masks: Sequence[NDArray[np.bool_]], *, whole: bool
 ) -> list[list[Tree]]:
-    """The trees of each group: one, or with forks one of each trajectory. `masks`: which tokens of each
-    trajectory are trained. `whole`: all sequences of a trajectory are in one row."""
+    """The trees of each group: one, or one of each trajectory if one of these has several sequences. `masks`:
+    which tokens of each trajectory are trained. `whole`: all sequences of a trajectory are in one row."""
     sequences = [sequence for group in groups for sequence in group.sequences]
     firsts = accumulate(map(len, masks), initial=0)
     members = zip(sequences, masks, firsts, routing_of(sequences), strict=False)
     trees = []
     for group in groups:
         own = list(islice(members, len(group.sequences)))
-        forked = any(sequence.columns.forks for sequence in group.sequences)
+        forked = any(fork.start for sequence in group.sequences for fork in sequence.columns.forks)
         each = [[member] for member in own] if forked else [own]
         trees.append([_tree(np.asarray(group.prompt), together, whole and forked) for together in each])
     return trees
@@ -335,7 +335,7 @@ def _branches(
 ) -> Iterator[Branch]:
     """The sequences of a trajectory, without the first `shared` tokens of the prompt."""
     columns = sequence.columns
-    starts = [0, *(fork.start for fork in columns.forks)]
+    starts = sorted({0, *(fork.start for fork in columns.forks)})
     for start, stop in zip(starts, [*starts[1:], len(columns)], strict=True):
         kept, parts = path(columns.forks, stop)
         before = prompt[shared:kept]

@@ -43,6 +43,8 @@ class AgentFunction:
         except BaseException as error:  # the process is the agent's own
             inner = error.__traceback__ and error.__traceback__.tb_next
             traceback.print_exception(error.with_traceback(inner))
+            if getattr(error, "__notes__", None):  # the last line is the reason, and notes stand behind it
+                sys.stderr.write(traceback.format_exception_only(error)[0])
         return 1
 
 

@@ -99,18 +99,20 @@ def part_text(part: Any, where: str) -> str:
 
 
 FORCED = "forces a call, which needs constrained sampling: the turn would not come from the policy"
+WANTED = ("required", "any")
+"""Choices that want a call of any tool, in OpenAI's word and Anthropic's. Agents ask again where none is."""
 
 
 def take_tools(
     fields: Fields, call: Call, *, schema: str, kind: str = "function", nested: bool = False
 ) -> None:
-    """Put `tools` into the call. With the `tool_choice` "none" there are no tools.
+    """Put `tools` into the call, with the `tool_choice` "none" no tools. One of `WANTED` changes nothing.
 
     Args:
         schema: the field that has the JSON Schema of the arguments.
         kind: the type of a tool that the agent runs. A tool without a type is of this type.
         nested: whether the rest of a tool is in its field `function`.
-    Raises: RefusedCall: a tool is of another type, or the choice forces a call.
+    Raises: RefusedCall: a tool is of another type, or the choice forces a call of one tool.
     """
     tools = []
     for tool in fields.objects("tools"):
@@ -124,7 +126,9 @@ def take_tools(
         rest = {name: value for name, value in choice.items() if name != "type"}
         choice = choice.get("type")
         call.unheeded |= {"tool_choice": rest} if rest else {}
-    if choice not in (None, "auto", "none"):
+    if isinstance(choice, str) and choice in WANTED:
+        call.unheeded["tool_choice"] = choice
+    elif choice not in (None, "auto", "none"):
         fields.refuse("tool_choice", f'{FORCED}. Give "auto" or "none"')
     call.tools = [] if choice == "none" else tools
 
