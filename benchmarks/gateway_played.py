@@ -13,7 +13,7 @@ import msgspec
 from millrace.config.tables.reward_kinds import AgentSection
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.types import Finish
-from millrace.episodes.agents.agent_end import AgentEnd
+from millrace.episodes.agents.agent_process import AgentEnd
 from millrace.episodes.environment import Done, SampledTurn
 from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts, RunningAgent
 from millrace.episodes.gateway.calls import RefusedCall

@@ -11,9 +11,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from millrace.episodes.gateway.calls import Call, RefusedCall, Reply
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.server import GatewayServer
-from millrace.episodes.gateway.sessions import PendingCall, Session
+from millrace.episodes.gateway.sessions import OpenSessions, PendingCall, Session
 from millrace.episodes.gateway.surroundings import GatewayLimits
 
 PATH = "/v1/say"

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from millrace.conversations.tokenizer import load_tokenizer
-from millrace.episodes.agents.agent_end import AgentEnd
+from millrace.episodes.agents.agent_process import AgentEnd
 from millrace.episodes.agents.agents import Agents
 from millrace.episodes.environment import SampledTurn
 from millrace.episodes.gateway.calls import Call
 from millrace.episodes.gateway.dialects.dialect import GatewayDialect
 from millrace.episodes.gateway.local_agents import DIALECTS
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.replies import Replies
 from millrace.episodes.gateway.server import GatewayServer
-from millrace.episodes.gateway.sessions import Session, closing_reply
+from millrace.episodes.gateway.sessions import OpenSessions, Session, closing_reply
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 REQUESTS = Path(__file__).parent / "requests"

@@ -23,8 +23,7 @@ from agents import (
     Runner,
     function_tool,
 )
-from millrace.episodes.gateway.arguments import to_object
-from millrace.episodes.gateway.calls import ChatTurn
+from millrace.episodes.gateway.calls import ChatTurn, to_object
 
 ASK: Any = [{"role": "user", "content": "How is it?"}]
 RESULTS = ["rain", "sun"]

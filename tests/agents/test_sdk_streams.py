@@ -22,10 +22,9 @@ from millrace.episodes.environment import SampledTurn
 from millrace.episodes.gateway.calls import RefusedCall
 from millrace.episodes.gateway.http_answer import HttpAnswer
 from millrace.episodes.gateway.local_agents import DIALECTS
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.replies import Replies
 from millrace.episodes.gateway.server import GatewayServer
-from millrace.episodes.gateway.sessions import Session
+from millrace.episodes.gateway.sessions import OpenSessions, Session
 from millrace.episodes.gateway.surroundings import GatewayLimits
 
 MESSAGES: Any = [{"role": "user", "content": "How is it?"}]

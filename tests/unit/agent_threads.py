@@ -12,10 +12,9 @@ from msgspec.structs import replace
 
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Observed, ScoreRequest
-from millrace.episodes.agents.agent_end import AgentEnd
+from millrace.episodes.agents.agent_process import AgentEnd
 from millrace.episodes.bridge import PlainBridge
-from millrace.episodes.budgets import Budgets
-from millrace.episodes.environment import Ids
+from millrace.episodes.environment import Budgets, Ids
 from millrace.episodes.episodes import Episodes
 from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts
 from millrace.episodes.gateway.calls import Call, ChatTurn, RefusedCall, Reply

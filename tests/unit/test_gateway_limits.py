@@ -28,8 +28,8 @@ from tests.gateways import (
 from millrace.core.errors import DeadlineExceeded
 from millrace.episodes.gateway import exchange, http_answer, server
 from millrace.episodes.gateway.calls import RefusedCall
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.server import GatewayServer
+from millrace.episodes.gateway.sessions import OpenSessions
 
 
 @pytest.fixture(scope="module")

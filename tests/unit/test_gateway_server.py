@@ -26,9 +26,8 @@ from tests.gateways import (
 
 from millrace.episodes.gateway.calls import RefusedCall
 from millrace.episodes.gateway.local_agents import DIALECTS
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.server import GatewayServer
-from millrace.episodes.gateway.sessions import PendingCall, closing_reply
+from millrace.episodes.gateway.sessions import OpenSessions, PendingCall, closing_reply
 from millrace.episodes.gateway.surroundings import GatewayLimits
 
 

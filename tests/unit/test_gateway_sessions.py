@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from millrace.episodes.gateway import open_sessions, sessions
+from millrace.episodes.gateway import sessions
 from millrace.episodes.gateway.calls import Call, RefusedCall, Reply
-from millrace.episodes.gateway.open_sessions import OpenSessions
-from millrace.episodes.gateway.sessions import PendingCall, Session, call_name, closing_reply
+from millrace.episodes.gateway.sessions import OpenSessions, PendingCall, Session, call_name, closing_reply
 
 WAIT_S = 60.0
 REPLY = Reply(id="r", created=1, model="m", text="yes", content="yes", ids=[1])
@@ -233,7 +232,7 @@ def test_an_unknown_key_is_refused(keys: tuple[str, ...], words: str) -> None:
 
 
 def test_the_key_of_an_ended_session_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_sessions, "ENDED_KEYS_MAX", 2)
+    monkeypatch.setattr(sessions, "ENDED_KEYS_MAX", 2)
     clock = Clock()
     known = OpenSessions(clock=clock)
 

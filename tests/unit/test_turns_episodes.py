@@ -19,8 +19,7 @@ from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, ScoreRequest
 from millrace.episodes import episodes as of_worker
 from millrace.episodes.bridge import ChatBridge, PlainBridge
-from millrace.episodes.budgets import Budgets
-from millrace.episodes.environment import Done, Observation
+from millrace.episodes.environment import Budgets, Done, Observation
 from millrace.episodes.episodes import Episodes
 from millrace.episodes.forms import load_environment
 from millrace.episodes.open_episodes import Cause

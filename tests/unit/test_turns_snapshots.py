@@ -14,8 +14,7 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import RewardError
 from millrace.core.types import Failed, Observed, Scored
 from millrace.episodes.bridge import PlainBridge
-from millrace.episodes.budgets import Budgets
-from millrace.episodes.environment import Done, Observation
+from millrace.episodes.environment import Budgets, Done, Observation
 from millrace.episodes.episodes import Episodes
 from millrace.episodes.forms import load_environment
 from millrace.episodes.snapshots import Snapshots, stream_of, sweep

@@ -9,8 +9,7 @@ from tests.unit.test_controller_state import NUMBERS, run_state
 from millrace.controller.state.groups import make_batch
 from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import TokenColumns, token_array
-from millrace.core.turns.metric_names import ENVIRONMENT_S
-from millrace.core.turns.turn_bounds import NO_BOUNDS, TurnBounds
+from millrace.core.turns.turn_bounds import ENVIRONMENT_S, NO_BOUNDS, TurnBounds
 from millrace.core.types import Failed, Finish, Observed, Progress, Prompt, Scored, State, Work
 from millrace.rollout.continuation import Continuation
 from millrace.schedule.view import QueuedView

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.forks import context, num_seen
 from millrace.core.errors import DataError
-from millrace.core.turns.metric_names import ENVIRONMENT_S
-from millrace.core.turns.turn_bounds import NO_BOUNDS, UNBOUNDED, EpisodeBounds, TurnBounds
+from millrace.core.turns.turn_bounds import ENVIRONMENT_S, NO_BOUNDS, UNBOUNDED, EpisodeBounds, TurnBounds
 from millrace.core.types import (
     Finish,
     Observed,

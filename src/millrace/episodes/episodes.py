@@ -21,8 +21,7 @@ from millrace.core.completion.columns import token_array
 from millrace.core.completion.forks import context, num_seen, num_shared
 from millrace.core.errors import ConfigError, DeadlineExceeded
 from millrace.core.turns.end_ids import end_ids
-from millrace.core.turns.metric_names import ENVIRONMENT_S
-from millrace.core.turns.turn_bounds import NO_BOUNDS
+from millrace.core.turns.turn_bounds import ENVIRONMENT_S, NO_BOUNDS
 from millrace.core.types import (
     Abstain,
     Failed,
@@ -33,9 +32,10 @@ from millrace.core.types import (
     ScoreRequest,
 )
 from millrace.episodes.bridge import Bridge, PlainBridge
-from millrace.episodes.budgets import CONTEXT, Budgets
 from millrace.episodes.environment import (
+    CONTEXT,
     Answer,
+    Budgets,
     Done,
     Environment,
     EpisodeLost,

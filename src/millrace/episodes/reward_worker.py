@@ -90,7 +90,7 @@ class TaskRewardWorker:
             if reward.agent is None:
                 self._episodes = make_episodes(*shared, directory, self._config.model.path, stream)
             else:
-                from millrace.episodes.gateway.agent_episodes import make_agent_episodes
+                from millrace.episodes.gateway.agent_environment import make_agent_episodes
 
                 self._episodes = make_agent_episodes(
                     *shared, self._config.sampling, directory, self._config.model.path

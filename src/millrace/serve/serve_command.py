@@ -16,9 +16,8 @@ import typer
 from millrace.checks.model_problems import model_problems, positions
 from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.errors import ConfigError
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.server import LOOPBACK, GatewayServer
-from millrace.episodes.gateway.sessions import Session
+from millrace.episodes.gateway.sessions import OpenSessions, Session
 from millrace.episodes.gateway.surroundings import GatewayLimits
 from millrace.placement.model_directory import read_model_config
 from millrace.run_directory.models import model_directory

@@ -29,3 +29,7 @@ class EpisodeBounds(NamedTuple):
 
 
 UNBOUNDED = EpisodeBounds()
+
+
+ENVIRONMENT_S = "environment_s"
+"""Of an episode with a budget of seconds: those that its environment took until now."""

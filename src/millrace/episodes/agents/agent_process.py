@@ -1,4 +1,4 @@
-"""One agent that runs, as its reward worker sees it."""
+"""One agent that runs, as its reward worker sees it: its launcher, its process, its end."""
 
 from __future__ import annotations
 
@@ -7,25 +7,147 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from millrace.core.errors import ConfigError, WorkerError
 from millrace.devices.left_behind import path_of, remove_tree
-from millrace.episodes.agents.agent_end import AgentEnd
 from millrace.episodes.agents.inside.bounded_output import LAST_BYTES
+
+MEMORY_MB = 4096
+"""For whoever has no number of their own."""
+
+
+class AgentLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of each process of an agent; None: no bound.
+
+    `memory_mb` counts private writable memory (RLIMIT_DATA). An agent that is a function may use so much
+    beyond what its imports take. The number of processes has no bound: the kernel counts them per user.
+    """
+
+    memory_mb: int | None
+    open_files: int = 1024
+    cpu_s: int | None = None
+
+
+class AgentEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known when an agent's first process has ended.
+
+    `signal` is a name such as "SIGKILL", and `exit_code` is then None. `killed`: the worker asked for the
+    end. `last_words` are the last 64 KiB of stdout and stderr together. `dropped_bytes` were printed, and
+    agent.log had no room for them. `returned` is what a function returned, as JSON has it.
+    """
+
+    exit_code: int | None
+    signal: str | None
+    killed: bool
+    last_words: str
+    dropped_bytes: int
+    directory: str
+    returned: Any
+    seconds: float
+
+
+START_S = 120.0
+"""The launcher starts within this time, the imports of the user's module included."""
+END_S = 10.0
+_START = (
+    "import sys, json; arguments, sys.path = json.loads(sys.argv[1]); "
+    "from millrace.episodes.agents.inside.forked_agents import main; main(*arguments)"
+)
+_log = logging.getLogger(__name__)
+
+
+class AgentLauncher:
+    """One launcher (inside/forked_agents.py). What the module of a user prints at its import goes to the
+    stderr of this process.
+
+    Args:
+        path: the function of which agents are calls; None: agents are commands.
+        variables: the environment variables of the launcher.
+    Raises:
+        ConfigError: the function cannot be loaded.
+        WorkerError: the launcher does not start.
+    """
+
+    def __init__(self, path: str | None, variables: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [[theirs.fileno(), os.getpid(), path], sys.path]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env=dict(variables),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._control.close()
+            raise WorkerError(f"no launcher of agents can be started: {error}") from error
+        finally:
+            theirs.close()
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self, link: socket.socket) -> None:
+        """Have a warden forked at the other end of `link`. Raises: OSError: the launcher has ended."""
+        socket.send_fds(self._control, [b"1"], [link.fileno()])
+
+    def close(self) -> None:
+        """End the launcher, and agents that still run."""
+        self._control.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait_until_ready(self) -> None:
+        self._control.settimeout(START_S)
+        try:
+            said = json.loads(self._control.recv(2**16) or b"{}")
+        except TimeoutError:
+            self._process.kill()
+            raise WorkerError(
+                f"the launcher of agents did not start within {START_S:g} s. "
+                "The module of the agent must be importable within that time."
+            ) from None
+        except OSError as error:
+            raise WorkerError(f"the launcher of agents cannot be reached: {error}") from error
+        if "refused" in said:
+            raise ConfigError(said["refused"])
+        if "ready" not in said:
+            raise WorkerError("the launcher of agents ended at its start: its stderr says why")
+        if said["ready"]:
+            _log.warning(
+                "the agent's module started threads at its import: %s. No agent has these threads, and a "
+                "lock that such a thread holds stays locked. Start threads inside the function.",
+                ", ".join(said["ready"]),
+            )
+
 
 DIRECTORY = "agents"
 """Of a run: the working directories of agents that run."""
 LOG = "agent.log"
 """The file of the working directory that has what the agent prints."""
-END_S = 10.0
 """A killed agent is gone within this time."""
 READ_BYTES = 2**18
-_log = logging.getLogger(__name__)
 
 
 class AgentProcess:

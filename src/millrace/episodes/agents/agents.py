@@ -15,11 +15,16 @@ from typing import Any
 import msgspec
 
 from millrace.core.errors import ConfigError, WorkerError, writing
-from millrace.episodes.agents.agent_end import MEMORY_MB, AgentEnd, AgentLimits
-from millrace.episodes.agents.agent_launcher import AgentLauncher
-from millrace.episodes.agents.agent_process import LOG, AgentProcess, remove_directory
-from millrace.episodes.agents.agent_row import absolute, filled, row_json
-from millrace.episodes.agents.variables import agent_variables, plain_variables
+from millrace.episodes.agents.agent_process import (
+    LOG,
+    MEMORY_MB,
+    AgentEnd,
+    AgentLauncher,
+    AgentLimits,
+    AgentProcess,
+    remove_directory,
+)
+from millrace.episodes.agents.agent_row import absolute, agent_variables, filled, plain_variables, row_json
 
 START_S = 60.0
 """An agent starts within this time, on a machine that is busy with other agents."""

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from millrace.core.completion.forks import num_shared
 from millrace.core.errors import ConfigError
-from millrace.episodes.gateway.arguments import canonical
-from millrace.episodes.gateway.calls import Call, ChatTurn, RefusedCall, Reply
+from millrace.episodes.gateway.calls import Call, ChatTurn, RefusedCall, Reply, canonical
 from millrace.episodes.gateway.rendering import PlainRendering, Rendering
 
 TEMPLATE, TOOLS, HISTORY, OTHER = "template", "tools", "history", "other"

@@ -14,8 +14,7 @@ from typing import Any
 
 from millrace.config.tables.reward_kinds import AgentSection
 from millrace.core.errors import DataError, writing
-from millrace.episodes.agents.agent_end import AgentEnd, AgentLimits
-from millrace.episodes.agents.agent_process import AgentProcess, remove_directory
+from millrace.episodes.agents.agent_process import AgentEnd, AgentLimits, AgentProcess, remove_directory
 from millrace.episodes.agents.agents import Agents
 from millrace.episodes.agents.task_directories.task_directory import TaskDirectory, read_task
 from millrace.episodes.agents.task_directories.task_tests import run_tests
@@ -25,10 +24,9 @@ from millrace.episodes.gateway.dialects.dialect import GatewayDialect
 from millrace.episodes.gateway.dialects.plain_generate import GenerateDialect
 from millrace.episodes.gateway.dialects.responses import ResponsesDialect
 from millrace.episodes.gateway.dialects.text import TextDialect
-from millrace.episodes.gateway.open_sessions import OpenSessions
 from millrace.episodes.gateway.rendering import PlainRendering, Rendering
 from millrace.episodes.gateway.server import GatewayServer
-from millrace.episodes.gateway.sessions import Session, closing_reply
+from millrace.episodes.gateway.sessions import OpenSessions, Session, closing_reply
 from millrace.rewards.limits import permit_open_files
 from millrace.tasks.rows import Row, find_column
 

@@ -26,7 +26,7 @@ from millrace.core.errors import DeadlineExceeded
 from millrace.episodes.gateway.calls import RefusedCall
 from millrace.episodes.gateway.dialects.dialect import GatewayDialect
 from millrace.episodes.gateway.exchange import Exchange
-from millrace.episodes.gateway.open_sessions import OpenSessions
+from millrace.episodes.gateway.sessions import OpenSessions
 from millrace.episodes.gateway.surroundings import Auxiliary, GatewayLimits, Surroundings, Told
 
 LOOPBACK = "127.0.0.1"

@@ -14,8 +14,7 @@ from tornado.concurrent import Future
 
 from millrace.episodes.gateway.calls import RefusedCall
 from millrace.episodes.gateway.dialects.dialect import GatewayDialect
-from millrace.episodes.gateway.open_sessions import OpenSessions
-from millrace.episodes.gateway.sessions import Session
+from millrace.episodes.gateway.sessions import OpenSessions, Session
 
 Answer = dict[str, Any]
 Auxiliary = Callable[[Session, bytes], Answer | ThreadFuture[Answer]]

@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from millrace.episodes.gateway.arguments import canonical, from_value
-from millrace.episodes.gateway.calls import RefusedCall
+from millrace.episodes.gateway.calls import RefusedCall, canonical, from_value
 
 CONSTRAINTS = (
     "logit_bias",
