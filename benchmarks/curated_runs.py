@@ -27,7 +27,7 @@ from typing import Any
 from common import run_logged, say, sized, train
 from peers.start import untrained
 
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 
 ROWS = sized(400, 8)  # of each third
 SFT_STEPS, SAMPLES = sized(400, 3), sized(8, 2)

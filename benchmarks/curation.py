@@ -34,8 +34,8 @@ from common import kept_directory, parser_of, report, sized
 from curated_runs import speedup
 
 from millrace_curation.candidate import CandidateRow, Reason
-from millrace_curation.contamination import EvaluationText
 from millrace_curation.curate import CurationOptions, filtered
+from millrace_curation.filters import EvaluationText
 
 
 def listed(words: str) -> list[str]:

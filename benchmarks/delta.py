@@ -134,7 +134,7 @@ def trained(lr: float, steps: int, last: int) -> tuple[list[np.ndarray], list[np
     from millrace.config.tables.algorithms import PolicyGradient
     from millrace.config.tables.training import Optimizer
     from millrace.conversations.tokenizer import load_tokenizer
-    from millrace.trainer.batch_step import StepSettings
+    from millrace.trainer.batch.batch_step import StepSettings
     from millrace.trainer.model import load_model, named_weights
     from millrace.trainer.publish.publisher import PublishBuffers
     from millrace.trainer.trainer import PolicyTrainer

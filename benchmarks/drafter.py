@@ -39,7 +39,7 @@ from millrace.core.types import Batch, TrainGroup, TrainSequence, Work
 from millrace.engines.own.drafts.trained_drafter import TrainedDraftingEngine
 from millrace.engines.own.load_engine import load_engine
 from millrace.engines.own.torch_engine import TorchEngine
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.drafter_training import DraftingTrainer
 from millrace.trainer.model import load_model
 

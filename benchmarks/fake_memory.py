@@ -30,7 +30,7 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.devices import matmul
 from millrace.trainer import row_logprobs
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.kernels.row_threads import RowThreads
 from millrace.trainer.model import _pair_logprobs, recompute_layers
 from millrace.trainer.ranks import mesh

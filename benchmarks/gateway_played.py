@@ -10,7 +10,7 @@ from pathlib import Path
 import gateway_agents
 import msgspec
 
-from millrace.config.tables.agent import AgentSection
+from millrace.config.tables.reward_kinds import AgentSection
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.types import Finish
 from millrace.episodes.agents.agent_process import AgentEnd

@@ -47,9 +47,9 @@ from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.protocol import EngineOptions
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
-from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import install_kernels, named_weights, recompute_layers
 from millrace.trainer.publish.publisher import buffers_of
 from millrace.trainer.ranks.mesh import ALONE

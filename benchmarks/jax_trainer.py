@@ -55,7 +55,7 @@ def make_batch(version: int) -> Any:
 
 def settings_of(dtype: Any) -> Any:
     from millrace.config.tables.training import Optimizer
-    from millrace.trainer.batch_step import StepSettings
+    from millrace.trainer.batch.batch_step import StepSettings
 
     return StepSettings(Optimizer(lr=1e-3, eps=1e-4), 8192, COMPLETION, 1.0, dtype, dtype)
 
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--first-step", nargs=2, type=Path, help="one step of the model in a directory")
     parser.add_argument("--on-mesh", nargs=2, type=Path, help="a model's steps on eight simulated devices")
     options = parser.parse_args()
-    from millrace.devices.tpu import simulate_devices
+    from millrace.devices.inventory import simulate_devices
 
     require(find_spec("jax"), "JAX is not here: use the Python that `make setup-jax` makes")
     if options.first_step:

@@ -26,7 +26,7 @@ from millrace.core.errors import DeadlineExceeded, MillraceError, WorkerError
 from millrace.core.events import Event
 from millrace.episodes.agents.agent_process import DIRECTORY as AGENTS
 from millrace.episodes.snapshots import DIRECTORY as SNAPSHOTS
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.runtime import process
 from millrace_chaos.aftermath import check_ledger, check_served
 from millrace_chaos.attack import SUPERVISION, Attack

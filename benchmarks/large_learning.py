@@ -135,7 +135,7 @@ def hour(name: str, minutes: float, seed: int, directory: Path) -> Figures:
     from millrace.config.load import load
     from millrace.diagnose.examine import examine
     from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-    from millrace.evaluation.kept import keep
+    from millrace.evaluation.evaluated_runs import keep
     from millrace.observe.sinks.log_files import opened
     from millrace.observe.terminal import Terminal
     from millrace.quickstart.checks import checks

@@ -24,19 +24,19 @@ from common import parser_of, report, say, sized, table
 
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.types import CheckpointInfo
-from millrace.devices import pages, parallel
-from millrace.devices.parallel import each
-from millrace.trainer.files import snapshot
+from millrace.devices import large_memory
+from millrace.devices.large_memory import each
+from millrace.trainer.files import checkpoint
+from millrace.trainer.files.checkpoint import Snapshot
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.snapshot import Snapshot
 from millrace.trainer.files.tensor_files import fill, lay_out, make
-from millrace.trainer.publish.overlapped import Overlapped
+from millrace.trainer.publish.rechecked import Overlapped
 from millrace.trainer.ranks.blocks import OwnedBlock
 from millrace.trainer.ranks.mesh import ALONE
 from millrace.weights.layout import create
 
 TENSORS = 200
-ADVICE, UNKNOWN_ADVICE = pages.MADV_POPULATE_WRITE, 99
+ADVICE, UNKNOWN_ADVICE = large_memory.MADV_POPULATE_WRITE, 99
 MIB = 1 << 20
 
 
@@ -50,7 +50,7 @@ def allocated(num_bytes: int, advice: int) -> float:
     """Seconds for two slots, which hold `num_bytes` together."""
     fd, memory = create(2, num_bytes // 2)
     try:
-        with patch.object(pages, "MADV_POPULATE_WRITE", advice):
+        with patch.object(large_memory, "MADV_POPULATE_WRITE", advice):
             return seconds(memory.fill)
     finally:
         memory.close()
@@ -107,7 +107,7 @@ def checkpoints(num_bytes: int, step_s: float, *, copied: bool) -> dict[str, flo
     """The longest of three."""
     directory = Path(tempfile.mkdtemp(prefix="millrace-large-", dir=Path.cwd()))
     try:
-        with patch.object(snapshot, "COPIED_BYTES_MIN", 0):
+        with patch.object(checkpoint, "COPIED_BYTES_MIN", 0):
             saved = Saved(num_bytes, directory, copied=copied)
             stalls, saves = zip(*(saved.save(step_s) for _ in range(sized(3, 1))), strict=True)
     finally:
@@ -118,7 +118,7 @@ def checkpoints(num_bytes: int, step_s: float, *, copied: bool) -> dict[str, flo
 def rates(num_bytes: int, threads: int) -> dict[str, float]:
     """GB/s."""
     tensors = version(num_bytes)
-    with patch.object(parallel, "num_threads", lambda: threads):
+    with patch.object(large_memory, "num_threads", lambda: threads):
         written_s, asked_s = (allocated(num_bytes, advice) for advice in (UNKNOWN_ADVICE, ADVICE))
         digest_s = min(seconds(lambda: digest_buffers(tensors, each=each)) for _ in range(3))
     taken_s = {"pages written": written_s, "pages asked for": asked_s, "digest": digest_s}

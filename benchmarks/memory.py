@@ -79,7 +79,7 @@ def trainer(directory: str, *, recompute: bool = True) -> dict[str, float]:
     from millrace.config.tables.training import Optimizer
     from millrace.core.completion.columns import TokenColumns
     from millrace.core.types import Batch, TrainGroup, TrainSequence
-    from millrace.trainer.batch_step import StepSettings
+    from millrace.trainer.batch.batch_step import StepSettings
     from millrace.trainer.model import load_model, named_weights, recompute_layers
     from millrace.trainer.publish.publisher import PublishBuffers
     from millrace.trainer.trainer import PolicyTrainer

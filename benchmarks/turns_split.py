@@ -14,7 +14,7 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.model import load_model
 from millrace.trainer.trainer import PolicyTrainer
 

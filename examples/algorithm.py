@@ -21,8 +21,8 @@ from millrace.algorithms.advantages import leave_one_out_advantages
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.batch.packing import Branch, Tree, pack
-from millrace.trainer.batch_step import StepSettings
 from millrace.trainer.model import load_model, row_logprobs
 from millrace.trainer.trainer import PolicyTrainer
 

@@ -43,7 +43,7 @@ from echo_formats import (
 from echo_tables import cells, figures, tables
 from study import IMAGES, RESULTS, Result, Results, directory, save_chart, write_tables
 
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace_ui.curves.choices import Band
 from millrace_ui.curves.curve_lines import Line, group_line
 

@@ -34,7 +34,7 @@ from millrace.core.types import (
 from millrace.engines.own.load_engine import load_engine
 from millrace.episodes.reward_worker import TaskRewardWorker
 from millrace.evaluation.evaluate import HELD_OUT_SEED, held_out_config
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer

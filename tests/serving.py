@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import WorkerError
-from millrace.engines.server.server_probe import wait_for
+from millrace.engines.server.connect import wait_for
 
 PYTHON = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
 SGLANG = Path(__file__).parents[1] / ".venv-sglang" / "bin" / "python"

@@ -14,8 +14,8 @@ from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
 from millrace.devices.device import torch_device
 from millrace.engines.own.load_engine import load_engine
-from millrace.trainer.frozen_models import load_reference, reference_logprobs
 from millrace.trainer.ranks.mesh import ALONE
+from millrace.trainer.role import load_reference, reference_logprobs
 from node_parts.setting import Figures, Note, Setting
 
 GROUP = 4

@@ -43,7 +43,7 @@ def batch_of(groups: list[Any]) -> Any:
 
 def settings_of(dtype: Any) -> Any:
     from millrace.config.tables.training import Optimizer
-    from millrace.trainer.batch_step import StepSettings
+    from millrace.trainer.batch.batch_step import StepSettings
 
     return StepSettings(Optimizer(lr=1e-6), BUDGET, MAX_TOKENS, 1.0, dtype, dtype)
 

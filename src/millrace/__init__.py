@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from millrace.api.callbacks import STOP
-    from millrace.api.comparison import RunComparison
+    from millrace.api.plain_records import Records, RunComparison
     from millrace.api.questions import evaluate, plan, simulate
-    from millrace.api.record_list import Records
-    from millrace.api.run import Run
-    from millrace.api.run_curves import RunCurves
+    from millrace.api.run import Run, RunCurves
     from millrace.api.sweep import Sweep, sweep
     from millrace.api.train import train
     from millrace.config.schema import Config
     from millrace.core.errors import ConfigError, DataError, MillraceError, RewardError
-    from millrace.diagnose.diagnosis import Diagnosis
+    from millrace.diagnose.examine import Diagnosis
     from millrace.episodes.environment import Done, Observation
     from millrace.estimates.evaluation import Evaluation
 
@@ -39,11 +37,11 @@ _HOMES = {
     "plan": "millrace.api.questions",
     "Run": "millrace.api.run",
     "Sweep": "millrace.api.sweep",
-    "Records": "millrace.api.record_list",
+    "Records": "millrace.api.plain_records",
     "Evaluation": "millrace.estimates.evaluation",
-    "Diagnosis": "millrace.diagnose.diagnosis",
-    "RunComparison": "millrace.api.comparison",
-    "RunCurves": "millrace.api.run_curves",
+    "Diagnosis": "millrace.diagnose.examine",
+    "RunComparison": "millrace.api.plain_records",
+    "RunCurves": "millrace.api.run",
     "Config": "millrace.config.schema",
     "Observation": "millrace.episodes.environment",
     "Done": "millrace.episodes.environment",

@@ -12,7 +12,7 @@ from pathlib import Path
 from millrace.config.schema import Config
 from millrace.core.events import Event
 from millrace.engines.vllm.processes.vllm_sockets import DIRECTORY_PREFIX
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.terminal import Check
 
 SHARED_MEMORY = Path("/dev/shm")

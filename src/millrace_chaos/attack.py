@@ -13,7 +13,7 @@ from functools import partial
 
 from millrace.core.errors import DeadlineExceeded, WorkerError
 from millrace.core.events import Event
-from millrace.runtime import sockets
+from millrace.runtime import process
 from millrace_chaos.child_run import ChildRun
 
 POLL_S = 0.01
@@ -184,7 +184,7 @@ class Campaign:
         if role in ("controller", "engine") and act == "freeze":
             act = "pause"
         ranks = self.run.ranks | {*self.run.pids("engine").values()}
-        self.listening |= sockets.listening(set(self.run.processes()) - ranks)
+        self.listening |= process.listening(set(self.run.processes()) - ranks)
         attack = Attack(role, name, act, self.run.version, time.time())
         self.attacks.append(attack)
         self.on_attack(attack)

@@ -12,13 +12,12 @@ from rich.table import Table
 from millrace.cli.options import ConfigFile, Overrides
 from millrace.core.errors import ConfigError
 from millrace.observe.terminal import Terminal, print_checks
-from millrace.runtime.kernel import check_kernel
+from millrace.runtime.process import check_kernel
 from millrace_chaos.attack import SUPERVISION, Attack
 from millrace_chaos.child_run import ROLES
 from millrace_chaos.hostile import try_hostile
-from millrace_chaos.preemptions import preempt
 from millrace_chaos.sessions import AttackedRun, Sessions, summarize
-from millrace_chaos.trials import attack, kill_and_resume
+from millrace_chaos.trials import attack, kill_and_resume, preempt
 
 console = Terminal(soft_wrap=True)
 

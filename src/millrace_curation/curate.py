@@ -17,13 +17,11 @@ from millrace.core.errors import ConfigError, DataError
 from millrace.ledger import SqliteLedger
 from millrace.run.content_digests import content_digests
 from millrace_curation import filters
-from millrace_curation.candidate import CandidateRow, Dropped, Reason
-from millrace_curation.contamination import EvaluationText, contaminated
-from millrace_curation.difficulty import PassRate, judge_difficulty
-from millrace_curation.gold import GoldScore, check_template, judge_gold
+from millrace_curation.candidate import CandidateRow, Dropped, Reason, check_writable
+from millrace_curation.filters import EvaluationText, contaminated
 from millrace_curation.measure import AttemptsByRow, attempt_ledger, groups_by_row, sample_rates, try_golds
+from millrace_curation.row_measures import GoldScore, PassRate, check_template, judge_difficulty, judge_gold
 from millrace_curation.task_rows import read_candidates
-from millrace_curation.written_row import check_writable
 
 OnStage = Callable[[str, int, int], None]
 """Called with the stage, how much of it has ended, and all of it."""

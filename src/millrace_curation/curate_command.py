@@ -24,7 +24,7 @@ from millrace.core.wings import wing
 from millrace.observe.live.live_view import progress_line
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.models import served_config
-from millrace.runtime.kernel import check_kernel
+from millrace.runtime.process import check_kernel
 
 if TYPE_CHECKING:
     from millrace_curation.curate import CurationOptions

@@ -21,16 +21,14 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.rounding import reaches
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Finish, Prompt, Scored, ScoreRequest
-from millrace.evaluation.episode_player import episode_player
 from millrace.evaluation.evaluate import plain_sampling, serving_engine
-from millrace.evaluation.generate import Completion, generate
+from millrace.evaluation.generate import Completion, episode_player, generate
 from millrace.evaluation.scoring import Scorer
 from millrace.ledger import SqliteLedger
 from millrace.ledger.reading import LedgerReader
 from millrace.tasks.order import row_of
 from millrace_curation.candidate import CandidateRow
-from millrace_curation.difficulty import PassRate
-from millrace_curation.gold import KINDS, GoldScore, attempts_at
+from millrace_curation.row_measures import KINDS, GoldScore, PassRate, attempts_at
 
 GOLD_ROWS = 64
 """Rows whose gold check is recorded together."""
@@ -56,7 +54,7 @@ def try_golds(
     template: str,
     on_progress: OnProgress,
 ) -> dict[int, dict[str, GoldScore]]:
-    """The scores of each row's attempts, by kind (`curation.gold`). Rows in `store` are not tried again."""
+    """The scores of each row's attempts, by kind (`row_measures`). Rows in `store` are not tried again."""
     texts = dict(zip((row.index for row in rows), attempts_at(rows, template), strict=True))
     missing = [row for row in rows if row.index not in store.by_row]
     checked = len(rows) - len(missing)

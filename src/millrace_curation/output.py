@@ -12,11 +12,9 @@ from typing import Any
 
 from millrace.core.errors import OTHER_FILE, writing
 from millrace.estimates.interval import of_shares
-from millrace_curation.candidate import CandidateRow, Reason
+from millrace_curation.candidate import CandidateRow, Reason, kept_columns, shown_columns
 from millrace_curation.curate import Curation, CurationOptions
-from millrace_curation.difficulty import BANDS
-from millrace_curation.gold import GOLD
-from millrace_curation.written_row import kept_columns, shown_columns
+from millrace_curation.row_measures import BANDS, GOLD
 
 ROWS, KEPT, SUMMARY, PAGE, ATTEMPTS = (
     "rows.parquet",

@@ -8,15 +8,14 @@ from string import Formatter
 from typing import Any
 
 from millrace.config.schema import Config
-from millrace.config.tables.mixture import MixtureTaskSection
-from millrace.config.tables.task import GymTaskSection, RowsSection
+from millrace.config.tables.task import GymTaskSection, MixtureTaskSection, RowsSection
 from millrace.conversations.tokenizer import encode, encode_prompt
 from millrace.core.errors import ConfigError, DataError
 from millrace.tasks.chat import find_reference
 from millrace.tasks.rows import Row, find_column, open_rows
 from millrace.tasks.tasks import Task, make_task
 from millrace_curation.candidate import CandidateRow
-from millrace_curation.contamination import EvaluationText
+from millrace_curation.filters import EvaluationText
 
 EVERY_ROWS = 200
 

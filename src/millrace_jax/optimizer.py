@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from millrace.algorithms.critic import Critic
+from millrace.algorithms.advantages import Critic
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError
-from millrace.trainer.learning_rate import decays
+from millrace.trainer.batch.batch_step import decays
 from millrace_jax.weights import LAYERS, Tree
 
 Array = Any

@@ -14,7 +14,7 @@ import numpy as np
 from millrace.core.digest import Filling, NamedBuffer, TensorSpec, digest_blocks, lay_out
 from millrace.core.protocols import WeightsWriter
 from millrace.core.types import Endpoint, Published
-from millrace.devices.parallel import each
+from millrace.devices.large_memory import each
 from millrace.trainer.publish.fillings import begin_on_hosts, end_on_host
 from millrace.trainer.publish.rechecked import RecheckedPublisher, digest_of
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none

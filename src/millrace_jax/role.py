@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from millrace import __version__
 from millrace.core import model_version
 from millrace.core.types import Batch, Endpoint, StepRejected, StepResult, TrainerState
+from millrace.devices.inventory import computes_on_tpu, simulate_devices
 from millrace.devices.low_rank import BASE
-from millrace.devices.tpu import computes_on_tpu, simulate_devices
 from millrace.placement.number_format import cpu_model
+from millrace.trainer.files.companion_files import read_tokenizer
 from millrace.trainer.files.directories import atomic_directory, sweep
-from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, first_alone
 from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
 

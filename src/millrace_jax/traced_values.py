@@ -15,9 +15,9 @@ from millrace.trainer.batch.packing import Branch, pack
 from millrace.trainer.batch.packing import Tree as Tokens
 from millrace_jax.decoder import read_architecture
 from millrace_jax.devices.mesh import make_mesh, on_mesh, replicated, rows_at_once
+from millrace_jax.forward import watching
 from millrace_jax.gradients import row_outputs
 from millrace_jax.row_arrays import NOTHING, RowArrays, arrays_of
-from millrace_jax.seam import watching
 from millrace_jax.weights import LAYERS, Tree, read_weights
 
 Values = dict[str, NDArray[np.floating[Any]]]

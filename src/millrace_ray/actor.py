@@ -1,4 +1,5 @@
-"""The worker's side on Ray: an actor that holds one object and runs its methods. This module does not import
+"""The worker's side on Ray: an actor that holds one object and runs its methods, and the messages between it
+and the controller: pickled values, and streams that the controller pulls. This module does not import
 Ray.
 
 Ray calls the methods of `Hosted` on two threads, each with an event loop. Commands and the object's own tasks
@@ -14,6 +15,10 @@ The controller pulls a stream. One `pull` of the controller always waits; it bri
 answer out after these items.
 
 Threat model: whoever may submit to the cluster may run anything on it (docs/cluster.md).
+
+`Items` has the items of a stream that the worker has yielded and the controller has not fetched. `Inbox` has
+the fetched items that the consumer has not taken. The window bounds both together: a generator is at most
+`STREAM_WINDOW` items ahead of its consumer.
 """
 
 from __future__ import annotations
@@ -22,9 +27,11 @@ import asyncio
 import concurrent.futures
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -35,10 +42,17 @@ import msgspec
 from millrace.core.errors import StaleEpochError
 from millrace.runtime.logs import LOG_LOOK_S, bound_log, open_log
 from millrace.runtime.process import CUT_OFF, adopt_orphans, set_title
-from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, load_class, where
+from millrace.runtime.seam import (
+    PING,
+    STREAM_WINDOW,
+    ExecutedCalls,
+    begin_stream,
+    crossing,
+    load_class,
+    where,
+)
 from millrace.runtime.vitals import VitalSigns
 from millrace.runtime.workers import file_name
-from millrace_ray.messages import Answer, Items, packed, unpacked
 
 LOOK_S = 0.5
 """Between looks at the lease. A process that was suspended first reads the messages that waited."""
@@ -260,3 +274,98 @@ def _end(reason: str) -> None:
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(CUT_OFF)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def packed(value: Any) -> bytes:
+    """Raises what pickling raises."""
+    return pickle.dumps(value, protocol=5)
+
+
+def unpacked(payload: bytes) -> Any:
+    """Raises what unpickling raises. Both ends belong to one run; docs/cluster.md says who else may write."""
+    return pickle.loads(payload)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The pickled result or error of a command, and how many items each open stream had yielded before."""
+
+    ok: bool
+    payload: bytes
+    before: dict[int, int] = {}
+
+
+class Items:
+    """The worker's side of one stream. `task` runs the generator.
+
+    Waits for: room (credits of the consumer). Unblocks: `take`, with each item and with the end.
+    """
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.num_yielded = 0
+        self._credit = asyncio.Semaphore(STREAM_WINDOW)
+        self._news = asyncio.Event()
+        self._yielded: list[Answer] = []
+        self._complete = False
+
+    async def room(self) -> None:
+        await self._credit.acquire()
+
+    def put(self, item: Answer) -> None:
+        self.num_yielded += 1
+        self._yielded.append(item)
+        self._news.set()
+
+    def end(self, error: Answer | None) -> None:
+        self._complete = True
+        self._yielded += [error] if error is not None else []
+        self._news.set()
+
+    async def take(self) -> tuple[list[Answer], bool]:
+        """All items that nobody has fetched, at least one; and whether the stream is complete."""
+        await self._news.wait()
+        self._news.clear()
+        taken, self._yielded = self._yielded, []
+        return taken, self._complete
+
+    def grant(self, num_items: int) -> None:
+        for _ in range(num_items):
+            self._credit.release()
+
+    def close(self) -> None:
+        """End the generator, wherever it waits."""
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Inbox:
+    """The controller's side of one stream: (item, error) in order, then None."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[tuple[Any, BaseException | None] | None] = asyncio.Queue()
+        self._num_arrived = 0
+        self._later: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def put(self, item: Any, error: BaseException | None = None) -> None:
+        self._queue.put_nowait((item, error))
+        self._num_arrived += 1
+        while self._later and self._later[0][0] <= self._num_arrived:
+            self._later.popleft()[1]()
+
+    def end(self) -> None:
+        self._queue.put_nowait(None)
+        while self._later:
+            self._later.popleft()[1]()
+
+    async def get(self) -> tuple[Any, BaseException | None] | None:
+        return await self._queue.get()
+
+    def after(self, num_items: int, then: Callable[[], None]) -> None:
+        """Call `then` once `num_items` have arrived, or once no more items can arrive."""
+        if num_items <= self._num_arrived:
+            then()
+        else:
+            self._later.append((num_items, then))

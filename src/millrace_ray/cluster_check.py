@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from millrace.checks.cluster_facts import CheckedCluster, LinkFacts, NodeFacts
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.core import clock
 from millrace.core.errors import MillraceError, writing
 from millrace.core.placement import OWN_ADDRESS, Place

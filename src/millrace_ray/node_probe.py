@@ -14,9 +14,8 @@ import millrace
 from millrace.core import clock
 from millrace.core.errors import MillraceError
 from millrace.core.placement import Host
-from millrace.devices.gpu_health import gpu_faults
-from millrace.devices.inventory import read_host
-from millrace.runtime.kernel import check_kernel
+from millrace.devices.inventory import gpu_faults, read_host
+from millrace.runtime.process import check_kernel
 
 SUFFIXES = (".py", ".c", ".css", ".js", ".toml")
 """The suffixes of the package's files."""

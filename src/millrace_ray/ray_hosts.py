@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from millrace.config.carried import is_carried
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.config.tables.task import members_of
 from millrace.core.errors import ConfigError, boundary
 from millrace.core.placement import OWN_ADDRESS, ROLES, Host
-from millrace.placement.joining import NEW_LOOK_S, Present
+from millrace.placement.hosts import NEW_LOOK_S, Present
 from millrace_ray.cluster import ClusterConnection, connect
 from millrace_ray.node_probe import NodeReport, package
 from millrace_ray.places import NONE, ROLE, Node

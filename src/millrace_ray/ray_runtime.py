@@ -1,4 +1,6 @@
-"""The Ray runtime: every worker is an actor, on the node that its place names.
+"""The Ray runtime: every worker is an actor, on the node that its place names. Without the head of the
+cluster no worker can start, and Ray ends this process after a minute, with an error of its own: so the
+head is watched.
 
 Ray starts processes, places processes on nodes, carries messages and reports deaths. The supervisor restarts
 workers, our actor has the lease, and weights travel between relays.
@@ -8,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,13 +24,11 @@ from msgspec.structs import replace
 from millrace.core.errors import ClusterError
 from millrace.core.placement import HERE, OWN_ADDRESS, THIS_HOST, Place
 from millrace.runtime.blocking_calls import in_thread
-from millrace.runtime.gang import GangHandle
-from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local.launcher import ALLOCATOR
-from millrace.runtime.workers import Workers
+from millrace.runtime.process import check_kernel
+from millrace.runtime.workers import GangHandle, Workers
 from millrace_ray.actor import ActorSetup
 from millrace_ray.cluster import LOCAL, ClusterConnection, connect
-from millrace_ray.head import HeadWatch
 from millrace_ray.places import Node
 from millrace_ray.remote_handle import RayHandle
 
@@ -157,3 +160,64 @@ class RayRuntime:
             directory=os.getcwd(),
             silence_s_max=self._silence_s_max,
         )
+
+
+# ---------------------------------------------------------------- the head
+
+
+LOOK_S = 1.0
+SILENT_S_MAX = 10.0
+"""A head that accepts no connection for so long is gone."""
+FROZEN_S_MAX = 20.0
+"""A head that accepts connections, and answers nothing for so long, is gone too."""
+STOPPED_S = 5.0
+"""A longer time between two looks means that this process was stopped."""
+
+
+class HeadWatch:
+    """Calls `lost` with the reason, once, from a thread of its own. `ask` sends the head a request and
+    waits."""
+
+    def __init__(self, address: str, ask: Callable[[], object], lost: Callable[[str], None]) -> None:
+        self._address, self._ask, self._lost = address, ask, lost
+        self._closed = threading.Event()
+        self._answered_s = time.monotonic()
+        self._asking = threading.Thread(target=self._ask_on, name="ask the head", daemon=True)
+        self._asking.start()
+        threading.Thread(target=self._watch, name="watch the head", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop the calls. Waits for a request under way, if the head answers. Idempotent."""
+        self._closed.set()
+        self._asking.join(LOOK_S)
+
+    def _ask_on(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            with suppress(Exception):  # no answer
+                self._ask()
+                self._answered_s = time.monotonic()
+
+    def _watch(self) -> None:
+        connected_s = looked_s = time.monotonic()
+        while not self._closed.wait(LOOK_S):
+            reason = self._refusal()
+            now_s = time.monotonic()
+            if now_s - looked_s > STOPPED_S:  # the head may have answered
+                self._answered_s = connected_s = now_s
+            looked_s = now_s
+            if reason is None:
+                connected_s = now_s
+                reason = f"takes connections, but has answered nothing for {FROZEN_S_MAX:.0f} s"
+            if now_s - connected_s > SILENT_S_MAX or now_s - self._answered_s > FROZEN_S_MAX:
+                if not self._closed.is_set():
+                    self._lost(f"the head of the Ray cluster, {self._address}, {reason}")
+                return
+
+    def _refusal(self) -> str | None:
+        """Why the head accepts no connection. None: it accepts one."""
+        host, _, port = self._address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), LOOK_S).close()
+        except OSError as error:
+            return f"takes no connection: {error}"
+        return None

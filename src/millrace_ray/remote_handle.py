@@ -21,9 +21,8 @@ from millrace.core.errors import DataError, MillraceError, RemoteError
 from millrace.runtime import process
 from millrace.runtime.blocking_calls import in_thread
 from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
-from millrace_ray.actor import ActorSetup
+from millrace_ray.actor import ActorSetup, Answer, Inbox, packed, unpacked
 from millrace_ray.cluster import ClusterConnection
-from millrace_ray.messages import Answer, Inbox, packed, unpacked
 from millrace_ray.places import Node
 
 KILL_S = 5.0

@@ -11,8 +11,8 @@ from millrace.tasks.chat import is_messages
 from millrace.tasks.rows import Row, find_column
 from millrace_sandbox.code_asserts import code_given, is_continuation, read_asserts
 from millrace_sandbox.code_tests import judge, read_tests
-from millrace_sandbox.execution import ProgramOutcome
 from millrace_sandbox.inside.limits import Limits, MiB
+from millrace_sandbox.program import ProgramOutcome
 from millrace_sandbox.sandbox import Sandbox
 
 SHARE_OF_DEADLINE = 0.8

@@ -11,9 +11,8 @@ from typing import Any
 
 from millrace.core.errors import DataError
 from millrace_sandbox.code_asserts import CANDIDATE, CodeAsserts
-from millrace_sandbox.execution import CallAnswer, ProgramOutcome
 from millrace_sandbox.inside.limits import Limits
-from millrace_sandbox.program import EndOfProgram, Program
+from millrace_sandbox.program import CallAnswer, EndOfProgram, Program, ProgramOutcome
 
 OWN_SHARE = 0.5
 """Tests that run out of time before their first call are at fault if they had this share of it."""

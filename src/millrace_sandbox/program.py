@@ -1,4 +1,5 @@
-"""Talks with one program: calls to it, answers and output from it, within bounds of bytes and time.
+"""Talks with one program: calls to it, answers and output from it, within bounds of bytes and time; and how
+it ended, and what it left: bytes alone.
 
 Everything that comes from the program is bytes of an adversary. JSON is read by this process's own parser,
 without NaN and infinities. A byte before the call that it answers is a forgery.
@@ -12,10 +13,11 @@ import select
 import socket
 import struct
 import time
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from millrace.core.errors import DataError, SandboxError
-from millrace_sandbox.execution import ProgramOutcome
 from millrace_sandbox.inside.guest import MEMORY
 from millrace_sandbox.inside.limits import Limits
 
@@ -292,3 +294,46 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
+
+
+# ---------------------------------------------------------------- how it ended
+
+
+class ProgramOutcome(Enum):
+    """How a program fared. That the sandbox itself failed is no outcome: it is a SandboxError."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    TIMED_OUT = "timed out"
+    OUT_OF_MEMORY = "out of memory"
+    KILLED = "killed"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True)
+class CallAnswer:
+    """What one call gave: a value of JSON, or the text of an exception.
+
+    `left`: of a call that gave None, the first argument as it is then, in a list.
+    """
+
+    value: Any = None
+    error: str | None = None
+    left: list[Any] = field(default_factory=list, compare=False)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A program that is over. All its processes are dead, and its directory is removed.
+
+    `fault` says why it ended before its last answer; None: it did not. `stdout` is what a program without a
+    function printed. `output` is the end of what it printed besides.
+    """
+
+    answers: list[CallAnswer] = field(default_factory=list)
+    stdout: bytes = b""
+    output: str = ""
+    fault: ProgramOutcome | None = None
+    reason: str = ""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0

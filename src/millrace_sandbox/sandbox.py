@@ -23,9 +23,8 @@ from millrace.core.errors import SandboxError
 from millrace.devices.left_behind import remove_tree
 from millrace_sandbox.code_asserts import PACKAGES, CodeAsserts
 from millrace_sandbox.examination import Examination
-from millrace_sandbox.execution import CallAnswer, Execution, ProgramOutcome
 from millrace_sandbox.inside.limits import Limits, MiB
-from millrace_sandbox.program import EndOfProgram, Program
+from millrace_sandbox.program import CallAnswer, EndOfProgram, Execution, Program, ProgramOutcome
 
 LEVELS = ("namespaces", "landlock", "limits")
 """The strongest first. "limits" is no isolation."""

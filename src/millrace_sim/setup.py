@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from millrace.config.schema import Config
-from millrace.config.tables.agent import AgentSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
 from millrace.config.tables.operation import Checkpoints, Supervision
+from millrace.config.tables.reward_kinds import AgentSection
 from millrace.config.tables.schedules import redundant_samples
 from millrace.config.tables.task import EnvironmentRewardSection, ExactRewardSection, GymTaskSection, Reward
 from millrace.config.tables.training import Model
@@ -16,7 +16,7 @@ from millrace.controller.context import LANES
 from millrace.controller.pace import Pace
 from millrace.core.errors import ConfigError
 from millrace.core.types import State
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace_sim.config import (
     EmpiricalLengths,
     LengthsSection,

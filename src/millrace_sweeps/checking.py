@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millrace.api.checked import check
-from millrace.api.configure import PreparedConfig
+from millrace.api.configure import PreparedConfig, check
 from millrace.api.train import write_start
 from millrace.checks.preflight import preflight
 from millrace.config.carried import is_carried
@@ -19,8 +18,7 @@ from millrace.core.errors import ConfigError, MillraceError
 from millrace.run.going_on import Start, begun_as, checkable, find_start, start_in
 from millrace.run.resume import diff
 from millrace.run_directory.models import CHECKPOINT
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import read_parent
+from millrace.run_directory.run_directory import RunDirectory, read_parent
 from millrace_sweeps import trial_record as record
 from millrace_sweeps.decisions.space import Overrides, identity, trial_name
 from millrace_sweeps.loading import LoadedSweep, check_metric, figure_by

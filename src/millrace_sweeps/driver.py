@@ -1,4 +1,5 @@
 """Runs the trials: starts what is due, looks at what runs, ends what the rule ends. Decides nothing itself.
+A trial's metric so far is read from its run directory while the run writes there.
 
 A trial is a process of its own, `millrace.api.work`. It ends when this process ends, however that happens: at
 the end of its stdin it finishes its step and saves. So the same sweep, started again, resumes it.
@@ -7,11 +8,20 @@ the end of its stdin it finishes its step and saves. So the same sweep, started 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from millrace.api.helper_process import WorkProcess, is_in_use
-from millrace.core.errors import MillraceError
+from millrace.core.errors import DataError, LedgerError, MillraceError, boundary
+from millrace.estimates.evaluation import figure
+from millrace.ledger.reading import LedgerReader
+from millrace.observe.sinks.jsonl import evaluation_scalars
+from millrace.observe.sinks.log_files import Tail
 from millrace.run.going_on import begun_as
 from millrace.run_directory.models import is_finished
 from millrace.run_directory.run_directory import RunDirectory
@@ -19,9 +29,8 @@ from millrace_sweeps import trial_record as record
 from millrace_sweeps.board import Board
 from millrace_sweeps.checking import begin_trial, going_on
 from millrace_sweeps.decisions.capacity import Slot
-from millrace_sweeps.decisions.stopping import Series, halving_reason, median_reason, value_of
+from millrace_sweeps.decisions.standings import Series, halving_reason, median_reason, value_of
 from millrace_sweeps.loading import EVALUATION, LoadedSweep, figure_by
-from millrace_sweeps.measured import Measured
 from millrace_sweeps.proposals import Proposals
 from millrace_sweeps.sweep_config import HalvingRule
 from millrace_sweeps.trial_record import SweepTrial, Trials, TrialState
@@ -260,3 +269,65 @@ class Driver:
 
 def _has_begun(trial: SweepTrial) -> bool:
     return trial.state is not TrialState.WAITING
+
+
+# ---------------------------------------------------------------- a trial's metric
+
+
+class Measured:
+    """The series of one metric of one run. `step` is the last version so far."""
+
+    def __init__(self, run: RunDirectory, metric: str, by: str = "greedy") -> None:
+        self._run, self._metric, self._by = run, metric, by
+        self._tail = Tail(run.metrics)
+        self._values: dict[int, float] = {}
+        self._names: set[str] = set()
+        self.step = 0
+
+    def update(self, *, ended: bool = False) -> bool:
+        """Read what is new; with `ended` also evaluations after the last step. True: there are new steps.
+
+        Raises: DataError: a line is damaged.
+        """
+        before = self.step
+        for taken in iter(self._tail.take, []):
+            for line in taken:
+                with boundary(str(self._run.metrics), "a line is damaged", DataError):
+                    self._take(msgspec.json.decode(line, type=dict[str, Any]))
+        if (ended or self.step > before) and self._metric.startswith(EVALUATION):
+            self._evaluate()
+        return self.step > before
+
+    @property
+    def series(self) -> Series:
+        return sorted(self._values.items())
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no value yet, if the run has steps. Empty: there is one, or there are no steps."""
+        if self._values or not self.step:
+            return ""
+        if self._metric.startswith(EVALUATION):
+            return f"the run has no value of `metric` ({self._metric!r}) yet"
+        near = get_close_matches(self._metric, self._names, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "metrics.jsonl of the run has the names"
+        return f"the run has no metric {self._metric!r}. {hint}"
+
+    def _take(self, line: dict[str, Any]) -> None:
+        version, value = line["version"], line.get(self._metric)
+        self.step = max(self.step, version)
+        self._names |= line.keys()
+        if isinstance(value, int | float) and not (line["replayed"] and version in self._values):
+            self._values[version] = float(value)
+
+    def _evaluate(self) -> None:
+        """An evaluation ends some steps after its version's, and the last one before the run does."""
+        with suppress(LedgerError), LedgerReader(self._run.ledger, check=False) as reader:
+            for record in reader.evaluations():
+                if record.reason:
+                    continue
+                scalars = evaluation_scalars({"name": record.name, "metrics": record.metrics})
+                short = f"{EVALUATION}{record.name}"
+                by = figure(record.metrics, self._by)
+                if (value := by if self._metric == short else scalars.get(self._metric)) is not None:
+                    self._values[record.version] = value

@@ -9,9 +9,9 @@ from typing import Any
 
 from millrace.api.configure import Components, PreparedConfig, prepare
 from millrace.api.sweep import SweepLike
-from millrace.config.lines import key_lines
 from millrace.config.load import Source, load_as, merge, read_file, read_mapping, read_overrides, validate
 from millrace.config.schema import Config
+from millrace.config.toml_text import key_lines
 from millrace.core.errors import ConfigError
 from millrace_sweeps.decisions.space import Overrides
 from millrace_sweeps.sweep_config import SweepConfig

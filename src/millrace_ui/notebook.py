@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import singledispatch
 
-from millrace.api.comparison import RunComparison
+from millrace.api.plain_records import RunComparison
 from millrace.core.errors import MillraceError
-from millrace.diagnose.diagnosis import Diagnosis
+from millrace.diagnose.examine import Diagnosis
 from millrace.observe.summary import ends_of
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui import side_by_side

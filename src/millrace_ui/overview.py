@@ -14,13 +14,12 @@ from millrace.core import clock
 from millrace.core.errors import MillraceError
 from millrace.diagnose.examine import count_rewards
 from millrace.diagnose.rules import diagnose, gone
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.conversation_times import ENVIRONMENT, MODEL
 from millrace.observe.sinks.log_files import SLICE_BYTES
 from millrace.observe.summary import GENERATED, TRAINED
 from millrace.run.resume import flat
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import read_parent
+from millrace.run_directory.run_directory import RunDirectory, read_parent
 from millrace.run_directory.views import tokenizer_of
 from millrace_ui.curves.chart import run_charts
 from millrace_ui.drawing import bars, charts, fragments

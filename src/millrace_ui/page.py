@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from html import escape, unescape
 from importlib.resources import files
 
+from millrace_ui.drawing.colours import LEVELS, TONES, VERSION_COLORS
 from millrace_ui.drawing.fragments import safe
-from millrace_ui.drawing.shades import LEVELS, TONES, VERSION_COLORS
 
 _SHADES = "".join(f"i.p{n}{{--shade:{n / LEVELS:.2f}}}" for n in range(LEVELS + 1))
 _HUES = "".join(f"i.v{n}{{--hue:{210 + n * 360 // VERSION_COLORS}}}" for n in range(VERSION_COLORS))

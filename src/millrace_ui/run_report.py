@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millrace.config.freeze import dump
 from millrace.core.errors import OTHER_FILE, ConfigError, writing
-from millrace.ledger.reading.samples import Choice
+from millrace.ledger.samples import Choice
 from millrace.observe.sinks.log_files import parts
 from millrace.run.resume import flat
 from millrace.run_directory.run_directory import RunDirectory
@@ -23,8 +23,7 @@ from millrace_ui.overview import TIMELINE, Overview, overviews
 from millrace_ui.record.runs import RunRow
 from millrace_ui.record.steps import Axis
 from millrace_ui.record.tokens import Shown, choose
-from millrace_ui.speed_answer import speed_of
-from millrace_ui.speed_page import speed_section
+from millrace_ui.speed_answer import speed_of, speed_section
 
 BYTES_MAX = 2_000_000
 POINTS = 400

@@ -14,13 +14,13 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.style import Style
 from rich.text import Text
 
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import ANY, Choice, Sample, SampleFilter
 from millrace.observe.shown_samples import render_group, render_sample
 from millrace.observe.terminal import harmless
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import View, tokenizer_of
-from millrace_ui.drawing.shades import (
+from millrace_ui.drawing.colours import (
     LEVELS,
     NATS_PER_LEVEL,
     TONES,

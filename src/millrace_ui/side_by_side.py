@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from millrace.api.comparison import RunComparison
+from millrace.api.plain_records import RunComparison
 from millrace.observe.terminal import sparkline
 from millrace.run.resume import ABSENT, diff
 from millrace.run_directory.run_directory import RunDirectory

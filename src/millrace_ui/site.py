@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from millrace.core.errors import DataError, MillraceError
 from millrace.core.types import State
-from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
+from millrace.ledger.samples import ANY, Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_curation.output import SUMMARY
 from millrace_ui import page
@@ -21,24 +21,20 @@ from millrace_ui.curated import read_page
 from millrace_ui.curves.cards import CurveFile, cards, curve_file, notes
 from millrace_ui.curves.chart import run_cards
 from millrace_ui.curves.choices import CurveChoices
-from millrace_ui.curves.comparison_page import RunGroups, comparison_page
+from millrace_ui.curves.comparison_page import RunGroups, comparison_page, curve_form
 from millrace_ui.curves.curve_lines import CurveSet
-from millrace_ui.curves.form import curve_form
 from millrace_ui.drawing import fragments
 from millrace_ui.drawing.bars import timeline_card
+from millrace_ui.drawing.colours import TokenColor
 from millrace_ui.drawing.fragments import filter_form, in_address
 from millrace_ui.drawing.group_page import about, group_page, known_largest, row_columns
 from millrace_ui.drawing.runs_table import GROUPED_MAX, runs_page
-from millrace_ui.drawing.shades import TokenColor
 from millrace_ui.overview import AXES, FIRST_READ_S, TIMELINE, Overview
-from millrace_ui.record.groups import read_group, read_member
-from millrace_ui.record.runs import RunRow, RunRows, find_runs
-from millrace_ui.record.runs_view import RunsView
+from millrace_ui.record.groups import TaskRow, TaskRows, read_group, read_member
+from millrace_ui.record.runs import RunRow, RunRows, RunsView, find_runs
 from millrace_ui.record.steps import Axis
-from millrace_ui.record.task_row import TaskRow, TaskRows
 from millrace_ui.record.tokens import Shown, choose, count, filtered_line, search, shown_of
-from millrace_ui.speed_answer import speed_of
-from millrace_ui.speed_page import KeptForecasts, speed_section
+from millrace_ui.speed_answer import KeptForecasts, speed_of, speed_section
 
 KEPT_MAX = GROUPED_MAX + 8
 """The most runs that are kept between two requests: a comparison, and some pages of other runs."""

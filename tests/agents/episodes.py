@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.config.load import load
-from millrace.evaluation.played import play
+from millrace.evaluation.trials import play
 
 CONFIG = """
 steps = 1

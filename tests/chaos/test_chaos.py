@@ -13,12 +13,11 @@ from kill_points import SUITES, Suite, Verdict, kill_point
 from tests import turn_runs
 from tests.long import few, long
 
-from millrace.runtime import sockets
+from millrace.runtime import process
 from millrace_chaos import aftermath
 from millrace_chaos.aftermath import check_remains, check_sockets, shared_memory
 from millrace_chaos.attack import SUPERVISION
-from millrace_chaos.preemptions import preempt
-from millrace_chaos.trials import attack, kill_and_resume
+from millrace_chaos.trials import attack, kill_and_resume, preempt
 
 pytestmark = pytest.mark.usefixtures("warm")
 ACTORS = SUITES["turns"]
@@ -114,9 +113,9 @@ def test_a_memory_file_of_a_process_that_ends_is_not_left_behind():
 
 def test_a_socket_of_the_run_would_have_been_found(tmp_path):
     assert check_sockets(set(), tmp_path).holds
-    before = sockets.listening([os.getpid()])  # other tests of this process may have servers
+    before = process.listening([os.getpid()])  # other tests of this process may have servers
     with socket.create_server(("127.0.0.1", 0)) as server:
-        heard = sockets.listening([os.getpid()]) - before
+        heard = process.listening([os.getpid()]) - before
         assert heard == {f"tcp port {server.getsockname()[1]}"}
         assert not check_sockets(heard, tmp_path).holds
     with socket.socket(socket.AF_UNIX) as left_behind:

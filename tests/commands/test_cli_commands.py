@@ -21,7 +21,7 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.types import Accounting, Finish, Group, State, StepRecord, Trajectory
 from millrace.evaluation.trials import judge
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.jsonl import read_events
 from millrace.run.interrupt import INTERRUPTED

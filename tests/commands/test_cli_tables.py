@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from millrace.api.comparison import RunComparison
+from millrace.api.plain_records import RunComparison
 from millrace.cli import try_task
 from millrace_sim import simulate_command
 from millrace_ui.commands import show

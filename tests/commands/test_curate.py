@@ -19,7 +19,7 @@ from tests.runs import make_start
 from millrace.cli.app import run
 from millrace.config.load import load
 from millrace.core.types import Finish
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.tasks.rows import open_rows
 from millrace.tasks.tasks import make_task
 

@@ -23,11 +23,11 @@ from millrace.config.load import load
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import LedgerError, WorkerError
 from millrace.core.placement import Host
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
 from millrace.run import compose
 from millrace.run_directory import run_directory
-from millrace.runtime import sockets
+from millrace.runtime import process
 
 SECRET = "correct-horse-battery-staple"
 
@@ -101,7 +101,7 @@ def hostile(start, warm, tmp_path_factory):
         if event.kind == "worker_started":
             pids.append(event.fields["pid"])
         if event.kind == "step":
-            listening.update(sockets.listening(pids))
+            listening.update(process.listening(pids))
 
     os.environ["MILLRACE_TEST_TOKEN"] = SECRET
     try:
@@ -200,7 +200,7 @@ def test_a_socket_that_listens_would_have_been_found(tmp_path):
         port = server.getsockname()[1]
         local.bind(str(tmp_path / "socket"))
         local.listen()
-        assert sockets.listening([os.getpid()]) == {f"tcp port {port}", f"unix {tmp_path / 'socket'}"}
+        assert process.listening([os.getpid()]) == {f"tcp port {port}", f"unix {tmp_path / 'socket'}"}
 
 
 # ---------------------------------------------------------------- runs that end with a message

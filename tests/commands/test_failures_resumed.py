@@ -18,7 +18,7 @@ from tests.runs import events, summary, weights
 from millrace.cli.app import run
 from millrace.core import model_version
 from millrace.ledger.checksums import register
-from millrace.ledger.log import Log
+from millrace.ledger.opening import Log
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime import process

@@ -21,7 +21,7 @@ from millrace.conversations.tokenizer import ASSISTANT, load_tokenizer, make_cha
 from millrace.core.types import Sampling
 from millrace.rewards.judge import FILE
 from millrace.serve.completions import Completions
-from millrace.serve.endpoints import Endpoints
+from millrace.serve.serve_command import Endpoints
 from millrace.serve.shared_engine import EngineFailed, SharedEngine
 
 pytestmark = pytest.mark.usefixtures("warm")

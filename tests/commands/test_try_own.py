@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from millrace.checks.try_own import try_own
+from millrace.checks.first_try import try_own
 from millrace.cli import app
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS
 from millrace.core.errors import ConfigError
 from millrace.schedule.presets import build
-from millrace.trainer.checks.first_step import try_algorithm
+from millrace.trainer.first_step import try_algorithm
 
 pytestmark = pytest.mark.usefixtures("warm")
 

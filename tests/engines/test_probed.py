@@ -10,7 +10,7 @@ from bench import Bench, OpenBench
 from tests import dishonest
 
 from millrace.core.errors import SamplingError
-from millrace.rollout.sampling_probe.interview import interview
+from millrace.rollout.sampling_probe import interview
 
 pytestmark = pytest.mark.computed
 

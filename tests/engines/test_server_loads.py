@@ -13,7 +13,7 @@ from tests.serving import end, free_port, start_server, until_ready
 from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.errors import ConfigError, DigestMismatchError
 from millrace.core.types import Sampling
-from millrace.engines.server import vllm_settings
+from millrace.engines.server import vllm_server
 from millrace.engines.server.client import ANSWER_S as SERVER_ANSWER_S
 from millrace.engines.server.client import Client
 
@@ -51,7 +51,7 @@ def test_a_stale_packed_head_is_refused_and_the_proof_finds_it_too(
     shared = {"server": tied_server, "server_wait_s": ANSWER_S, "shared_dir": str(tmp_path / "shared")}
     with pytest.raises(ConfigError, match=r"""--hf-overrides '\{"tie_word_embeddings": false\}'"""):
         Bench("server", tmp_path / "bench", MODEL, **shared)
-    monkeypatch.setattr(vllm_settings, "_unfit_cpu", lambda settings, requirements: iter(()))
+    monkeypatch.setattr(vllm_server, "_unfit_cpu", lambda settings, requirements: iter(()))
     bench = Bench("server", tmp_path / "bench", MODEL, **shared)
     bench.submit([bench.work(prompt_of(1, 9), FREE)])
     with pytest.raises(DigestMismatchError, match=r"was given version 0 .* and computes another"):

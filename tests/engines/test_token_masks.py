@@ -11,8 +11,8 @@ from test_settings import nearest
 
 from millrace.core.types import Sampling, TrainSequence
 from millrace.rollout.protocol import Capabilities
-from millrace.trainer.recorded.device_token_masks import CUT, masks_on
-from millrace.trainer.recorded.recorded_token_masks import token_masks_of
+from millrace.trainer.recorded import token_masks_of
+from millrace.trainer.row_logprobs import CUT, masks_on
 
 LENGTH = 24
 

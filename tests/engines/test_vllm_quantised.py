@@ -11,7 +11,7 @@ from bench import Bench, OpenBench, Played, prompt_of, trainer_logprobs
 
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Sampling
-from millrace.engines.vllm import vllm_engine
+from millrace.engines.vllm import mode
 from millrace.engines.vllm.loading import load_version
 
 pytestmark = pytest.mark.computed
@@ -126,7 +126,7 @@ def test_weights_that_a_load_did_not_renew_are_found_by_the_proof(
 
     bench = fresh_bench("llama untied", **FP8)
     bench.serve(1)
-    monkeypatch.setattr(vllm_engine, "load_version", partly)
+    monkeypatch.setattr(mode, "load_version", partly)
     with pytest.raises(DigestMismatchError, match=r"was given version 1 .* and computes another"):
         bench.serve(2)
     assert bench.engine.version == -1

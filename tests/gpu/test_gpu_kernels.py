@@ -8,9 +8,16 @@ import pytest
 import torch
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
-from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
-from millrace.devices.matmul import add_matmul, matmul_wide, wide_factor
-from millrace.trainer.kernels import on_gpu, softmax_choice
+from millrace.devices.matmul import (
+    add_matmul,
+    group_ends,
+    grouped_linear,
+    has_grouped,
+    matmul_wide,
+    wide_factor,
+)
+from millrace.trainer import row_logprobs
+from millrace.trainer.kernels import on_gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -20,9 +27,9 @@ def error(found, expected):
 
 
 def test_the_fused_softmax_runs_and_agrees(gpu):
-    kernels = softmax_choice.fused(gpu)
+    kernels = row_logprobs.fused(gpu)
     assert kernels is not None, "the log says why"
-    assert softmax_choice.disagreement(kernels, gpu) < softmax_choice.TOLERANCE
+    assert row_logprobs.disagreement(kernels, gpu) < row_logprobs.TOLERANCE
 
 
 def test_factors_in_bfloat16_give_float32(gpu):

@@ -15,10 +15,10 @@ from engine_models import make_engine, make_model, make_work, prompt_of, run
 from millrace.core.digest import MULTILINEAR, kind_of, tensor_digest
 from millrace.core.multilinear import BLOCK_BYTES
 from millrace.core.types import Sampling
-from millrace.devices.device_digest import BAND, tensor_digests
+from millrace.devices.gpu import BAND, tensor_digests
 from millrace.devices.pinned import as_tensor, copy_from_device, pinned
 from millrace.engines.own.torch_engine import TorchEngine
-from millrace.trainer.publish.device_buffers import DeviceBuffers
+from millrace.trainer.publish.publisher import DeviceBuffers
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
 

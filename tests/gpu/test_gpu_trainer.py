@@ -13,7 +13,7 @@ from trainer_doubles import CONFIGS, make_batch, make_trainer, tiny_model
 from millrace.trainer import model as trainer_model
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
-from millrace.trainer.kernels import ragged
+from millrace.trainer.kernels import fused_attention
 from millrace.trainer.model import row_logprobs
 
 pytestmark = pytest.mark.gpu
@@ -41,14 +41,16 @@ def test_the_kernel_attends_as_its_documentation_says(window, heads, gpu):
         tokens = len(row.tokens_T)
         inputs = [torch.randn(1, count, tokens, 32) for count in (heads[0], heads[1], heads[1])]
         on_gpu = [x.to(gpu, torch.bfloat16).requires_grad_() for x in inputs]
-        out = ragged.attend_ragged(*on_gpu, ragged.arrange(row.segments, gpu), scaling=0.2, window=window)
+        out = fused_attention.attend_ragged(
+            *on_gpu, fused_attention.arrange(row.segments, gpu), scaling=0.2, window=window
+        )
         slope = torch.randn(out.shape)
         (out.float() * slope.to(gpu)).sum().backward()
         on_cpu = [x.detach().cpu().float().requires_grad_() for x in on_gpu]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ragged, "varlen_attn", varlen_attn)
-            arranged = ragged.arrange(row.segments, CPU)
-            expected = ragged.attend_ragged(*on_cpu, arranged, scaling=0.2, window=window)
+            patch.setattr(fused_attention, "varlen_attn", varlen_attn)
+            arranged = fused_attention.arrange(row.segments, CPU)
+            expected = fused_attention.attend_ragged(*on_cpu, arranged, scaling=0.2, window=window)
         (expected * slope).sum().backward()
         assert error(out, expected) < 0.02
         for one, other in zip(on_gpu, on_cpu, strict=True):
@@ -64,7 +66,7 @@ def error(found, expected):
 @pytest.mark.parametrize("family", ["qwen3", "qwen2, windows", "llama"])
 def test_in_bfloat16_one_call_and_blocks_give_the_same(family, gpu, monkeypatch):
     model, (row, *_) = tiny_model(family).to(gpu), pack(make_trees(), 4096)
-    assert ragged.serves(gpu, torch.bfloat16, model.config)
+    assert fused_attention.serves(gpu, torch.bfloat16, model.config)
 
     def logprobs():
         with torch.no_grad():

@@ -16,7 +16,7 @@ from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.types import Batch
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace_jax.decoder import read_architecture
 from millrace_jax.devices.mesh import make_mesh
 from millrace_jax.policy import FrozenPolicy, JaxPolicy

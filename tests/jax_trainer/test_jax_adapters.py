@@ -31,7 +31,7 @@ from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Endpoint
 from millrace.devices.low_rank import BASE
 from millrace.trainer.adapted_linear import adapt, adapted_layers, trained_weights
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.files import checkpoint as torch_files
 from millrace.trainer.files import export as torch_export
 from millrace.trainer.role import TorchTrainer

@@ -16,9 +16,9 @@ from trainer_doubles import VOCAB, choosing, make_batch, make_trainer, tiny_mode
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
-from millrace_jax import target_logprobs
-from millrace_jax.mask_arrays import mask_arrays
+from millrace.trainer.recorded import TokenMasks
+from millrace_jax import gradients
+from millrace_jax.gradients import mask_arrays
 
 
 @pytest.mark.parametrize("chunk", [None, 32], ids=["one chunk", "chunks"])
@@ -27,7 +27,7 @@ def test_steps_with_masks_are_those_of_torch(
     kind: str, chunk: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk is not None:
-        monkeypatch.setattr(target_logprobs, "CHUNK_LOGITS", chunk * VOCAB)
+        monkeypatch.setattr(gradients, "CHUNK_LOGITS", chunk * VOCAB)
     algorithm = build(PolicyGradient(kind=kind, kl=0.1))
     changes: dict[str, Any] = {
         "optimizer": Optimizer(lr=1e-3, eps=1e-3, weight_decay=0.1),

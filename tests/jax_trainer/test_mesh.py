@@ -21,7 +21,7 @@ from trainer_doubles import SIZE, make_batch, tiny_model
 from millrace.algorithms import build
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import StepResult
-from millrace_jax import target_logprobs, tree_attention
+from millrace_jax import forward, gradients
 from millrace_jax.decoder import read_architecture
 from millrace_jax.devices.mesh import make_mesh
 from millrace_jax.gradients import sequences, tokens_of
@@ -94,8 +94,8 @@ def test_long_rows_are_computed_in_blocks(
     path = saved("gemma3")
     due = mesh_policy(path, 1, (1, 1, 1), token_budget=256)
     expected = stepped(due, tmp_path, 1)
-    monkeypatch.setattr(tree_attention, "BLOCK", 32)
-    monkeypatch.setattr(target_logprobs, "CHUNK_LOGITS", 16 * SIZE["vocab_size"])
+    monkeypatch.setattr(forward, "BLOCK", 32)
+    monkeypatch.setattr(gradients, "CHUNK_LOGITS", 16 * SIZE["vocab_size"])
     for devices, axes in ((1, (1, 1, 1)), (4, (1, 2, 2))):
         found = mesh_policy(path, devices, axes, token_budget=256)
         assert_same(found, stepped(found, tmp_path, 1), due, expected)

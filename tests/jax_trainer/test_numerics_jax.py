@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from numerics_faults import FAULTS, HONEST, TOKENS, faulty_model, honest_model
 
-from millrace.checks.numerics import sides
-from millrace.checks.numerics.divergence import Divergence, first_divergence
+from millrace.checks import numerics
+from millrace.checks.numerics import Divergence, first_divergence
 from millrace.cli.app import run as millrace
-from millrace.trainer.checks.hooked_values import reference_values
+from millrace.trainer.hooked_values import reference_values
 from millrace_jax import forward
 from millrace_jax.traced_values import traced_values
 
@@ -50,7 +50,7 @@ def test_the_command_asks_the_python_of_the_trainer(
 ) -> None:
     honest, config = honest_model(tmp_path / "model", "llama"), tmp_path / "run.toml"
     config.write_text(CONFIG.format(model=honest, python=sys.executable))
-    monkeypatch.setattr(sides, "has_jax", lambda: False)
+    monkeypatch.setattr(numerics, "has_jax", lambda: False)
     assert millrace(["doctor", str(config), "--numerics", "--tokens", "20"]) == 0
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [(*words[:2], words[-1]) for words in said[1:]] == [

@@ -15,9 +15,9 @@ from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.algorithms import build
 from millrace.config.tables.training import Optimizer
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
-from millrace.trainer.batch_step import StepSettings
 from millrace_jax import row_arrays
 from millrace_jax.decoder import read_architecture
 from millrace_jax.devices.mesh import make_mesh

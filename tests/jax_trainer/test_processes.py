@@ -18,7 +18,7 @@ from tests.runs import events, summary, train
 from millrace.core.errors import WorkerError
 from millrace.core.events import Event
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_jax.devices import meeting
+from millrace_jax.devices import processes
 
 RUN = ("trainer.backend=jax", "optimizer.eps=1e-4", "steps=6")
 HOSTS = ("runtime.hosts=2", "trainer.hosts=2", "trainer.shard=2")
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_two_processes_is_loaded_by_one(
 def meet(rank: int, rendezvous: str, into: dict[int, Any]) -> None:
     with ExitStack() as stack:
         try:
-            into[rank] = meeting.meet(rank, 3, rendezvous, stack)
+            into[rank] = processes.meet(rank, 3, rendezvous, stack)
         except WorkerError as error:
             into[rank] = error
 
@@ -124,7 +124,7 @@ def test_processes_meet_at_a_file_or_where_the_first_one_listens(
 def test_a_process_that_does_not_come_is_named(
     missing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "MEET_S_MAX", 0.5)
+    monkeypatch.setattr(processes, "MEET_S_MAX", 0.5)
     (tmp_path / "rendezvous").touch()
     answers = met(f"file://{tmp_path / 'rendezvous'}", [rank for rank in range(3) if rank != missing])
     if missing:

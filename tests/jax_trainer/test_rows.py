@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from millrace.trainer.batch.packing import Branch, Tree, pack
-from millrace_jax import tree_attention
+from millrace_jax import forward
 from millrace_jax.decoder import EVERYWHERE
+from millrace_jax.forward import attention
 from millrace_jax.row_arrays import RowArrays, arrays_of, even_rows
-from millrace_jax.tree_attention import attention
 
 
 def trees(count: int, longest: int) -> list[Tree]:
@@ -56,10 +56,10 @@ def test_attention_to_near_tokens_is_attention_to_all(
     rows = arrays_of(pack(trees(24, longest), budget))
     assert rows.band == band and rows.tokens_RT.shape[1] % band == 0 and len(rows.tokens_RT) > 1
     for window, cap in ((EVERYWHERE, None), (7, 2.0)):
-        monkeypatch.setattr(tree_attention, "BLOCK", 512)
+        monkeypatch.setattr(forward, "BLOCK", 512)
         due = output_and_gradients(replace(rows, band=0), window, cap)
-        monkeypatch.setattr(tree_attention, "BLOCK", block)
-        monkeypatch.setattr(tree_attention, "SCORES", scores)
+        monkeypatch.setattr(forward, "BLOCK", block)
+        monkeypatch.setattr(forward, "SCORES", scores)
         for found, expected in zip(output_and_gradients(rows, window, cap), due, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 

@@ -16,7 +16,7 @@ from trainer_doubles import make_batch, save_tiny_model
 
 from millrace_jax.devices import splash
 from millrace_jax.devices.mesh import make_mesh, on_mesh, replicated
-from millrace_jax.tree_attention import attention
+from millrace_jax.forward import attention
 
 Array = Any
 HEADS, KEY_HEADS, SIZE = 4, 2, 128

@@ -16,7 +16,7 @@ from ledger_writer import GROUP_SIZE, TOKENS, token
 from millrace.core.errors import LedgerError
 from millrace.core.types import State
 from millrace.ledger import SqliteLedger
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 
 WRITER = Path(__file__).with_name("ledger_writer.py")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.chat_templates import STYLES, make_tokenizer
 
-from millrace.config.tables.agent import AgentSection
+from millrace.config.tables.reward_kinds import AgentSection
 from millrace.core.errors import DataError
 from millrace.episodes.gateway.local_agents import LocalAgents, WorkersDirectory
 from millrace.episodes.gateway.rendering import make_rendering

@@ -10,7 +10,7 @@ from test_replica_role import DEADLINE_S, until_finished, until_sampled, work
 from millrace.core.errors import WorkerError
 from millrace.core.types import Endpoint, Progress, Report
 from millrace.rollout.protocol import EngineOptions
-from millrace.rollout.shared_replica import SharedReplica
+from millrace.rollout.replica import SharedReplica
 
 
 def make_replica(model_path: str) -> SharedReplica:

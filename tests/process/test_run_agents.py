@@ -17,7 +17,7 @@ from tests.turn_runs import make_agent_start
 from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.types import Finish
 from millrace.episodes.agents.agent_process import DIRECTORY
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")

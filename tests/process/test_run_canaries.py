@@ -9,7 +9,7 @@ from tests.long import long
 from tests.runs import events, train, weights
 
 from millrace.diagnose.examine import examine
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -12,7 +12,7 @@ import pytest
 from tests.long import long
 from tests.runs import events, summary, train, weights
 
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 
 DEADLINE_S = 200.0

@@ -20,9 +20,8 @@ import millrace
 from millrace.cli.app import run as command_line
 from millrace.config.schema import Config
 from millrace.controller.state.groups import make_batch
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import START
+from millrace.ledger.reading import LedgerReader
+from millrace.run_directory.run_directory import START, RunDirectory
 
 SHORT = ("--set", "optimizer.lr=5e-4", "--set", "steps=2", "--set", "checkpoints.every=1")
 DEADLINE_S = 200.0

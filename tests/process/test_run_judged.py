@@ -19,7 +19,7 @@ from tests.runs import events, summary, train
 import millrace
 from conformance import WAIT_S
 from judge_double import judging
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.rewards.judge import FILE, key_of
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -17,7 +17,7 @@ from typing import Any
 from tests.commands.test_cli_commands import wait_for_steps
 from tests.long import long
 
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
 from millrace.run.interrupt import INTERRUPTED
 from millrace.run_directory.run_directory import RunDirectory

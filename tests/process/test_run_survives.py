@@ -13,7 +13,7 @@ from tests.long import long
 from tests.runs import events, summary, train, weights
 
 from millrace.diagnose.examine import examine
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.record.views import run_view
 from millrace_ui.speed_answer import speed_of

@@ -25,7 +25,7 @@ from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.completion.columns import OBSERVED
 from millrace.core.events import Event
 from millrace.core.types import Trajectory
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")

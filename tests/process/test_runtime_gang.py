@@ -14,10 +14,10 @@ import pytest
 from conformance import FOR_GANGS, WAIT_S, Scenario
 from millrace.core.errors import DataError, WorkerDied, WorkerError
 from millrace.core.placement import Place
-from millrace.runtime import gang
-from millrace.runtime.gang import GangHandle
+from millrace.runtime import workers
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.runtime.seam import PING
+from millrace.runtime.workers import GangHandle
 
 PROBE = "millrace.runtime.probe:Probe"
 RANK = "runtime_workers:Rank"
@@ -143,7 +143,7 @@ def test_the_answer_of_rank_0_counts_and_an_error_of_any_rank(monkeypatch: pytes
 def test_ranks_that_wait_for_one_that_raised_are_killed_and_its_error_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gang, "GRACE_S", 0.05)
+    monkeypatch.setattr(workers, "GRACE_S", 0.05)
 
     async def use(worker: GangHandle) -> None:
         with pytest.raises(DataError, match="raised by rank 1"):

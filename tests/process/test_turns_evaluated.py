@@ -23,7 +23,7 @@ from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.completion.marked import unmarked
 from millrace.core.types import EvaluationAttempt, Finish
 from millrace.evaluation.evaluate import evaluate
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_curation.curate import CurationOptions, curate
 

@@ -17,7 +17,7 @@ from torch import nn
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import MillraceError, UnknownVersionError, WeightsError
 from millrace.core.types import Endpoint
-from millrace.trainer.publish import device_buffers, publisher
+from millrace.trainer.publish import publisher
 from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
 from millrace.trainer.ranks.blocks import owned_blocks
 from millrace.trainer.ranks.mesh import Ranks
@@ -47,7 +47,7 @@ def divided(ranks: Ranks) -> nn.Module:
 
 def one_rank(endpoint: Endpoint, rank: int, rendezvous: str, kind: str, pipe: Connection) -> None:
     if kind == MULTILINEAR:  # as if this rank had a GPU
-        publisher.has_own_memory, device_buffers.pinned = lambda _: True, lambda _: lambda: None
+        publisher.has_own_memory, publisher.pinned = lambda _: True, lambda _: lambda: None
     ranks = Ranks(shard=2, tensor=2, rank=rank)
     ranks.join(rendezvous, torch.device("cpu"))
     trained = divided(ranks)

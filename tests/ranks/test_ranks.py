@@ -16,7 +16,7 @@ from tests.runs import events, summary, train, weights
 from millrace.cli.app import run as command
 from millrace.observe.sinks.jsonl import read_events
 from millrace.run import compose
-from millrace.runtime.gang import GangHandle
+from millrace.runtime.workers import GangHandle
 
 TWO = "trainer.shard=2"
 STRUCK_S = 0.3  # so long the other rank works or waits alone

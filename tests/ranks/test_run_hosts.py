@@ -9,9 +9,9 @@ import pytest
 from tests.long import long
 from tests.runs import events, summary, train, weights
 
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
-from millrace.weights.delta_packed import SPARSE
+from millrace.weights.delta_coding import SPARSE
 
 STEPS, LAST = "steps=8", 8
 TWO = "runtime.hosts=2"

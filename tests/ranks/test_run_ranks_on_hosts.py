@@ -10,7 +10,7 @@ import pytest
 from tests.long import long
 from tests.runs import events, summary, train, weights
 
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
 
 RUN = ("steps=8", "trainer.shard=2", "rollout.replicas=3")

@@ -12,7 +12,7 @@ from tests.runs import events, summary
 
 from millrace.config.load import load
 from millrace.core.errors import WorkerError
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run import compose, run_hosts, scaling
 from millrace.run_directory import run_directory
 from millrace_ui.record.views import run_view

@@ -15,7 +15,7 @@ from tests.ray.test_run import steps
 from tests.runs import train, weights
 
 from millrace.core.events import Event
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace_chaos.child_run import ChildRun
 
 WAIT_S = 200.0

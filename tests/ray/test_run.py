@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.runs import events, summary, train, weights
 
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 
 RAY = "runtime.kind=ray"

@@ -20,8 +20,8 @@ from conformance import FOR_GANGS, SCENARIOS, WAIT_S, Scenario
 from millrace.core.errors import DataError, DeadlineExceeded, RemoteError, WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.runtime import process
-from millrace.runtime.gang import GangHandle
 from millrace.runtime.logs import LOG_BYTES_MAX
+from millrace.runtime.workers import GangHandle
 from millrace_ray.ray_runtime import RayRuntime
 from millrace_ray.remote_handle import RayHandle
 

@@ -45,7 +45,7 @@ from millrace.episodes.harmony import make_chat_bridge
 from millrace.episodes.reward_worker import TaskRewardWorker
 from millrace.rollout.model_tokens import text_decoder
 from millrace.tasks.tasks import make_task
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.model import load_model
 from millrace.trainer.trainer import PolicyTrainer
 

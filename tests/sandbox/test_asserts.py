@@ -13,9 +13,9 @@ from millrace.core.errors import DataError, SandboxError
 from millrace_sandbox.code_asserts import read_asserts
 from millrace_sandbox.code_reward import CodeReward
 from millrace_sandbox.code_tests import judge
-from millrace_sandbox.execution import ProgramOutcome
 from millrace_sandbox.inside.limits import Limits
 from millrace_sandbox.inside.values import decode, encode
+from millrace_sandbox.program import ProgramOutcome
 from millrace_sandbox.sandbox import Sandbox
 
 LIMITS = Limits(cpu_s=1, wall_s=30, memory_bytes=256 * 2**20)

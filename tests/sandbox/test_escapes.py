@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from millrace_sandbox.execution import CallAnswer
 from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.program import CallAnswer
 from millrace_sandbox.sandbox import Sandbox
 from tests.sandbox.attempt import Attempt
 from tests.sandbox.attempts_files import FILES

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from millrace_sandbox.code_tests import judge, read_tests
-from millrace_sandbox.execution import ProgramOutcome
 from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.program import ProgramOutcome
 from millrace_sandbox.sandbox import Sandbox
 from tests.long import long
 from tests.sandbox.attempts_grader import GRADER

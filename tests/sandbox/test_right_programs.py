@@ -8,11 +8,9 @@ import pytest
 
 from millrace.core.errors import DataError
 from millrace_sandbox.code_asserts import read_asserts
-from millrace_sandbox.code_tests import judge, read_tests
-from millrace_sandbox.equality import is_equal
-from millrace_sandbox.execution import CallAnswer, ProgramOutcome
+from millrace_sandbox.code_tests import is_equal, judge, read_tests
 from millrace_sandbox.inside.limits import Limits
-from millrace_sandbox.program import EndOfProgram, parsed
+from millrace_sandbox.program import CallAnswer, EndOfProgram, ProgramOutcome, parsed
 from millrace_sandbox.sandbox import Sandbox
 
 LIMITS = Limits(cpu_s=2, wall_s=60, memory_bytes=256 * 2**20)

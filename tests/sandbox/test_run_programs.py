@@ -22,7 +22,7 @@ import millrace
 from conformance import WAIT_S
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import SandboxError
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime import process
 from millrace_sandbox.sandbox import Sandbox

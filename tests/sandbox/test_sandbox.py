@@ -13,11 +13,10 @@ import pytest
 
 from millrace.core.errors import DataError, SandboxError
 from millrace.runtime import process
-from millrace_sandbox.code_tests import judge, read_tests
-from millrace_sandbox.equality import is_equal
-from millrace_sandbox.execution import CallAnswer, ProgramOutcome
+from millrace_sandbox.code_tests import is_equal, judge, read_tests
 from millrace_sandbox.inside import zygote
 from millrace_sandbox.inside.limits import Limits
+from millrace_sandbox.program import CallAnswer, ProgramOutcome
 from millrace_sandbox.sandbox import Sandbox, _WarmProcess
 from tests.long import long
 from tests.sandbox.test_escapes import sandbox_works

@@ -10,7 +10,7 @@ from millrace.config.tables.schedules import AReaL, Synchronous
 from millrace.config.tables.training import BatchShape
 from millrace.core.errors import DataError
 from millrace.core.types import State
-from millrace.schedule.screen import screened_reward
+from millrace.schedule.admit import screened_reward
 from millrace_sim.costs.workload import Workload
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import SCHEDULES, small_config

@@ -11,7 +11,7 @@ import pytest
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.generation import Rollout
 from millrace.config.tables.schedules import Millrace, Synchronous
-from millrace.config.tables.selection import RestSelection, SignalSelection
+from millrace.config.tables.task import RestSelection, SignalSelection
 from millrace.config.tables.training import BatchShape
 from millrace.controller.row_selection import RowSelection
 from millrace.core.completion.columns import token_array

@@ -13,11 +13,11 @@ SPEAKS_THE_WIRE = {
     "millrace.rewards.reward_process",
     "millrace_jax.devices.processes",
     "millrace.runtime.local.framing",
-    "millrace_ray.messages",
+    "millrace_ray.actor",
     "millrace.runtime.seam",
     "millrace_sim.virtual.links",
 }
-CARRIES_FUNCTIONS = {"millrace.config.carried", "millrace.api.pickling"}
+CARRIES_FUNCTIONS = {"millrace.config.carried", "millrace.api.configure"}
 """The first reads and writes a run's own file; the second only writes."""
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 RUNS_CODE = ("torch.load", "numpy.load", "np.load", "pandas.read_pickle", "yaml.load", "torch.hub.load")
@@ -41,7 +41,7 @@ def test_carried_functions_are_read_in_one_place_after_the_digest_was_checked() 
         if module.name in CARRIES_FUNCTIONS
     }
     assert len(reading["millrace.config.carried"]) == 2  # a pickle in a pickle, of trusted bytes
-    assert not reading["millrace.api.pickling"]
+    assert not reading["millrace.api.configure"]
 
 
 def test_nothing_that_may_run_code_loads_a_file() -> None:

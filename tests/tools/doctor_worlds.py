@@ -35,7 +35,7 @@ from millrace.engines.own.load_engine import open_engine
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.observe.sinks.jsonl import EventLog
 from millrace.rollout.protocol import EngineOptions
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.trainer import PolicyTrainer

@@ -9,8 +9,15 @@ import pytest
 
 from millrace_curation import filters
 from millrace_curation.candidate import CandidateRow, Reason
-from millrace_curation.contamination import EvaluationText, contaminated
-from millrace_curation.minhash import PERMUTATIONS, near_earlier, rows_per_band, signatures, similarity
+from millrace_curation.filters import (
+    PERMUTATIONS,
+    EvaluationText,
+    contaminated,
+    near_earlier,
+    rows_per_band,
+    signatures,
+    similarity,
+)
 from millrace_curation.words import figures_of, normalized, runs_of, words_of
 
 STORY = (

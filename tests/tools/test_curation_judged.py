@@ -16,20 +16,21 @@ from millrace.tasks.order import row_of
 from millrace.tasks.rows import open_rows
 from millrace_curation.candidate import CandidateRow, Dropped, Reason
 from millrace_curation.curate import Curation, CurationOptions
-from millrace_curation.difficulty import PassRate, judge_difficulty
-from millrace_curation.gold import (
+from millrace_curation.measure import AttemptsByRow, attempt_ledger, groups_by_row, pass_rate
+from millrace_curation.output import summarized, write_rows
+from millrace_curation.row_measures import (
     EMPTY,
     GOLD,
     KINDS,
     OTHER,
     PROMPT,
     GoldScore,
+    PassRate,
     attempts_at,
     check_template,
+    judge_difficulty,
     judge_gold,
 )
-from millrace_curation.measure import AttemptsByRow, attempt_ledger, groups_by_row, pass_rate
-from millrace_curation.output import summarized, write_rows
 from millrace_curation.task_rows import read_evaluation_texts
 from millrace_ui.curated import curated, read_page
 

@@ -20,10 +20,9 @@ from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.errors import DataError
 from millrace.tasks.rows import open_rows
 from millrace_curation import curate as module
-from millrace_curation.candidate import CandidateRow, Dropped, Reason
+from millrace_curation.candidate import CandidateRow, Dropped, Reason, as_json
 from millrace_curation.curate import Curation, CurationOptions, curate
 from millrace_curation.output import write_rows
-from millrace_curation.written_row import as_json
 
 STRUCT = pyarrow.struct([("path", pyarrow.string()), ("bytes", pyarrow.binary())])
 REFUSED = {

@@ -11,10 +11,10 @@ from millrace.config.schema import Config
 from millrace.config.tree import leaves
 from millrace.core.events import Event
 from millrace.core.fairness import LengthMoments, fairness
-from millrace.diagnose.batches import needless_staleness, unfair_batches
 from millrace.diagnose.evidence import BatchFigures, Evidence, ServedPull, Step
 from millrace.diagnose.examine import evidence_of
 from millrace.diagnose.finding import few
+from millrace.diagnose.learning import needless_staleness, unfair_batches
 from millrace.diagnose.rules import diagnose
 
 SPREAD = 3.0

@@ -20,14 +20,14 @@ from millrace.core.types import Scored
 from millrace.diagnose.examine import count_rewards, evidence_of, examine
 from millrace.diagnose.finding import Finding
 from millrace.estimates.evaluation import Attempt, summarize
-from millrace.evaluation.kept import keep
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice
+from millrace.evaluation.evaluated_runs import keep
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import Choice
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace_ui.curves.chart import run_charts
 from millrace_ui.drawing import bars, fragments
-from millrace_ui.drawing.chart_scale import COLORS
 from millrace_ui.drawing.charts import CHARTS
+from millrace_ui.drawing.colours import COLORS
 from millrace_ui.drawing.fragments import sample
 from millrace_ui.overview import Overview, who_waits
 from millrace_ui.record.runs import find_runs, run_line

@@ -29,7 +29,7 @@ from millrace_ui.curves.curve_lines import (
     run_line,
     smoothed,
 )
-from millrace_ui.drawing.chart_scale import ChartScale, apart, written
+from millrace_ui.drawing.colours import ChartScale, apart, written
 from millrace_ui.page import document
 from millrace_ui.record.runs import RunRow
 from millrace_ui.record.steps import Axis, Steps

@@ -18,16 +18,15 @@ from millrace.cli.app import run as millrace
 from millrace.controller.state.groups import make_batch
 from millrace.core.errors import MillraceError
 from millrace.core.types import State
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice, SampleFilter
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import Choice, SampleFilter
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import tokenizer_of
 from millrace.tasks.parts import Parts
 from millrace.trainer.batch.flat_batch import flatten
-from millrace_ui.drawing.shades import TONES, tone
+from millrace_ui.drawing.colours import TONES, tone
 from millrace_ui.record import groups
-from millrace_ui.record.groups import history_of
-from millrace_ui.record.task_row import TaskRow, TaskRows
+from millrace_ui.record.groups import TaskRow, TaskRows, history_of
 from millrace_ui.record.tokens import advantages_of, choose, count, search
 from millrace_ui.site import Site
 
@@ -249,7 +248,7 @@ def test_data_that_take_long_are_waited_for_by_the_page(
         release.wait(60)
         return Parts(*given)
 
-    monkeypatch.setattr("millrace_ui.record.task_row.Parts", slow)
+    monkeypatch.setattr("millrace_ui.record.groups.Parts", slow)
     rows = TaskRows(run.read_config(), lambda: tokenizer_of(run))
     row = rows.row(4, "words.jsonl:2", f"{HOSTILE} 1", wait_s=0.01)
     release.set()

@@ -12,9 +12,8 @@ import pytest
 from tests.look_runs import write_run
 from tests.unit.observe_events import step
 
-from millrace.api import run_curves
-from millrace.api.run import Run
-from millrace.api.run_curves import RunCurves
+from millrace.api import run as run_module
+from millrace.api.run import Run, RunCurves
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace.run_directory.run_directory import RunDirectory
 from millrace_ui.notebook import FIRST_MAX
@@ -109,7 +108,7 @@ def test_an_interrupt_ends_the_drawing_alone(
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_curves.time, "sleep", interrupted)
+    monkeypatch.setattr(run_module.time, "sleep", interrupted)
     curves(run, lambda: False)._ipython_display_()
     assert len(notebook.drawings) == 1
 
@@ -118,8 +117,8 @@ def test_the_callers_deadline_ends_the_drawing(
     run: RunDirectory, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(run_curves.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(run_curves.time, "sleep", slept.append)
+    monkeypatch.setattr(run_module.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(run_module.time, "sleep", slept.append)
     curves(run, lambda: False, every_s=4.0, timeout_s=10.0)._ipython_display_()
     assert slept == [4.0, 4.0, 2.0]
     Run(run.path).curves(timeout_s=0)._ipython_display_()

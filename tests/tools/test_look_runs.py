@@ -15,8 +15,7 @@ from millrace.config.freeze import record
 from millrace.observe.sinks.jsonl import MetricsLog
 from millrace_ui.drawing.fragments import spark
 from millrace_ui.drawing.runs_table import runs_page
-from millrace_ui.record.runs import SPARK_POINTS, RunRow, RunRows, find_runs, run_row, varying
-from millrace_ui.record.runs_view import RunsView
+from millrace_ui.record.runs import SPARK_POINTS, RunRow, RunRows, RunsView, find_runs, run_row, varying
 from millrace_ui.site import Site
 
 

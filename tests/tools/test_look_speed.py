@@ -21,8 +21,7 @@ from millrace_sim.calibrate import changes
 from millrace_sim.calibrate.learn import calibrate
 from millrace_ui import speed_answer
 from millrace_ui.site import Site
-from millrace_ui.speed_answer import speed_of
-from millrace_ui.speed_page import KEPT_S
+from millrace_ui.speed_answer import KEPT_S, speed_of
 
 
 def slow_rewards(steps: int = 12) -> list[Event]:
@@ -93,7 +92,7 @@ def test_a_forecast_is_computed_once_for_reloads_and_again_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s, asked = 0.0, list[Path]()
-    monkeypatch.setattr("millrace_ui.speed_page.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("millrace_ui.speed_answer.time.monotonic", lambda: now_s)
     monkeypatch.setattr(speed_answer, "calibrate", lambda path, check: asked.append(path) or calibrate(path))
     write_run(tmp_path / "a", log=slow_rewards(4))
     site = Site(tmp_path, "/")

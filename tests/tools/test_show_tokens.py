@@ -11,10 +11,10 @@ import pytest
 from tests.group_runs import write_group_run
 
 from millrace.cli.app import run as millrace
-from millrace.ledger.reading.samples import Choice, SampleFilter
+from millrace.ledger.samples import Choice, SampleFilter
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.run_directory import RunDirectory
-from millrace_ui.drawing.shades import TokenColor
+from millrace_ui.drawing.colours import TokenColor
 from millrace_ui.record.tokens import TokenText, choose
 from millrace_ui.shown_trajectories import ColoredTokens, ColorLegend
 from millrace_ui.site import Site

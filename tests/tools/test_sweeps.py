@@ -35,11 +35,9 @@ from millrace_sweeps.decisions.space import (
     trial_name,
     with_seeds,
 )
-from millrace_sweeps.decisions.standings import standings
-from millrace_sweeps.decisions.stopping import halving_reason, median_reason, value_at, value_of
-from millrace_sweeps.driver import ORPHAN_S, Driver, _Live
+from millrace_sweeps.decisions.standings import halving_reason, median_reason, standings, value_at, value_of
+from millrace_sweeps.driver import ORPHAN_S, Driver, Measured, _Live
 from millrace_sweeps.loading import load_sweep
-from millrace_sweeps.measured import Measured
 from millrace_sweeps.proposals import AllKnown, Optuna, proposals
 from millrace_sweeps.run_sweep import checked
 from millrace_sweeps.sweep_config import HalvingRule, MedianRule

@@ -20,7 +20,7 @@ from ledger_records import evaluation_of, grow, lease, make_group, ready_group, 
 from millrace.core.errors import LedgerError
 from millrace.core.types import BadPrompt, CheckpointInfo, State, VersionRecord
 from millrace.ledger import SqliteLedger
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 
 Content = list[Any]
 

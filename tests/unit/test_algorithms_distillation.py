@@ -15,8 +15,8 @@ from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, TrainGroup, TrainSequence
-from millrace.trainer.frozen_models import load_teacher
 from millrace.trainer.ranks.mesh import ALONE
+from millrace.trainer.role import load_teacher
 
 CPU = torch.device("cpu")
 

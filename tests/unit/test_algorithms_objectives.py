@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from millrace.algorithms import ComparedGroup, TokenLogprobs, build
 from millrace.algorithms.corrections import within_second_moment
-from millrace.algorithms.logprobs import DenseSequences
-from millrace.algorithms.ratio import kl
+from millrace.algorithms.logprobs import DenseSequences, kl
 from millrace.config.tables.algorithms import PRESETS, PolicyGradient
 
 NAMESPACES = ["numpy", "torch", *(["jax.numpy"] if importlib.util.find_spec("jax") else [])]

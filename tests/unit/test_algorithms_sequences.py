@@ -15,8 +15,7 @@ from test_trainer_forks import forked, gradient, in_turns
 from trainer_doubles import make_batch
 
 from millrace.algorithms import ComparedGroup, build
-from millrace.algorithms.advantages import group_advantages
-from millrace.algorithms.turns import sequence_advantages, sequence_returns
+from millrace.algorithms.advantages import group_advantages, sequence_advantages, sequence_returns
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.forks import Fork, continued

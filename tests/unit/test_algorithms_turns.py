@@ -12,9 +12,8 @@ from test_algorithms_presets import MAX_TOKENS, large_batch
 from trainer_doubles import make_trainer
 
 from millrace.algorithms import build
-from millrace.algorithms.advantages import group_advantages
+from millrace.algorithms.advantages import group_advantages, turn_advantages
 from millrace.algorithms.group import ComparedGroup, turns_of
-from millrace.algorithms.turns import turn_advantages
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.types import Batch
 from millrace.trainer.batch.flat_batch import flatten

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import millrace
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.core.errors import StorageError, WorkerError
 from millrace.core.placement import HERE, Place
 from millrace_ray import cluster_check, node_probe

@@ -13,8 +13,7 @@ import pytest
 from tests.long import covering, few
 
 from millrace.run.interrupt import INTERRUPTED, run_stoppable
-from millrace.runtime.process import ENDING
-from millrace.runtime.stacks import DUMP_STACKS
+from millrace.runtime.process import DUMP_STACKS, ENDING
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

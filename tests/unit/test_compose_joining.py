@@ -10,13 +10,12 @@ from placement_needs import GB, ON_CPU
 from test_placement_hosts import config_for, host
 
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import LocalHosts, RayCluster, Runtime
+from millrace.config.tables.operation import LocalHosts, RayCluster, Runtime
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
 from millrace.placement.assign import Placement
-from millrace.placement.hosts import lay_out
-from millrace.placement.joining import Present
+from millrace.placement.hosts import Present, lay_out
 from millrace.run import run_hosts
 from millrace.run.run_hosts import Joining
 

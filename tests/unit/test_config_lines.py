@@ -7,7 +7,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.config.lines import as_toml, key_lines
+from millrace.config.toml_text import as_toml, key_lines
 
 TEXT = '''# a comment
 

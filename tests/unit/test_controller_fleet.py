@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import LocalHosts, RayCluster
+from millrace.config.tables.operation import LocalHosts, RayCluster
 from millrace.core.errors import WorkerError
 from millrace.core.placement import Gpu, Host
 from millrace.devices.device import torch_device

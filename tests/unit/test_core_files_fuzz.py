@@ -19,7 +19,7 @@ from observe_events import report, run_started, step
 from safetensors.numpy import save
 from tests.runs import CONFIG
 
-from millrace.api.follow import lines
+from millrace.api.callbacks import lines
 from millrace.api.run import Run
 from millrace.config import carried
 from millrace.config.load import load

@@ -13,16 +13,16 @@ from millrace.algorithms import build
 from millrace.algorithms.advantages import group_advantages, whitened
 from millrace.algorithms.group import ComparedGroup, selected
 from millrace.config.tables.algorithms import PolicyGradient
-from millrace.config.tables.selection import RestSelection
+from millrace.config.tables.task import RestSelection
 from millrace.controller.row_selection import RowRecord, keep_probability
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.rounding import all_equal, reaches
 from millrace.core.types import Batch, Finish, Group, Scored, State, TrainGroup, TrainSequence, Trajectory
 from millrace.estimates.evaluation import Attempt, summarize
 from millrace.run.event_sources import spread
-from millrace.schedule.screen import screened_reward
+from millrace.schedule.admit import screened_reward
 from millrace.trainer.metrics import batch_metrics, value_metrics
-from millrace_curation.gold import GOLD, GoldScore, judge_gold
+from millrace_curation.row_measures import GOLD, GoldScore, judge_gold
 
 EQUAL = [
     [0.1 + 0.2, 0.3],

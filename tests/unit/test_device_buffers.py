@@ -14,9 +14,8 @@ from trainer_doubles import tiny_model
 from millrace.core.digest import MULTILINEAR, NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import DigestMismatchError, TornVersionError
 from millrace.trainer.model import named_weights
-from millrace.trainer.publish import device_buffers, publisher
-from millrace.trainer.publish.device_buffers import DeviceBuffers
-from millrace.trainer.publish.publisher import PublishBuffers, Publisher, buffers_of
+from millrace.trainer.publish import publisher
+from millrace.trainer.publish.publisher import DeviceBuffers, PublishBuffers, Publisher, buffers_of
 from millrace.trainer.ranks.blocks import OwnedBlock
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
@@ -104,9 +103,10 @@ def test_blocks_of_rows_and_of_columns_go_to_their_places(host, monkeypatch):
                     if block.numel():
                         yield OwnedBlock(name, tuple(weight.shape), (r.start, c.start), block)
 
-    monkeypatch.setattr(device_buffers, "owned_blocks", lambda weights: list(divided(weights)))
+    expected = PublishBuffers(whole, torch.bfloat16).fill()
+    monkeypatch.setattr(publisher, "owned_blocks", lambda weights: list(divided(weights)))
     buffers = DeviceBuffers(whole, torch.bfloat16, CPU)
-    there, expected = host(buffers), PublishBuffers(whole, torch.bfloat16).fill()
+    there = host(buffers)
     by_pieces = there.publish(1, buffers)
     staged = there.stage(1, by_pieces)
     assert kind_of(by_pieces) == kind_of(staged) == MULTILINEAR and by_pieces != staged

@@ -16,7 +16,7 @@ from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
 from millrace.core.supported import SINKS
 from millrace.core.types import Sampling
-from millrace.engines.own import expert_mixture, forward
+from millrace.engines.own import forward
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
@@ -129,7 +129,7 @@ def recorded_steps(name, device, layers=2):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_decode_step_of_every_family_waits_for_nothing(name, monkeypatch):
-    monkeypatch.setattr(expert_mixture, "has_grouped", lambda device, dtype, shapes: True)
+    monkeypatch.setattr(forward, "has_grouped", lambda device, dtype, shapes: True)
     steps, weights = recorded_steps(name, META)
     assert watched(lambda: steps.logits(weights, ROWS)).waits == []
 

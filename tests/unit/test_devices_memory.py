@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from millrace.core.progress import CallProgress, count, of
-from millrace.devices import pages, parallel
-from millrace.devices.pages import Bytes, allocate, enter
-from millrace.devices.parallel import each
+from millrace.devices import large_memory
+from millrace.devices.large_memory import Bytes, allocate, each, enter
 
 NUM_BYTES = 4 << 20
 
@@ -31,7 +30,7 @@ def fd() -> Iterator[int]:
 
 @pytest.fixture
 def memory(fd: int, monkeypatch: pytest.MonkeyPatch) -> Bytes:
-    monkeypatch.setattr(pages, "STEP_BYTES", 1 << 20)
+    monkeypatch.setattr(large_memory, "STEP_BYTES", 1 << 20)
     return np.frombuffer(mmap.mmap(fd, 0), np.uint8)
 
 
@@ -39,22 +38,22 @@ def allocated_bytes(fd: int) -> int:
     return os.fstat(fd).st_blocks * 512
 
 
-@pytest.mark.parametrize("advice", [pages.MADV_POPULATE_WRITE, 99], ids=["advised", "an older kernel"])
+@pytest.mark.parametrize("advice", [large_memory.MADV_POPULATE_WRITE, 99], ids=["advised", "an older kernel"])
 def test_every_page_is_allocated_and_counted(
     fd: int, memory: Bytes, advice: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "MADV_POPULATE_WRITE", advice)
+    monkeypatch.setattr(large_memory, "MADV_POPULATE_WRITE", advice)
     with of(CallProgress("open")) as progress:
         allocate(memory)
     assert allocated_bytes(fd) == NUM_BYTES and progress.vitals().done == NUM_BYTES
     assert not memory.any()
 
 
-@pytest.mark.parametrize("advice", [pages.MADV_POPULATE_READ, 99], ids=["advised", "an older kernel"])
+@pytest.mark.parametrize("advice", [large_memory.MADV_POPULATE_READ, 99], ids=["advised", "an older kernel"])
 def test_to_enter_pages_changes_nothing_in_them(
     memory: Bytes, advice: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "MADV_POPULATE_READ", advice)
+    monkeypatch.setattr(large_memory, "MADV_POPULATE_READ", advice)
     memory[:] = 7
     enter(memory)
     assert (memory == 7).all()
@@ -65,7 +64,7 @@ def test_memory_that_the_kernel_refuses_is_an_error(memory: Bytes, monkeypatch: 
         ctypes.set_errno(errno.ENOMEM)
         return -1
 
-    monkeypatch.setattr(pages, "_libc", SimpleNamespace(madvise=refuse))
+    monkeypatch.setattr(large_memory, "_libc", SimpleNamespace(madvise=refuse))
     with pytest.raises(OSError, match=f"{1 << 20} bytes of memory cannot be had"):
         allocate(memory)
 
@@ -107,4 +106,4 @@ def test_a_piece_of_work_has_a_quarter_of_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setenv("OMP_NUM_THREADS", computes)
-    assert parallel.num_threads() == threads
+    assert large_memory.num_threads() == threads

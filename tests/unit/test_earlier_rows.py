@@ -17,8 +17,7 @@ from millrace.controller.state.run_state import RunState
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Group, Prompt, Sampling, State, Trajectory, Work
 from millrace.engines.own.drafts import earlier
-from millrace.engines.own.drafts.earlier import Hints
-from millrace.engines.own.drafts.followers import Followers
+from millrace.engines.own.drafts.earlier import Followers, Hints
 from millrace.ledger.sqlite import SqliteLedger
 
 ROW, PROMPT = "row-0", prompt_of(0, 9)

@@ -14,7 +14,7 @@ from engine_models import make_engine, make_model, make_work, prompt_of, run
 from millrace.core.digest import MULTILINEAR, BlockDigest, NamedBuffer, digest_buffers, kind_of
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.core.types import Sampling, Staged
-from millrace.devices.device_digest import tensor_digests
+from millrace.devices.gpu import tensor_digests
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.weights.manifest import make_manifest
 from millrace.weights.relay import RelayWorker

@@ -25,11 +25,10 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import ConfigError, WeightsError
 from millrace.core.types import Finish, Progress, Sampling, Work
 from millrace.engines.own.architecture import architecture_of
-from millrace.engines.own.drafts import worth
+from millrace.engines.own.drafts import drafter
 from millrace.engines.own.drafts.drafter import Drafter
 from millrace.engines.own.drafts.drafting_engine import DraftingEngine
-from millrace.engines.own.drafts.earlier import EarlierCompletions
-from millrace.engines.own.drafts.followers import Followers
+from millrace.engines.own.drafts.earlier import EarlierCompletions, Followers
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.protocol import EngineOptions
@@ -386,12 +385,12 @@ def test_a_prompt_is_looked_up_once_and_not_in_every_step() -> None:
 
 
 def test_what_does_not_pay_rests_and_is_tried_again() -> None:
-    one, tries = worth.Worth(), 0
-    for _ in range(10 * worth.REST):
+    one, tries = drafter.Worth(), 0
+    for _ in range(10 * drafter.REST):
         if one.tries():
             tries += 1
             one.note(0, 4)
     assert tries == 10
     while not one.tries():
         one.note(1, 1)
-    assert one.share >= worth.PAYS
+    assert one.share >= drafter.PAYS

@@ -22,8 +22,7 @@ from tests.long import few
 
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Finish, Sampling, Work
-from millrace.engines.own.cache import KVCache
-from millrace.engines.own.kept_sequences import KeptSequences
+from millrace.engines.own.cache import KeptSequences, KVCache
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.continuation import Continuation
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.core.types import Sampling
-from millrace.engines.own.accelerated.truncation import Truncation
+from millrace.engines.own.sampler import Truncation
 
 CPU = torch.device("cpu")
 SETTINGS = st.builds(

@@ -11,11 +11,10 @@ from millrace.core import model_version
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.types import BadPrompt, Prompt
-from millrace.evaluation import scoring, trained_on
-from millrace.evaluation.trained_on import TrainedOn
+from millrace.evaluation import evaluated_runs, scoring
+from millrace.evaluation.evaluated_runs import TrainedOn
 from millrace.ledger.sqlite import SqliteLedger
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import Parent
+from millrace.run_directory.run_directory import Parent, RunDirectory
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -41,8 +40,8 @@ def prompt(number: int, text: str = "", digest: str = "") -> Prompt:
 
 def keys(run: RunDirectory, version: int, monkeypatch, kind: str = "exact") -> frozenset[str]:
     config = type("Config", (), {"reward": type("Reward", (), {"kind": kind})})
-    monkeypatch.setattr(trained_on, "origin", lambda path: (run, version))
-    known = trained_on.trained_on(run.path, config)
+    monkeypatch.setattr(evaluated_runs, "origin", lambda path: (run, version))
+    known = evaluated_runs.trained_on(run.path, config)
     assert known is not None
     return known.keys
 
@@ -66,7 +65,7 @@ def test_a_run_that_began_from_another_knows_the_prompts_of_both(tmp_path, monke
 
 def test_a_model_of_no_run_was_trained_on_nothing(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    assert model_version.read(tmp_path) < 0 and trained_on.trained_on(tmp_path, None) is None
+    assert model_version.read(tmp_path) < 0 and evaluated_runs.trained_on(tmp_path, None) is None
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from millrace.core.types import EvaluationRecord, Scored
 from millrace.diagnose.evidence import Evidence
 from millrace.diagnose.rules import diagnose
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.sinks.jsonl import scalars_of
 from millrace.run_directory.run_directory import RunDirectory

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from millrace.api.record_list import Records
+from millrace.api.plain_records import Records
 from millrace.config.tables.operation import Observe
 from millrace.config.tables.task import JsonRewardSection, Reward
 from millrace.core import clock, extras, wings

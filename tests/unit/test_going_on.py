@@ -25,8 +25,7 @@ from millrace.core.types import Batch
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.run.going_on import Start, begun_as, find_start, start_in, with_model
 from millrace.run_directory.models import served_config
-from millrace.run_directory.run_directory import RunDirectory, create
-from millrace.run_directory.run_lineage import START, moments_of, read_parent
+from millrace.run_directory.run_directory import START, RunDirectory, create, moments_of, read_parent
 from millrace.trainer.files.checkpoint_manifest import JAX, TORCH, CheckpointManifest, write_manifest
 from millrace.trainer.files.moments import keep_moments, take_moments
 from millrace_sweeps.checking import begin_trial, start_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from trainer_doubles import role_config
 
-from millrace.devices.tpu import computes_on_tpu
+from millrace.devices.inventory import computes_on_tpu
 from millrace_jax import role
 from millrace_jax.role import TPU_FLAGS, VARIABLE, set_tpu_flags
 

@@ -9,8 +9,8 @@ import pytest
 
 from millrace.cli.app import run as millrace
 from millrace.core.errors import ConfigError, DataError
-from millrace.run_directory import jax_python
-from millrace.run_directory.jax_python import run_with_jax
+from millrace.run_directory import models
+from millrace.run_directory.models import run_with_jax
 
 
 def program(path: Path, text: str) -> str:
@@ -33,7 +33,7 @@ def test_its_error_is_the_error(tmp_path: Path) -> None:
 def test_without_such_a_python_the_remedy_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("millrace.cli.convert.has_jax", lambda: False)
+    monkeypatch.setattr("millrace.cli.model_files.has_jax", lambda: False)
     assert millrace(["convert", str(tmp_path / "v00000002"), str(tmp_path), "--to", "jax"]) == 2
     assert "`millrace convert` needs JAX and Orbax" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"`trainer\.python` \(.*absent\) cannot be started"):
@@ -41,5 +41,5 @@ def test_without_such_a_python_the_remedy_is_told(
 
 
 def test_jax_is_there_only_with_orbax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_python, "find_spec", lambda name: None if name == "orbax" else name)
-    assert not jax_python.has_jax()
+    monkeypatch.setattr(models, "find_spec", lambda name: None if name == "orbax" else name)
+    assert not models.has_jax()

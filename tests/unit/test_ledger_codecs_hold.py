@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from millrace.config.lines import as_toml
 from millrace.config.load import load_as, parse_value, read_overrides
 from millrace.config.schema import Config
+from millrace.config.toml_text import as_toml
 from millrace.core.completion.columns import TokenColumns, token_array
 from millrace.core.digest import NamedBuffer, TensorSpec
 from millrace.core.errors import ConfigError, DataError, LedgerError, WeightsError

@@ -11,7 +11,7 @@ from tests.long import long
 
 from millrace.core.errors import LedgerError
 from millrace.ledger import SqliteLedger
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 
 
 @long

@@ -10,7 +10,7 @@ from tests.unit.ledger_records import evaluation_of, ready_group, step_of
 
 from millrace.core.errors import LedgerError
 from millrace.core.types import EvaluationRecord
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 
 

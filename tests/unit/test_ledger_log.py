@@ -11,7 +11,7 @@ from ledger_records import make_group, ready_group, step_of
 
 from millrace.core.errors import LedgerError
 from millrace.ledger import SqliteLedger
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 
 STEPS = 8
 

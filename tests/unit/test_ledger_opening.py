@@ -15,8 +15,8 @@ from millrace.core.errors import LedgerError
 from millrace.core.turns.turn_bounds import UNBOUNDED, EpisodeBounds, TurnBounds
 from millrace.core.types import Finish, Sampling, State
 from millrace.ledger import SqliteLedger, opening
-from millrace.ledger.failures import ledger_failures
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.opening import ledger_failures
+from millrace.ledger.reading import LedgerReader
 
 
 @pytest.fixture

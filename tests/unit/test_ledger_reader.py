@@ -11,7 +11,7 @@ from ledger_records import grow, lease, make_group, ready_group, step_of
 from millrace.core.errors import LedgerError
 from millrace.core.types import Accounting, BadPrompt, CheckpointInfo, State
 from millrace.ledger import SqliteLedger
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tests.unit.ledger_records import make_group, ready_group, step_of
 
 from millrace.core.errors import LedgerError
 from millrace.core.types import CheckpointInfo, State
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 
 

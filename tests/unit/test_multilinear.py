@@ -25,8 +25,8 @@ from millrace.core.digest import (
     version_digest,
 )
 from millrace.core.multilinear import BLOCK_BYTES, KEYS, WORDS, Multilinear, block_sums, finished
-from millrace.devices import device_digest
-from millrace.devices.device_digest import tensor_digests
+from millrace.devices import gpu
+from millrace.devices.gpu import tensor_digests
 
 SIZES = [0, 1, 3, 7, 8, 9, 1000, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5, 700_001]
 
@@ -85,7 +85,7 @@ def test_a_device_may_take_blocks_in_bands_of_any_size(monkeypatch):
     tensor = torch.from_numpy(some_bytes(5 * BLOCK_BYTES + 9))
     whole = tensor_digests([tensor])
     for band in (1, 2, 3):
-        monkeypatch.setattr(device_digest, "BAND", band)
+        monkeypatch.setattr(gpu, "BAND", band)
         assert tensor_digests([tensor]) == whole
 
 

@@ -14,16 +14,15 @@ from numerics_faults import FAULTS, HONEST, TOKENS, faulty_model, honest_model
 from tests.long import covering
 from trainer_doubles import role_config, tiny_model
 
-from millrace.checks.numerics.divergence import Divergence, first_divergence, logprob_gap
-from millrace.checks.numerics.sequence import recorded_sequence
+from millrace.checks.numerics import Divergence, first_divergence, logprob_gap, recorded_sequence
 from millrace.cli.app import run as millrace
 from millrace.config.schema import Config
 from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.engines.own import torch_engine
 from millrace.engines.own.engine_values import engine_values
 from millrace.ledger import SqliteLedger
-from millrace.trainer.checks import hooked_values
-from millrace.trainer.checks.hooked_values import reference_values, trainer_values
+from millrace.trainer import hooked_values
+from millrace.trainer.hooked_values import reference_values, trainer_values
 from millrace.trainer.model import load_model
 
 SIDES = ["trainer", "engine", "engine without C", "exact engine"]

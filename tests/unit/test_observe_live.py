@@ -19,8 +19,7 @@ from rich.console import Console
 
 from millrace.controller.controller import INTERRUPTED
 from millrace.core.events import Event
-from millrace.observe.live.live_view import LiveView, plain_line, sample_line
-from millrace.observe.live.panel import render
+from millrace.observe.live.live_view import LiveView, plain_line, render, sample_line
 from millrace.observe.live.status import Status
 from millrace.observe.sinks.notify import message_text
 from millrace.observe.summary import Summary

@@ -15,11 +15,10 @@ from observe_events import event, run_ended, step, worker_died
 
 from millrace.core.errors import ConfigError
 from millrace.core.events import Event, Events
-from millrace.diagnose import watch as watch_module
+from millrace.diagnose import rules as watch_module
 from millrace.diagnose.evidence import Evidence
 from millrace.diagnose.finding import Finding
-from millrace.diagnose.rules import diagnose, gone
-from millrace.diagnose.watch import FIRST_STEPS, DoctorWatch
+from millrace.diagnose.rules import FIRST_STEPS, DoctorWatch, diagnose, gone
 from millrace.observe.sinks import notify
 from millrace.observe.sinks.notify import Notifier
 

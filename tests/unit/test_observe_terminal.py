@@ -12,7 +12,7 @@ from rich.text import Text
 
 from millrace.cli import app
 from millrace.core.errors import RewardError
-from millrace.observe.live.panel import render
+from millrace.observe.live.live_view import render
 from millrace.observe.live.status import Status
 from millrace.observe.terminal import Terminal, harmless
 

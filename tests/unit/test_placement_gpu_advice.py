@@ -7,7 +7,7 @@ from placement_needs import GB, ON_CPU, ON_GPU
 from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import assign
-from millrace.placement.gpu_advice import gpu_advice
+from millrace.placement.describe import gpu_advice
 
 BATCH = {"prompts": 32, "group_size": 8}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.devices.gpu_health import faults, gpu_faults
+from millrace.devices.inventory import faults, gpu_faults
 
 WELL = "0, NVIDIA H100 80GB HBM3, 0, 0x0000000000000004\n"
 SICK = "1, NVIDIA H100 80GB HBM3, 3, 0x0000000000000040\n"

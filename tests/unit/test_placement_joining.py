@@ -9,8 +9,7 @@ from test_placement_assign import host as one_host
 from test_placement_hosts import host as named_host
 
 from millrace.core.errors import ConfigError
-from millrace.placement.hosts import lay_out
-from millrace.placement.joining import joining_places
+from millrace.placement.hosts import joining_places, lay_out
 
 MUCH = 1_000 * GB
 

@@ -11,9 +11,8 @@ from safetensors.numpy import save_file
 
 from millrace.config.schema import Config
 from millrace.placement import number_format
-from millrace.placement.memory.engine_memory import own_engine, vllm
+from millrace.placement.memory.engine_memory import STATE_BYTES, own_engine, vllm
 from millrace.placement.memory.needs import COPY_BYTES, MOMENTS_BYTES, Needs, read_needs
-from millrace.placement.memory.planned_memory import STATE_BYTES
 from millrace_sim.costs.cluster import Cluster, ClusterCosts
 from millrace_sim.costs.generation import Generation
 from millrace_sim.costs.hardware import device

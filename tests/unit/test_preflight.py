@@ -128,7 +128,7 @@ def test_preflight_calls_a_schedule_of_ones_own(model: Path, tmp_path: Path) -> 
 
 OWN = """
 from millrace.algorithms import Algorithm
-from millrace.algorithms.critic import Critic
+from millrace.algorithms.advantages import Critic
 plain = Algorithm(print, print)
 valued = Algorithm(print, print, critic=Critic(print, 0.03, 0.0))
 penalised = Algorithm(print, print, penalty=print)

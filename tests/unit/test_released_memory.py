@@ -11,7 +11,7 @@ import torch
 
 from millrace.core.errors import StorageError
 from millrace.devices import released_memory
-from millrace.devices.pages import trim
+from millrace.devices.large_memory import trim
 from millrace.devices.released_memory import ReleasedMemory
 
 MEGABYTE = 1 << 20

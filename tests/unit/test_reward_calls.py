@@ -13,8 +13,7 @@ import pytest
 from millrace.config.tables import task as table
 from millrace.core.errors import DeadlineExceeded, RewardError
 from millrace.core.types import Failed, Score, Scored
-from millrace.rewards.reward_calls import Calls
-from millrace.rewards.sum_calls import PLAIN, make_calls
+from millrace.rewards.reward_calls import PLAIN, Calls, make_calls
 from millrace.tasks.tasks import make_task
 
 MAIN_THREAD = """

@@ -12,8 +12,8 @@ import pytest
 from millrace.config.tables.task import FileTaskSection, FunctionRewardSection
 from millrace.core.errors import DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Scored
-from millrace.rewards.pauses import PAUSE_S_MAX, pauses_s
-from millrace.rewards.sum_calls import make_calls
+from millrace.rewards.reward_calls import make_calls
+from millrace.rewards.scores import PAUSE_S_MAX, pauses_s
 from millrace.tasks.tasks import make_task
 
 CODE = """

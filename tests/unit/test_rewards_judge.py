@@ -13,9 +13,7 @@ from judge_double import judging
 from millrace.config.tables.reward_kinds import JudgeRewardSection
 from millrace.core.errors import ConfigError
 from millrace.core.types import Failed, Scored
-from millrace.rewards.judge import FILE, JudgeReward
-from millrace.rewards.judge_client import RequestRate
-from millrace.rewards.judge_prompts import pairwise, read_score, read_winner, scalar
+from millrace.rewards.judge import FILE, JudgeReward, RequestRate, pairwise, read_score, read_winner, scalar
 from millrace.rewards.reward_calls import Calls
 
 ROW = {"prompt": "Name a stone.", "answer": "granite", "rubric": "Stones only."}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.core.errors import WorkerError
-from millrace.rollout.shared_replica import Sleepless
+from millrace.rollout.replica import Sleepless
 
 
 def test_an_engine_that_cannot_sleep_names_itself_and_the_key() -> None:

@@ -7,8 +7,7 @@ import tomllib
 
 import pytest
 
-from millrace.config.lines import key_lines
-from millrace.config.mistakes import mistake
+from millrace.config.toml_text import key_lines, mistake
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import DataError
 from millrace.episodes.agents.task_directories.dockerfile import _instructions

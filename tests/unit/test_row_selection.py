@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from millrace.config.tables.selection import RestSelection, SignalSelection
+from millrace.config.tables.task import RestSelection, SignalSelection
 from millrace.controller.row_selection import RowRecord, RowSelection, draw, keep_probability
 from millrace.core.completion.columns import token_array
 from millrace.core.types import RESTS, GroupOutcome, Prompt

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.core.errors import DeadlineExceeded
-from millrace_ray.messages import Answer, Inbox, packed
+from millrace_ray.actor import Answer, Inbox, packed
 from millrace_ray.places import Node
 from millrace_ray.remote_handle import RayHandle
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.runtime.blocking_calls import in_thread
-from millrace_ray import head
+from millrace_ray import ray_runtime
 
 WAIT_S = 30.0
 
@@ -20,15 +20,16 @@ WAIT_S = 30.0
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch) -> None:
     for name, value in ("LOOK_S", 0.01), ("SILENT_S_MAX", 0.05), ("FROZEN_S_MAX", 0.2):
-        monkeypatch.setattr(head, name, value)
+        monkeypatch.setattr(ray_runtime, name, value)
 
 
 def test_a_head_that_is_gone_is_told_with_its_address(monkeypatch) -> None:
-    monkeypatch.setattr(head, "FROZEN_S_MAX", 600.0)  # the thread that asks may get no core for a while
+    # The thread that asks may get no core for a while.
+    monkeypatch.setattr(ray_runtime, "FROZEN_S_MAX", 600.0)
     messages = queue.Queue[str]()
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    watch = head.HeadWatch(address, lambda: None, messages.put)
+    watch = ray_runtime.HeadWatch(address, lambda: None, messages.put)
     connection, _ = listener.accept()
     assert messages.empty(), "it answers"
     connection.close()
@@ -44,7 +45,7 @@ def test_a_head_that_takes_connections_and_answers_nothing_is_told() -> None:
     frozen = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        watch = head.HeadWatch(address, frozen.wait, messages.put)
+        watch = ray_runtime.HeadWatch(address, frozen.wait, messages.put)
         assert messages.get(timeout=WAIT_S).endswith(
             f"{address}, takes connections, but has answered nothing for 0 s"
         )
@@ -61,11 +62,11 @@ def test_a_controller_that_was_stopped_for_a_while_does_not_take_its_head_for_fr
         looks.put(stopped_s)
         return monotonic() + stopped_s
 
-    monotonic = head.time.monotonic
-    monkeypatch.setattr(head, "FROZEN_S_MAX", 600.0)
-    monkeypatch.setattr(head, "time", SimpleNamespace(monotonic=now))
+    monotonic = ray_runtime.time.monotonic
+    monkeypatch.setattr(ray_runtime, "FROZEN_S_MAX", 600.0)
+    monkeypatch.setattr(ray_runtime, "time", SimpleNamespace(monotonic=now))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        watch = head.HeadWatch(f"127.0.0.1:{listener.getsockname()[1]}", answers.wait, messages.put)
+        watch = ray_runtime.HeadWatch(f"127.0.0.1:{listener.getsockname()[1]}", answers.wait, messages.put)
         stopped_s = 1000.0
         after = 0
         while after < 3 and messages.empty():

@@ -11,8 +11,8 @@ from ledger_records import complete, grow, lease, make_group
 from millrace.core.errors import LedgerError
 from millrace.core.types import State
 from millrace.ledger import SqliteLedger
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import Choice
 from millrace.observe.shown_samples import clipped, render_sample
 from millrace.observe.terminal import Terminal
 
@@ -108,7 +108,7 @@ def test_a_sample_without_a_tokenizer_says_why_there_is_no_text() -> None:
 def test_a_question_ends_when_who_asked_will_not_wait(
     reader: LedgerReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.ledger.reading.reader._STOP_CHECKED_EVERY", 1)
+    monkeypatch.setattr("millrace.ledger.reading._STOP_CHECKED_EVERY", 1)
     impatient = LedgerReader(tmp_path / "ledger.sqlite", check=False, stop=lambda: True)
     with pytest.raises(LedgerError, match="took longer than who asked would wait"):
         impatient.samples(Choice.BEST, 1)

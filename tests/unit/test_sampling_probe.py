@@ -15,8 +15,7 @@ from tests.long import few, long
 
 from millrace.core.errors import SamplingError
 from millrace.rollout.protocol import EngineOptions
-from millrace.rollout.sampling_probe.interview import interview
-from millrace.rollout.sampling_probe.probe_questions import PLAIN, works
+from millrace.rollout.sampling_probe import PLAIN, interview, works
 
 VOCABULARY = 500
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from millrace.schedule import GroupView, RepackOrder, ReplicaView, View
 from millrace.schedule.admit import WhileNewest
 from millrace.schedule.ahead import Ahead
-from millrace.schedule.repack_demand import PACKED_MAX, OnDemand, plan_demand, replicas_wanted
+from millrace.schedule.repack import PACKED_MAX, OnDemand, plan_demand, replicas_wanted
 
 
 def replica(name, load, version=0, slots=8, kv_capacity_tokens=80, **fields):

@@ -9,7 +9,7 @@ from millrace.schedule import build
 from millrace.schedule.admit import KVRoom
 from millrace.schedule.ahead import Ahead
 from millrace.schedule.refresh import BetweenIterations, BeyondReload
-from millrace.schedule.repack_demand import OnDemand
+from millrace.schedule.repack import OnDemand
 from millrace.schedule.view import ReplicaView, View
 
 

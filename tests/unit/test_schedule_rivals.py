@@ -4,8 +4,7 @@ from msgspec.structs import replace
 
 from millrace.config.tables.schedules import Heddle, StaleFlow
 from millrace.schedule.heddle import Presorted, run_sizes
-from millrace.schedule.presets import build_tail
-from millrace.schedule.staleflow import Waterfall
+from millrace.schedule.presets import Waterfall, build_tail
 from millrace.schedule.view import GroupView, QueuedView, ReplicaView, View
 
 STALEFLOW, HEDDLE = build_tail(StaleFlow(staleness_max=1)), build_tail(Heddle())

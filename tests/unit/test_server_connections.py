@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.engines.server.client import Client
+from millrace.engines.server.client import Client, Streams
 from millrace.engines.server.server_dialect import Sampled
-from millrace.engines.server.streams import Streams
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9\r\n\r\ndata: 1\n\n"
 

@@ -19,13 +19,12 @@ from millrace.core.completion.columns import token_array
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import DigestMismatchError, MillraceError, WeightsError, WorkerError
 from millrace.core.types import Finish, Progress, Sampling, Work
+from millrace.engines.server import client as streams_module
 from millrace.engines.server import server_engine as engine_module
-from millrace.engines.server import streams as streams_module
-from millrace.engines.server.handover import Handover
+from millrace.engines.server.client import Streams
+from millrace.engines.server.connect import wait_for
 from millrace.engines.server.server_dialect import Token
-from millrace.engines.server.server_engine import ServerEngine
-from millrace.engines.server.server_probe import wait_for
-from millrace.engines.server.streams import Streams
+from millrace.engines.server.server_engine import Handover, ServerEngine
 from millrace.rollout.intake import Intake
 
 STEPS_MAX = 2000

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from millrace.core.digest import NamedBuffer
 from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
-from millrace.engines.server.handover import Handover, write_safetensors
+from millrace.engines.server.server_engine import Handover, write_safetensors
 
 
 class Reader:

@@ -9,8 +9,8 @@ import pytest
 from fake_vllm_server import FakeVllm, fake_vllm
 
 from millrace.core.errors import ConfigError, WorkerError
+from millrace.engines.server.connect import find_server, probe, wait_for
 from millrace.engines.server.server_dialect import Offer, Requirements
-from millrace.engines.server.server_probe import find_server, probe, wait_for
 from millrace.engines.server.vllm_server import GENERATE, ROUTES, VllmServer
 
 REQUIREMENTS = Requirements(slots=8, max_sequence_tokens=64, dtype="float32", tied=True)
@@ -103,7 +103,7 @@ def test_a_server_that_comes_up_meanwhile_is_waited_for(
     fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.fails["/health"] = 503
-    monkeypatch.setattr("millrace.engines.server.server_probe.time.sleep", lambda _: fake.fails.clear())
+    monkeypatch.setattr("millrace.engines.server.connect.time.sleep", lambda _: fake.fails.clear())
     assert wait_for(fake.url, 60.0).program == "vLLM"
     assert fake.calls.count("/health") == 2
 

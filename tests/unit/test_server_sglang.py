@@ -14,8 +14,8 @@ from fake_sglang_server import FakeSglang, fake_sglang
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.types import Sampling, Work
+from millrace.engines.server.connect import find_server, probe, wait_for
 from millrace.engines.server.server_dialect import Offer, Requirements, Token
-from millrace.engines.server.server_probe import find_server, probe, wait_for
 from millrace.engines.server.sglang_server import SglangServer
 from millrace.rollout.continuation import Continuation
 

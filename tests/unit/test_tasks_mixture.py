@@ -11,7 +11,7 @@ import pytest
 
 from millrace.config.load import load
 from millrace.config.schema import Config
-from millrace.config.tables.mixture import BLOCK
+from millrace.config.tables.task import BLOCK
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import ConfigError, RewardError
 from millrace.core.types import Finish, ScoreRequest

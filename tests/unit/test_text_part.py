@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.cli.app import run
 from millrace.core.errors import DataError
-from millrace.trainer.files.text_part import write_text_part
+from millrace.trainer.files.rewritten import write_text_part
 from millrace.trainer.model import load_model
 
 SIGHT = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -13,7 +13,7 @@ from trainer_doubles import WRITERS, make_batch, role_config, save_tiny_model
 
 from millrace.core.errors import WorkerError
 from millrace.core.types import Endpoint
-from millrace.trainer.shared_trainer import SharedTrainer
+from millrace.trainer.role import SharedTrainer
 
 HERE = Endpoint("memory", "here", 2, 1 << 20)
 

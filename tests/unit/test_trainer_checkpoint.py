@@ -8,7 +8,7 @@ import torch
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
 from millrace.core.errors import DataError, StorageError
-from millrace.trainer.files import snapshot
+from millrace.trainer.files import checkpoint
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint
 from millrace.trainer.files.directories import atomic_directory, prune_checkpoints, sweep
 from millrace.trainer.files.tensor_files import fill
@@ -67,8 +67,8 @@ def test_a_step_goes_on_while_its_state_is_written_and_its_update_waits(publishe
 
 
 def copies_everything(monkeypatch):
-    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
-    monkeypatch.setattr(snapshot, "COPIED_FROM", {"cpu"})
+    monkeypatch.setattr(checkpoint, "COPIED_BYTES_MIN", 0)
+    monkeypatch.setattr(checkpoint, "COPIED_FROM", {"cpu"})
 
 
 @pytest.mark.parametrize("published", [torch.float32, torch.bfloat16])
@@ -111,7 +111,7 @@ def test_the_memory_of_copies_is_allocated_after_the_first_update_and_suffices(t
 
 
 def test_a_trainer_on_a_cpu_makes_no_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "COPIED_BYTES_MIN", 0)
+    monkeypatch.setattr(checkpoint, "COPIED_BYTES_MIN", 0)
     trainer = make_trainer()
     saver = Saver(trainer.optimizer)
     trained(1, tmp_path, trainer=trainer)
@@ -124,7 +124,7 @@ def test_a_state_without_room_for_a_copy_is_written_before_the_update_and_that_i
     tmp_path, monkeypatch, caplog
 ):
     copies_everything(monkeypatch)
-    monkeypatch.setattr(snapshot, "read_memory", lambda: (2000, 1000))
+    monkeypatch.setattr(checkpoint, "read_memory", lambda: (2000, 1000))
     trainer, order = trained(1, tmp_path), []
 
     def watched_fill(*args):

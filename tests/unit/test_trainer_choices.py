@@ -17,9 +17,8 @@ from millrace.core.completion.columns import TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.errors import DataError
 from millrace.trainer import row_logprobs
-from millrace.trainer.recorded.device_token_masks import masks_on
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks, token_masks_of
-from millrace.trainer.row_logprobs import token_logprobs
+from millrace.trainer.recorded import TokenMasks, token_masks_of
+from millrace.trainer.row_logprobs import masks_on, token_logprobs
 
 CPU = torch.device("cpu")
 

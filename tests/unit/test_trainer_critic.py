@@ -10,7 +10,7 @@ from test_algorithms_presets import MAX_TOKENS, large_batch, tables
 from trainer_doubles import make_batch, make_trainer, save_checkpoint, tiny_model, weights_of
 
 from millrace.algorithms import ComparedGroup
-from millrace.algorithms.critic import value_advantages
+from millrace.algorithms.advantages import value_advantages
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import TrainingError
 from millrace.trainer.files.checkpoint import load_checkpoint

@@ -14,8 +14,8 @@ from millrace.config.tables.task import FileTaskSection
 from millrace.conversations.tokenizer import load_tokenizer, make_character_tokenizer
 from millrace.core.errors import DataError
 from millrace.tasks.chat import render
+from millrace.trainer.files.companion_files import read_tokenizer, write_tokenizer
 from millrace.trainer.files.export import export_checkpoint, save_model
-from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 from millrace.trainer.model import named_weights
 
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from trainer_doubles import tiny_model
 
 from millrace.trainer import row_logprobs
-from millrace.trainer.kernels import narrow, on_cpu
+from millrace.trainer.kernels import fused_attention, on_cpu
 from millrace.trainer.kernels.on_cpu import install_linear
 from millrace.trainer.row_logprobs import token_logprobs
 
@@ -61,7 +61,7 @@ def test_rows_share_one_rounded_copy_of_a_weight_while_the_weights_are_served(
     install_linear(model)
     layers = [module for module in model.model.modules() if isinstance(module, torch.nn.Linear)]
     for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.bfloat16), narrow.rounded_once(model, torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16), fused_attention.rounded_once(model, torch.bfloat16):
             for _ in range(2):
                 model.model(torch.tensor([[1, 2, 3]]))
         first, second = used[: len(layers)], used[len(layers) :]
@@ -94,7 +94,7 @@ def test_attention_is_nearer_to_the_truth_than_in_bfloat16(masked: bool, kv_head
         out = plain(*rounded)
     slope = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).bfloat16().double()
     truth = [out, *torch.autograd.grad(out, rounded, slope)]
-    ours = results(lambda q, k, v: narrow.attention(q, k, v, mask, 0.3), query, key, value)
+    ours = results(lambda q, k, v: fused_attention.attention(q, k, v, mask, 0.3), query, key, value)
     theirs = results(plain, query, key, value)
     for true, near, far in zip(truth, ours, theirs, strict=True):
         gap = (near.double() - true).abs().max()

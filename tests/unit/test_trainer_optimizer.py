@@ -13,13 +13,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.config.tables.training import Optimizer
+from millrace.trainer.batch.batch_step import decays, learning_rate
 from millrace.trainer.files.checkpoint import load_checkpoint
-from millrace.trainer.learning_rate import decays, learning_rate
 from millrace.trainer.model import row_logprobs
 from millrace.trainer.optimizer import is_matrix, make_optimizer
-from millrace.trainer.ranks import offload
+from millrace.trainer.ranks import blocks
+from millrace.trainer.ranks.blocks import UPDATE_THREADS_MAX, computing_device, update_threads
 from millrace.trainer.ranks.mesh import Ranks
-from millrace.trainer.ranks.offload import UPDATE_THREADS_MAX, computing_device, update_threads
 
 MUON = Optimizer(rule="muon", lr=1e-3)
 
@@ -181,7 +181,7 @@ def test_an_update_on_several_threads_makes_the_same_bits(tmp_path):
 
 
 def test_threads_update_weights_only_where_a_gpu_computes_with_weights_of_the_host(monkeypatch):
-    monkeypatch.setattr(offload.os, "sched_getaffinity", lambda _: range(96))
+    monkeypatch.setattr(blocks.os, "sched_getaffinity", lambda _: range(96))
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert update_threads(Ranks(offload=True, shard=8), gpu) == 12
     assert update_threads(Ranks(offload=True, shard=16, hosts=2), gpu) == 12

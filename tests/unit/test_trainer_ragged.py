@@ -10,7 +10,7 @@ from trainer_doubles import CONFIGS, VOCAB, tiny_model
 
 from millrace.core.supported import SINKS
 from millrace.trainer import model as trainer_model
-from millrace.trainer.kernels import ragged
+from millrace.trainer.kernels import fused_attention
 
 COMPOSED = {
     name
@@ -42,8 +42,8 @@ def varlen_attn(
 
 @pytest.fixture
 def served(monkeypatch):
-    monkeypatch.setattr(ragged, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(ragged, "GROUPED", {})
+    monkeypatch.setattr(fused_attention, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(fused_attention, "GROUPED", {})
     monkeypatch.setattr(trainer_model, "serves", lambda *_: True)
 
 
@@ -59,7 +59,7 @@ def test_without_a_prefix_the_keys_are_the_row_itself():
     from millrace.trainer.batch.packing import RowSegment
 
     own = torch.empty(0, dtype=torch.int64).numpy()
-    row = ragged.arrange([RowSegment(0, 3, own), RowSegment(3, 2, own)], torch.device("cpu"))
+    row = fused_attention.arrange([RowSegment(0, 3, own), RowSegment(3, 2, own)], torch.device("cpu"))
     assert row.keys_K is None and row.key_ends.tolist() == row.query_ends.tolist() == [0, 3, 5]
     assert (row.longest_query, row.longest_key) == (3, 3)
 
@@ -67,7 +67,7 @@ def test_without_a_prefix_the_keys_are_the_row_itself():
 def test_a_cpu_float32_capped_scores_and_sinks_are_not_served():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     qwen = CONFIGS["qwen3"]
-    assert not ragged.serves(cpu, torch.bfloat16, qwen)
-    assert not ragged.serves(gpu, torch.float32, qwen)
+    assert not fused_attention.serves(cpu, torch.bfloat16, qwen)
+    assert not fused_attention.serves(gpu, torch.float32, qwen)
     for family in COMPOSED:
-        assert not ragged.serves(gpu, torch.bfloat16, CONFIGS[family])
+        assert not fused_attention.serves(gpu, torch.bfloat16, CONFIGS[family])

@@ -12,7 +12,7 @@ from trainer_doubles import make_batch, make_trainer, save_tiny_model, tiny_mode
 from millrace.config.schema import Config
 from millrace.core.errors import DigestMismatchError
 from millrace.core.types import Batch
-from millrace.trainer.frozen_models import ReferenceWorker, reference_logprobs
+from millrace.trainer.role import ReferenceWorker, reference_logprobs
 
 
 def config_for(path="m", **sections):

@@ -18,12 +18,11 @@ from millrace.core.completion.routing import Routing
 from millrace.core.errors import DataError
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence
 from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpack_columns
+from millrace.trainer import model
 from millrace.trainer.batch.packing import Branch, Tree
 from millrace.trainer.batch.packing import pack as pack_rows
-from millrace.trainer.model import recompute_layers
-from millrace.trainer.recorded import replay
-from millrace.trainer.recorded.recorded_routing import OWN, routing_of
-from millrace.trainer.recorded.replay import install_replay
+from millrace.trainer.model import install_replay, recompute_layers
+from millrace.trainer.recorded import OWN, routing_of
 
 FAMILIES = ["qwen3_moe", "qwen3_moe, a dense layer", "gpt_oss"]
 LENGTH, GROUP = 12, 4
@@ -151,7 +150,7 @@ def test_shares_are_those_of_a_softmax_over_the_logits_of_all_experts(monkeypatc
     hidden = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
     logits, _, own = router(hidden)
     others = torch.tensor([sorted(set(range(4)) - set(own[0].tolist()))])
-    monkeypatch.setattr(replay._RECORDED, "experts_TK", others)
+    monkeypatch.setattr(model._RECORDED, "experts_TK", others)
     _, shares, experts = router(hidden)
     probs = logits.exp()[0, others[0]]
     assert torch.equal(experts, others)

@@ -9,9 +9,8 @@ from trainer_doubles import make_batch
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.trainer.batch.flat_batch import flatten
-from millrace.trainer.batch.packing import pack
+from millrace.trainer.batch.packing import balanced, pack, rows_of_rank, share_of_row
 from millrace.trainer.ranks.mesh import ALONE, Ranks
-from millrace.trainer.ranks.shares import balanced, rows_of_rank, share_of_row
 
 
 def packed(budget: int = 40):

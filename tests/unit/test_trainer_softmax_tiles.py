@@ -14,10 +14,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for a GPU here: tests/gpu runs the kernels", allow_module_level=True)
 
 from millrace.trainer import row_logprobs
-from millrace.trainer.kernels import softmax_choice, softmax_tiles
+from millrace.trainer.kernels import softmax_tiles
 from millrace.trainer.kernels.softmax import Upstream
-from millrace.trainer.kernels.softmax_choice import GENERAL, Softmax
-from millrace.trainer.row_logprobs import token_logprobs
+from millrace.trainer.row_logprobs import GENERAL, Softmax, token_logprobs
 
 TILES = Softmax(softmax_tiles.statistics, softmax_tiles.slopes)
 CPU = torch.device("cpu")
@@ -100,10 +99,10 @@ def test_logprobs_and_their_gradients_are_those_without_the_kernel(temperature, 
 
 
 def test_a_kernel_is_taken_if_it_agrees_with_the_general_way():
-    assert softmax_choice.disagreement(TILES, CPU) < softmax_choice.TOLERANCE
-    softmax_choice.fused.cache_clear()
-    assert softmax_choice.fused(CPU) == TILES
-    softmax_choice.fused.cache_clear()
+    assert row_logprobs.disagreement(TILES, CPU) < row_logprobs.TOLERANCE
+    row_logprobs.fused.cache_clear()
+    assert row_logprobs.fused(CPU) == TILES
+    row_logprobs.fused.cache_clear()
 
 
 @pytest.mark.parametrize("broken", ["statistics", "slopes"])
@@ -115,9 +114,9 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
         return tuple(x + 0.1 for x in found) if broken == "statistics" else found + 0.1
 
     monkeypatch.setattr(softmax_tiles, broken, wrong)
-    softmax_choice.fused.cache_clear()
-    assert softmax_choice.fused(CPU) is None and "off by 0.1" in caplog.text
-    softmax_choice.fused.cache_clear()
+    row_logprobs.fused.cache_clear()
+    assert row_logprobs.fused(CPU) is None and "off by 0.1" in caplog.text
+    row_logprobs.fused.cache_clear()
 
 
 PROGRAM = """

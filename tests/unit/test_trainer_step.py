@@ -22,10 +22,9 @@ from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
+from millrace.trainer.batch.batch_step import SAVED_MAX, BatchStep, save_rejected
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
-from millrace.trainer.batch_step import BatchStep
-from millrace.trainer.checks.rejected import SAVED_MAX, save_rejected
 from millrace.trainer.model import recompute_layers, row_logprobs
 
 

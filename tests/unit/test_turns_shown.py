@@ -19,11 +19,11 @@ from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.events import Event, Events
 from millrace.core.types import Finish, Group, State
-from millrace.diagnose.rewarded_texts import _texts
+from millrace.diagnose.examine import _texts
 from millrace.episodes.gateway.conversation import CAUSES as GATEWAY_CAUSES
 from millrace.ledger import SqliteLedger
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Choice, Sample
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import Choice, Sample
 from millrace.observe.conversation_times import CAUSES, conversation, ended_by, sampled_tokens, turns_of
 from millrace.observe.live.live_view import sample_line
 from millrace.observe.live.status import Status

@@ -14,8 +14,8 @@ from millrace.checks.preflight import preflight
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.engines.vllm import vllm_versions
-from millrace.engines.vllm.draft_repair import CutOff, repeated
-from millrace.engines.vllm.vllm_drafts import draft_arguments
+from millrace.engines.vllm.extension import CutOff, repeated
+from millrace.engines.vllm.vllm_arguments import draft_arguments
 from millrace.rollout.engine_kinds import refuse_unable
 from millrace.rollout.protocol import EngineOptions
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from millrace.engines.vllm import memory
+from millrace.engines.vllm import loading
 from millrace.engines.vllm.start import _memory
 from millrace.rollout.protocol import EngineOptions
 
@@ -20,8 +20,8 @@ def test_a_worker_on_a_gpu_sleeps_without_weights_and_wakes() -> None:
         sleep=lambda level: asked.append(level),
         wake_up=lambda: asked.append("wake"),
     )
-    memory.release(worker)
-    memory.take_again(worker)
+    loading.release(worker)
+    loading.take_again(worker)
     assert asked == [2, "wake"]
 
 
@@ -38,7 +38,7 @@ def test_a_worker_on_a_cpu_drops_weights_their_packed_copies_and_the_cache() -> 
     runner = SimpleNamespace(get_model=lambda: torch.nn.Sequential(linear), kv_caches=[cache])
     worker = SimpleNamespace(device=torch.device("cpu"), model_runner=runner)
     address = cache.data_ptr()
-    memory.release(worker)
+    loading.release(worker)
     assert linear.cpu_linear is None and not cache[0, 1:-1].any() and not linear.weight[4:-4].any()
-    memory.take_again(worker)
+    loading.take_again(worker)
     assert cache.data_ptr() == address

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.core.errors import CorruptDeltaError, WeightsError, WrongBaseError
-from millrace.weights.delta_coding import apply, encode, kind_of
-from millrace.weights.delta_packed import RAW, SECTION, SPARSE, XOR, Sections
+from millrace.weights.delta_coding import RAW, SECTION, SPARSE, XOR, Sections, apply, encode, kind_of
 
 SPECIAL = np.array([0, 0x8000, 0x7FC0, 0xFFC0, 0x7F80, 0xFF80, 0x0001, 0x8001, 0xFFFF], np.uint16)  # bfloat16
 

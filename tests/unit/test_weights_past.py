@@ -16,10 +16,9 @@ from tests.long import long
 from millrace.core.digest import NamedBuffer, digest_buffers
 from millrace.core.errors import UnknownVersionError
 from millrace.core.types import Staged
-from millrace.weights.layout import Memory
+from millrace.weights.layout import Memory, take_slot
 from millrace.weights.relay import RelayWorker
 from millrace.weights.ring import open_reader, open_writer
-from millrace.weights.slots import take_slot
 from millrace.weights.store import directory, history
 from millrace.weights.store.directory import chunk_deltas
 from millrace.weights.store.history import OlderVersions

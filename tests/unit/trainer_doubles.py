@@ -34,7 +34,7 @@ from millrace.core.completion.columns import OBSERVED, TokenColumns
 from millrace.core.completion.token_masks import AllowedTokens
 from millrace.core.digest import Filling, NamedBlock, NamedBuffer, TensorSpec, version_digest
 from millrace.core.types import Batch, Endpoint, TrainGroup, TrainSequence
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.files.checkpoint import Saver
 from millrace.trainer.ranks.mesh import ALONE, Ranks
 from millrace.trainer.row_attention import NAME

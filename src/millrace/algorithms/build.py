@@ -10,13 +10,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms.advantages import group_advantages, whitened
+from millrace.algorithms.advantages import (
+    Critic,
+    group_advantages,
+    sequence_advantages,
+    turn_advantages,
+    value_advantages,
+    value_loss,
+    whitened,
+)
 from millrace.algorithms.corrections import within_second_moment
-from millrace.algorithms.critic import Critic, value_advantages, value_loss
 from millrace.algorithms.group import ComparedGroup, overlong_penalty, selected
+from millrace.algorithms.logprobs import kl
 from millrace.algorithms.objective import policy_gradient
-from millrace.algorithms.ratio import kl
-from millrace.algorithms.turns import sequence_advantages, turn_advantages
 from millrace.config.objects import load_object
 from millrace.config.schema import Config
 from millrace.config.tables import algorithms as config_of

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millrace.algorithms.logprobs import Namespace, TokenLogprobs
-from millrace.algorithms.ratio import LOG_MAX
+from millrace.algorithms.logprobs import LOG_MAX, Namespace, TokenLogprobs
 
 
 def importance(

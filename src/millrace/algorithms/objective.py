@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.algorithms.corrections import importance, not_drifted, taught
-from millrace.algorithms.logprobs import Namespace, TokenLogprobs
-from millrace.algorithms.ratio import kl, log_ratio, with_gradient
+from millrace.algorithms.logprobs import Namespace, TokenLogprobs, kl, log_ratio, with_gradient
 from millrace.config.tables.algorithms import PolicyGradient
 
 

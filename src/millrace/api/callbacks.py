@@ -6,13 +6,16 @@ The run never waits for a function: after a slow one, the next records are alrea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
-from millrace.api.follow import new_lines
-from millrace.core.errors import ConfigError
-from millrace.ledger.reading.reader import LedgerReader
+import msgspec
+
+from millrace.core.errors import ConfigError, DataError, boundary
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.run_directory.views import evaluations_view
@@ -89,3 +92,36 @@ def refuse_unheard(wait: bool, *functions: OnRecord | None) -> None:
             "`on_step` and `on_evaluation` are called while a script waits, and `wait` is False.\n"
             "  Pass them to `run.wait(on_step=..., on_evaluation=...)`"
         )
+
+
+# ---------------------------------------------------------------- lines of a run's files
+
+
+POLL_S = 0.1
+
+
+def lines(
+    path: Path, has_ended: Callable[[], bool], position: int = 0, *, pause_s: float = POLL_S
+) -> Iterator[dict[str, Any] | None]:
+    """Every line of a JSONL file until the run has ended, and None whenever no further line is there yet.
+
+    `position` is the first byte to read. After a None there is a pause of `pause_s`. Raises DataError: a line
+    is damaged.
+    """
+    tail = Tail(path, position)
+    while True:
+        last = has_ended()  # before reading, so that the last lines are read
+        yield from new_lines(path, tail)
+        if last:
+            return
+        yield None
+        time.sleep(pause_s)
+
+
+def new_lines(path: Path, tail: Tail) -> Iterator[dict[str, Any]]:
+    """The lines of the file at `path` that `tail` has not taken yet. Raises DataError: a line is damaged."""
+    for taken in iter(tail.take, []):
+        for line in taken:
+            with boundary(str(path), f"not a whole line: {line[:80]!r}", DataError):
+                fields = msgspec.json.decode(line, type=dict[str, Any])
+            yield fields

@@ -1,27 +1,41 @@
 """Makes a checked configuration from a script's arguments: a dict, file or Config, keywords, functions,
-rows."""
+rows. Functions are pickled, or an error names what cannot be. Rows become lines of JSON: a run keeps a
+list or a data set in this form. All is checked before there is a run directory.
+
+cloudpickle writes functions of `__main__`, lambdas and closures by value. A function of a module that can be
+imported is written by name.
+"""
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import io
+import json
 import os
-from collections.abc import Iterable, Mapping
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import cloudpickle
+
 from millrace.algorithms.build import Algorithm
-from millrace.api.pickling import pickled
-from millrace.api.python_rows import as_lines, check_column, read_rows
-from millrace.config.carried import PICKLE, name_of, store
+from millrace.api.helper_process import ask, info, warn
+from millrace.checks.preflight import preflight
+from millrace.config.carried import PICKLE, name_of, pack, store
 from millrace.config.foreign import OURS
+from millrace.config.inert import inert
 from millrace.config.load import Source, combine, merge, read_file, read_mapping, validate
 from millrace.config.schema import Config
-from millrace.config.tables.reward_limits import RewardLimits
+from millrace.config.tables.reward_kinds import RewardLimits
 from millrace.config.tables.section import Section
-from millrace.core.errors import ConfigError
-from millrace.rewards.function import accepted_columns
-from millrace.rewards.signatures import Kind
+from millrace.core.errors import ConfigError, DataError
+from millrace.rewards.function import Kind, accepted_columns
+from millrace.run_directory.run_directory import RunDirectory
+from millrace.tasks.rows import find_column
 
 S = TypeVar("S", bound=Section)
 
@@ -201,3 +215,168 @@ def _check_object(name: str, value: Any) -> None:
         f"`{name}` ({value!r}) must be {wanted}, the name of a kind, or a dict with its keys; "
         f"it is of type {type(value).__name__}"
     )
+
+
+# ---------------------------------------------------------------- functions
+
+
+def pickled(name: str, thing: Any) -> bytes:
+    """The bytes that `config.carried.load_carried` reads in another process.
+
+    Raises: ConfigError: a variable of `thing` cannot be pickled. The message names the variable and the
+    reason.
+    """
+    try:
+        return pack(_dump(thing))
+    except Exception as error:
+        variable, why = next(_offenders(thing), ("something", _why(None, error)))
+        raise ConfigError(
+            f"`{name}` ({_kind(thing)}) cannot be carried into the run's processes: {variable} is {why}.\n"
+            "  Open, create or load it inside the function (once, in a global variable that starts as None), "
+            "or in a module that the function imports"
+        ) from None
+
+
+class _Pickler(cloudpickle.Pickler):
+    def persistent_id(self, thing: Any) -> None:
+        """Refuse files and device memory. A file would be pickled with its present content, and device memory
+        as bytes that load only on such a device. A user expects neither."""
+        if _is_on_device(thing) or _is_file(thing):
+            raise TypeError(_why(thing, TypeError()))
+
+
+def _dump(thing: Any) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream).dump(thing)
+    return stream.getvalue()
+
+
+def _offenders(thing: Any) -> Iterator[tuple[str, str]]:
+    """(variable, reason) of each value of a function or object that cannot be pickled."""
+    for name, value in _referred(thing):
+        try:
+            _dump(value)
+        except Exception as error:
+            yield f"`{name}`", _why(value, error)
+
+
+def _referred(thing: Any) -> Iterator[tuple[str, Any]]:
+    function = inspect.unwrap(thing) if callable(thing) else thing
+    if inspect.ismethod(function):
+        yield from ((f"self.{name}", value) for name, value in vars(function.__self__).items())
+        function = function.__func__
+    if inspect.isfunction(function):
+        variables = inspect.getclosurevars(function)
+        yield from {**variables.nonlocals, **variables.globals}.items()
+        defaults = inspect.signature(function).parameters.values()
+        yield from ((p.name, p.default) for p in defaults if p.default is not p.empty)
+    else:
+        yield from getattr(function, "__dict__", {}).items()
+
+
+def _why(value: Any, error: Exception) -> str:
+    if _is_file(value):
+        return f"an open file ({getattr(value, 'name', type(value).__name__)})"
+    if type(value).__module__ in ("_thread", "threading"):
+        return f"a lock ({type(value).__name__})"
+    if _is_on_device(value):
+        return f"a tensor on {value.device}; `.cpu()` can be carried"
+    said = str(error).removeprefix("cannot pickle ").strip() or type(error).__name__
+    return said if value is None else f"of type {type(value).__name__}, which holds what cannot ({said})"
+
+
+def _is_file(value: Any) -> bool:
+    """A file on disk. The streams of the terminal are pickled as their names."""
+    on_disk = isinstance(value, io.TextIOWrapper | io.FileIO | io.BufferedIOBase)
+    return on_disk and not isinstance(value, io.BytesIO) and value not in (sys.stdin, sys.stdout, sys.stderr)
+
+
+def _is_on_device(thing: Any) -> bool:
+    device = getattr(thing, "device", None) if type(thing).__module__.startswith("torch") else None
+    return device is not None and getattr(device, "type", "cpu") != "cpu" and hasattr(thing, "data_ptr")
+
+
+def _kind(thing: Any) -> str:
+    return getattr(thing, "__qualname__", type(thing).__name__)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def read_rows(rows: Any) -> list[dict[str, Any]]:
+    """Plain dicts of a sequence of dicts, a `datasets.Dataset` or a pandas frame.
+
+    Raises: DataError: `rows` is none of these, is empty, or a row is no dict.
+    """
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a pandas frame iterates over its columns
+        rows = rows.to_dict("records")
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        hint = f"; choose a split: {', '.join(map(str, rows))}" if isinstance(rows, Mapping) else ""
+        raise DataError(
+            f"`rows` must be a sequence of dicts or a datasets.Dataset, not a {type(rows).__name__}{hint}"
+        )
+    plain = []
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(f"row {index} of `rows` is a {type(row).__name__}, not a dict of columns")
+        plain.append(dict(row))
+    if not plain:
+        raise DataError("`rows` is empty: a task needs at least one row")
+    return plain
+
+
+def check_column(rows: list[dict[str, Any]], key: str, column: str) -> None:
+    """Raises: DataError: no row has the column that `key` names."""
+    if not any(find_column(row, column) is not None for row in rows):
+        columns = sorted({str(name) for row in rows for name in row})
+        raise DataError(
+            f"no row has the column {column!r} (`{key}`); the rows have {columns}.\n"
+            f"  Rename a column, or name the right one: {key} = ..."
+        )
+
+
+def as_lines(rows: list[dict[str, Any]]) -> bytes:
+    """One JSON object a line. Raises: DataError: JSON cannot represent a value; names row and column."""
+    lines = []
+    for index, row in enumerate(rows):
+        try:
+            lines.append(json.dumps(row, default=_number, ensure_ascii=False))
+        except (TypeError, ValueError):
+            name, value = next((n, v) for n, v in row.items() if not _is_json(v))
+            raise DataError(
+                f"row {index}, column {name!r}: a {type(value).__name__} cannot be kept as JSON.\n"
+                "  Use text, numbers, lists and dicts, or leave the column out"
+            ) from None
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _number(value: Any) -> Any:
+    """NumPy's scalars and arrays as Python's numbers and lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, default=_number)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- before a run
+
+
+def check(prepared: PreparedConfig, run_path: Path) -> None:
+    """Print warnings. Raises: ConfigError, DataError, RewardError: the run could not begin."""
+    for warning in preflight(prepared.config, run_path):
+        warn(warning)
+    for line in inert(prepared.config):
+        info(f"Note: {line}.")
+    with tempfile.TemporaryDirectory(prefix="millrace-") as name:
+        place = RunDirectory(Path(name).resolve())
+        prepared.place(place.path)
+        place.write_config(prepared.config)
+        for warning in ask("check", {"run": str(place.path)}):
+            warn(warning)

@@ -1,4 +1,5 @@
 """A process that works for a script: torch, processes and event loops stay out of the script or notebook.
+Messages of the API go to stderr, because stdout is the script's.
 
 The process never imports the script, so a script needs no `if __name__ == "__main__"`. The process has its
 own event loop, so the script may run one too.
@@ -21,6 +22,7 @@ from typing import Any
 
 from millrace.core import errors
 from millrace.core.errors import MillraceError, RemoteError, WorkerDied
+from millrace.observe.terminal import Terminal
 
 LAST_LINES = 12
 END_S = 70.0  # a run that is asked to stop has 60 s to finish its step
@@ -142,3 +144,17 @@ def _end_all() -> None:
         with suppress(subprocess.TimeoutExpired):
             process._process.wait(END_S)
         process.kill()
+
+
+# ---------------------------------------------------------------- messages
+
+
+_console = Terminal(stderr=True, soft_wrap=True)
+
+
+def info(text: str) -> None:
+    _console.print(text)
+
+
+def warn(text: str) -> None:
+    _console.print(f"Warning: {text}.", style="yellow")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from millrace.api.configure import Components, ConfigLike, PreparedConfig, configure, prepare
 from millrace.api.helper_process import ask
-from millrace.api.record_list import Records
+from millrace.api.plain_records import Records
 from millrace.api.run import Run
 from millrace.config.freeze import dump
 from millrace.config.schema import Config

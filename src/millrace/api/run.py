@@ -1,24 +1,25 @@
-"""A run in Python: its metrics, trajectories and summary as plain records, during training or later."""
+"""A run in Python: its metrics, trajectories and summary as plain records, and its curves in a notebook,
+during training or later.
+
+Curves grow in place while the run trains. IPython is optional.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Generator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import msgspec
 
-from millrace.api.callbacks import Callbacks, OnRecord, refuse_unheard
-from millrace.api.checked import check
-from millrace.api.comparison import RunComparison
-from millrace.api.configure import PreparedConfig
-from millrace.api.follow import POLL_S, lines
-from millrace.api.helper_process import WorkProcess, ask
-from millrace.api.messages import info
-from millrace.api.record_list import Records
-from millrace.api.run_curves import RunCurves
+from millrace.api.callbacks import POLL_S, Callbacks, OnRecord, lines, refuse_unheard
+from millrace.api.configure import PreparedConfig, check
+from millrace.api.helper_process import WorkProcess, ask, info
+from millrace.api.plain_records import Records, RunComparison
 from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
@@ -26,18 +27,18 @@ from millrace.core import files
 from millrace.core.errors import DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.core.wings import wing
-from millrace.diagnose.diagnosis import Diagnosis, diagnosis_of
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.diagnose.examine import Diagnosis, diagnosis_of
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.live.live_view import LiveView
 from millrace.observe.terminal import Terminal
 from millrace.run.resume import check_resume
 from millrace.run.scaling import TIMEOUT_S, scale
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import is_finished
-from millrace.run_directory.run_lineage import read_parent
+from millrace.run_directory.run_directory import RunDirectory, read_parent
 from millrace.run_directory.views import completions_of, evaluations_view, tokenizer_of, trajectory_record
 
-if TYPE_CHECKING:  # of keys there is a stub alone
+if TYPE_CHECKING:
     from millrace.api.keys import ResumeKeys
 
 
@@ -365,3 +366,68 @@ class Run:
 
     def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
         return (line for line in lines(path, lambda: True) if line is not None)
+
+
+# ---------------------------------------------------------------- curves in a notebook
+
+
+class Drawing(Protocol):
+    """The run's curves as HTML, with all steps so far. `ended`: the run was over before this call."""
+
+    def __call__(self, *, ended: bool) -> str: ...
+
+
+class RunCurves:
+    """Curves of a run, drawn where a notebook shows this object. They grow in place while the run trains."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        metrics: Sequence[str],
+        has_ended: Callable[[], bool],
+        *,
+        every_s: float,
+        timeout_s: float | None,
+    ) -> None:
+        self._path = run.path
+        self._draw: Drawing = wing("ui.drawing")(run, metrics)
+        self._has_ended = has_ended
+        self._every_s, self._timeout_s = every_s, inf if timeout_s is None else timeout_s
+
+    def __repr__(self) -> str:
+        return f"<millrace.RunCurves of {self._path}: a notebook draws them>"
+
+    def _repr_html_(self) -> str:
+        return self._draw(ended=self._has_ended())
+
+    def _ipython_display_(self) -> None:
+        """Draw until the run ends. An interrupt ends the drawing alone. A terminal gets one line."""
+        from IPython import get_ipython
+        from IPython.display import display
+
+        text = {"text/plain": repr(self)}
+        if not hasattr(get_ipython(), "kernel"):
+            display(text, raw=True)
+            return
+        handle = None
+        try:
+            for html in self._drawings():
+                if handle is None:
+                    handle = display(text | {"text/html": html}, raw=True, display_id=True)
+                else:
+                    handle.update(text | {"text/html": html}, raw=True)
+        except KeyboardInterrupt:
+            return
+
+    def _drawings(self) -> Iterator[str]:
+        """Waits for new steps. It yields HTML that differs from the HTML before, until the run has ended or
+        the time is over."""
+        until_s, before = time.monotonic() + self._timeout_s, ""
+        while True:
+            ended = self._has_ended()  # before reading, so that the last steps are drawn
+            if (html := self._draw(ended=ended)) != before:
+                yield html
+            before, left_s = html, until_s - time.monotonic()
+            if ended or left_s <= 0:
+                return
+            time.sleep(min(self._every_s, left_s))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.api.configure import Components
-from millrace.api.messages import info
-from millrace.api.record_list import Records
+from millrace.api.helper_process import info
+from millrace.api.plain_records import Records
 from millrace.api.run import Run
 from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal

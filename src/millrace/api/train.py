@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from millrace.api.callbacks import OnRecord, refuse_unheard
-from millrace.api.checked import check
-from millrace.api.configure import Components, ConfigLike, PreparedConfig, prepare
-from millrace.api.helper_process import ask
-from millrace.api.messages import info
+from millrace.api.configure import Components, ConfigLike, PreparedConfig, check, prepare
+from millrace.api.helper_process import ask, info
 from millrace.api.run import Run
 from millrace.config.schema import Config
 from millrace.core.errors import ConfigError

@@ -23,7 +23,7 @@ from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal
 from millrace.run.interrupt import leave, run_stoppable
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.runtime.stacks import survive_dumps
+from millrace.runtime.process import survive_dumps
 
 
 def train(run: str, from_version: int | None = None, notify: str | None = None) -> dict[str, Any]:
@@ -74,8 +74,7 @@ def begin(run: str, parent: str, source: str, version: int, moments: bool) -> No
 def evaluate(run: str, held_out: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the configuration in a directory, on other rows if its task can make other rows."""
     from millrace.evaluation.evaluate import evaluate, held_out_config
-    from millrace.evaluation.kept import keep_if_of_a_run
-    from millrace.evaluation.trained_on import trained_on
+    from millrace.evaluation.evaluated_runs import keep_if_of_a_run, trained_on
     from millrace.run_directory.models import served_config
 
     config = RunDirectory(Path(run)).read_config()

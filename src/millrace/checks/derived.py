@@ -9,9 +9,9 @@ from rich.table import Table
 
 from millrace.checks.first_try import FirstTry
 from millrace.config.freeze import config_digest, dump
-from millrace.config.lines import as_toml
 from millrace.config.schema import Config
 from millrace.config.tables.evaluations import EvaluationSection
+from millrace.config.toml_text import as_toml
 from millrace.controller.evaluation.due import due
 from millrace.core.errors import MillraceError
 from millrace.core.types import Abstain, Scored

@@ -1,9 +1,9 @@
-"""The task and the reward of a run, tried before the run: one prompt, and one call of the reward. An
-algorithm and a schedule of the user are tried too (`try_own`).
+"""What a run is given, tried before the run: its task and its reward by one prompt and one call of the
+reward, and an algorithm and a schedule of the user.
 
-The trial happens as in the run: in a process of its own, under the reward's deadline and memory limit. So it
-finds a reward that hangs, ends its process or needs too much memory. As in the run, a row that ends a worker
-is skipped and reported. When a second row ends a worker too, the run is refused.
+The trial of a reward happens as in the run: in a process of its own, under the reward's deadline and memory
+limit. So it finds a reward that hangs, ends its process or needs too much memory. As in the run, a row that
+ends a worker is skipped and reported. When a second row ends a worker too, the run is refused.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from millrace.checks.try_own import try_own
+from millrace.checks.rehearsal import BrokenPromise, Scene, rehearse
+from millrace.config.freeze import recorded
 from millrace.config.schema import Config
+from millrace.config.tables.algorithms import FunctionAlgorithm
+from millrace.config.tables.schedules import FunctionSchedule
 from millrace.core import clock
 from millrace.core.completion.columns import token_array
-from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, RewardError, WorkerDied
+from millrace.core.errors import ConfigError, DataError, DeadlineExceeded, RewardError, WorkerDied, boundary
 from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Score, ScoreRequest
 from millrace.episodes.first_look import TriedCompletion
 from millrace.evaluation.scoring import Timed, drain, start_worker
 from millrace.evaluation.trials import unmet
 from millrace.runtime.local.local_runtime import LocalRuntime
+from millrace.schedule.presets import build
 from millrace.tasks.families import family_notes
 
-TARGET = "millrace.episodes.first_look:FirstLook"
+FIRST_LOOK = "millrace.episodes.first_look:FirstLook"
 REASONS_SHOWN = 3
 MANY = 0.9
 """The share of distinct prompts below which a warning says how few there are."""
@@ -203,7 +207,7 @@ async def _prove(worker: Handle, config: Config, prompts: list[Prompt]) -> None:
 async def _start(runtime: Runtime, config: Config) -> Handle:
     """Raises: DataError: the worker ends while it opens the task; the errors of the worker."""
     try:
-        return await start_worker(runtime, config, TARGET)
+        return await start_worker(runtime, config, FIRST_LOOK)
     except WorkerDied as error:
         raise DataError(
             f"opening the task, up to its first usable row, or the reward ends the process: {error}"
@@ -242,3 +246,47 @@ async def _try_reward(
 
 def _reason(score: Score) -> str:
     return score.reason if isinstance(score, Failed) else ""
+
+
+# ---------------------------------------------------------------- an algorithm and a schedule
+
+
+TRIAL = "millrace.trainer.first_step:AlgorithmTrial"
+SCENES = (Scene(), Scene(crash_probability=0.02, fail_probability=0.05))
+SHOWN = 200  # characters of what a rehearsal says
+
+
+def try_own(config: Config) -> list[str]:
+    """Warnings, one sentence each. Raises: ConfigError: a function of the user raises, or makes no step."""
+    warnings = []
+    if isinstance(config.schedule, FunctionSchedule):
+        warnings += _try_schedule(config, config.schedule.path)
+    if isinstance(config.algorithm, FunctionAlgorithm):
+        warnings += asyncio.run(_try_algorithm(config, config.algorithm.path))
+    return warnings
+
+
+async def _try_algorithm(config: Config, path: str) -> list[str]:
+    """In a process of its own, like the trainer: the algorithm needs torch, and may hang."""
+    runtime, limit_s = LocalRuntime(), config.supervision.spawn_timeout_s
+    try:
+        trial = await runtime.spawn("trainer", TRIAL, {"config": recorded(config)}, timeout_s=limit_s)
+        warnings: list[str] = await trial.call("tried", timeout_s=limit_s)
+        return warnings
+    except (WorkerDied, DeadlineExceeded) as error:
+        raise ConfigError(f"`algorithm.path` ({path}) ends or blocks its process: {error}") from error
+    finally:
+        await runtime.close()
+
+
+def _try_schedule(config: Config, path: str) -> list[str]:
+    """Try its decisions on small runs in pure data, with and without crashes."""
+    try:
+        with boundary(f"`schedule.path` ({path})", "a rehearsal of its decisions", ConfigError):
+            for scene in SCENES:
+                schedule = build(config)
+                schedule.describe()
+                rehearse(schedule, scene, seed=0)
+    except BrokenPromise as broken:
+        return [f"`schedule.path` ({path}), in a rehearsal: {str(broken)[:SHOWN]}"]
+    return []

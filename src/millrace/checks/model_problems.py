@@ -15,7 +15,7 @@ from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import JAX_TRAINER, TRAINER, refuse_unsupported
 from millrace.placement.model_directory import read_model_config
 from millrace.rollout.engine_kinds import ENGINES
-from millrace.trainer.files.tokens import refuse_other_tokens
+from millrace.trainer.files.companion_files import refuse_other_tokens
 
 
 def model_problems(directory: Path) -> Iterator[str]:

@@ -21,20 +21,19 @@ from millrace.config.inert import idle
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import Algorithm, FunctionAlgorithm
 from millrace.config.tables.generation import Rollout
-from millrace.config.tables.mixture import MixtureTaskSection
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.config.tables.schedules import FunctionSchedule, Schedule
-from millrace.config.tables.task import members_of
+from millrace.config.tables.task import MixtureTaskSection, members_of
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing
-from millrace.devices.gpu_health import gpu_faults
+from millrace.devices.inventory import gpu_faults
 from millrace.engines.vllm import vllm_versions
-from millrace.engines.vllm.vllm_drafts import refuse_missing_parts
+from millrace.engines.vllm.vllm_arguments import refuse_missing_parts
 from millrace.observe.sinks.open_sinks import refuse_unusable
 from millrace.placement import describe
 from millrace.placement.assign import size
-from millrace.placement.gpu_advice import gpu_advice
+from millrace.placement.describe import gpu_advice
 from millrace.placement.hosts import Layout
 from millrace.placement.memory.engine_memory import TRAJECTORY_BYTES
 from millrace.placement.memory.needs import Needs, disk_bytes

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.core.errors import ConfigError
 from millrace.core.wings import wing
 from millrace.placement.hosts import Layout

@@ -21,8 +21,7 @@ from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, a
 from millrace.core.extras import in_words
 from millrace.observe.terminal import Terminal
 from millrace.run.interrupt import leave
-from millrace.runtime.process import interrupt_on_signals
-from millrace.runtime.stacks import survive_dumps
+from millrace.runtime.process import interrupt_on_signals, survive_dumps
 
 app = typer.Typer(
     name="millrace",
@@ -46,8 +45,8 @@ COMMANDS = {
     "sft": "millrace.cli.sft:command",
     "eval": "millrace.cli.evaluate:command",
     "serve": "millrace.serve.serve_command:command",
-    "export": "millrace.cli.export:command",
-    "convert": "millrace.cli.convert:command",
+    "export": "millrace.cli.model_files:export_model",
+    "convert": "millrace.cli.model_files:convert_checkpoint",
     "show": "millrace_ui.commands.show:command",
     "scale": "millrace.cli.scale:command",
     "doctor": "millrace_ui.commands.doctor:command",

@@ -14,7 +14,7 @@ from millrace.checks.preflight import preflight
 from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.inert import inert
 from millrace.config.load import load
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.core.errors import ConfigError
 from millrace.core.wings import wing
 from millrace.observe.terminal import Terminal

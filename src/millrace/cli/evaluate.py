@@ -18,12 +18,11 @@ from millrace.config.load import load
 from millrace.config.tables.task import FileTaskSection, GymTaskSection
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-from millrace.evaluation.kept import keep_if_of_a_run
-from millrace.evaluation.trained_on import trained_on
+from millrace.evaluation.evaluated_runs import keep_if_of_a_run, trained_on
 from millrace.observe.live.live_view import progress_line
 from millrace.observe.terminal import Terminal
 from millrace.run_directory.models import served_config
-from millrace.runtime.kernel import check_kernel
+from millrace.runtime.process import check_kernel
 
 
 def command(

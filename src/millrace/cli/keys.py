@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from millrace.config.lines import as_toml
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PRESETS, PolicyGradient
 from millrace.config.tables.section import Section
+from millrace.config.toml_text import as_toml
 from millrace.config.tree import default_kind, listed_table, plain_table, union_kinds
 from millrace.core.errors import ConfigError
 from millrace.core.wings import wing

@@ -26,7 +26,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import ConfigError
 from millrace.estimates.evaluation import Evaluation
 from millrace.evaluation.evaluate import HELD_OUT_SEED, evaluate, held_out_config
-from millrace.evaluation.kept import keep
+from millrace.evaluation.evaluated_runs import keep
 from millrace.observe.terminal import Terminal, print_checks, typed
 from millrace.quickstart.checks import GAP_MAX, checks
 from millrace.quickstart.saboteur import Saboteur
@@ -35,7 +35,7 @@ from millrace.run import compose
 from millrace.run.interrupt import run_stoppable
 from millrace.run_directory import run_directory
 from millrace.run_directory.run_directory import RunDirectory
-from millrace.runtime.kernel import check_kernel
+from millrace.runtime.process import check_kernel
 
 EVALUATED_PROMPTS = 200
 

@@ -28,8 +28,7 @@ from millrace.run.interrupt import INTERRUPTED, run_stoppable
 from millrace.run.resume import check_resume
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import is_finished
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import kept_start
+from millrace.run_directory.run_directory import RunDirectory, kept_start
 
 
 class LogForm(StrEnum):

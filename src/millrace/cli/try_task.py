@@ -13,8 +13,7 @@ from rich.text import Text
 from millrace.cli.options import AsJson, ConfigFile, Overrides, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
-from millrace.evaluation.played import play
-from millrace.evaluation.trials import judge, run_trials
+from millrace.evaluation.trials import judge, play, run_trials
 from millrace.observe.shown_samples import METRICS_MAX
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run.going_on import checkable

@@ -6,7 +6,7 @@ from a directory of that name which nobody else can write into. Its bytes must h
 configuration names. A configuration file cannot name one.
 
 `config.json` names carried files relative to the run directory. So the directory may be moved. The same holds
-of the start that a run took from another run (`run_directory.run_lineage`).
+of the start that a run took from another run (`run_directory.run_directory`).
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from millrace.config.keys import Keys
-from millrace.config.lines import as_toml
 from millrace.config.tables.evaluations import EvaluationSection
-from millrace.config.tables.runtime import LocalHosts
+from millrace.config.tables.operation import LocalHosts
 from millrace.config.tables.schedules import AReaL, LlamaRL, redundant_samples
 from millrace.config.tables.task import GymTaskSection, OneReward, Reward, Task, members_of
+from millrace.config.toml_text import as_toml
 from millrace.core.errors import ConfigError
 
 

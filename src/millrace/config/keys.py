@@ -12,9 +12,7 @@ from pydantic import Field
 from millrace.config.tables.algorithms import Algorithm, PolicyGradient
 from millrace.config.tables.evaluations import EvaluationSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
-from millrace.config.tables.mixture import MixtureTaskSection
-from millrace.config.tables.operation import Checkpoints, Observe, Supervision, Weights
-from millrace.config.tables.runtime import LocalHosts, Runtime
+from millrace.config.tables.operation import Checkpoints, LocalHosts, Observe, Runtime, Supervision, Weights
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,
@@ -26,14 +24,15 @@ from millrace.config.tables.schedules import (
     Synchronous,
 )
 from millrace.config.tables.section import Count, Section, Seed
-from millrace.config.tables.selection import Selection
 from millrace.config.tables.task import (
     EnvironmentRewardSection,
     FileTaskSection,
     FunctionTaskSection,
     GymTaskSection,
     HubTaskSection,
+    MixtureTaskSection,
     Reward,
+    Selection,
     Task,
 )
 from millrace.config.tables.training import Adapter, BatchShape, Model, Optimizer, TrainerSection

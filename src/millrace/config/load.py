@@ -22,11 +22,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from millrace.config.carried import is_carried_object
-from millrace.config.lines import key_lines
-from millrace.config.mistakes import mistake
 from millrace.config.problems import describe
 from millrace.config.schema import Config
 from millrace.config.tables.section import Section
+from millrace.config.toml_text import key_lines, mistake
 from millrace.config.tree import Tree, admits_none, default_kind, leaves, listed_table, union_kinds
 from millrace.core.errors import ConfigError
 

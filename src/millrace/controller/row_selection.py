@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from millrace.config.tables.selection import RestSelection, Selection
+from millrace.config.tables.task import RestSelection, Selection
 from millrace.controller.state.run_state import RunState
 from millrace.core.protocols import Ledger
 from millrace.core.rounding import all_equal, reaches

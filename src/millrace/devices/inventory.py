@@ -1,4 +1,5 @@
-"""The cores, memory and GPUs of this host, read from the kernel and from `nvidia-smi`. Imports no torch.
+"""The cores, memory, GPUs and TPUs of this host, read from the kernel and from `nvidia-smi`, and the health
+of its GPUs. Imports no torch and no JAX.
 
 Tests make a host of any kind as a `core.placement.Host`.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -113,3 +114,89 @@ def _group_limit(limit: Path, used: Path, stat: Path) -> Iterator[tuple[int, int
     with suppress(OSError, ValueError):
         stats = dict(line.split() for line in stat.read_text().splitlines())
         yield int(limit.read_text()), int(used.read_text()) - int(stats.get("inactive_file", 0))
+
+
+# ---------------------------------------------------------------- the health of GPUs
+
+
+MEMORY = "index,name,ecc.errors.uncorrected.volatile.total"
+CLOCKS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""Two names of one mask; a driver knows one name or both."""
+
+SLOWED = {
+    0x08: "its hardware halves its clocks or worse",
+    0x20: "its driver slows it, because it is hot",
+    0x40: "its hardware halves its clocks or worse, because it is hot",
+    0x80: "its hardware halves its clocks or worse, because its power supply asks for it",
+}
+"""Bits of the mask that an idle or healthy GPU never sets. Source: NVIDIA's NVML reference,
+NvmlClocksEventReasons. A limit of power (0x04) is normal at work."""
+
+
+def gpu_faults(indices: Collection[int]) -> list[str]:
+    """The faults of these GPUs of this host now, one sentence each. Empty if `nvidia-smi` does not answer."""
+    command = shutil.which("nvidia-smi")
+    if command is None or not indices:
+        return []
+    for clocks in CLOCKS:
+        query = [command, f"--query-gpu={MEMORY},{clocks}", "--format=csv,noheader,nounits"]
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+            if done.returncode == 0:
+                return list(faults(done.stdout, indices))
+    return []
+
+
+def faults(listed: str, indices: Collection[int]) -> Iterator[str]:
+    """The faults in `listed`, which has one line a GPU: index, name, errors, mask. A missing value is no
+    fault."""
+    for line in listed.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != 4 or not cells[0].isdigit() or int(cells[0]) not in indices:
+            continue
+        index, name, errors, mask = cells
+        if errors.isdigit() and int(errors):
+            yield (
+                f"GPU {index} ({name}) has had {errors} memory errors that it could not correct: what it "
+                "computes may be wrong. Reset it, and replace it if they come back"
+            )
+        reasons = [text for bit, text in SLOWED.items() if _bits(mask) & bit]
+        if reasons:
+            yield f"GPU {index} ({name}) is slow: {'; '.join(reasons)}. Look at its cooling and power"
+
+
+def _bits(mask: str) -> int:
+    try:
+        return int(mask, 16)
+    except ValueError:
+        return 0
+
+
+# ---------------------------------------------------------------- TPUs
+
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+GOOGLE = "0x1ae0"
+TPUS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+"""PCI identities of TPUs (JAX 0.10.2, `jax/_src/hardware_utils.py`). Google's network cards have others."""
+
+
+def simulate_devices(count: int) -> None:
+    """A CPU becomes `count` devices of JAX. Raises nothing: it must come before JAX is imported."""
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={count}"])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def computes_on_tpu(asked: str, pci: Path = PCI_DEVICES) -> bool:
+    """Whether JAX would take this host's TPUs. `asked`: `model.device`. JAX_PLATFORMS of the user counts."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    return asked == "auto" and (not platforms or "tpu" in platforms) and any(map(_is_tpu, pci.glob("*")))
+
+
+def _is_tpu(device: Path) -> bool:
+    try:
+        vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "device"))
+    except OSError:
+        return False
+    return vendor == GOOGLE and kind in TPUS

@@ -21,8 +21,7 @@ import torch
 from millrace.core.errors import StorageError, writing
 from millrace.core.progress import count
 from millrace.devices.gpu import has_own_memory
-from millrace.devices.pages import Bytes, give_back, trim
-from millrace.devices.parallel import each
+from millrace.devices.large_memory import Bytes, each, give_back, trim
 
 PART_BYTES = 64 << 20  # written or read at a time: a count of progress each
 

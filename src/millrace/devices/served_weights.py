@@ -1,4 +1,5 @@
-"""Versions of an adapter, given to an engine as versions of whole weights.
+"""The tensors of a Hugging Face model directory, one after another, and versions of an adapter, given to an
+engine as versions of whole weights.
 
 A relay holds the adapter alone. The replica maps the base weights from the model's files: they take page
 cache, and no memory of the replica. Each pull merges the adapter into the base weights, tensor by tensor, and
@@ -7,7 +8,7 @@ writes into the engine's memory. So every engine serves adapters, and no engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig
 
 from millrace.core.digest import (
@@ -24,11 +26,11 @@ from millrace.core.digest import (
     tensor_digest,
     version_digest,
 )
-from millrace.core.errors import WeightsError
+from millrace.core.errors import DataError, WeightsError
 from millrace.core.protocols import WeightsReader
 from millrace.core.supported import is_no_parameter
 from millrace.devices.low_rank import BASE, DOWN, MAGNITUDE, UP, adapted
-from millrace.devices.weight_files import read_tensors
+from millrace.placement.model_directory import indexed_files
 
 Tensor = torch.Tensor
 Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
@@ -187,3 +189,22 @@ def _as_tensor(buffer: NamedBuffer) -> Tensor:
     """A copy in float32."""
     flat = torch.from_numpy(np.array(buffer.data, copy=True)).view(getattr(torch, buffer.dtype))
     return flat.view(buffer.shape).float()
+
+
+# ---------------------------------------------------------------- weight files
+
+
+def read_tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors, mapped from the files. Raises: DataError: the directory has no weight file."""
+    for path in _weight_files(directory):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
+
+
+def _weight_files(directory: Path) -> Iterable[Path]:
+    if indexed := indexed_files(directory):
+        return indexed
+    if (single := directory / "model.safetensors").exists():
+        return [single]
+    raise DataError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")

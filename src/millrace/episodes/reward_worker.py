@@ -28,12 +28,12 @@ from millrace.core.types import BadPrompt, Failed, Finish, Observed, Prompt, Sco
 from millrace.episodes.environment import Ids
 from millrace.episodes.episodes import Episodes, make_episodes
 from millrace.episodes.snapshots import TRAINING
-from millrace.rewards.extract import Extract
 from millrace.rewards.limits import limit_process_memory
 from millrace.rewards.mathematics.math_reward import normal_answer
 from millrace.rewards.program_text import program_of
+from millrace.rewards.references import Extract
+from millrace.rewards.reward_calls import make_calls
 from millrace.rewards.scores import shortened
-from millrace.rewards.sum_calls import make_calls
 from millrace.tasks.asked_row import asked_columns, row_digest
 from millrace.tasks.chat import More, Tools, find_reference
 from millrace.tasks.order import permuted

@@ -10,17 +10,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from millrace.config.schema import Config
-from millrace.config.tables.mixture import MixtureTaskSection
-from millrace.config.tables.task import GymTaskSection
+from millrace.config.tables.task import GymTaskSection, MixtureTaskSection
 from millrace.controller.evaluation.prompt_attempt import attempts_of
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import ConfigError
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.evaluation import scoring
-from millrace.evaluation.episode_player import episode_player
-from millrace.evaluation.generate import Completion, generate
-from millrace.evaluation.trained_on import TrainedOn
+from millrace.evaluation.evaluated_runs import TrainedOn
+from millrace.evaluation.generate import Completion, episode_player, generate
 from millrace.rollout.protocol import Engine
 
 HELD_OUT_SEED = 2

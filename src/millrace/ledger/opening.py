@@ -1,4 +1,11 @@
-"""Opens a ledger file: creates it, verifies it, or says why neither is possible."""
+"""Opens a ledger file: creates it, verifies it, or says why neither is possible. SQLite's errors are told in
+terms of a run: the fault, the file and the remedy. The write-ahead log is watched, because SQLite takes a
+cut, damaged or deleted log for a shorter log.
+
+The file `ledger.sqlite.mark` names the newest committed version. The mark is written durably after each
+commit, and removed when a clean end has folded the log into the file. A ledger with fewer steps than its mark
+says was rolled back.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +17,13 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
+import xxhash
 
 from millrace.core import files
 from millrace.core.clock import wall
-from millrace.core.errors import DataError, LedgerError
+from millrace.core.errors import DataError, LedgerError, writing
 from millrace.ledger import older_formats
 from millrace.ledger.checksums import DamageError, checked, refuse_damage, register
-from millrace.ledger.failures import OTHER_PATH, damaged_advice, ledger_failures, reading
 from millrace.ledger.ledger_schema import APPLICATION_ID, FORMAT, TABLES, intact
 
 MEMORY = ":memory:"
@@ -189,3 +196,173 @@ def _verify(db: sqlite3.Connection, path: str) -> None:
             f"ledger {path}: written in format {number} by {'a' if age == 'newer' else 'an'} {age} Millrace; "
             f"this one reads format {FORMAT}\n  Use the version that made the run, or start a new one."
         )
+
+
+# ---------------------------------------------------------------- SQLite's errors
+
+
+OTHER_PATH = "Give the path of a run's ledger.sqlite, or another run directory for a new run."
+
+
+@contextmanager
+def ledger_failures(path: str, doing: str) -> Iterator[None]:
+    """Turn SQLite's errors while `doing` something with the ledger at `path` into LedgerError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LedgerError(f"ledger {path}: {doing}: {error}\n  {_advice(error, path)}") from error
+    except DamageError as error:
+        raise LedgerError(f"ledger {path}: {doing}: {error}\n  {damaged_advice(path)}") from error
+
+
+@contextmanager
+def reading(path: str, doing: str) -> Iterator[None]:
+    """As `ledger_failures`. A value that cannot be decoded counts as damage too."""
+    try:
+        with ledger_failures(path, doing):
+            yield
+    except (ValueError, TypeError, LookupError, msgspec.MsgspecError) as error:
+        raise LedgerError(
+            f"ledger {path}: {doing}: cannot be decoded: {error}\n  {damaged_advice(path)}"
+        ) from error
+
+
+def _advice(error: sqlite3.Error, path: str) -> str:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+        return (
+            f"The disk is full or failing ({_free(path)} free): free some space, then "
+            "`millrace train --resume`. Everything flushed before is intact."
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return "Another program holds a lock inside the file: close it (`fuser` names it), then resume."
+    if name == "SQLITE_INTERRUPT":
+        return "The answer took longer than who asked would wait: ask for less, or ask again later."
+    if name == "SQLITE_PROTOCOL":
+        return "Its writer is stopped in the middle of a write: let it go on, or end it, then look again."
+    if name.startswith("SQLITE_NOTADB"):
+        return f"This is not a ledger, or its first page is damaged. {OTHER_PATH}"
+    if name.startswith("SQLITE_CORRUPT") or "UTF-8" in str(error):
+        return damaged_advice(path)
+    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+        return "The file or its directory is not writable: check its permissions and mount."
+    if name.startswith("SQLITE_CANTOPEN"):
+        return "The file cannot be opened: check that its directory exists and is accessible."
+    return "This is not expected: please report it with the message above."
+
+
+def damaged_advice(path: str) -> str:
+    return (
+        f"The file is damaged. Restore it from a backup together with `{os.path.basename(path)}-wal`, or "
+        "start a new run directory from the newest checkpoint."
+    )
+
+
+def _free(path: str) -> str:
+    try:
+        stat = os.statvfs(os.path.dirname(path) or ".")
+    except OSError:
+        return "unknown space"
+    return f"{stat.f_bavail * stat.f_frsize / 2**20:.0f} MiB"
+
+
+# ---------------------------------------------------------------- the write-ahead log
+
+
+class Log:
+    """The log of the ledger at `path`, and its mark. For a ledger in memory its methods do nothing."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._mark = path, path + ".mark"
+        self._seen: tuple[int, int] | None = None  # inode and size after the last transaction
+        self.is_cut = False
+
+    def look(self) -> None:
+        """Remember the log's state after a transaction."""
+        self._seen = self._state()
+
+    def refuse_cut(self, doing: str) -> None:
+        """Raises LedgerError: the log shrank, or is another file. Neither happens while a run goes on."""
+        state = self._state()
+        if self._seen is None or (state and state[0] == self._seen[0] and state[1] >= self._seen[1]):
+            return
+        self.is_cut = state is not None
+        raise LedgerError(
+            f"ledger {self._path}: {doing}: its write-ahead log was cut or deleted while the run went on\n"
+            "  Look for what changes files there, then `millrace train --resume`: it says whether a "
+            "committed step is missing."
+        )
+
+    def committed(self, version: int) -> None:
+        """Write the mark durably. Raises StorageError."""
+        if self._path == MEMORY:
+            return
+        with writing(self._mark):
+            is_new = not os.path.exists(self._mark)
+            mark = os.open(self._mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                os.pwrite(mark, _encode(version), 0)
+                os.fdatasync(mark)
+            finally:
+                os.close(mark)
+            if is_new:
+                _sync_directory(os.path.dirname(self._mark))
+
+    def refuse_rolled_back(self, version: int) -> None:
+        """`version` is the ledger's last. Raises LedgerError: the mark names a later version, or is
+        damaged."""
+        marked = self._read_mark()
+        if version < marked:
+            raise LedgerError(
+                f"ledger {self._path}: it holds {version} of {marked} committed steps: its write-ahead log "
+                f"`{os.path.basename(self._path)}-wal` is damaged or missing\n"
+                "  Restore both from one backup. To go on without the lost steps: `millrace train --resume "
+                f"--from-version {version}`."
+            )
+
+    def folded(self, version: int) -> None:
+        """Everything up to `version` is in the file. A mark of a later version stays, for the next
+        opening."""
+        with suppress(LedgerError, FileNotFoundError):
+            if self._read_mark() <= version:
+                os.unlink(self._mark)
+
+    def _state(self) -> tuple[int, int] | None:
+        if self._path == MEMORY:
+            return None
+        try:
+            status = os.stat(self._path + "-wal")
+        except OSError:
+            return None
+        return status.st_ino, status.st_size
+
+    def _read_mark(self) -> int:
+        """The marked version; 0: there is no mark."""
+        try:
+            with open(self._mark, "rb") as file:
+                data = file.read()
+            version = int(data[:20])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError):
+            version = -1
+        if version < 0 or data != _encode(version):
+            raise LedgerError(
+                f"{self._mark} is damaged: it names the newest committed step, so whether the ledger has all "
+                "of them cannot be told\n  Restore it, or go on from what the ledger has: delete this file, "
+                "then `millrace train --resume`."
+            )
+        return version
+
+
+def _encode(version: int) -> bytes:
+    text = b"%020d " % version
+    return text + xxhash.xxh3_64_hexdigest(text).encode() + b"\n"
+
+
+def _sync_directory(path: str) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

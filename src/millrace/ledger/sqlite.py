@@ -35,16 +35,17 @@ from millrace.ledger import evaluation_records, records
 from millrace.ledger.accounts import Accounts, refuse_imbalance
 from millrace.ledger.buffer import Buffer
 from millrace.ledger.checksums import refuse_damage
-from millrace.ledger.failures import ledger_failures, reading
 from millrace.ledger.ledger_schema import LIVE_STATES
 from millrace.ledger.lock import RunLock
-from millrace.ledger.log import Log
 from millrace.ledger.opening import (
     MEMORY,
+    Log,
     identity,
     keeping_the_log,
+    ledger_failures,
     open_for_writing,
     read_about,
+    reading,
     refuse_moved,
 )
 from millrace.ledger.records import load_group

@@ -8,7 +8,7 @@ from typing import Any
 from millrace.core.events import Event
 from millrace.core.types import Accounting
 from millrace.estimates.evaluation import Evaluation
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.terminal import Check
 from millrace.quickstart.saboteur import Saboteur

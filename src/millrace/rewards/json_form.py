@@ -10,7 +10,7 @@ from referencing import Registry
 
 from millrace.config.tables.reward_kinds import JsonRewardSection
 from millrace.core.errors import ConfigError, DataError
-from millrace.rewards.extract import Extract
+from millrace.rewards.references import Extract
 from millrace.tasks.rows import Row, find_column
 
 DEPTH_MAX = 64

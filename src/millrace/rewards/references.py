@@ -1,4 +1,6 @@
-"""The reference answers of a row: what data files hold, as texts that a completion can equal."""
+"""The reference answers of a row: what data files hold, as texts that a completion can equal; and the answer
+in a text, by a pattern.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from millrace.core.errors import DataError
-from millrace.rewards.extract import Extract
+from millrace.core.errors import ConfigError, DataError
 
 AnswerIs = Literal["one", "any", "json"]
 SHOWN_CHARACTERS = 80
@@ -208,3 +209,25 @@ def _ways(value: datetime) -> list[str]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+# ---------------------------------------------------------------- the answer in a text
+
+
+class Extract:
+    """The answer in a text: the one group of the last match of a pattern, or all of the text."""
+
+    def __init__(self, pattern: str | None, key: str = "reward.extract") -> None:
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"`{key}` ({pattern!r}) is not a regular expression: {error}") from error
+        if self._pattern is not None and self._pattern.groups != 1:
+            raise ConfigError(f"`{key}` ({pattern!r}) has {self._pattern.groups} groups, it needs one")
+
+    def __call__(self, text: str) -> str | None:
+        """The extracted text without surrounding space; None if the pattern does not match."""
+        if self._pattern is None:
+            return text.strip()
+        matches = self._pattern.findall(text)
+        return matches[-1].strip() if matches else None

@@ -13,11 +13,10 @@ from millrace.config.tables.task import GymRewardSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing
-from millrace.rewards.extract import Extract
 from millrace.rewards.function import FunctionReward
 from millrace.rewards.judge import JudgeReward
 from millrace.rewards.mathematics.math_reward import MathReward
-from millrace.rewards.references import AnswerIs, ReferenceAnswers, equals, identical, json_value
+from millrace.rewards.references import AnswerIs, Extract, ReferenceAnswers, equals, identical, json_value
 from millrace.tasks.gym_task import GymTask, isolated
 from millrace.tasks.rows import Row, find_column
 from millrace.tasks.tasks import Task, first_usable

@@ -1,13 +1,16 @@
-"""Makes a Score of a reward function's result or exception. A failure never becomes a zero."""
+"""Makes a Score of a reward function's result or exception, and says how long to wait before an attempt is
+repeated. A failure never becomes a zero.
+"""
 
 from __future__ import annotations
 
 import linecache
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from numbers import Real
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -98,3 +101,17 @@ def shortened(error: BaseException) -> str:
         return encodable(str(error)[:SHOWN_CHARACTERS])
     except Exception as broken:
         return f"(its message cannot be shown: {type(broken).__name__})"
+
+
+# ---------------------------------------------------------------- pauses
+
+
+PAUSE_S_MAX = 60.0
+
+
+def pauses_s(key: str, attempts: int, backoff_s: float) -> Iterator[float]:
+    """The pauses between `attempts`, in seconds. They double up to `PAUSE_S_MAX`, with jitter of half their
+    size, which depends on `key` alone."""
+    jitter = Random(key.encode(errors="replace"))
+    for doubled in range(attempts - 1):
+        yield min(backoff_s * 2**doubled * jitter.uniform(0.5, 1.5), PAUSE_S_MAX)

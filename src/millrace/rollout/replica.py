@@ -1,4 +1,5 @@
-"""The replica: one engine, of whatever kind, as a passive role.
+"""The replica: one engine, of whatever kind, as a passive role. On a device that is lent in shifts it begins
+asleep.
 
 Every call of the engine runs on one worker thread, in order. So commands fall between two steps and need no
 lock, and the event loop answers while a step computes. The stream of reports drives the engine: the engine
@@ -15,19 +16,26 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from millrace.config.objects import find_object
-from millrace.core.errors import ConfigError, DigestMismatchError, WeightsError, boundary, needing_memory
+from millrace.core.errors import (
+    ConfigError,
+    DigestMismatchError,
+    WeightsError,
+    WorkerError,
+    boundary,
+    needing_memory,
+)
 from millrace.core.progress import CallProgress, current, of, waiting_for
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import Endpoint, Progress, ReplicaLoad, Report, Served, Work
 from millrace.devices.served_weights import Merging
 from millrace.rollout.engine_kinds import open_engine
 from millrace.rollout.protocol import EngineOptions
-from millrace.rollout.sampling_probe.interview import SamplingProbe
+from millrace.rollout.sampling_probe import SamplingProbe
 
 T = TypeVar("T")
 OpenReader = Callable[[Endpoint], WeightsReader]
@@ -259,3 +267,46 @@ class EngineReplica:
     @staticmethod
     async def _on(thread: ThreadPoolExecutor, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(thread, copy_context().run, function)
+
+
+# ---------------------------------------------------------------- on a device that is lent in shifts
+
+
+class SharedReplica(EngineReplica):
+    """Arguments: as of `EngineReplica`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._asleep = True
+        self._engine.sleep()
+
+    async def sleep(self) -> None:
+        async with self._pulling:
+            self._asleep = True
+            await self._alone(self._drop)
+
+    async def wake(self) -> None:
+        with needing_memory(self._name, "its weights and its cache, at waking", self._advice):
+            await self._alone(self._engine.wake)
+        self._asleep = False
+
+    async def pull(self, version: int, endpoint: Endpoint) -> Served:
+        if self._asleep:
+            raise WorkerError(f"{self._name} is asleep: `wake` must come first")
+        return await super().pull(version, endpoint)
+
+    def _drop(self) -> None:
+        """On the engine's thread."""
+        self._engine.sleep()
+        self._recheck_due_s = float("inf")
+        self._load = self._measured_load()
+
+
+class Sleepless:
+    """Of an engine without `rollout.colocated` in its settings."""
+
+    def sleep(self) -> None:
+        raise WorkerError(f"{type(self).__name__} cannot sleep: `rollout.colocated` needs another engine")
+
+    def wake(self) -> None:
+        """It is awake."""

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from millrace.config.freeze import config_digest, recorded
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import LocalHosts
+from millrace.config.tables.operation import LocalHosts
 from millrace.config.tables.task import members_of
 from millrace.controller.controller import Controller, ended_by
 from millrace.controller.episode import answered
@@ -33,12 +33,11 @@ from millrace.core.events import Events, Sink
 from millrace.core.placement import Place
 from millrace.core.wings import TARGETS
 from millrace.devices.inventory import read_host
-from millrace.diagnose.examine import count_rewards, evidence_of
-from millrace.diagnose.rewarded_texts import CanaryWatch
-from millrace.diagnose.watch import DoctorWatch
+from millrace.diagnose.examine import CanaryWatch, count_rewards, evidence_of
+from millrace.diagnose.rules import DoctorWatch
 from millrace.episodes.agents.agent_process import DIRECTORY, remove_directory
 from millrace.episodes.snapshots import stream_of, sweep
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.ledger.sqlite import SqliteLedger
 from millrace.observe.live.live_view import LiveView, LostReaders
 from millrace.observe.sinks.jsonl import replay_events
@@ -46,8 +45,7 @@ from millrace.observe.sinks.log_files import parts
 from millrace.observe.sinks.open_sinks import open_sinks
 from millrace.observe.summary import Summary
 from millrace.placement.assign import Placement
-from millrace.placement.hosts import Layout, computes_on_gpus, lay_out
-from millrace.placement.joining import joining_places
+from millrace.placement.hosts import Layout, computes_on_gpus, joining_places, lay_out
 from millrace.placement.memory.needs import read_needs
 from millrace.placement.model_directory import adapter_shapes
 from millrace.rollout.engine_kinds import ENGINES
@@ -58,12 +56,9 @@ from millrace.run.event_sources import MemoryReporter, TrajectorySampler
 from millrace.run.resume import with_date
 from millrace.run.run_hosts import Joining
 from millrace.run.scaling import obey, with_scaling
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import moments_of
-from millrace.runtime.kernel import allow_open_files, check_kernel
+from millrace.run_directory.run_directory import RunDirectory, moments_of
 from millrace.runtime.local.local_runtime import LocalRuntime
-from millrace.runtime.process import ONE_HASH_SEED
-from millrace.runtime.stacks import dump_stacks, dumping
+from millrace.runtime.process import ONE_HASH_SEED, allow_open_files, check_kernel, dump_stacks, dumping
 from millrace.schedule.presets import build
 from millrace.weights.store.directory import Directory
 
@@ -77,9 +72,9 @@ PRELOAD = (
 """The forkserver imports these modules once, for all workers."""
 
 
-REPLICA_IN_TURNS = "millrace.rollout.shared_replica:SharedReplica"
+REPLICA_IN_TURNS = "millrace.rollout.replica:SharedReplica"
 TRAINERS = {"torch": "millrace.trainer.role:TorchTrainer", "jax": TARGETS["jax.trainer"]}
-TRAINER_IN_TURNS = "millrace.trainer.shared_trainer:SharedTrainer"
+TRAINER_IN_TURNS = "millrace.trainer.role:SharedTrainer"
 """The roles where one device is lent in turns."""
 
 REPORTS_PER_S = 256
@@ -334,7 +329,7 @@ def places_apart(config: Config, layout: Layout) -> list[Place]:
 
 def _reference(config: dict[str, Any], placed: Placement, its_place: Place) -> WorkerSpec:
     kwargs = {"config": config, "device": placed.device, "device_share": its_place.share}
-    target = "millrace.trainer.frozen_models:ReferenceWorker"
+    target = "millrace.trainer.role:ReferenceWorker"
     return WorkerSpec("reference", "reference", target, kwargs, replace(its_place, python=None))
 
 

@@ -1,4 +1,4 @@
-"""A new run that begins from another run's weights. `run_directory.run_lineage` says what it keeps."""
+"""A new run that begins from another run's weights. `run_directory.run_directory` says what it keeps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import ConfigError, DataError, writing
 from millrace.ledger.lock import RunLock
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import CHECKPOINT, checkpoint_of, origin, write_master
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import MOMENTS, NO_JAX, START, Parent, kept_start, read_parent
+from millrace.run_directory.run_directory import (
+    MOMENTS,
+    NO_JAX,
+    START,
+    Parent,
+    RunDirectory,
+    kept_start,
+    read_parent,
+)
 from millrace.trainer.files.checkpoint_manifest import TORCH, read_manifest
 
 

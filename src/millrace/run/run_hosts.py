@@ -13,7 +13,7 @@ from math import inf
 from typing import Protocol
 
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import RayCluster
+from millrace.config.tables.operation import RayCluster
 from millrace.controller.supervisor import WorkerSpec
 from millrace.core.errors import ConfigError, WorkerError
 from millrace.core.placement import Host, Place
@@ -21,8 +21,7 @@ from millrace.core.protocols import Runtime
 from millrace.core.wings import wing
 from millrace.devices.inventory import read_memory
 from millrace.placement.assign import Placement, allowed_gpus
-from millrace.placement.hosts import Layout, added, split
-from millrace.placement.joining import NEW_LOOK_S, Present, joining_places
+from millrace.placement.hosts import NEW_LOOK_S, Layout, Present, added, joining_places, split
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.runtime.blocking_calls import in_thread
 

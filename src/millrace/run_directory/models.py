@@ -1,19 +1,25 @@
-"""Models of a run: of its end, or of any checkpoint that the run keeps."""
+"""Models of a run: of its end, or of any checkpoint that the run keeps. Commands about checkpoints of the
+trainer in JAX are run by the Python that has JAX: `trainer.python`.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import millrace
 from millrace.config.schema import Config
 from millrace.conversations.tokenizer import FILES
 from millrace.core import model_version
-from millrace.core.errors import DataError
+from millrace.core.errors import ConfigError, DataError
 from millrace.core.wings import wing
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.run_directory.jax_python import has_jax, run_with_jax
+from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.files.checkpoint_manifest import JAX, read_manifest
 
@@ -159,3 +165,34 @@ def is_finished(run: RunDirectory, steps: int) -> bool:
         return False
     with LedgerReader(run.ledger) as reader:
         return exported == reader.overview().version >= steps
+
+
+# ---------------------------------------------------------------- checkpoints of JAX
+
+
+def has_jax() -> bool:
+    return find_spec("jax") is not None and find_spec("orbax") is not None
+
+
+def run_with_jax(python: str | None, *arguments: object) -> str:
+    """Run a command of Millrace in `python`, the run's `trainer.python`. Returns what it prints.
+
+    Raises: ConfigError: there is no such Python; DataError: the command has failed.
+    """
+    words = [str(argument) for argument in arguments]
+    if python is None:
+        raise ConfigError(
+            f"`millrace {words[0]}` needs JAX and Orbax, which {sys.executable} does not have.\n"
+            "  Use a Python that has them (`make setup-jax`): .venv-jax/bin/python -m millrace ..."
+        )
+    path = os.pathsep.join([str(Path(millrace.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [python, "-m", "millrace", *words]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise ConfigError(f"`trainer.python` ({python}) cannot be started: {error.strerror}") from error
+    if done.returncode:
+        raise DataError(f"`trainer.python` ({python}): {done.stderr.strip()}")
+    return done.stdout

@@ -12,7 +12,7 @@ from millrace.core.completion.marked import unmarked
 from millrace.core.errors import MillraceError
 from millrace.core.types import EvaluationAttempt, EvaluationRecord, Group, Prompt, Trajectory
 from millrace.estimates.evaluation import figure
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.conversation_times import conversation, ended_by, recorded
 from millrace.run_directory.run_directory import RunDirectory
 

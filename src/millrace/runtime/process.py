@@ -1,19 +1,120 @@
-"""Facts about Linux processes that the standard library does not reach."""
+"""Facts about Linux processes that the standard library does not reach: signals, ends, children, the sockets
+on which processes listen, the stacks of their threads and tasks, on demand, and what workers need of the
+kernel and of this process. A run checks the last first: it would fail in the middle.
+
+A worker that gets the signal `DUMP_STACKS` writes its stacks into its log, and so do all processes of a run
+whose controller gets it. The run goes on. C code writes the stacks of threads, also while the worker is stuck
+in a call. The loop, if it still turns, writes the stacks of tasks.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import faulthandler
 import multiprocessing
 import os
+import platform
+import resource
 import signal
+import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
+from typing import TextIO
 
-from millrace.runtime.stacks import DUMP_STACKS
+from millrace.core.errors import WorkerError
+
+DUMP_STACKS = signal.SIGUSR1
+"""The forkserver ignores this signal. A worker ignores it until the worker can answer."""
+
+
+def answer_dumps() -> None:
+    """Write to stderr on every `DUMP_STACKS` from now on. Call it on the running loop."""
+    asyncio.get_running_loop().add_signal_handler(DUMP_STACKS, _dump_tasks, sys.stderr)
+    faulthandler.register(DUMP_STACKS, all_threads=True, chain=True)
+
+
+def survive_dumps() -> None:
+    """Write the stacks of threads to stderr on every `DUMP_STACKS` from now on, which ends no process."""
+    with suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr may be no file
+        faulthandler.register(DUMP_STACKS, all_threads=True)
+
+
+@contextmanager
+def dumping(dump: Callable[[], None]) -> Iterator[None]:
+    """In the block every `DUMP_STACKS` calls `dump` on the running loop."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(DUMP_STACKS, dump)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(DUMP_STACKS)
+        survive_dumps()
+
+
+def dump_stacks(path: Path) -> None:
+    """Append the stacks of this process to `path`. Call it on the running loop."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"\n==== {datetime.now(UTC).isoformat(timespec='seconds')}\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+        _dump_tasks(file)
+
+
+def _dump_tasks(file: TextIO) -> None:
+    for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
+        file.write(f"\n-- task {task.get_name()}\n")
+        task.print_stack(file=file)
+    file.flush()
+
+
+# ---------------------------------------------------------------- sockets
+
+
+_NET = Path("/proc/net")
+_TCP_LISTEN = "0A"
+_UNIX_ACCEPTS = 0x10000  # __SO_ACCEPTCON
+
+
+def listening(pids: Iterable[int]) -> set[str]:
+    """The listening sockets of these processes, in words: "tcp port 8080", "unix /run/x". A process that we
+    may not look at has none."""
+    names = dict(_listening())
+    return {names[link] for pid in pids for link in _open_files(pid) if link in names}
+
+
+def _listening() -> Iterator[tuple[str, str]]:
+    """(its link in /proc/PID/fd, its description) of every listening socket of this network namespace."""
+    for table in ("tcp", "tcp6"):
+        for fields in _lines(table):
+            if fields[3] == _TCP_LISTEN:
+                yield f"socket:[{fields[9]}]", f"tcp port {int(fields[1].rpartition(':')[2], 16)}"
+    for fields in _lines("unix"):
+        if int(fields[3], 16) & _UNIX_ACCEPTS:
+            yield f"socket:[{fields[6]}]", f"unix {fields[7] if len(fields) > 7 else 'without a name'}"
+
+
+def _lines(table: str) -> list[list[str]]:
+    try:
+        return [line.split() for line in (_NET / table).read_text().splitlines()[1:]]
+    except OSError:  # no IPv6, say
+        return []
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    with suppress(OSError):  # it has ended
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # closed meanwhile
+                yield os.readlink(f"/proc/{pid}/fd/{fd}")
+
+
+# ---------------------------------------------------------------- signals, ends and children
+
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -285,3 +386,56 @@ def stat_fields(pid: int | str) -> list[str]:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+# ---------------------------------------------------------------- what workers need
+
+
+NEEDED: tuple[tuple[ModuleType, str], ...] = (
+    (os, "pidfd_open"),  # the controller sees a worker's end at once, and a signal never hits another process
+    (signal, "pidfd_send_signal"),
+    (os, "memfd_create"),  # published weights are in memory without a file
+    (os, "sched_getaffinity"),
+)
+PROC = Path("/proc/self/stat")
+
+FILES_A_WORKER = 2
+"""Open files of the controller for each worker: its socket and its pidfd."""
+FILES_BESIDE = 256
+"""For all else: the ledger, logs, forks under way, modules that are being imported."""
+FILES = 65_536
+"""The soft limit, if the hard limit allows it. A hard limit can be a billion, and some programs try to close
+every number up to the soft limit."""
+
+
+def check_kernel() -> None:
+    """Raises: WorkerError: no worker can run on this host. The message names the commands that still work."""
+    missing = [name for module, name in NEEDED if not hasattr(module, name)]
+    if not PROC.exists():
+        missing.append("/proc")
+    if missing:
+        raise WorkerError(
+            f"worker processes need Linux 5.3 or newer. This is {platform.system()} {platform.release()}, "
+            f"without {', '.join(missing)}.\n"
+            "  Use a container or a virtual machine with Linux (docs/installing.md). These commands\n"
+            "  work here: show, doctor, ui, report, compare, trace, export, simulate, plan, sft, fetch"
+        )
+
+
+def allow_open_files(num_workers: int) -> None:
+    """Raise this process's soft limit on open files, so that it can watch `num_workers` local workers.
+
+    Raises: WorkerError: its hard limit is too low, and only the user can raise that.
+    """
+    needed = FILES_A_WORKER * num_workers + FILES_BESIDE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise WorkerError(
+            f"{num_workers} local workers need {needed} open files of the controller, and its hard limit is "
+            f"{hard}.\n"
+            "  Raise it (`LimitNOFILE=` of systemd, `--ulimit nofile=` of a container, `ulimit -n` as root), "
+            "or lower `rollout.replicas`"
+        )
+    limit = max(FILES, needed) if hard == resource.RLIM_INFINITY else min(hard, max(FILES, needed))
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

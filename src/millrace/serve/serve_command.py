@@ -1,8 +1,12 @@
-"""`millrace serve`: a model behind an OpenAI-compatible address, such as a judge."""
+"""`millrace serve`: a model behind an OpenAI-compatible address, such as a judge. The gateway's HTTP server
+answers, with its deadlines and limits, without keys.
+"""
 
 from __future__ import annotations
 
+import resource
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +16,13 @@ import typer
 from millrace.checks.model_problems import model_problems, positions
 from millrace.conversations.tokenizer import load_tokenizer
 from millrace.core.errors import ConfigError
-from millrace.episodes.gateway.server import LOOPBACK
+from millrace.episodes.gateway.server import LOOPBACK, GatewayServer
+from millrace.episodes.gateway.sessions import OpenSessions, Session
+from millrace.episodes.gateway.surroundings import GatewayLimits
 from millrace.placement.model_directory import read_model_config
 from millrace.run_directory.models import model_directory
-from millrace.runtime.process import heeded
+from millrace.runtime.process import FILES_BESIDE, allow_open_files, heeded
 from millrace.serve.completions import Completions
-from millrace.serve.endpoints import Endpoints
 from millrace.serve.shared_engine import SharedEngine
 
 SEQUENCE_TOKENS = 4096
@@ -91,3 +96,67 @@ def _sequence_tokens(directory: Path, wanted: int | None) -> int:
             f"  Give at most {longest}"
         )
     return wanted or min(SEQUENCE_TOKENS, longest or SEQUENCE_TOKENS)
+
+
+# ---------------------------------------------------------------- addresses
+
+
+BODY_BYTES_MAX = 4 << 20
+WAIT_S = 660.0
+"""A request waits so long for an engine that hangs: the engine's own deadlines come first."""
+
+
+class Endpoints:
+    """Answers from the start until `close`. `url` is without `/v1`. `on_fault` gets the traceback of a bug.
+
+    Raises: OSError: the port is taken, or the host is not here.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        completions: Completions,
+        *,
+        limits: GatewayLimits | None = None,
+        on_fault: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._server = GatewayServer(
+            _Everyone(),
+            {},
+            auxiliary={
+                "/v1/chat/completions": lambda _, body: completions.chat(body),
+                "/v1/completions": lambda _, body: completions.text(body),
+            },
+            told={"/health": completions.health, "/v1/models": completions.models},
+            name="server",
+            limits=limits or served_limits(),
+            on_fault=on_fault,
+        )
+        self._server.start(host, port)
+        self.url, self.port = self._server.url, self._server.port
+
+    def close(self) -> None:
+        """Refuse what waits, and end every connection and thread."""
+        self._server.close()
+
+
+class _Everyone(OpenSessions):
+    """Who reaches the address may ask: no key is needed, and every request is of one session."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._only = self.open()
+
+    def find(self, *keys: str) -> Session:
+        return self._only
+
+
+def served_limits() -> GatewayLimits:
+    """The gateway's, with as many connections as this process may have open files."""
+    allow_open_files(0)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = GatewayLimits.connections_max
+    if files != resource.RLIM_INFINITY:
+        most = max(1, min(most, files - FILES_BESIDE))
+    return GatewayLimits(body_bytes_max=BODY_BYTES_MAX, connections_max=most, call_s=WAIT_S)

@@ -21,9 +21,9 @@ from millrace.config.tables.training import Optimizer
 from millrace.core.errors import DataError, TrainingError
 from millrace.devices.device import torch_device
 from millrace.trainer.batch.packing import Branch, Row, Tree, pack
+from millrace.trainer.files.companion_files import read_tokenizer
 from millrace.trainer.files.directories import atomic_directory
 from millrace.trainer.files.export import save_model
-from millrace.trainer.files.tokens import read_tokenizer
 from millrace.trainer.model import load_model, named_weights, not_finite, row_logprobs
 from millrace.trainer.optimizer import clip_gradients, grad_norm, is_matrix, make_adamw
 

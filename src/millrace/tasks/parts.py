@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from millrace.config.schema import Config
-from millrace.config.tables.mixture import BLOCK, MixtureTaskSection
+from millrace.config.tables.task import BLOCK, MixtureTaskSection
 from millrace.core.errors import ConfigError, DataError, RewardError, SandboxError
 from millrace.core.rounding import reaches
 from millrace.core.types import Score, Scored

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from millrace.config.tables.training import Optimizer
 from millrace.core.errors import ConfigError, boundary
-from millrace.trainer.learning_rate import decays
+from millrace.trainer.batch.batch_step import decays
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 
 

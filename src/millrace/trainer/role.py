@@ -1,15 +1,23 @@
-"""The trainer in torch as a worker."""
+"""The trainer in torch as a worker, and on a device that is lent in shifts; and models that are not trained:
+the reference, and the teacher of on-policy distillation.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.backends import cpu
 from transformers import PreTrainedModel
 
@@ -17,24 +25,30 @@ from millrace import __version__
 from millrace.algorithms import of_run
 from millrace.config.schema import Config
 from millrace.core import model_version
-from millrace.core.types import Endpoint, TrainerState
+from millrace.core.digest import kind_of
+from millrace.core.errors import DigestMismatchError, WorkerError, needing_memory
+from millrace.core.types import Batch, Endpoint, TrainerState
 from millrace.devices.device import computes, computing_dtype, torch_device
+from millrace.devices.large_memory import keep_freed
 from millrace.devices.matmul import by_onednn
-from millrace.devices.pages import keep_freed
+from millrace.devices.released_memory import ReleasedMemory
 from millrace.placement.number_format import cpu_model
-from millrace.trainer.adapted_linear import begin, insert
-from millrace.trainer.batch_step import StepSettings
+from millrace.trainer.adapted_linear import begin, digest_of, insert
+from millrace.trainer.batch.batch_step import StepSettings, impossible_trajectories
+from millrace.trainer.batch.flat_batch import flatten
+from millrace.trainer.batch.packing import pack
 from millrace.trainer.drafter_training import policy_trainer, published_tensors
 from millrace.trainer.files.checkpoint import Saver, load_checkpoint
+from millrace.trainer.files.companion_files import read_tokenizer, refuse_other_tokens
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
 from millrace.trainer.files.moments import take_moments
-from millrace.trainer.files.tokens import read_tokenizer
-from millrace.trainer.frozen_models import load_reference, load_teacher, published_dtype
-from millrace.trainer.model import load_model, recompute_layers, vocabulary
+from millrace.trainer.model import load_model, named_weights, recompute_layers, row_logprobs, vocabulary
+from millrace.trainer.optimizer import plain_tensors
 from millrace.trainer.publish.publisher import Publisher, buffers_of
-from millrace.trainer.ranks.mesh import Ranks, agreed
-from millrace.trainer.trainer import PolicyTrainer
+from millrace.trainer.ranks.blocks import computing_device
+from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, local
+from millrace.trainer.trainer import PolicyTrainer, with_token_masks
 from millrace.trainer.worker import CHECKPOINTS, TrainerWorker
 
 
@@ -186,3 +200,142 @@ _DECIDE = (
     *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS"),
     *("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),  # oneDNN reads both names
 )
+
+
+# ---------------------------------------------------------------- on a device that is lent in shifts
+
+
+class SharedTrainer(TorchTrainer):
+    """Asleep, it keeps weights, optimizer and reference: on a CPU in a file in the run directory, else in the
+    memory of the host. Gradients, which are 0 between two steps, and copies for publishing and saving are not
+    kept. Every rank sleeps by itself. Arguments: as of `TorchTrainer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._asleep: ReleasedMemory | None = None
+
+    async def sleep(self) -> None:
+        await self._run(self._sleep, "going to sleep")
+
+    async def wake(self) -> None:
+        await self._run(self._wake, "its weights and its optimizer, at waking")
+
+    def _sleep(self) -> None:
+        """Raises: StorageError: the file cannot be written. Then the trainer is awake."""
+        if self._asleep is not None or self._trainer is None:
+            return
+        assert self._publisher is not None and self._saver is not None
+        self._publisher.wait()
+        self._saver.forget()
+        gradients = [local(p.grad) for p in self._trainer.trained if p.grad is not None]
+        forgotten = [*gradients, *self._publisher.buffers.copies()]
+        self._asleep = ReleasedMemory(
+            forgotten,
+            _kept(self._trainer),
+            device_type=computing_device(self._trainer.model).type,
+            directory=self._run_dir,
+        )
+
+    def _wake(self) -> None:
+        if self._asleep is not None:
+            self._asleep.take_again()
+        self._asleep = None
+
+    def _load(self, checkpoint: str | None) -> TrainerState:
+        self._asleep = None  # what it kept is loaded anew
+        return super()._load(checkpoint)
+
+    def _ready(self) -> PolicyTrainer:
+        if self._asleep is not None:
+            raise WorkerError("the trainer is asleep: `wake` must come first")
+        return super()._ready()
+
+
+def _kept(trainer: PolicyTrainer) -> Iterator[torch.Tensor]:
+    for model in filter(None, (trainer.model, trainer.reference, trainer.value_head)):
+        yield from (local(tensor) for tensor in (*model.parameters(), *model.buffers()))
+    for state in trainer.optimizer.state.values():
+        yield from (local(each) for each in plain_tensors(state).values() if isinstance(each, torch.Tensor))
+
+
+# ---------------------------------------------------------------- frozen models
+
+
+class ReferenceWorker:
+    """`core.protocols.Reference`. `config`, `device` and `device_share`: as of the trainer."""
+
+    def __init__(self, config: dict[str, Any], device: str = "auto", device_share: float = 1.0) -> None:
+        self._config, self._device = Config.model_validate(config), (device, device_share)
+        self._model: PreTrainedModel | None = None
+
+    async def load(self, digest: str) -> str:
+        return await asyncio.to_thread(self._load, digest)
+
+    async def score(self, batch: Batch) -> list[array[float]]:
+        return await asyncio.to_thread(self._score, batch)
+
+    def _load(self, digest: str) -> str:
+        device, dtype = torch_device(*self._device), published_dtype(self._config)
+        model = load_reference(self._config, device, ALONE)
+        loaded = digest_of(named_weights(model), dtype, kind_of(digest))
+        if loaded != digest:
+            raise DigestMismatchError(
+                f"the reference ({self._config.model.path}) has digest {loaded}, and version 0 was published "
+                f"with {digest}\n  Its files were changed since the run began: put them back"
+            )
+        self._model = model
+        return computes(dtype, computing_dtype(dtype, device))
+
+    def _score(self, batch: Batch) -> list[array[float]]:
+        if self._model is None:
+            raise WorkerError("the reference has no weights yet: `load` must come first")
+        sequences = [sequence for group in batch.groups for sequence in group.sequences]
+        if impossible_trajectories(batch, vocabulary(self._model)):  # the trainer rejects it
+            return [array("f", [math.nan]) * len(sequence.columns) for sequence in sequences]
+        budget = self._config.batch.token_budget
+        advice = f"Lower `batch.token_budget` ({budget}), which changes no gradient, or free memory"
+        with needing_memory("the reference", f"the batch of version {batch.version}", advice):
+            logprobs_C = reference_logprobs(self._model, batch, self._config)
+        ends = np.cumsum([len(sequence.columns) for sequence in sequences])
+        return [array("f", logprobs.tobytes()) for logprobs in np.split(logprobs_C, ends[:-1])]
+
+
+@torch.no_grad()
+def reference_logprobs(model: PreTrainedModel, batch: Batch, config: Config) -> NDArray[np.float32]:
+    """(C,) in nats; NaN for tokens that are not trained. Raises: DataError: the batch is malformed."""
+    flat = flatten(
+        batch,
+        of_run(config),
+        max_tokens=config.completion_tokens_max,
+        minibatches=config.batch.minibatches,
+    )
+    dtype = computing_dtype(published_dtype(config), model.device)
+    logprobs_C = np.full(len(flat.behavior_C), np.nan, np.float32)
+    for row in (row for trees in flat.minibatches for row in pack(trees, config.batch.token_budget)):
+        chosen = replace(with_token_masks(row, flat.masks_C), routing_TW=None)
+        logprobs_N = row_logprobs(model, chosen, temperature=config.sampling.temperature, dtype=dtype)[0]
+        logprobs_C[row.flat_N] = logprobs_N.cpu().numpy()
+    return logprobs_C
+
+
+def load_reference(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedModel:
+    """The weights of version 0, rounded as replicas have them."""
+    dtype = published_dtype(config)
+    model = load_model(config.model.path, device, ranks, computing=computing_dtype(dtype, device))
+    for weight in map(local, model.parameters()):
+        weight.copy_(weight.to(dtype))
+    return model
+
+
+def published_dtype(config: Config) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+
+
+def load_teacher(path: str, *, student: str, device: torch.device, ranks: Ranks) -> PreTrainedModel:
+    """The model in `path`. `student`: the directory of the model that is trained.
+
+    Raises: DataError: `path` is no model, or the model has other tokens.
+    """
+    refuse_other_tokens(path, student)
+    return load_model(path, device, ranks)

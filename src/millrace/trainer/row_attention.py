@@ -24,8 +24,8 @@ from transformers import AttentionInterface
 
 from millrace.devices.gpu import on
 from millrace.trainer.batch.packing import RowSegment
-from millrace.trainer.kernels import narrow
-from millrace.trainer.kernels.ragged import Ragged, arrange, attend_ragged
+from millrace.trainer.kernels import fused_attention
+from millrace.trainer.kernels.fused_attention import Ragged, arrange, attend_ragged
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -202,7 +202,7 @@ def _attend_blocks(
         if softcap is not None or sinks_H is not None:
             out = composed_attention(query_R, key_R, value_R, block.mask, scaling, softcap, sinks_H)
         else:
-            out = narrow.attention(query_R, key_R, value_R, block.mask, scaling)
+            out = fused_attention.attention(query_R, key_R, value_R, block.mask, scaling)
         outputs.append(out.transpose(1, 2).reshape(-1, heads * dim))
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return embedding(outputs_T, joined).view(1, tokens, heads, dim)

@@ -1,30 +1,42 @@
 """Log-probs of target tokens, with only a chunk of the logits in memory at a time.
 
+A kernel in Triton computes what a chunk says of its tokens, if it runs and is right; else plain tensor
+operations do (`kernels.softmax`). Token masks, as the engine sampled under them, cut logits off.
+
 Rows of the output projection are computed in chunks. Forward keeps one number per token, the log-sum-exp, and
 backward computes the logits again. If there is one chunk only, it is kept, because backward begins with it.
 Memory: one chunk of logits, and the gradient of the projection in float32. If the vocabulary is divided among
 ranks, ranks exchange three numbers per token, and no logits.
 
-Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's block of it, R = ranks.
+Shape suffixes: N = tokens, H = hidden size, V = vocabulary, or this rank's block of it, R = ranks, K =
+allowed tokens of all tokens of a row.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from millrace.devices.gpu import on
 from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
 from millrace.trainer.kernels.row_threads import turns_of
-from millrace.trainer.kernels.softmax import Upstream
-from millrace.trainer.kernels.softmax_choice import GENERAL, softmax_on
+from millrace.trainer.kernels.softmax import Upstream, slopes, statistics
+from millrace.trainer.recorded import TokenMasks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from millrace.trainer.recorded.device_token_masks import DeviceTokenMasks
+
+Tensor = torch.Tensor
+LOG = logging.getLogger(__name__)
 
 CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 23, 1 << 27  # logits computed at once: 32 and 512 MiB in float32
 TURN = threading.Lock()  # rows that are computed at the same time have one row's memory here
@@ -169,3 +181,99 @@ class _TokenLogprobs(torch.autograd.Function):
                     add_matmul(grad_weight, slope.T, hidden[chunk].to(of_slopes))
         of_weight = grad_weight.to(weight.dtype) if turns is None and not frozen else None
         return grad_hidden, of_weight, None, None, None, None, None, None
+
+
+# ---------------------------------------------------------------- token masks
+
+
+CUT = -1e30
+"""The logit of a token that could not be sampled. Finite: a rank may hold no allowed token."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTokenMasks:
+    """`rows_K` and `tokens_K`: the logits that stay. The entries of token n start at `begins[n]`."""
+
+    begins: list[int]
+    rows_K: torch.Tensor
+    tokens_K: torch.Tensor
+    cut_N: torch.Tensor
+
+    def cut(self, logits: torch.Tensor, start: int) -> None:
+        """Mask the logits of tokens [start, start + len(logits)), in place, where they are not allowed."""
+        entries = slice(self.begins[start], self.begins[start + len(logits)])
+        outside = self.cut_N[start : start + len(logits), None].repeat(1, logits.shape[1])
+        outside[self.rows_K[entries] - start, self.tokens_K[entries]] = False
+        logits.masked_fill_(outside, CUT)
+
+
+def masks_on(device: torch.device, masks: TokenMasks, first: int, vocabulary: int) -> DeviceTokenMasks:
+    """The masks on a device that holds `vocabulary` tokens from `first` on."""
+    tokens = masks.tokens_K - first
+    inside = (tokens >= 0) & (tokens < vocabulary)
+    rows = np.repeat(np.arange(len(masks.counts_N)), masks.counts_N)[inside]
+    begins = np.searchsorted(rows, np.arange(len(masks.counts_N) + 1))
+    return DeviceTokenMasks(
+        begins.tolist(),
+        on(device, rows),
+        on(device, tokens[inside].astype(np.int64)),
+        on(device, masks.counts_N > 0),
+    )
+
+
+# ---------------------------------------------------------------- a kernel in Triton, or the general way
+
+
+TOLERANCE = 1e-4  # of float32 sums over a vocabulary in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """The two functions of `softmax`, or others that compute the same."""
+
+    statistics: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    slopes: Callable[..., Tensor]
+
+
+GENERAL = Softmax(statistics, slopes)
+
+
+def softmax_on(device: torch.device, dtype: torch.dtype, softcap: float | None) -> Softmax:
+    """What serves logits of `dtype` there."""
+    plain = device.type == "cuda" and dtype == torch.float32 and softcap is None
+    return (plain and fused(device)) or GENERAL
+
+
+@cache
+def fused(device: torch.device) -> Softmax | None:
+    """The kernels in Triton, if Triton runs there and they agree with the general way on a small example."""
+    try:
+        from millrace.trainer.kernels import softmax_tiles
+
+        kernels = Softmax(softmax_tiles.statistics, softmax_tiles.slopes)
+        gap = disagreement(kernels, device)
+    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
+        LOG.warning("log-probs are computed without a fused kernel: %s", error)
+        return None
+    if not gap < TOLERANCE:
+        LOG.warning("log-probs are computed without a fused kernel: it is off by %g", gap)
+        return None
+    LOG.info("log-probs are computed with a fused kernel")
+    return kernels
+
+
+def disagreement(kernels: Softmax, device: torch.device) -> float:
+    """The largest distance from the general way, on random logits of tokens with and without a target."""
+    generator = torch.Generator().manual_seed(0)
+    logits_NV = (4 * torch.randn((5, 4_100), generator=generator)).to(device)
+    targets_N = torch.tensor([0, 7, 4_099, 4_096, 3], device=device)
+    chosen, entropy, normalizer = GENERAL.statistics(logits_NV.clone(), targets_N)
+    of_logprobs = torch.linspace(-1.0, 1.0, 5, device=device)
+    given = Upstream(targets_N, targets_N > 3, normalizer, entropy, of_logprobs, of_logprobs.flip(0))
+    found = kernels.statistics(logits_NV.clone(), targets_N)
+    slope, expected = (
+        each.slopes(logits_NV.clone(), given, temperature=0.7, curve=1.0, dtype=torch.float32)
+        for each in (kernels, GENERAL)
+    )
+    pairs = (*zip(found, (chosen, entropy, normalizer), strict=True), (slope, expected))
+    return max((one - other).abs().max().item() for one, other in pairs)

@@ -25,17 +25,16 @@ from millrace.core.progress import count
 from millrace.devices.gpu import on
 from millrace.devices.threads import on_threads
 from millrace.trainer.adapted_linear import switched_off, trained_weights
+from millrace.trainer.batch.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace.trainer.batch.flat_batch import FlatBatch
-from millrace.trainer.batch.packing import Row, pack
-from millrace.trainer.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
+from millrace.trainer.batch.packing import Row, pack, rows_of_rank
 from millrace.trainer.kernels.row_threads import row_threads
 from millrace.trainer.metrics import Statistics
 from millrace.trainer.model import not_finite, row_logprobs, served_weights
 from millrace.trainer.optimizer import clip_gradients, grad_norm, make_optimizer
+from millrace.trainer.ranks.blocks import computing_device, update_threads
 from millrace.trainer.ranks.mesh import ALONE, Ranks
-from millrace.trainer.ranks.offload import computing_device, update_threads
-from millrace.trainer.ranks.shares import rows_of_rank
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+from millrace.trainer.recorded import TokenMasks
 from millrace.trainer.value_head import ValueHead
 
 

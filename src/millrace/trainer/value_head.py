@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from millrace.algorithms.critic import Critic
+from millrace.algorithms.advantages import Critic
 from millrace.core.errors import TrainingError
 from millrace.trainer.ranks.mesh import Ranks
 

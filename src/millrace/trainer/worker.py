@@ -35,8 +35,7 @@ from millrace.core.types import (
     TrainerState,
     TrainGroup,
 )
-from millrace.trainer.batch_step import BatchStep
-from millrace.trainer.checks.rejected import impossible_trajectories
+from millrace.trainer.batch.batch_step import BatchStep, impossible_trajectories
 from millrace.trainer.files.directories import prune_checkpoints
 
 T = TypeVar("T")

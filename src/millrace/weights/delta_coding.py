@@ -1,4 +1,5 @@
-"""Deltas: the encoding of bytes as their difference from base bytes of the same length. Pure functions.
+"""Deltas: the encoding of bytes as their difference from base bytes of the same length, and its format: a
+head with a checksum, and sections that zstandard compresses. Pure functions.
 
 After an optimizer step of reinforcement learning most published weights have the same bits as before. At a
 learning rate of 1e-6, most updates are smaller than half a unit in the last place of a bfloat16. So few
@@ -12,6 +13,14 @@ Elements are unsigned integers of `width` bytes. So `apply` restores all bytes b
 and integers, lengths that are no multiple of the width, no bytes at all. A width other than the tensor's only
 makes the delta larger.
 
+The head:
+
+    check   u64   XXH3 of all bytes after it
+    base    u64   XXH3 of the old bytes; raw: 0
+    bytes   u32   length of the old bytes and of the new ones
+    kind    u8    place in KINDS
+    width   u8    bytes of an element
+
 Source:
     PULSE, arXiv:2602.03839: sorted positions, their gaps, zstd-1. PULSE stores new values. We store
     differences, which are smaller.
@@ -22,27 +31,18 @@ Source:
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import xxhash
+import zstandard
 from numpy.typing import NDArray
 
 from millrace.core.errors import CorruptDeltaError, WeightsError, WrongBaseError
-from millrace.weights.delta_packed import (
-    COUNT,
-    RAW,
-    SPARSE,
-    XOR,
-    Bytes,
-    Sections,
-    Squeeze,
-    head,
-    opened,
-    section,
-    squeezer,
-    with_checksum,
-)
+
+Bytes = NDArray[np.uint8]
 
 Array = NDArray[Any]
 
@@ -235,3 +235,106 @@ def _words(data: Bytes) -> Array:
     padded = np.zeros(-(-len(data) // 8) * 8, np.uint8)
     padded[: len(data)] = data
     return padded.view(np.uint64)
+
+
+# ---------------------------------------------------------------- the format
+
+
+Squeeze = Callable[[Any], bytes]
+
+RAW, XOR, SPARSE = KINDS = ("raw", "xor", "sparse")
+HEAD = struct.Struct("<QQIBB")
+CHECK, COUNT = struct.Struct("<Q"), struct.Struct("<I")
+SECTION = struct.Struct("<II")  # bytes before and after compression; equal: not compressed
+
+# Sections are noise that only Huffman coding compresses: hashes of 7 bytes find the runs and little else.
+SQUEEZE = zstandard.ZstdCompressionParameters(
+    window_log=17, hash_log=12, chain_log=6, search_log=1, min_match=7, strategy=1, write_content_size=False
+)
+
+
+def squeezer() -> Squeeze:
+    """The function that compresses sections, for one thread at a time."""
+    return zstandard.ZstdCompressor(compression_params=SQUEEZE).compress
+
+
+def section(plain: Bytes, squeeze: Squeeze) -> bytes:
+    packed = squeeze(plain) if len(plain) else b""
+    if len(packed) >= len(plain):
+        packed = plain.tobytes()
+    return SECTION.pack(len(plain), len(packed)) + packed
+
+
+class Sections:
+    """Reads a body in order. Every method raises CorruptDeltaError.
+
+    A length is checked before memory of this length is allocated."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+
+    def count(self) -> int:
+        return int(COUNT.unpack(self._cut(COUNT.size))[0])
+
+    def take(self, least: int, most: int | None = None) -> Bytes:
+        """The next section, of `least` to `most` bytes, or exactly `least`."""
+        plain, packed = SECTION.unpack(self._cut(SECTION.size))
+        if not least <= plain <= (least if most is None else most):
+            raise CorruptDeltaError(
+                f"a delta has a section of {plain} bytes, not of {least} to {most or least}"
+            )
+        data = self._cut(packed)
+        if packed == plain:
+            return np.frombuffer(data, np.uint8)
+        try:
+            claimed = zstandard.frame_content_size(
+                data
+            )  # zstd allocates as much; -1: the frame claims nothing
+            if claimed not in (-1, plain):
+                raise zstandard.ZstdError(f"its frame claims {claimed} bytes, not {plain}")
+            unpacked = zstandard.ZstdDecompressor().decompress(data, max_output_size=plain)
+        except zstandard.ZstdError as error:
+            raise CorruptDeltaError(f"a delta has a section that cannot be unpacked: {error}") from error
+        if len(unpacked) != plain:
+            raise CorruptDeltaError(f"a delta has a section of {len(unpacked)} bytes, not of {plain}")
+        return np.frombuffer(unpacked, np.uint8)
+
+    def close(self) -> None:
+        if len(self._body):
+            raise CorruptDeltaError(f"a delta has {len(self._body)} bytes after its end")
+
+    def _cut(self, size: int) -> memoryview:
+        if size > len(self._body):
+            raise CorruptDeltaError(
+                f"a delta ends too early: {len(self._body)} bytes remain, {size} expected"
+            )
+        cut, self._body = self._body[:size], self._body[size:]
+        return cut
+
+
+def with_checksum(kind: str, width: int, num_bytes: int, base: int, body: bytes) -> bytes:
+    """The payload: head and body."""
+    payload = bytearray(HEAD.pack(0, base, num_bytes, KINDS.index(kind), width) + body)
+    CHECK.pack_into(payload, 0, xxhash.xxh3_64_intdigest(memoryview(payload)[CHECK.size :]))
+    return bytes(payload)
+
+
+def head(view: memoryview) -> tuple[str, int, int, int, int]:
+    """(kind, width, bytes, base, checksum). Raises CorruptDeltaError."""
+    if len(view) < HEAD.size:
+        raise CorruptDeltaError(f"a delta of {len(view)} bytes: its head alone has {HEAD.size}")
+    check, base, num_bytes, kind, width = HEAD.unpack(view[: HEAD.size])
+    if kind >= len(KINDS) or width not in (1, 2, 4, 8):
+        raise CorruptDeltaError(
+            f"a delta of kind {kind} and width {width}: damaged, or made by a later build"
+        )
+    return KINDS[kind], width, num_bytes, base, check
+
+
+def opened(payload: Any) -> tuple[str, int, int, int, memoryview]:
+    """(kind, width, bytes, base, body), checked. Raises CorruptDeltaError."""
+    view = memoryview(payload).cast("B")
+    kind, width, num_bytes, base, check = head(view)
+    if xxhash.xxh3_64_intdigest(view[CHECK.size :]) != check:
+        raise CorruptDeltaError(f"a delta of {len(view)} bytes is damaged: its checksum is another")
+    return kind, width, num_bytes, base, view[HEAD.size :]

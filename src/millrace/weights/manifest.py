@@ -22,7 +22,7 @@ from millrace.core.digest import (
     version_kind,
 )
 from millrace.core.errors import TornVersionError, WeightsError
-from millrace.devices.parallel import each
+from millrace.devices.large_memory import each
 from millrace.weights.layout import Bytes, Memory
 
 Shape = tuple[int, ...]

@@ -22,12 +22,10 @@ from millrace.core.errors import (
 from millrace.core.types import Endpoint, Staged, Stored
 from millrace.weights.chain.network import Fetched, Network
 from millrace.weights.chain.wire import DEADLINES, LinkDeadlines
-from millrace.weights.layout import Memory, create
+from millrace.weights.layout import Memory, confirm, create
 from millrace.weights.manifest import check_sequence, digest_slot, read_manifest
-from millrace.weights.slots import confirm
-from millrace.weights.store.background import BackgroundThread, reason_of
 from millrace.weights.store.directory import Directory
-from millrace.weights.store.history import OlderVersions
+from millrace.weights.store.history import BackgroundThread, OlderVersions, reason_of
 from millrace.weights.store.restoring import all_slot_weights, restore
 
 

@@ -23,8 +23,8 @@ from millrace.core.digest import (
 from millrace.core.errors import TornVersionError, WeightsError
 from millrace.core.progress import count
 from millrace.core.types import Endpoint
-from millrace.devices.parallel import each
-from millrace.weights.layout import Bytes, Memory, attach
+from millrace.devices.large_memory import each
+from millrace.weights.layout import Bytes, Memory, attach, check_room, drop_above, fill_in, take_slot
 from millrace.weights.manifest import (
     bytes_of,
     check_sequence,
@@ -34,8 +34,7 @@ from millrace.weights.manifest import (
     placed,
     read_manifest,
 )
-from millrace.weights.slots import check_room, drop_above, fill_in, take_slot
-from millrace.weights.store.rebuilding import delta_versions, rebuilt
+from millrace.weights.store.restoring import delta_versions, rebuilt
 
 Copy = Callable[[Sequence[NamedBuffer], Sequence[NamedBuffer]], None]
 

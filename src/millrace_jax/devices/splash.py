@@ -47,7 +47,7 @@ def attention(
     cap: float | None,
     interpret: bool = False,
 ) -> Array:
-    """(R, T, H, D): see `tree_attention.attention`. `interpret`: compute the kernel's steps on any device."""
+    """(R, T, H, D): see `forward.attention`. `interpret`: compute the kernel's steps on any device."""
     rows = partial(_rows, scale=scale, cap=cap, interpret=interpret)
     if not jax.sharding.get_abstract_mesh().empty:
         heads, each = PartitionSpec(ROWS, None, "tensor"), PartitionSpec(ROWS)

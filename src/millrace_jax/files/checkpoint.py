@@ -41,7 +41,7 @@ from millrace.trainer.files.checkpoint_manifest import (
     write_manifest,
 )
 from millrace.trainer.files.directories import atomic_directory, building
-from millrace.trainer.publish.overlapped import Overlapped
+from millrace.trainer.publish.rechecked import Overlapped
 from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none
 from millrace_jax.optimizer import TrainingState
 from millrace_jax.policy import JaxPolicy

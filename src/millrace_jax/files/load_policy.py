@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from millrace.algorithms import of_run
 from millrace.config.schema import Config
-from millrace.trainer.batch_step import StepSettings
-from millrace.trainer.files.tokens import refuse_other_tokens
+from millrace.trainer.batch.batch_step import StepSettings
+from millrace.trainer.files.companion_files import refuse_other_tokens
 from millrace_jax.adapted_matmul import MergeRule
 from millrace_jax.adapter_tree import begin_adapter
 from millrace_jax.decoder import read_architecture

@@ -13,9 +13,14 @@ import jax.numpy as jnp
 
 from millrace.config.tables.training import Adapter
 from millrace.core.errors import DataError
+from millrace.trainer.files.companion_files import (
+    CONFIG,
+    PREFIX,
+    peft_config,
+    read_tokenizer,
+    write_tokenizer,
+)
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.peft_config import CONFIG, PREFIX, peft_config
-from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 from millrace_jax.adapted_matmul import MergeRule
 from millrace_jax.adapter_tree import adapter_dims, whole_model
 from millrace_jax.decoder import Decoder, read_architecture

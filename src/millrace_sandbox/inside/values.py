@@ -69,7 +69,7 @@ PROGRAM = "solution"
 """The module of a program. An object of its classes passes as what its attributes are."""
 SET, BYTES, TEXT, NUMBER = "\0set", "\0bytes", "\0text", "\0number"
 """Keys of a table that stands for what JSON has not: its members, its digits, its text, a number and its
-text. Tests that are JSON may expect such a value in several forms (millrace_sandbox/equality.py)."""
+text. Tests that are JSON may expect such a value in several forms (millrace_sandbox/code_tests.py)."""
 
 
 def encode(value: Any) -> Any:

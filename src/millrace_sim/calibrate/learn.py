@@ -23,7 +23,7 @@ from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
 from millrace_sim.calibrate.achieved import WARM_UP_STEPS, Achieved, newest_session
 from millrace_sim.calibrate.observed import ObservedGroups, ObservedTurns

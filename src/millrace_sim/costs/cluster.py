@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from millrace.placement.memory.planned_memory import checkpoint_bytes
+from millrace.placement.memory.engine_memory import checkpoint_bytes
 from millrace_sim.costs.generation import Generation
 from millrace_sim.costs.training import Training
 from millrace_sim.costs.transport import CHUNK_S, Transfer, Transport, transfer

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from millrace.core.errors import ConfigError
+from millrace.placement.memory.engine_memory import kv_room_bytes
 from millrace.placement.memory.model_shape import DTYPE_BYTES
-from millrace.placement.memory.planned_memory import kv_room_bytes
 from millrace_sim.costs.hardware import Device
 from millrace_sim.costs.models import ModelSizes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.core.errors import ConfigError, DataError, boundary
-from millrace.placement.memory import planned_memory
+from millrace.placement.memory import engine_memory
 from millrace.placement.memory.model_shape import DTYPE_BYTES
 
 
@@ -28,11 +28,11 @@ class ModelSizes:
     source: str = ""
 
     def weights_bytes(self, dtype: str = "bf16") -> int:
-        return planned_memory.weights_bytes(self.parameters, dtype)
+        return engine_memory.weights_bytes(self.parameters, dtype)
 
     def kv_token_bytes(self, dtype: str = "bf16") -> int:
         """Keys and values of one token in all layers."""
-        return planned_memory.kv_token_bytes(self.layers, self.kv_width, dtype)
+        return engine_memory.kv_token_bytes(self.layers, self.kv_width, dtype)
 
     def read_bytes(self, tokens: int, dtype: str = "bf16") -> float:
         """Bytes of weights that a forward pass over `tokens` tokens reads. Of the experts, only those that a

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from millrace.placement.memory import planned_memory
+from millrace.placement.memory import engine_memory
 from millrace_sim.costs.hardware import Device
 from millrace_sim.costs.models import ModelSizes
 
@@ -123,14 +123,14 @@ class Training:
     def activation_bytes(self, tokens: int) -> float:
         """Of a micro-batch of `tokens` tokens, on all devices of a rank together."""
         model = self.model
-        return planned_memory.activation_bytes(tokens, model.layers, model.hidden, recompute=self.recompute)
+        return engine_memory.activation_bytes(tokens, model.layers, model.hidden, recompute=self.recompute)
 
     def memory_bytes(self, micro_batch_tokens: int) -> float:
         """Per device."""
         activations = self.activation_bytes(micro_batch_tokens)
-        return planned_memory.trainer_bytes(
+        return engine_memory.trainer_bytes(
             self.model.parameters, activations, devices=self.devices, model_parallel=self.model_parallel
         )
 
     def fits(self, micro_batch_tokens: int) -> bool:
-        return self.memory_bytes(micro_batch_tokens) <= planned_memory.usable_bytes(self.device.memory_bytes)
+        return self.memory_bytes(micro_batch_tokens) <= engine_memory.usable_bytes(self.device.memory_bytes)

@@ -6,11 +6,9 @@ import random
 from dataclasses import replace
 
 from millrace.config.schema import Config
-from millrace.config.tables.agent import AgentSection
 from millrace.config.tables.generation import Rollout, SamplingConfig
-from millrace.config.tables.operation import Checkpoints, Supervision
-from millrace.config.tables.reward_limits import RewardLimits
-from millrace.config.tables.runtime import LocalHosts
+from millrace.config.tables.operation import Checkpoints, LocalHosts, Supervision
+from millrace.config.tables.reward_kinds import AgentSection, RewardLimits
 from millrace.config.tables.schedules import (
     RLAX,
     AReaL,

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from millrace.core.errors import ConfigError
-from millrace.placement.memory.planned_memory import usable_bytes
+from millrace.placement.memory.engine_memory import usable_bytes
 from millrace_sim.config import PlanConfig
 from millrace_sim.costs import hardware, models
 from millrace_sim.costs.cluster import Cluster

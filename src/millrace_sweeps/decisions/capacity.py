@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from millrace.config.schema import Config
-from millrace.config.tables.runtime import LocalHosts
+from millrace.config.tables.operation import LocalHosts
 from millrace.core.placement import Host
 from millrace.placement.assign import TIGHT
 from millrace.placement.hosts import Layout

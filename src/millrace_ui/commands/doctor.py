@@ -12,12 +12,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from millrace.checks.numerics.sequence import ProbedSequence, random_sequence, recorded_sequence
-from millrace.checks.numerics.sides import SideVerdict, examine_sides, write_jax_values
+from millrace.checks.numerics import (
+    ProbedSequence,
+    SideVerdict,
+    examine_sides,
+    random_sequence,
+    recorded_sequence,
+    write_jax_values,
+)
 from millrace.cli.options import AsJson, Run, print_json
 from millrace.config.load import load
 from millrace.config.schema import Config
-from millrace.diagnose.diagnosis import diagnosis_of
+from millrace.diagnose.examine import diagnosis_of
 from millrace.observe.terminal import Terminal
 from millrace.run_directory import run_directory
 from millrace.run_directory.models import export, served_config

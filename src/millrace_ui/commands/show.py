@@ -1,15 +1,17 @@
-"""`millrace show`: shows a run, a step or a trajectory from the ledger. The command never disturbs the
-run."""
+"""`millrace show`: shows a run, a step or a trajectory from the ledger. The command never disturbs the run.
+Its options say which trajectories it shows and what colours their tokens: the choices of the pages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
+from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -21,15 +23,14 @@ from rich.text import Text
 from millrace.cli.options import AsJson, Run, print_json
 from millrace.core.errors import DataError
 from millrace.core.fairness import BAND, BATCHES_MIN
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
+from millrace.core.types import State
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import ANY, Choice, SampleFilter
 from millrace.observe.shown_samples import panels_of, passages_of
 from millrace.observe.terminal import Terminal, harmless
 from millrace.run_directory import run_directory
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import Parent
-from millrace_ui.commands import show_options as options
-from millrace_ui.drawing.shades import TokenColor
+from millrace.run_directory.run_directory import Parent, RunDirectory
+from millrace_ui.drawing.colours import TokenColor
 from millrace_ui.record import views
 from millrace_ui.record.runs import RUNS_MAX, RunLine, find_runs, run_line
 from millrace_ui.record.views import completions_view
@@ -59,32 +60,32 @@ WORDS = {
 
 def command(
     run: Run,
-    step: options.Step = None,
-    trajectory: options.OneTrajectory = None,
-    group: options.OneGroup = None,
-    turn: options.OneTurn = None,
-    samples: options.Samples = None,
-    newest: options.Newest = False,
-    best: options.Best = False,
-    worst: options.Worst = False,
-    failed: options.Failed = False,
-    text: options.WithText = "",
-    before: options.Before = None,
-    state: options.OfState = None,
-    reason: options.OfReason = "",
-    reward_min: options.RewardMin = None,
-    reward_max: options.RewardMax = None,
-    tokens_min: options.TokensMin = None,
-    tokens_max: options.TokensMax = None,
-    color: options.Colored = TokenColor.NONE,
-    evaluation: options.Evaluation = None,
+    step: Step = None,
+    trajectory: OneTrajectory = None,
+    group: OneGroup = None,
+    turn: OneTurn = None,
+    samples: Samples = None,
+    newest: Newest = False,
+    best: Best = False,
+    worst: Worst = False,
+    failed: Failed = False,
+    text: WithText = "",
+    before: Before = None,
+    state: OfState = None,
+    reason: OfReason = "",
+    reward_min: RewardMin = None,
+    reward_max: RewardMax = None,
+    tokens_min: TokensMin = None,
+    tokens_max: TokensMax = None,
+    color: Colored = TokenColor.NONE,
+    evaluation: Evaluation = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a run, of one step, of one trajectory, of one group, or some trajectories to read. A
     directory of several runs: list them."""
     only = SampleFilter(state or "", reason, reward_min, reward_max, tokens_min, tokens_max)
     flags = dict(zip(Choice, (newest, best, worst, failed), strict=True))
-    choice = options.choice_of(samples, flags, filtered=bool(text) or only != ANY)
+    choice = choice_of(samples, flags, filtered=bool(text) or only != ANY)
     chosen = sum(option is not None for option in (step, trajectory, group, choice, evaluation))
     if chosen > 1:
         raise typer.BadParameter(
@@ -92,8 +93,8 @@ def command(
         )
     if turn is not None and trajectory is None:
         raise typer.BadParameter("--turn is of a trajectory: name it with --trajectory")
-    options.refuse_empty(only)
-    options.refuse_unfit(choice, group, text, before, color, as_json=as_json)
+    refuse_empty(only)
+    refuse_unfit(choice, group, text, before, color, as_json=as_json)
     if not chosen and len(runs := _runs(run)) > 1:
         lines = (run_line(name, one) for name, one in runs.items())
         _list(list(islice(lines, None if as_json else RUNS_MAX)), len(runs), as_json)
@@ -105,7 +106,7 @@ def command(
         if evaluation is not None:
             view, render = completions_view(reader, directory, evaluation), _evaluated
         elif choice is not None:
-            asked = SamplesAsked(choice, samples or options.SAMPLES, only, text, before)
+            asked = SamplesAsked(choice, samples or SAMPLES, only, text, before)
             view, render = read_samples(reader, directory, asked, color)
         elif step is not None:
             view, render = views.step_view(reader, step), _step
@@ -281,3 +282,83 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return Text(f"{value:.4g}")
     return Text("-" if value in (None, "") else harmless(str(value)))
+
+
+# ---------------------------------------------------------------- options
+
+
+SAMPLES = 5
+
+Step = Annotated[int | None, typer.Option(help="Show the step that made this version.")]
+OneTrajectory = Annotated[int | None, typer.Option(help="Show this trajectory.")]
+OneGroup = Annotated[
+    int | None, typer.Option(help="Show all attempts of this group, its row, and the row over the run.")
+]
+OneTurn = Annotated[
+    int | None, typer.Option(help="Of the trajectory, show this turn alone, with each of its tokens.")
+]
+Evaluation = Annotated[str | None, typer.Option(help="Show the newest completions of this evaluation.")]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help=f"Show this many trajectories; {SAMPLES} with one of the next.")
+]
+Newest = Annotated[bool, typer.Option("--newest", help="The newest complete ones. The default.")]
+Best = Annotated[bool, typer.Option("--best", help="Those with the highest rewards.")]
+Worst = Annotated[bool, typer.Option("--worst", help="Those with the lowest rewards.")]
+Failed = Annotated[bool, typer.Option("--failed", help="Those whose reward failed, and why.")]
+WithText = Annotated[str, typer.Option("--text", help="The newest with this text in prompt or completion.")]
+Before = Annotated[int | None, typer.Option(help="With --text: only those before this trajectory.")]
+OfState = Annotated[State | None, typer.Option("--state", help="Only those in this state.")]
+OfReason = Annotated[str, typer.Option("--reason", help="Only those with this in the reason of their end.")]
+RewardMin = Annotated[float | None, typer.Option(help="Only those with this reward or more.")]
+RewardMax = Annotated[float | None, typer.Option(help="Only those with this reward or less.")]
+TokensMin = Annotated[int | None, typer.Option(min=0, help="Only those with so many tokens or more.")]
+TokensMax = Annotated[int | None, typer.Option(min=0, help="Only those with so many tokens or less.")]
+Colored = Annotated[
+    TokenColor,
+    typer.Option("--color", help="Colour the tokens of a group or of samples. Without colours: marks."),
+]
+
+
+def choice_of(samples: int | None, flags: Mapping[Choice, bool], *, filtered: bool) -> Choice | None:
+    """None: no samples are asked for. Raises BadParameter."""
+    chosen = [choice for choice, wanted in flags.items() if wanted]
+    if len(chosen) > 1:
+        raise typer.BadParameter("--newest, --best, --worst and --failed exclude each other")
+    return chosen[0] if chosen else Choice.NEWEST if filtered or samples is not None else None
+
+
+def refuse_empty(only: SampleFilter) -> None:
+    """Raises BadParameter: no trajectory can be in such a range."""
+    for name, least, most in (
+        ("reward", only.reward_min, only.reward_max),
+        ("tokens", only.tokens_min, only.tokens_max),
+    ):
+        for end, value in ("min", least), ("max", most):
+            if value is not None and isnan(value):
+                raise typer.BadParameter(f"--{name}-{end} is no number")
+        if least is not None and most is not None and least > most:
+            raise typer.BadParameter(f"--{name}-min {least} is above --{name}-max {most}")
+
+
+def refuse_unfit(
+    choice: Choice | None,
+    group: int | None,
+    text: str,
+    before: int | None,
+    color: TokenColor,
+    *,
+    as_json: bool,
+) -> None:
+    """Raises BadParameter: an option has nothing that it could change."""
+    if text and choice is not Choice.NEWEST:
+        raise typer.BadParameter(f"--text looks from the newest back: leave --{choice} out")
+    if before is not None and not text:
+        raise typer.BadParameter("--before goes on with a search: name its --text")
+    if color is TokenColor.NONE:
+        return
+    if as_json:
+        raise typer.BadParameter("--color is for reading: --json has no colours")
+    if group is None and choice is None:
+        raise typer.BadParameter("--color is of tokens: add --group or --samples")
+    if group is None and color is TokenColor.ADVANTAGE:
+        raise typer.BadParameter("--color advantage compares the attempts of a group: name one with --group")

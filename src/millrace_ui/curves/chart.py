@@ -9,8 +9,8 @@ import numpy as np
 
 from millrace_ui.curves.curve_lines import LARGEST, Array, Line, extremes
 from millrace_ui.drawing import fragments
-from millrace_ui.drawing.chart_scale import COLORS, ChartScale, apart
 from millrace_ui.drawing.charts import CHARTS
+from millrace_ui.drawing.colours import COLORS, ChartScale, apart
 from millrace_ui.drawing.fragments import safe
 from millrace_ui.record.steps import Curve
 

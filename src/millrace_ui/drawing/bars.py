@@ -7,7 +7,7 @@ from html import escape
 from itertools import cycle
 
 from millrace_ui.drawing import fragments
-from millrace_ui.drawing.chart_scale import COLORS, ChartScale
+from millrace_ui.drawing.colours import COLORS, ChartScale
 from millrace_ui.record.story import TimelineBar
 
 WORK, WEIGHTS, TROUBLE, WAITING = "#3d9970", "#c7559b", "#d9534a", "#80808078"

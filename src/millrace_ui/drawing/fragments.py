@@ -11,12 +11,12 @@ from urllib.parse import quote, urlencode
 
 from millrace.core.types import State
 from millrace.diagnose.finding import Finding
-from millrace.ledger.reading.samples import ANY, Choice, SampleFilter
+from millrace.ledger.samples import ANY, Choice, SampleFilter
 from millrace.observe.live.phrases import duration
 from millrace.observe.shown_samples import turn_title, version_range
 from millrace.observe.terminal import harmless
-from millrace_ui.drawing.shades import LEVELS, TONES, VERSION_COLORS, TokenColor, level, tone
-from millrace_ui.record.runs_view import written
+from millrace_ui.drawing.colours import LEVELS, TONES, VERSION_COLORS, TokenColor, level, tone
+from millrace_ui.record.runs import written
 from millrace_ui.record.story import WaitingEpisode
 from millrace_ui.record.tokens import Shown, ShownTurn, TokenText
 

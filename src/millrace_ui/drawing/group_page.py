@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from millrace.ledger.reading.draws import Draw
+from millrace.ledger.samples import Draw
 from millrace_ui.drawing import fragments
+from millrace_ui.drawing.colours import TokenColor
 from millrace_ui.drawing.fragments import Raw, safe, spark
-from millrace_ui.drawing.shades import TokenColor
-from millrace_ui.record.groups import RowHistory, ShownGroup
-from millrace_ui.record.task_row import TaskRow
+from millrace_ui.record.groups import RowHistory, ShownGroup, TaskRow
 from millrace_ui.record.tokens import GroupAdvantages, Shown
 
 METRICS_MAX = 12

@@ -11,8 +11,7 @@ from urllib.parse import quote, urlencode
 
 from millrace.observe.live.phrases import duration
 from millrace_ui.drawing.fragments import Raw, link, run_link, safe, spark, state
-from millrace_ui.record.runs import RunRow, varying
-from millrace_ui.record.runs_view import COLUMNS, RunsView
+from millrace_ui.record.runs import COLUMNS, RunRow, RunsView, varying
 
 SHOWN_MAX = 500
 """The most rows of a page, unless its address names more."""

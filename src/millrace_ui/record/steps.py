@@ -19,7 +19,7 @@ from millrace.config.schema import Config
 from millrace.core import files
 from millrace.core.errors import DataError, boundary
 from millrace.estimates.evaluation import figure
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.log_files import Tail
 from millrace.run_directory.run_directory import RunDirectory
 

@@ -13,7 +13,7 @@ from millrace.config.schema import Config
 from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.diagnose.examine import evidence_of
-from millrace.ledger.reading.reader import LedgerReader
+from millrace.ledger.reading import LedgerReader
 from millrace.observe.conversation_times import MODEL
 from millrace.observe.environment_use import EpisodeWait
 from millrace.observe.sinks.jsonl import event_of

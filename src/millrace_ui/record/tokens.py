@@ -16,8 +16,8 @@ from millrace.controller.state.groups import make_batch
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import MillraceError
 from millrace.core.types import Group, Trajectory
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import ANY, Choice, Sample, SampleFilter
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import ANY, Choice, Sample, SampleFilter
 from millrace.observe.conversation_times import Turn, ended_by, recorded, turns_of
 from millrace.run_directory.run_directory import RunDirectory
 from millrace.trainer.batch.flat_batch import flatten

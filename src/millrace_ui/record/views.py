@@ -13,14 +13,13 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.events import Event
 from millrace.core.fairness import Figures
 from millrace.core.types import StepRecord, Trajectory
-from millrace.ledger.reading.reader import LedgerReader
-from millrace.ledger.reading.samples import Sample
+from millrace.ledger.reading import LedgerReader
+from millrace.ledger.samples import Sample
 from millrace.observe.conversation_times import conversation, recorded
 from millrace.observe.replica_times import Hosts
 from millrace.observe.sinks.jsonl import read_events
 from millrace.observe.sinks.log_files import parts
-from millrace.run_directory.run_directory import RunDirectory
-from millrace.run_directory.run_lineage import read_parent
+from millrace.run_directory.run_directory import RunDirectory, read_parent
 from millrace.run_directory.views import (
     View,
     completions_of,

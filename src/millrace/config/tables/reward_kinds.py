@@ -1,14 +1,59 @@
-"""`[reward]`: rewards that ask or check without a function of the user's own."""
+"""`[reward]`: rewards that ask or check without a function of the user's own, the limits of reward workers,
+what is read of a text, and `[reward.agent]`, an agent as a program of its own.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from millrace.config.tables.reward_limits import Extract, RewardLimits
-from millrace.config.tables.section import Count, Seconds
+from millrace.config.tables.section import Count, Seconds, Section
+
+
+class RewardLimits(Section):
+    timeout_s: Seconds = 10.0
+    """Deadline of one scoring call. After the deadline the worker is killed, and the trajectory fails."""
+    memory_mb: int = Field(default=2048, ge=64, le=2**24)
+    """Memory that a reward worker may use, beyond its memory after the start and the imports."""
+    prove_references: bool = True
+    """Before a run, the reference answers of the first rows are scored, and the run is refused if one has not
+    full marks. False: the run begins all the same."""
+    workers: int = Field(default=1, ge=1, le=1024)
+    """Number of reward processes."""
+    workers_max: int | None = Field(default=None, ge=1, le=1024)
+    """Most reward processes: with a long queue there are more than `workers`. `"none"`: `workers`, always."""
+
+    @property
+    def most_workers(self) -> int:
+        return max(self.workers, self.workers_max or 0)
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The keys of this table, without those of the kind."""
+        return {key: value for key, value in self if key in RewardLimits.model_fields}
+
+    @property
+    def changed_limits(self) -> list[str]:
+        """The limits that are not at the default of the kind."""
+        fields = type(self).model_fields
+        return [key for key, value in self.limits.items() if value != fields[key].default]
+
+
+_EXTRACT = """Regular expression with one group that finds the answer in the completion. `"none"`: the answer
+is the whole completion."""
+_EXTRACT_ANSWER = """Regular expression with one group that finds the reference in the answer column. GSM8K:
+`#### (.+)`. `"none"`: the reference is the whole column."""
+_ANSWER_IS = """What the answer column holds. `"one"`: one text, number, truth value or date; a list or a
+table is refused. `"any"`: a list of answers, each of which is right. `"json"`, of `exact` alone: any value,
+and the completion is the same value as JSON."""
+AnswerIs = Annotated[Literal["one", "any", "json"], Field(description=_ANSWER_IS)]
+Extract = Annotated[str | None, Field(description=_EXTRACT)]
+ExtractAnswer = Annotated[str | None, Field(description=_EXTRACT_ANSWER)]
+
+
+# ---------------------------------------------------------------- kinds of rewards
 
 
 def _without_secrets(url: str) -> str:
@@ -124,4 +169,35 @@ class PatternRewardSection(RewardLimits):
     def _one_pattern(self) -> Self:
         if (self.pattern is None) == (self.pattern_column is None):
             raise ValueError("one of `reward.pattern` and `reward.pattern_column` is needed, and not both")
+        return self
+
+
+# ---------------------------------------------------------------- agent
+
+
+class AgentSection(Section):
+    command: tuple[str, ...] = ()
+    """The program and its arguments. `{column}` becomes that column of the row. `OPENAI_BASE_URL`,
+    `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_API_KEY` say where it asks for turns."""
+    function: str | None = None
+    """In place of a command: `package.module:name` or `file.py:name`, a function
+    `def solve(row, base_url, key)`. It runs in a process of its own. `"none"`: there is a command."""
+    variables: dict[str, str] = Field(default={})
+    """More environment variables of the agent."""
+    task_directory: str | None = None
+    """The column with a task directory in Harbor's form: `instruction.md`, files, and `tests/test.sh`. The
+    agent gets the files, and the instruction as the column `instruction`. `"none"`: there is none."""
+    recovery: Literal["replayed", "failed"] = "replayed"
+    """What follows if the process of an episode is lost. `"replayed"`: a new agent gets the recorded turns.
+    If it asks something else, the trajectory begins again. `"failed"`: the trajectory fails."""
+    end_s: Seconds = 2.0
+    """How long an agent may run on after a budget has ended its episode. Then it is killed. This time is a
+    part of `reward.timeout_s`. The rest of that is the deadline from one request to the next."""
+    memory_mb: Count = 2048
+    """Memory of one agent."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if bool(self.command) == (self.function is not None):
+            raise ValueError("`reward.agent` needs either `command` or `function`")
         return self

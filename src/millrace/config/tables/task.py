@@ -1,4 +1,7 @@
-"""`[task]` and `[reward]`: where prompts come from, and what a completion is worth."""
+"""`[task]`, `[reward]` and `[selection]`: where prompts come from, what a completion is worth, and which
+rows rest, because the model always or never solves them. `task.kind = "mixture"`: several tasks, each
+with a weight and, if it needs one, a reward of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from millrace.config.tables.agent import AgentSection
-from millrace.config.tables.reward_kinds import JsonRewardSection, JudgeRewardSection, PatternRewardSection
-from millrace.config.tables.reward_limits import AnswerIs, Extract, ExtractAnswer, RewardLimits
+from millrace.config.tables.reward_kinds import (
+    AgentSection,
+    AnswerIs,
+    Extract,
+    ExtractAnswer,
+    JsonRewardSection,
+    JudgeRewardSection,
+    PatternRewardSection,
+    RewardLimits,
+)
 from millrace.config.tables.section import NAME, Count, Seconds, Section, Seed
 
 Arguments = Annotated[
@@ -255,3 +265,87 @@ def members_of(reward: AnyReward) -> dict[str, OneReward]:
     if isinstance(reward, SumRewardSection):
         return {member.name: member.reward for member in reward.members}
     return {"": reward}
+
+
+# ---------------------------------------------------------------- mixture
+
+
+BLOCK = 1000
+"""Groups of the stream in which the shares of the parts are exact, to whole groups."""
+
+
+class MixturePart(Section):
+    name: str = Field(pattern=NAME)
+    """What it is called in rows and metrics. Small letters, digits, `-` and `_`."""
+    weight: float = Field(default=1.0, gt=0, le=1e6)
+    """Its share of the prompts is `weight` over the sum of the weights."""
+    task: Task
+    """As `[task]`: where its prompts come from."""
+    reward: AnyReward | None = Field(default=None, discriminator="kind")
+    """As `[reward]`, without limits: those of `[reward]` hold. `"none"`: it is `[reward]`."""
+
+
+class MixtureTaskSection(Section):
+    kind: Literal["mixture"] = "mixture"
+    """Several tasks in one stream of prompts, each with its weight."""
+    parts: tuple[MixturePart, ...] = Field(min_length=1)
+    """`task.parts` is a list of tables, each headed `[[task.parts]]`. See docs/data.md."""
+    correct_at: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """A reward of at least this counts as correct in the metric NAME/pass_rate of a part."""
+
+    @property
+    def quotas(self) -> tuple[int, ...]:
+        """Groups of each part in a block, by the method of the largest remainder. Their sum is `BLOCK`."""
+        total = sum(part.weight for part in self.parts)
+        due = [BLOCK * part.weight / total for part in self.parts]
+        quotas = [int(one) for one in due]
+        by_remainder = sorted(range(len(due)), key=lambda i: quotas[i] - due[i])
+        for index in by_remainder[: BLOCK - sum(quotas)]:
+            quotas[index] += 1
+        return tuple(quotas)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [part.name for part in self.parts]
+        for part, quota in zip(self.parts, self.quotas, strict=True):
+            which = f"`task.parts` ({part.name})"
+            if names.count(part.name) > 1:
+                raise ValueError(f"{which}: it is the name of two: give each its own")
+            if not quota:
+                raise ValueError(
+                    f"{which}: `weight` ({part.weight:g}) is less than one prompt in {BLOCK}: raise it, or "
+                    "leave the part out"
+                )
+            if part.reward is None:
+                continue
+            for key in part.reward.changed_limits:
+                raise ValueError(f"{which}: `{key}` is a limit of all parts: set `reward.{key}`")
+        return self
+
+
+# ---------------------------------------------------------------- selection
+
+
+class SelectionSection(Section):
+    retry: float = Field(default=0.1, ge=0.01, le=1)
+    """Least probability with which a prompt of the stream is taken. So a row that rests is tried again."""
+    correct_at: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """A reward of at least this is correct."""
+
+
+class RestSelection(SelectionSection):
+    kind: Literal["rest"] = "rest"
+    """A row rests while its last `groups` groups were all solved, or all hopeless: the rewards within a group
+    are equal, and at least `correct_at` (solved) or less (hopeless)."""
+    groups: Count = 2
+    """Groups in a row that must be solved before the row rests, or hopeless."""
+
+
+class SignalSelection(SelectionSection):
+    kind: Literal["signal"] = "signal"
+    """A row is taken with the probability 4 p (1 - p), where p is its pass rate: most often at p = 0.5."""
+    discount: float = Field(default=0.5, ge=0, le=1)
+    """Weight of a group of the row in p, relative to its next group. 0: only the last one counts."""
+
+
+Selection = RestSelection | SignalSelection

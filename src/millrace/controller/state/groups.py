@@ -15,7 +15,7 @@ class GroupRecord:
 
     def __init__(self, group: Group, birth: int, samples: int, started_s: float | None = None) -> None:
         """`started_s` None: the group started in an earlier session. The members after the first `samples`
-        are held back (`schedule.screen`), unless one of them has started; 0: none is."""
+        are held back (`schedule.admit`), unless one of them has started; 0: none is."""
         self.group, self.view, self.started_s = group, GroupView(group.group_id, birth), started_s
         rest = group.members[samples:] if samples else []
         self.unstarted = rest if all(m.state is State.QUEUED and not m.lease for m in rest) else []

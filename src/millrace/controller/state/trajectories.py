@@ -31,8 +31,8 @@ from millrace.core.types import (
     Trajectory,
     Work,
 )
+from millrace.schedule.admit import refuse_endless, screened_reward
 from millrace.schedule.lengths import PastLengths
-from millrace.schedule.screen import refuse_endless, screened_reward
 from millrace.schedule.view import QueuedView
 
 NO_BASELINE = "the only scored member of its group: no baseline"

@@ -17,10 +17,9 @@ import torch
 from millrace.core.digest import MULTILINEAR, XXH3, NamedBuffer, digest_buffers, version_digest
 from millrace.core.errors import DataError
 from millrace.core.supported import DRAFTER, is_no_parameter
-from millrace.devices.device_digest import tensor_digests
-from millrace.devices.gpu import has_own_memory
-from millrace.devices.parallel import each
-from millrace.devices.weight_files import read_tensors
+from millrace.devices.gpu import has_own_memory, tensor_digests
+from millrace.devices.large_memory import each
+from millrace.devices.served_weights import read_tensors
 from millrace.engines.own.architecture import Architecture
 
 Tensor = torch.Tensor

@@ -33,16 +33,14 @@ from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedS
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAttention, Segment
-from millrace.engines.own.cache import KVCache
+from millrace.engines.own.cache import KeptSequences, KVCache
 from millrace.engines.own.decode import DecodeBatch
 from millrace.engines.own.forward import Attention, ForwardPass
-from millrace.engines.own.kept_sequences import KeptSequences
 from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampling_options import recorded_routing, routing_memory
 from millrace.rollout.continuation import Continuation
-from millrace.rollout.intake import Intake
+from millrace.rollout.intake import Intake, Queues
 from millrace.rollout.protocol import EngineOptions
-from millrace.rollout.queues import Queues
 
 
 class Sleeping:

@@ -1,4 +1,5 @@
-"""The engine protocol on a running server.
+"""The engine protocol on a running server, and a version as a file that servers load, in a directory that
+both hosts see under one path.
 
 A request belongs to one version. The engine sends a request after that version was loaded and proved, and the
 request ends before the next version is loaded. So each of its tokens names that version. A load aborts all
@@ -7,33 +8,38 @@ computes keys and values with the new weights.
 
 The server names its weights by the label of the load. The end of a request names the labels of the weights
 that sampled it; SGLang names one with every token. An unknown label means that somebody else loads weights.
+
+The first replica writes the file, and the other replicas find the file there. A replica holds a shared lock
+while it needs the file; the lock ends with the process. Files of older versions without a lock are removed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import shutil
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 
-from millrace.core.digest import digest_buffers, kind_of
-from millrace.core.errors import DigestMismatchError, WeightsError, WorkerError
+from millrace.core.digest import NamedBuffer, digest_buffers, kind_of
+from millrace.core.errors import DigestMismatchError, UnknownVersionError, WeightsError, WorkerError, writing
 from millrace.core.protocols import WeightsReader
 from millrace.core.types import ReplicaLoad
-from millrace.devices.parallel import each
-from millrace.engines.server.handover import Handover
+from millrace.devices.large_memory import each
+from millrace.engines.server.client import StreamedTokens, Streams
 from millrace.engines.server.server_dialect import Dialect, Sampled, Token
-from millrace.engines.server.streams import StreamedTokens, Streams
 from millrace.engines.vllm.proof import Proof
 from millrace.rollout.continuation import Continuation
-from millrace.rollout.intake import Intake
-from millrace.rollout.queues import Queues
-from millrace.rollout.shared_replica import Sleepless
+from millrace.rollout.intake import Intake, Queues
+from millrace.rollout.replica import Sleepless
 
 STEP_S = 0.5  # a step waits for a token of each request that decodes, and a command waits for the step
 QUIET_S = 10.0  # after so long without a token the engine checks that the server lives
@@ -217,3 +223,111 @@ class ServerEngine(Sleepless, Queues):
 
     def _under_way(self) -> Collection[Continuation]:
         return self._running.values()
+
+
+# ---------------------------------------------------------------- a version as a file
+
+
+FILE = "model.safetensors"
+HEAD = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+class Handover:
+    """One replica's view of `directory`. A replica needs one version at a time.
+
+    `with_head`: the server has a head of its own, although the model's head is tied to its embedding.
+    """
+
+    def __init__(self, directory: Path, *, with_head: bool) -> None:
+        self._directory, self._with_head = directory.absolute(), with_head
+        self._locked: int | None = None  # a file descriptor
+        with writing(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def hold(self, version: int, digest: str, reader: WeightsReader) -> Path:
+        """A directory with `version` in it. The directory stays until the next call, or `close`.
+
+        Raises: UnknownVersionError, TornVersionError; StorageError."""
+        own = "-own-head" if self._with_head else ""
+        place = self._directory / f"v{version:08d}-{digest}{own}"
+        with writing(place), self._alone():
+            if not (place / FILE).exists():
+                self._write(place, version, digest, reader)
+            locked = os.open(place / FILE, os.O_RDONLY)
+            fcntl.flock(locked, fcntl.LOCK_SH)
+            self._let_go()
+            self._locked = locked
+            self._sweep(older_than=place.name)
+        return place
+
+    def close(self) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._locked is not None:
+            os.close(self._locked)
+        self._locked = None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with open(self._directory / "lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, place: Path, version: int, digest: str, reader: WeightsReader) -> None:
+        """The directory gets its name when it is complete. A torn directory stays a draft, which the next
+        writer replaces."""
+        draft = self._directory / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        with reader.view(version) as (staged, buffers):
+            if staged != digest:
+                raise UnknownVersionError(f"version {version} was staged anew: {staged}, not {digest}")
+            write_safetensors(draft / FILE, with_head(buffers) if self._with_head else buffers)
+        draft.rename(place)
+
+    def _sweep(self, older_than: str) -> None:
+        for place in sorted(self._directory.glob("v*-*")):
+            if place.name >= older_than:
+                return
+            with suppress(BlockingIOError, FileNotFoundError), open(place / FILE, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (place / FILE).unlink()
+            with suppress(OSError):  # the directory is in use, here or on another host
+                place.rmdir()
+
+
+def with_head(buffers: Sequence[NamedBuffer]) -> list[NamedBuffer]:
+    """`buffers` with the embedding as the head too, if they have no head.
+
+    Raises: WeightsError: there is no embedding, or there are several."""
+    if any(buffer.name == HEAD for buffer in buffers):
+        return list(buffers)
+    embeddings = [buffer for buffer in buffers if buffer.name.endswith(EMBEDDING)]
+    if len(embeddings) != 1:
+        raise WeightsError(
+            f"the server has a head of its own (`tie_word_embeddings` false), the weights have none, and "
+            f"{len(embeddings)} of them are called *{EMBEDDING}"
+        )
+    return [*buffers, msgspec.structs.replace(embeddings[0], name=HEAD)]
+
+
+def write_safetensors(path: Path, buffers: Sequence[NamedBuffer]) -> None:
+    """Write a file of the format at github.com/huggingface/safetensors, straight from the buffers."""
+    header, offset = {}, 0
+    for buffer in buffers:
+        end = offset + memoryview(buffer.data).nbytes
+        header[buffer.name] = {
+            "dtype": _DTYPES[buffer.dtype],
+            "shape": buffer.shape,
+            "data_offsets": (offset, end),
+        }
+        offset = end
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    with open(path, "wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for buffer in buffers:
+            file.write(buffer.data)

@@ -1,9 +1,11 @@
-"""`vllm serve`. Names no torch. vLLM has most of these routes with `VLLM_SERVER_DEV_MODE=1` only."""
+"""`vllm serve`: its routes, its settings in its own words, and those that do not fit a run. Names no torch.
+vLLM has most of these routes with `VLLM_SERVER_DEV_MODE=1` only.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,7 @@ import msgspec
 from millrace.core.errors import ConfigError, boundary
 from millrace.engines.server.client import ANSWER_S, ERROR_CHARS_MAX, LOAD_S, WORK_S, Client
 from millrace.engines.server.server_dialect import Offer, ReadPart, Requirements, Sampled, Token
-from millrace.engines.server.vllm_settings import capacity, unfit, unties
-from millrace.engines.vllm.sampling_params import sampling_arguments
+from millrace.engines.vllm.vllm_arguments import sampling_arguments
 from millrace.rollout.continuation import Continuation
 
 GENERATE = "/inference/v1/generate"
@@ -151,3 +152,63 @@ def _read(data: str) -> Sampled:
         token.logprob = token.logprob if token.logprob > NOT_FINITE else math.nan
     labels = [tokens.version for tokens in choice.weight_versions or ()]
     return Sampled(tokens, choice.finish_reason, labels)
+
+
+# ---------------------------------------------------------------- settings
+
+
+def unfit(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]:
+    model, scheduler = settings["model_config"], settings["scheduler_config"]
+    if model["logprobs_mode"] != "processed_logprobs":
+        yield f"its log-probs are {model['logprobs_mode']}: start it with --logprobs-mode processed_logprobs"
+    if model["max_model_len"] < requirements.max_sequence_tokens:
+        yield (
+            f"it holds sequences of {model['max_model_len']} tokens: start it with --max-model-len "
+            f"{requirements.max_sequence_tokens}, or lower `rollout.max_sequence_tokens`"
+        )
+    if scheduler["max_num_seqs"] <= requirements.slots:
+        yield (
+            f"it decodes {scheduler['max_num_seqs']} sequences at a time, and one is for the proof of what "
+            f"it serves: start it with --max-num-seqs {requirements.slots + 1}, or lower `rollout.slots`"
+        )
+    if settings.get("speculative_config") is not None:
+        yield (
+            "it guesses tokens ahead: start it without --speculative-config. On a CPU its log-probs are "
+            "wrong then, and on a GPU nobody has looked"
+        )
+    dtype = str(model["dtype"]).removeprefix("torch.")
+    if dtype not in (requirements.dtype, "float32"):
+        yield (
+            f"it computes in {dtype}, and `model.dtype` is {requirements.dtype}: start it with --dtype "
+            f"{requirements.dtype}"
+        )
+    if _device(settings) == "cpu":
+        yield from _unfit_cpu(settings, requirements)
+
+
+def _unfit_cpu(settings: dict[str, Any], requirements: Requirements) -> Iterator[str]:
+    if requirements.tied and not unties(settings):
+        yield (
+            "on a CPU vLLM does not renew a head that is tied to the embedding: start it with --load-format "
+            """dummy --hf-overrides '{"tie_word_embeddings": false}'"""
+        )
+    if settings["scheduler_config"]["enable_chunked_prefill"]:
+        yield (
+            "on a CPU vLLM fails on a prompt in parts: start it with --no-enable-chunked-prefill and "
+            "--max-num-batched-tokens of at least --max-model-len"
+        )
+
+
+def _device(settings: dict[str, Any]) -> str:
+    return str(settings["device_config"]["device"])
+
+
+def unties(settings: dict[str, Any]) -> bool:
+    overrides = settings["model_config"]["hf_overrides"]
+    return isinstance(overrides, dict) and overrides.get("tie_word_embeddings") is False
+
+
+def capacity(settings: dict[str, Any]) -> int:
+    """Of keys and values, in tokens."""
+    cache = settings["cache_config"]
+    return int(cache["num_gpu_blocks"] or 0) * int(cache["block_size"])

@@ -1,25 +1,34 @@
-"""A version from the relay's memory into vLLM's model, in each of its worker processes.
+"""A version from the relay's memory into vLLM's model, in each of its worker processes, or into its slot for
+an adapter that it computes beside the base weights (LoRA). Where the device is lent in shifts, the next
+load fills what is taken again.
 
 vLLM's own loader fuses the tensors, takes this rank's block and packs it. The loader reads the relay's
 memory, each byte of this rank's block once: there is no other copy on the host. A GPU copies from there
 directly.
+
+On a GPU vLLM's own sleep mode gives back the memory. vLLM's worker for a CPU ignores sleep mode.
+
+There is one slot for an adapter, and every request names it. A load replaces the adapter in the slot. So
+requests that are running go on under the new adapter, as they do under new weights.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 
 from millrace.core.digest import NamedBuffer
-from millrace.core.errors import UnknownVersionError
+from millrace.core.errors import ConfigError, UnknownVersionError
 from millrace.core.protocols import WeightsReader
 from millrace.devices.gpu import has_own_memory
+from millrace.devices.low_rank import BASE, DOWN, UP
 from millrace.devices.pinned import pinned
+from millrace.devices.released_memory import ReleasedMemory
 from millrace.devices.served_weights import Base
-from millrace.engines.vllm.adapter_slot import has_slot, open_slot, replace_adapter
+from millrace.placement.memory.engine_memory import slot_rank
 from millrace.rollout.protocol import NativeAdapter
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -119,3 +128,106 @@ def _pack_again(model: torch.nn.Module) -> None:
             method.process_weights_after_loading(layer)
         elif type(method).__name__ == "UnquantizedFusedMoEMethod" and layer.w13_weight.device.type == "cpu":
             method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def release(worker: Any) -> None:
+    """Give back the memory of weights, keys and values. `collective_rpc` calls this with a vLLM worker, in
+    the worker's process. Nothing of a request may be in the cache."""
+    if has_own_memory(worker.device):
+        worker.sleep(level=2)
+        return
+    model = worker.model_runner.get_model()
+    for module in model.modules():
+        if hasattr(module, "cpu_linear"):
+            cast(Any, module).cpu_linear = None  # has packed weights; a load packs anew
+    tensors = [*model.parameters(), *worker.model_runner.kv_caches]
+    worker.millrace_released = ReleasedMemory(tensors, device_type=worker.device.type)
+
+
+def take_again(worker: Any) -> None:
+    """Take what `release` gave back. The model has no weights before the next load."""
+    if has_own_memory(worker.device):
+        worker.wake_up()
+    else:
+        worker.millrace_released.take_again()
+
+
+# ---------------------------------------------------------------- the slot for an adapter
+
+
+Factors = tuple[torch.Tensor, torch.Tensor]
+"""A and B of a layer: (rank, inputs) and (outputs, rank)."""
+
+SLOT = 1
+"""The adapter's number in vLLM."""
+
+
+def slot_arguments(adapter: NativeAdapter) -> dict[str, Any]:
+    """vLLM's arguments for the slot."""
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": slot_rank(adapter.rank),
+        "lora_target_modules": list(adapter.targets),
+    }
+
+
+def lora_request() -> Any:
+    """Names the adapter in the slot. vLLM finds it there, and reads no file."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("published", SLOT, "in-memory")
+
+
+def open_slot(worker: Any, weights: Iterable[str], adapter: NativeAdapter) -> None:
+    """From now on the slot of this vLLM worker gets such adapters, of a model with these `weights`.
+
+    Raises: ConfigError: vLLM has no place for some of the matrices. It would leave them out."""
+    matrices = (name.removesuffix(".weight") for name in weights if ".layers." in name)
+    wanted = {name for name in matrices if name.rpartition(".")[2] in adapter.targets}
+    manager = _manager(worker)
+    parts = (name for names in manager.packed_modules.values() for name in names)
+    if unable := sorted(wanted - (manager.modules.keys() - manager.packed_modules.keys()).union(parts)):
+        raise ConfigError(
+            f"vLLM has no place for an adapter of {', '.join(unable[:4])}.\n"
+            "  Set `rollout.native_adapters` to false: then adapters are merged"
+        )
+    worker.millrace_adapter = adapter
+
+
+def has_slot(worker: Any) -> bool:
+    return hasattr(worker, "millrace_adapter")
+
+
+def replace_adapter(worker: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put the adapter with these published `tensors` into the slot of a vLLM worker."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.lora_weights import LoRALayerWeights
+
+    manager, scale = _manager(worker), worker.millrace_adapter.scale
+    loras = {
+        layer: LoRALayerWeights(layer, len(down), 0, down, up, scaling=scale)
+        for layer, (down, up) in factors(tensors, manager.lora_config.lora_dtype).items()
+    }
+    manager.remove_adapter(SLOT)
+    manager.add_adapter(LoRAModel(SLOT, worker.millrace_adapter.rank, loras))
+    manager.activate_adapter(SLOT)
+
+
+def factors(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, Factors]:
+    """Copies of A and B, by the name of their layer."""
+    layers = sorted({name.rpartition(".")[0] for name in tensors if name != BASE})
+    return {
+        layer: (
+            tensors[f"{layer}.{DOWN}"].to(dtype, copy=True),
+            tensors[f"{layer}.{UP}"].to(dtype, copy=True),
+        )
+        for layer in layers
+    }
+
+
+def _manager(worker: Any) -> Any:
+    return worker.model_runner.lora_manager._adapter_manager

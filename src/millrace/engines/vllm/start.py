@@ -18,23 +18,19 @@ from millrace.core.errors import ConfigError, RemoteError, WeightsError, boundar
 from millrace.devices.device import computes, computing_dtype, torch_device
 from millrace.devices.low_rank import BASE
 from millrace.devices.served_weights import Base
-from millrace.engines.vllm.adapter_slot import Factors, factors, slot_arguments
-from millrace.engines.vllm.async_engine import AsyncVllmEngine
-from millrace.engines.vllm.draft_repair import repair_sampler
-from millrace.engines.vllm.extension import MillraceWorker
-from millrace.engines.vllm.frontend import Frontend
-from millrace.engines.vllm.loading import as_tensor, load_base
-from millrace.engines.vllm.mode import VllmMode
+from millrace.engines.vllm.async_engine import AsyncVllmEngine, Frontend
+from millrace.engines.vllm.extension import MillraceWorker, repair_sampler
+from millrace.engines.vllm.loading import Factors, as_tensor, factors, load_base, slot_arguments
+from millrace.engines.vllm.mode import VllmEngine, VllmMode
 from millrace.engines.vllm.processes.rank_end import RankEnd
 from millrace.engines.vllm.processes.vllm_sockets import unnamed_sockets
 from millrace.engines.vllm.proof import Proof
-from millrace.engines.vllm.vllm_drafts import (
+from millrace.engines.vllm.vllm_arguments import (
     DraftCounts,
     draft_arguments,
     draft_cache_bytes,
     draft_step_tokens,
 )
-from millrace.engines.vllm.vllm_engine import VllmEngine
 from millrace.engines.vllm.vllm_versions import installed, refuse_missing_package
 from millrace.placement.memory.model_shape import kv_token_bytes
 from millrace.placement.model_directory import read_model_config

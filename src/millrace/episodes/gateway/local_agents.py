@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.config.tables.agent import AgentSection
+from millrace.config.tables.reward_kinds import AgentSection
 from millrace.core.errors import DataError, writing
 from millrace.episodes.agents.agent_process import AgentEnd, AgentLimits, AgentProcess, remove_directory
 from millrace.episodes.agents.agents import Agents

@@ -2,8 +2,8 @@
 
 needs               each worker of a run, a checkpoint, the disk: from the model's directory
 activation_memory   what a step of the trainer or of a replica needs for a moment
-engine_memory       what any process keeps, and a replica by its engine
-planned_memory      a model and devices that are not here, by their dimensions: for the simulator
+engine_memory       what any process keeps, and a replica by its engine; a model and devices that are not
+                    here, by their dimensions: for the simulator
 model_shape         the dimensions of a model, bytes of a number, keys and values of a token
 
 `assign` adds these up on each device and host.

@@ -136,7 +136,7 @@ def _gathers(config: Config) -> bool:
 def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> int:
     """Copies of all layers in the computing format, which autocast keeps for the gradient. Ranks gather such
     copies. A trainer on a CPU has one of each matrix, of the output projection too, for all rows
-    (`trainer.kernels.narrow`)."""
+    (`trainer.kernels.fused_attention`)."""
     layers = shape.layers * shape.layer_weights
     if not on_gpu and config.trainer.ranks == 1 and size < 4:
         layers = 0 if config.adapter.rank is not None else layers

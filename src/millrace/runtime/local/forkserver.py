@@ -38,7 +38,7 @@ from typing import NoReturn
 import msgspec
 
 from millrace.core.errors import WorkerError
-from millrace.runtime import process, stacks
+from millrace.runtime import process
 from millrace.runtime.local import worker_process
 
 MAX_PACKET = 128 * 1024
@@ -247,7 +247,7 @@ def main() -> None:
     process.adopt_orphans()
     process.set_title("forkserver")
     process.leave_signals()
-    signal.signal(stacks.DUMP_STACKS, signal.SIG_IGN)
+    signal.signal(process.DUMP_STACKS, signal.SIG_IGN)
     sys.path[:] = setup.sys_path
     os.environ.pop("PYTHONPATH", None)
     if setup.python_path is not None:

@@ -18,8 +18,8 @@ from millrace.core.placement import Place
 from millrace.runtime import process
 from millrace.runtime.local.framing import Framing, Kind, Payload
 from millrace.runtime.local.launcher import Child, Launcher
+from millrace.runtime.process import DUMP_STACKS
 from millrace.runtime.seam import CREDIT_STEP, PING, STREAM_WINDOW, died, late, where
-from millrace.runtime.stacks import DUMP_STACKS
 
 DRAIN_S = 0.005
 """How long the report of a death waits, while the last bytes of the worker are read."""

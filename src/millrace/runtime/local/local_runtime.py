@@ -3,7 +3,7 @@
     controller ── forkserver ── worker, worker, ...
          └─── a socketpair each ───┘
 
-Linux only (`kernel.py`). Spawn from the main thread: the forkserver's
+Linux only (`process.check_kernel`). Spawn from the main thread: the forkserver's
 parent-death signal follows the thread that started it.
 """
 
@@ -22,13 +22,12 @@ from msgspec.structs import replace
 
 from millrace.core.errors import WorkerError
 from millrace.core.placement import HERE, THIS_HOST, Place
-from millrace.runtime.gang import GangHandle
-from millrace.runtime.kernel import check_kernel
 from millrace.runtime.local.handle import LocalHandle
 from millrace.runtime.local.launcher import Launcher
 from millrace.runtime.logs import LOG_LOOK_S, bound_log, open_log
+from millrace.runtime.process import check_kernel
 from millrace.runtime.seam import PING
-from millrace.runtime.workers import CLOSE_TIMEOUT_S, Workers, file_name
+from millrace.runtime.workers import CLOSE_TIMEOUT_S, GangHandle, Workers, file_name
 
 
 class LocalRuntime:
@@ -79,7 +78,7 @@ class LocalRuntime:
 
         With `place.python` that interpreter starts afresh, which takes longer than a fork, and imports its
         own packages; see `runtime.local.spawned`. With several `place.ranks` the worker is that many
-        processes, NAME.RANK each; see `runtime.gang`.
+        processes, NAME.RANK each; see `runtime.workers`.
         """
 
         async def begin(member: LocalHandle, place: Place) -> None:

@@ -22,9 +22,8 @@ from typing import Any
 
 from millrace.core.errors import StaleEpochError
 from millrace.runtime.local.framing import Framing, Kind, Payload
-from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF, NOTICED
+from millrace.runtime.process import CONTROLLER_LOST, CUT_OFF, NOTICED, answer_dumps
 from millrace.runtime.seam import PING, ExecutedCalls, begin_stream, crossing, load_class, where
-from millrace.runtime.stacks import answer_dumps
 from millrace.runtime.vitals import VitalSigns
 
 GRACE_S = 25.0

@@ -1,4 +1,6 @@
-"""Trees of tokens packed into rows, so that a prefix that several sequences share is forwarded once.
+"""Trees of tokens packed into rows, so that a prefix that several sequences share is forwarded once; and the
+shares of a batch: the rows, and the tokens of rows, that a rank trains on. Every rank packs the same
+rows, so ranks need no exchange.
 
 A tree is a prompt and its completions. Its sequences are laid out in lexicographic order. Each sequence adds
 only the tokens that it does not share with the sequence before it. No earlier sequence shares more tokens,
@@ -19,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.core.errors import DataError
-from millrace.trainer.recorded.recorded_routing import OWN, num_equal
-from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+from millrace.trainer.ranks.mesh import Ranks
+from millrace.trainer.recorded import OWN, TokenMasks, num_equal
 
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
@@ -221,3 +223,73 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
     tokens_T, positions_T, sources_N, targets_N, flat_N = map(np.concatenate, zip(*columns, strict=True))
     routing_TW = np.concatenate(routing) if routing else None
     return Row(tokens_T, positions_T, tuple(segments), sources_N, targets_N, flat_N, routing_TW=routing_TW)
+
+
+# ---------------------------------------------------------------- shares of a batch
+
+
+def rows_of_rank(rows: Sequence[Row], ranks: Ranks) -> list[Row]:
+    """This rank's rows, as many as every other rank's. A rank with fewer rows also runs rows that train
+    nothing, because every rank takes part in every exchange."""
+    if ranks.world == 1:
+        return list(rows)
+    shares = balanced([len(row.tokens_T) for row in rows], ranks.shard)
+    of_rank = [rows[index] for index in shares[ranks.shard_index]]
+    of_rank += [_idle(rows[0])] * (max(map(len, shares)) - len(of_rank))
+    return [share_of_row(row, ranks.sequence_index, ranks.sequence) for row in of_rank]
+
+
+def balanced(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
+    """Indices of rows for each share. Rows of similar size run at the same time, because ranks wait for one
+    another after each row. The longest of these rows goes to the share with the fewest tokens.
+
+    Degenerate:
+        Fewer rows than shares: the last shares are empty.
+    """
+    shares: list[list[int]] = [[] for _ in range(num_shares)]
+    tokens = [0] * num_shares
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    for begin in range(0, len(order), num_shares):
+        emptiest = sorted(range(num_shares), key=lambda share: tokens[share])
+        for index, share in zip(order[begin : begin + num_shares], emptiest, strict=False):
+            shares[share].append(index)
+            tokens[share] += sizes[index]
+    return shares
+
+
+def share_of_row(row: Row, index: int, count: int) -> Row:
+    """Tokens of `row` that rank `index` of `count` computes. Shares are equal: the last is padded. Sources
+    are counted from the begin of the share; segments are those of the whole row, for attention."""
+    if count == 1:
+        return row
+    length = -(-len(row.tokens_T) // count)
+    padding = length * count - len(row.tokens_T)
+    share = slice(index * length, (index + 1) * length)
+    trained = np.flatnonzero((row.sources_N >= share.start) & (row.sources_N < share.stop))
+    segments, routing_TW = row.segments, with_own(row.routing_TW, padding)
+    if padding:
+        segments += (RowSegment(len(row.tokens_T), padding, np.empty(0, np.int64)),)
+    return Row(
+        tokens_T=np.pad(row.tokens_T, (0, padding))[share],
+        positions_T=np.pad(row.positions_T, (0, padding))[share],
+        segments=segments,
+        sources_N=row.sources_N[trained] - share.start,
+        targets_N=row.targets_N[trained],
+        flat_N=row.flat_N[trained],
+        routing_TW=None if routing_TW is None else routing_TW[share],
+    )
+
+
+def _idle(row: Row) -> Row:
+    """A row of one token, which trains nothing."""
+    nothing = np.empty(0, np.int64)
+    return replace(
+        row,
+        tokens_T=row.tokens_T[:1],
+        positions_T=row.positions_T[:1],
+        segments=(RowSegment(0, 1, nothing),),
+        sources_N=nothing,
+        targets_N=nothing,
+        flat_N=nothing,
+        routing_TW=None if row.routing_TW is None else row.routing_TW[:1],
+    )

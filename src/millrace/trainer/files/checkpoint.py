@@ -1,4 +1,5 @@
-"""A training checkpoint: a directory that is complete or does not exist.
+"""A training checkpoint: a directory that is complete or does not exist. Its blocks are copied in memory
+first, so that no update waits for the disk.
 
 `manifest.json` has the version, and the size and digest of every other file. So a damaged checkpoint is
 refused. A checkpoint does not record which rank had which block: any number of ranks may go on from it.
@@ -10,23 +11,32 @@ refused. A checkpoint does not record which rank had which block: any number of 
       rng.safetensors        torch's generators; those of rank 1 as `cpu.1`
 
 Files of more than 4 GB are divided in Hugging Face's way: model-00001-of-00002.safetensors.
+
+A copy takes a tenth of the time of a write. It is made during the forward passes of the next step, of a state
+of `COPIED_BYTES_MIN` or more, where the host has room for it. A CPU computes a step for longer than it writes
+the state: there is no copy.
 """
 
 from __future__ import annotations
 
+import logging
+import mmap
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import torch
 
 from millrace.core.errors import DataError, boundary
+from millrace.core.progress import count
 from millrace.core.supported import DRAFTER
 from millrace.core.types import CheckpointInfo
-from millrace.devices.parallel import each
+from millrace.devices.inventory import read_memory
+from millrace.devices.large_memory import allocate, each
 from millrace.trainer.adapted_linear import trained_weights
 from millrace.trainer.drafter_training import DraftingTrainer
 from millrace.trainer.files.checkpoint_manifest import (
@@ -43,15 +53,16 @@ from millrace.trainer.files.checkpoint_manifest import (
     write_manifest,
 )
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.snapshot import Snapshot
 from millrace.trainer.files.tensor_files import TensorFile, fill, lay_out, make, open_tensors
 from millrace.trainer.model import not_finite, rounded_weights
 from millrace.trainer.optimizer import plain_tensors, rebuild_moments
-from millrace.trainer.publish.overlapped import Overlapped
+from millrace.trainer.publish.rechecked import Overlapped
 from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed, all_or_none
 from millrace.trainer.trainer import PolicyTrainer
 from millrace.trainer.value_head import PREFIX
+
+LOG = logging.getLogger(__name__)
 
 KINDS = ("model", "optimizer", "rng")
 SLACK_BYTES = 64 << 20  # for generators, a critic, and the alignment of blocks in a copy
@@ -277,3 +288,87 @@ with suppress(ImportError):  # another version of transformers: each load does i
     from transformers.models.qwen3 import modeling_qwen3  # noqa: F401  it imports what all families share
 
     get_checkpoint_conversion_mapping("")  # compiles the patterns of all families, and keeps them
+
+
+# ---------------------------------------------------------------- a copy in memory
+
+
+COPIED_BYTES_MIN = 10**9  # of a rank; a smaller state is written to the page cache during a step
+COPIED_FROM = {"cuda"}  # devices of the trainer
+FREE_SHARE = 0.5  # of the host's free memory, for the copies of all ranks
+ALIGNMENT = 64
+
+
+class Snapshot:
+    """Memory that is kept from checkpoint to checkpoint, because fresh pages take ten times as long."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks_here, self._offload = ranks.world // ranks.hosts, ranks.offload
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._refused = False
+        self._reserving = Thread()
+
+    def reserve(self, blocks: Collection[OwnedBlock], more_bytes: int) -> None:
+        """Allocate the memory of `blocks`, and `more_bytes`, in a thread, before the first checkpoint needs
+        it."""
+        num_bytes = sum(owned.block.nbytes for owned in blocks) + more_bytes
+        if self._copies(blocks, num_bytes):
+            self._reserving = Thread(target=self._has, args=(num_bytes,), name="snapshot", daemon=True)
+            self._reserving.start()
+
+    def forget(self) -> None:
+        """Give the memory back, until `reserve` or `of` needs memory again."""
+        if self._reserving.ident is not None:
+            self._reserving.join()
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def of(self, blocks: Collection[OwnedBlock]) -> list[OwnedBlock] | None:
+        """Copies of `blocks`, which stay until the next call. None: the state is small, or a CPU's, or the
+        host has no room."""
+        places, num_bytes = list[slice](), 0
+        for owned in blocks:
+            places.append(slice(num_bytes, num_bytes + owned.block.nbytes))
+            num_bytes += -(-owned.block.nbytes // ALIGNMENT) * ALIGNMENT
+        if self._reserving.ident is not None:
+            self._reserving.join()
+        if not self._copies(blocks, num_bytes) or not self._has(num_bytes):
+            return None
+        memory, on_gpu = self._memory, any(owned.block.is_cuda for owned in blocks)
+
+        def copy(block_and_place: tuple[OwnedBlock, slice]) -> OwnedBlock:
+            owned, place = block_and_place
+            copied = memory[place].view(owned.block.dtype).view(owned.block.shape)
+            with torch.no_grad():
+                copied.copy_(owned.block)
+            count(owned.block.nbytes)
+            return replace(owned, block=copied)
+
+        pairs = zip(blocks, places, strict=True)
+        if not on_gpu:
+            return each(copy, pairs, threads_min=2)
+        with torch.cuda.stream(torch.cuda.Stream()):  # beside what the next step computes
+            return [copy(pair) for pair in pairs]
+
+    def _copies(self, blocks: Collection[OwnedBlock], num_bytes: int) -> bool:
+        devices = {"cuda"} if self._offload else {owned.block.device.type for owned in blocks}
+        return num_bytes >= COPIED_BYTES_MIN and not devices.isdisjoint(COPIED_FROM)
+
+    def _has(self, num_bytes: int) -> bool:
+        """Whether the memory is there. The first time it is allocated."""
+        if len(self._memory) >= num_bytes:
+            return True
+        _, free_bytes = read_memory()
+        if num_bytes * self._ranks_here > FREE_SHARE * free_bytes:
+            if not self._refused:
+                LOG.warning(
+                    "a checkpoint of %.1f GB has no room for a copy in memory (%.1f GB are free, and half of "
+                    "them may be taken): the first update after a checkpoint waits until its files are "
+                    "written. A larger `checkpoints.every` makes that rarer",
+                    num_bytes * self._ranks_here / 1e9,
+                    free_bytes / 1e9,
+                )
+            self._refused = True
+            return False
+        self._memory = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+        allocate(self._memory.numpy())
+        return True

@@ -23,11 +23,10 @@ from millrace.trainer.adapted_linear import (
     trained_weights,
 )
 from millrace.trainer.files.checkpoint import refuse_another_model, verified
+from millrace.trainer.files.companion_files import CONFIG as ADAPTER_CONFIG
+from millrace.trainer.files.companion_files import PREFIX, peft_config, read_tokenizer, write_tokenizer
 from millrace.trainer.files.directories import atomic_directory
-from millrace.trainer.files.peft_config import CONFIG as ADAPTER_CONFIG
-from millrace.trainer.files.peft_config import PREFIX, peft_config
 from millrace.trainer.files.tensor_files import UnfusedTensors, fill, index, lay_out, make, open_tensors
-from millrace.trainer.files.tokens import read_tokenizer, write_tokenizer
 from millrace.trainer.model import load_model, named_weights
 from millrace.trainer.ranks.blocks import OwnedBlock, copy_into, owned_blocks
 from millrace.trainer.ranks.mesh import ALONE, Ranks, all_or_none

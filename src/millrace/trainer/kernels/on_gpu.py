@@ -25,7 +25,7 @@ from torch.nn import attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding
 
-from millrace.devices.grouped import group_ends, grouped_linear, has_grouped
+from millrace.devices.matmul import group_ends, grouped_linear, has_grouped
 
 Tensor = torch.Tensor
 LOG = logging.getLogger(__name__)

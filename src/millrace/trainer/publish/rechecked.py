@@ -1,17 +1,25 @@
-"""The digest of published weights, taken once more before they are trained on or saved: torch and JAX."""
+"""The digest of published weights, taken once more before they are trained on or saved: torch and JAX. The
+work overlaps with the trainer's next step.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import Generic, TypeVar
 
 from millrace.core.digest import NamedBlock, kind_of, version_digest
 from millrace.core.errors import DigestMismatchError
+from millrace.core.progress import CallProgress, of, waiting_for
 from millrace.core.types import Endpoint, Published
-from millrace.trainer.publish.overlapped import Overlapped
 from millrace.trainer.ranks.mesh import ALONE, Ranks, agreed
+
+T = TypeVar("T")
+
 
 RECHECK_SHARE = 0.01
 """The share of the time from update to update that digests before updates may take."""
@@ -88,3 +96,64 @@ def digest_of(blocks: Sequence[NamedBlock], dtype: str) -> str:
         return ""
     entries = ((name, dtype, block.shape, block.digest) for name, block in blocks)
     return version_digest(entries, kind_of(blocks[0][1].digest))
+
+
+# ---------------------------------------------------------------- work during the next step
+
+
+class Overlapped(Generic[T]):
+    """One work at a time, in a thread, with a group of `ranks` for this work alone.
+
+    Nothing changes the weights until the next update. So only an update that comes before `release` waits:
+    the owner calls `wait_read` before each update. `call`: the method of the trainer that waits for the end
+    of the work.
+    """
+
+    def __init__(self, call: str, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks.in_own_group()
+        self._thread, self._progress = ThreadPoolExecutor(1, call), CallProgress(call)
+        self._work: Future[T] | None = None
+        self._read = Event()
+        self._read.set()
+        self._waits_since_s: float | None = None
+        self._stall_s = 0.0
+
+    def begin(self, work: Callable[[], T], began_s: float) -> None:
+        """Begin `work` after the end of the work before. `began_s`: the time from which on the trainer waits,
+        by `time.perf_counter`."""
+        self.wait()
+        self._read.clear()
+        self._waits_since_s, self._stall_s = None, time.perf_counter() - began_s
+        self._work = self._thread.submit(self._do, work)
+
+    def release(self) -> float:
+        """The work calls this when it reads no more weights. Returns how long the trainer has waited for
+        it."""
+        if not self._read.is_set() and self._waits_since_s is not None:
+            self._stall_s += time.perf_counter() - self._waits_since_s
+        self._read.set()
+        return self._stall_s
+
+    def wait(self) -> bool:
+        """Wait until no work is running. Returns whether there was work and it did not fail."""
+        with waiting_for(self._progress):
+            return self._work is not None and self._work.exception() is None
+
+    def result(self) -> T:
+        """Wait for the result of the last work. Raises the work's error."""
+        assert self._work is not None, "nothing was begun"
+        with waiting_for(self._progress):
+            return self._work.result()
+
+    def _do(self, work: Callable[[], T]) -> T:
+        try:
+            with of(self._progress):
+                return work()
+        finally:
+            self.release()
+
+    def wait_read(self) -> None:
+        """Wait until the work reads no more weights."""
+        self._waits_since_s = time.perf_counter()
+        with waiting_for(self._progress):
+            self._read.wait()

@@ -29,9 +29,9 @@ from transformers.distributed import DistributedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from millrace.core.errors import DataError
+from millrace.trainer.ranks.blocks import blocks_on_host
 from millrace.trainer.ranks.gathering import gathering_modules
 from millrace.trainer.ranks.mesh import Ranks
-from millrace.trainer.ranks.offload import blocks_on_host
 from millrace.trainer.ranks.rank_exchange import joined, same, total
 
 # Styles of transformers' plans.

@@ -23,13 +23,12 @@ from transformers import PreTrainedModel
 
 from millrace.devices.gpu import on
 from millrace.trainer.ranks.mesh import Ranks
-from millrace.trainer.recorded.device_token_masks import masks_on
-from millrace.trainer.row_logprobs import token_logprobs
+from millrace.trainer.row_logprobs import masks_on, token_logprobs
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    from millrace.trainer.recorded.recorded_token_masks import TokenMasks
+    from millrace.trainer.recorded import TokenMasks
 
 
 def gathering_modules(

@@ -35,8 +35,7 @@ from millrace.weights.chain.wire import (
     as_bytes,
     connected,
 )
-from millrace.weights.delta_coding import apply, kind_of
-from millrace.weights.delta_packed import HEAD, RAW
+from millrace.weights.delta_coding import HEAD, RAW, apply, kind_of
 from millrace.weights.manifest import decode_manifest, in_order
 
 

@@ -23,9 +23,8 @@ from millrace.core.errors import DigestMismatchError, TornVersionError
 from millrace.core.progress import count
 from millrace.core.pulse import Pulse
 from millrace.weights.delta_coding import WIDTHS
-from millrace.weights.layout import Bytes, Memory
+from millrace.weights.layout import Bytes, Memory, check_room, complete_manifest, confirm, fill_in, take_slot
 from millrace.weights.manifest import check_sequence, in_order, placed, read_manifest
-from millrace.weights.slots import check_room, complete_manifest, confirm, fill_in, take_slot
 
 CHUNKS = 256
 CHUNK_STEP_BYTES, CHUNK_BYTES_MAX = 64 << 10, 4 << 20

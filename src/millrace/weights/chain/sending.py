@@ -28,8 +28,7 @@ from millrace.weights.chain.wire import (
     Want,
     as_bytes,
 )
-from millrace.weights.delta_coding import encode, kind_of
-from millrace.weights.delta_packed import RAW
+from millrace.weights.delta_coding import RAW, encode, kind_of
 from millrace.weights.layout import Bytes
 
 Give = Callable[[Link, ChunkedVersion, int], Awaitable[bool]]

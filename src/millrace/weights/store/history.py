@@ -1,4 +1,5 @@
-"""Older versions of a relay, each as a delta against the next newer version.
+"""Older versions of a relay, each as a delta against the next newer version. They are made in the
+background: no call of the relay waits.
 
 Slots have the newest versions. While two versions are in slots, the relay makes the delta from the newer
 version back to the older version. A reader can still get the older version after another version took its
@@ -18,26 +19,29 @@ base, so no reader applies a delta to other bytes. Every replica digests the ver
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
 
-from millrace.core.errors import TornVersionError, UnknownVersionError, WeightsError
+from millrace.core.errors import MillraceError, TornVersionError, UnknownVersionError, WeightsError
 from millrace.weights.layout import Memory
-from millrace.weights.store.background import BackgroundThread, reason_of
 from millrace.weights.store.directory import SlotWeights, chunk_deltas, expected_delta_bytes, same_layout
-from millrace.weights.store.rebuilding import (
+from millrace.weights.store.restoring import (
     LENGTH_BYTES,
     NAME,
     DeltaEntry,
+    all_slot_weights,
     delta_path,
     reachable,
     slot_digests,
 )
-from millrace.weights.store.restoring import all_slot_weights
+
+LOG = logging.getLogger(__name__)
 
 SURELY = 1.25  # a sample is off by less
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -169,3 +173,51 @@ def _write(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+# ---------------------------------------------------------------- in the background
+
+
+class BackgroundThread:
+    """Does `work` in a thread of its own after each `ask`. An `ask` during the work makes the thread work
+    once more. An error ends only the work in progress, and goes to the process's log. The thread dies with
+    the process."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._name, self._work = name, work
+        self._lock = threading.Lock()
+        self._requested = self._working = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether all requested work is done."""
+        return not self._working
+
+    def ask(self) -> None:
+        """Request the work. Returns at once. If no thread can start, the next `ask` tries again."""
+        with self._lock:
+            self._requested = True
+            if self._working:
+                return
+            try:
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                self._working = True
+            except RuntimeError as error:
+                LOG.warning("cannot %s: %s", self._name, error)
+
+    def _run(self) -> None:
+        while self._take_request():
+            try:
+                self._work()
+            except Exception:
+                LOG.exception("cannot %s", self._name)
+
+    def _take_request(self) -> bool:
+        with self._lock:
+            self._working, self._requested = self._requested, False
+            return self._working
+
+
+def reason_of(error: Exception) -> str:
+    """The error's message, with its type if the error is not Millrace's."""
+    return str(error) if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 
 from millrace.devices.draft_head import DraftHead, shapes
 from millrace.engines.own.architecture import Architecture
-from millrace.engines.own.drafts.drafter import Drafter
+from millrace.engines.own.drafts.drafter import PAYS, Drafter, Worth
 from millrace.engines.own.drafts.drafting_engine import DraftingEngine
-from millrace.engines.own.drafts.worth import PAYS, Worth
 from millrace.engines.own.parameters import Parameters
 from millrace.rollout.continuation import Continuation
 from millrace.rollout.protocol import EngineOptions

@@ -1,1 +1,0 @@
-"""Why log-probs disagree: where trainer and engine first differ from transformers in float64."""

@@ -1,1 +1,0 @@
-"""What engines recorded with the tokens, as the trainer computes with it."""
