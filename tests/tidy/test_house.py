@@ -50,7 +50,7 @@ BUDGETS = {
     "millrace_sim": 5_800,
     "millrace_sweeps": 1_300,
     "millrace_ui": 4_600,
-    "observe": 2_250,
+    "observe": 2_300,
     "placement": 1_150,
     "quickstart": 300,
     "rewards": 2_200,
