@@ -4,7 +4,7 @@ Needs: pip install inspect-ai openai
 """
 
 from inspect_ai import Task, eval_async
-from inspect_ai.agent import react
+from inspect_ai.agent import AgentSubmit, react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import get_model
 from inspect_ai.scorer import match
@@ -28,7 +28,8 @@ def multiply():
 async def solve(row, base_url, key):
     model = get_model("openai-api/millrace/policy", base_url=f"{base_url}/v1", api_key=key)
     sample = Sample(input=row["prompt"], target=row["answer"])
-    task = Task(dataset=[sample], solver=react(tools=[multiply()]), scorer=match(), message_limit=12)
+    solver = react(tools=[multiply()], submit=AgentSubmit(answer_only=True))
+    task = Task(dataset=[sample], solver=solver, scorer=match("exact"), message_limit=12)
     (log,) = await eval_async(task, model=model)
     if log.status != "success":
         raise RuntimeError(log.error.traceback)
