@@ -55,7 +55,7 @@ class ThreadAgent:
             assert settled.wait(60)
         assert pending.outcome is not None
         if isinstance(pending.outcome, RefusedCall):
-            self.session.counts.refused += 1  # as the server does, before the agent reads the answer
+            self.session.count_refusal(pending.outcome)  # as the server, before the agent reads the answer
             raise pending.outcome
         return pending.outcome
 

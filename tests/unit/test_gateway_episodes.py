@@ -239,12 +239,19 @@ def test_a_turn_without_an_end_ends_the_episode(tokenizer: Any) -> None:
     assert isinstance(end, Scored) and end.truncated and end.metrics["ended_by_tokens"] == 1.0
 
 
+def refused(ask: Any) -> None:
+    """Most requests are refused before they are calls."""
+    ask.__self__.session.count_refusal(RefusedCall("`n` asks for two"))
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
         (lambda row, ask: "nothing", "ended without a call"),
         (lambda row, ask: 1 / 0, "exit code 1"),
+        (lambda row, ask: refused(ask) or 1 / 0, "by zero\n  its last refused request: `n` asks for two"),
         (lambda row, ask: threading.Event().wait(9), "no call for 1 s"),
+        (lambda row, ask: refused(ask) or threading.Event().wait(9), "refused request: `n` asks for two"),
     ],
 )
 def test_an_agent_that_never_asks_has_no_prompt(tokenizer: Any, program: Program, reason: str) -> None:
@@ -370,11 +377,21 @@ def test_what_an_agent_asks_after_half_a_turn_is_not_counted(
 
     def refused_at_once(pending: PendingCall, reply: Reply) -> None:
         answer(pending, reply)
-        worker.running[-1].session.counts.refused += 1
+        worker.running[-1].session.count_refusal(RefusedCall("no"))
 
     monkeypatch.setattr(PendingCall, "answer", refused_at_once)
     end = worker.episodes.answer(worker.say(request, "half", Finish.LENGTH), worker.row)
     assert isinstance(end, Scored) and end.truncated and end.metrics["calls_refused"] == 0.0
+
+
+def test_an_agent_that_fails_later_tells_its_refused_request(tokenizer: Any) -> None:
+    def program(row: Row, ask: Ask) -> None:
+        ask(user(row["prompt"]))
+        ask(user("and?"), stop=["a"] * 17)
+
+    worker = Worker(tokenizer, program)
+    failed = worker.episodes.answer(worker.say(worker.begin(), "abc"), worker.row)
+    assert isinstance(failed, Failed) and "its last refused request: there may be 16 stop" in failed.reason
 
 
 def test_log_probs_are_those_of_the_record(tokenizer: Any) -> None:

@@ -121,7 +121,6 @@ class AgentEnvironment:
         self._asked: tuple[PendingCall, CallPlace] | None = None
         self._texts = list[str]()
         self._spent_s, self._is_late = 0.0, False
-        self._refusal = ""
 
     def reset(self, row: Row) -> Ids:
         """The prompt of the first call.
@@ -136,9 +135,7 @@ class AgentEnvironment:
             if self._is_late:
                 raise AgentError(f"the agent made no call within its task's {self._agent.time_s:g} s")
             _not_killed(end)
-            if self._refusal:
-                raise AgentError(f"its request was refused: {self._refusal}\n  {_said(end)}")
-            raise AgentError(f"the agent ended without a call: {_said(end)}")
+            raise AgentError(f"the agent ended without a call: {_said(end)}{_refused(self._agent)}")
         return Ids(self._asked[1].context, self._bounds(self._asked[0].call))
 
     def step(self, turn: SampledTurn) -> Observation | Done:
@@ -160,7 +157,7 @@ class AgentEnvironment:
             return Observation(ids, metrics=self._metrics(), after=place.after)
         end = self._agent.wait(0) if self._is_late else _not_killed(self._agent.wait(0))
         if end is None or (end.exit_code != 0 and not self._is_late):
-            raise AgentError(_said(end))
+            raise AgentError(f"{_said(end)}{_refused(self._agent)}")
         return Done(self._score(end), self._metrics())
 
     def cut_off(self) -> float:
@@ -189,7 +186,7 @@ class AgentEnvironment:
             if self._spent_s < agent.time_s:
                 raise AgentError(
                     f"the agent made no call for {self._parts.timeout_s:g} s, and has not ended\n"
-                    "  Raise `reward.timeout_s`, or see why it waits."
+                    f"  Raise `reward.timeout_s`, or see why it waits.{_refused(agent)}"
                 )
             agent.kill()
             if agent.wait(self._parts.end_s) is None:
@@ -203,7 +200,6 @@ class AgentEnvironment:
                 self._check(pending.call)
                 return pending, self._conversation.place(pending.call)
             except RefusedCall as error:
-                self._refusal = str(error)
                 pending.refuse(error)
         return None
 
@@ -261,6 +257,11 @@ def _said(end: AgentEnd | None) -> str:
     how = f"by {end.signal}" if end.signal is not None else f"with exit code {end.exit_code}"
     line = (end.last_words.strip().splitlines() or ["(none)"])[-1]
     return f"the agent ended {how}; its last words: {line[:LINE_CHARACTERS]}"
+
+
+def _refused(agent: RunningAgent) -> str:
+    """What may have made it fail: its client may hide the words, or ask again and again."""
+    return f"\n  its last refused request: {agent.session.refusal}" if agent.session.refusal else ""
 
 
 MARGIN = 0.05

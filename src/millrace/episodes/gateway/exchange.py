@@ -86,7 +86,7 @@ class Exchange(HTTPMessageDelegate):
         if self._answer.over:
             return
         if self._session is not None:
-            self._session.counts.refused += 1
+            self._session.count_refusal(refusal)
         if self._answer.streaming:
             self._answer.end_stream(self._error(refusal, as_event=True))
         else:

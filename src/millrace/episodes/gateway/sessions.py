@@ -89,7 +89,7 @@ class PendingCall:
 class Session:
     """One trajectory, and the key that its agent sends with every call.
 
-    Any thread may use any method. `counts` are written by the server's thread alone.
+    Any thread may use any method. `counts` and `refusal` are written by the server's thread alone.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class Session:
     ) -> None:
         self.key = f"mr-{secrets.token_urlsafe(24)}"
         self.counts = CallCounts()
+        self.refusal = ""
+        """The words of the newest refusal."""
         self._on_end, self._calls_open_max, self._clock = on_end, calls_open_max, clock
         self._changed = threading.Condition(threading.Lock())
         self._untaken: deque[PendingCall] = deque()
@@ -181,6 +183,11 @@ class Session:
             self._by_name.setdefault(name, []).append(pending)
             self._changed.notify()
             return pending
+
+    def count_refusal(self, refusal: RefusedCall) -> None:
+        """A request is answered with an error. It may have been no call."""
+        self.counts.refused += 1
+        self.refusal = str(refusal)
 
     def watch(self, pending: PendingCall, settled: Callable[[], None]) -> bool:
         """Returns whether the call has an outcome already. If not, the outcome's thread calls `settled`."""
