@@ -95,6 +95,6 @@ def watched(run: ChildRun, number: int) -> dict[str, float]:
 def _is_of_agents(pid: int) -> bool:
     """An agent, its warden or a launcher."""
     try:
-        return b"inside.forks" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"inside.forked_agents" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has ended
         return False
