@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import string
 import threading
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ def make_played(directory: Path) -> tuple[Played, Played]:
         AgentParts(
             agents,
             rendering,
-            Replies(tokenizer, plain=not rendering.shows_tools),
+            Replies(tokenizer, rendering.style),
             lambda end, row: {f"call_{number}": one for number, one in enumerate(end.end.returned)},
             timeout_s=TIMEOUT_S,
             end_s=1.0,
@@ -91,6 +92,7 @@ class DirectAgent:
     session: Session = field(default_factory=Session)
     ended: threading.Event = field(default_factory=threading.Event)
     returned: list[float] = field(default_factory=list)
+    time_s: float = math.inf
 
     def run(self) -> None:
         self.returned = gateway_agents.converse(self.row["prompt"], self.row["calls"], self._complete)

@@ -62,7 +62,7 @@ def round_of(played: Played, number: int) -> tuple[dict[str, float], int]:
 
 def launcher_pid() -> int:
     """The process that forks the agents of this one."""
-    return next(pid for pid in children(os.getpid()) if "inside.forks" in _text(pid, "cmdline"))
+    return next(pid for pid in children(os.getpid()) if "inside.forked_agents" in _text(pid, "cmdline"))
 
 
 def private_bytes(pid: int) -> int:

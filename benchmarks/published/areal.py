@@ -12,6 +12,7 @@ that the bound holds for any order of completion, and lets fewer start at a smal
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +44,19 @@ class PublishedRule(Schedule):
         return max(0, min(view.steps_left, ahead)) * view.batch_groups
 
 
-def published_rule(config: Config) -> Schedule:
-    assert isinstance(config.schedule, FunctionSchedule) and config.schedule.staleness_max is not None
-    eta = config.schedule.staleness_max
+def __getattr__(name: str) -> Callable[[Config], Schedule]:
+    """`eta_N`: the rule with that eta. It is no bound of ours, so the configuration names none."""
+    if not name.startswith("eta_"):
+        raise AttributeError(name)
+    eta = int(name.removeprefix("eta_"))
+
+    def rule(config: Config) -> Schedule:
+        return published_rule(eta)
+
+    return rule
+
+
+def published_rule(eta: int) -> Schedule:
     ours = presets.areal(eta=eta)
     return PublishedRule(
         kind="areal",
@@ -64,7 +75,7 @@ def throughput(eta: int) -> float:
     config = SimulatedConfig(
         steps=sized(36 if eta > 4 else 18, 3),
         batch=BatchShape(prompts=sized(64, 8), group_size=16),
-        schedule=FunctionSchedule(path=f"{Path(__file__).resolve()}:published_rule", staleness_max=eta),
+        schedule=FunctionSchedule(path=f"{Path(__file__).resolve()}:eta_{eta}", staleness_max=None),
         cluster=ClusterSection(
             model="Qwen2.5-1.5B",
             device="H800",
