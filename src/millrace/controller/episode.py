@@ -170,15 +170,14 @@ def observe(trajectory: Trajectory, answer: Observed) -> None:
     if answer.begins:
         begin(trajectory)
         trajectory.bounds = EpisodeBounds(answer.bounds)
+    else:
+        trajectory.bounds = trajectory.bounds._replace(next=answer.bounds)
     if answer.after is not None:
         trajectory.columns.fork(answer.after, answer.kept)
-        trajectory.columns.observe(answer.tokens)
-    elif answer.tokens:
+    if answer.tokens:
         trajectory.columns.observe(answer.tokens)
     trajectory.state, trajectory.finish = State.QUEUED, None
     trajectory.metrics = trajectory.metrics | answer.metrics
-    if not answer.begins:
-        trajectory.bounds = trajectory.bounds._replace(next=answer.bounds)
 
 
 def end_episode(trajectory: Trajectory, score: Scored) -> None:

@@ -67,7 +67,7 @@ class OtherRequest(Exception):
 
 
 THREADS = 64
-"""Calls at once: as many as the controller sends (`controller.turns.episode.LANES`)."""
+"""Calls at once: as many as the controller sends (`controller.episode.LANES`)."""
 
 LOST_MAX, UNREPEATED_LOST_MAX = THREADS // 8, THREADS // 2
 """So many calls over their deadline that still run end a worker. The kernel ends their threads, and other

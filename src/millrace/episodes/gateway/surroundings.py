@@ -26,7 +26,7 @@ Told = Mapping[str, Callable[[], Answer]]
 class GatewayLimits:
     """`call_s`: a connection waits so long for a reply. A stream that waits longer than `grace_s` begins with
     comments, one each `keepalive_s`. Until then, an error keeps its HTTP status. `connections_max`: two for
-    each of the agents that a worker keeps (`turns.episodes.LIVE_MAX`)."""
+    each of the agents that a worker keeps (`episodes.open_episodes.KEPT_MAX`)."""
 
     body_bytes_max: int = 64 << 20
     header_bytes_max: int = 64 << 10
