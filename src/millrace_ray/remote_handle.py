@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from millrace.core.errors import DataError, MillraceError, RemoteError
+from millrace.core.protocols import Done
 from millrace.runtime import process
 from millrace.runtime.blocking_calls import in_thread
 from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
@@ -50,6 +52,7 @@ class RayHandle:
         self._ids = itertools.count(1)
         self._waiting: set[asyncio.Future[Any]] = set()
         self._inboxes: dict[int, Inbox] = {}
+        self._begun = set[asyncio.Task[Any]]()
 
     # ------------------------------------------------------------ commands
 
@@ -59,6 +62,17 @@ class RayHandle:
         return await self._answer(
             method, "call", self.epoch, method, self._pickled(method, args), timeout_s=timeout_s
         )
+
+    def begin(self, method: str, *args: Any, done: Done) -> None:
+        self._refuse_dead(method)
+        self._begun.add(task := self._loop.create_task(self.call(method, *args, timeout_s=math.inf)))
+        task.add_done_callback(partial(self._deliver, done))
+
+    def _deliver(self, done: Done, task: asyncio.Task[Any]) -> None:
+        self._begun.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            done(None if error else task.result(), error if isinstance(error, Exception) else None)
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         stream, inbox = next(self._ids), Inbox()

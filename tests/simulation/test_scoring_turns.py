@@ -18,11 +18,11 @@ from millrace.core.errors import WorkerDied
 from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
 from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest
-from tests.simulation.test_scoring import _serve, answer_in_time
+from tests.simulation.test_scoring import Answers, _serve
 
 
 def ask(trajectory_id):
-    return ScoreRequest(trajectory_id, trajectory_id, [], Finish.TURN)
+    return ScoreRequest(trajectory_id, trajectory_id, token_array(), Finish.TURN)
 
 
 class Host:
@@ -37,7 +37,7 @@ class Host:
         return Worker(name, self.workers, self)
 
 
-class Worker:
+class Worker(Answers):
     suspended = answers = False
 
     def __init__(self, name, epoch, host):
@@ -53,8 +53,6 @@ class Worker:
                 raise WorkerDied("killed by its prompts")
             case "prompts":
                 return [Prompt(group_id, "row", [1], "text") for group_id in args[0]]
-            case "answer":
-                return await answer_in_time(self, args[0], timeout_s)
             case "row_ids":
                 return [f"rows:{group_id}" for group_id in args[0]]
             case "forget":
@@ -241,13 +239,11 @@ def test_only_the_new_turn_goes_to_the_worker_that_has_the_episode():
 
 def test_a_worker_without_the_episode_gets_all_of_its_request():
     class Forgets(Worker):
-        async def call(self, method, *args, timeout_s):
-            if method != "answer":
-                return await super().call(method, *args, timeout_s=timeout_s)
-            heard.append(args[0].known)
-            if args[0].known is not None:
+        async def answer(self, request):
+            heard.append(request.known)
+            if request.known is not None:
                 return None
-            return Observed(token_array([2])) if len(args[0].turns) == 1 else Scored(1.0)
+            return Observed(token_array([2])) if len(request.turns) == 1 else Scored(1.0)
 
     async def main():
         session = asyncio.create_task(pool.session(Forgets("here", 2, Host())))

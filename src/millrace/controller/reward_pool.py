@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from millrace.core import clock
 from millrace.core.errors import MillraceError, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
+from millrace.core.turns.packed import pack_request, unpack_answer
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, ScoreRequest
 
 LOST = "lost_with_worker"
@@ -32,8 +33,56 @@ GRACE_S = 2.0  # beyond the deadline: the worker meets it itself unless its rewa
 NEWEST = 1 / BATCH  # weight of the newest score in their mean time
 
 
-_Work = Coroutine[Any, Any, None]
-_Call = Callable[[_Work], None]
+class OpenCalls:
+    """The answers that a worker with several lanes owes, the oldest call first. All have the same time, so
+    the oldest is the next that is late. A call is no task: its answer comes to a function."""
+
+    def __init__(self, worker: str, waits: Waits, most_s: float) -> None:
+        self._worker, self._waits, self._most_s = worker, waits, most_s
+        self._open: dict[int, tuple[ScoreRequest, float, int]] = {}  # when it began, and its wait
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = False  # later answers count no more
+        self.ended = Pulse()
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def over(self) -> bool:
+        """A call has failed, or the session is over: no other call begins."""
+        return self._failed.done()
+
+    def open(self, request: ScoreRequest) -> None:
+        what = f"the answer to trajectory {request.trajectory_id}"
+        wait = self._waits.open(self._worker, what, bounded=True)
+        self._open[request.trajectory_id] = request, clock.now(), wait
+
+    def end(self, request: ScoreRequest) -> float:
+        """When the call began."""
+        _, began_s, wait = self._open.pop(request.trajectory_id)
+        self._waits.end(wait)
+        return began_s
+
+    def fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def close(self) -> None:
+        self.closed = True
+        self._failed.cancel()
+        for request, _, _ in [*self._open.values()]:
+            self.end(request)
+
+    async def watch(self, late: Callable[[ScoreRequest], BaseException]) -> None:
+        """Raises: the error of a call that has failed, or what `late` makes of one that takes too long."""
+        while not self.over:
+            oldest = next(iter(self._open.values()), None)
+            left_s = self._most_s if oldest is None else oldest[1] + self._most_s - clock.now()
+            if oldest is not None and left_s <= 0:
+                self.close()
+                raise late(oldest[0])
+            await asyncio.wait([self._failed], timeout=left_s)
+        self._failed.result()
 
 
 class RewardPool:
@@ -141,11 +190,13 @@ class RewardPool:
 
     async def session(self, handle: Handle) -> None:
         """Serve jobs on one worker until it dies or is spare. Prompts first: generation waits for them."""
-        calls = set[asyncio.Task[None]]()
+        fetches = set[asyncio.Task[None]]()
+        calls = OpenCalls(handle.name, self._waits, self._timeout_s + GRACE_S)
+        begin = partial(self._begin, handle, calls)
         try:
             async with asyncio.TaskGroup() as group:
-                call = partial(self._call, handle, group, calls)
-                begin = partial(self._begin, handle, call)
+                watch = group.create_task(calls.watch(partial(self._late, handle)))
+                begin_fetch = partial(self._begin_fetch, handle, group, fetches, calls)
                 while handle.name not in self.spare:
                     if self._lanes == 1 and self._prompts.wanted(handle.name):
                         await self._fetch(handle, self._prompts.take(handle.name))
@@ -155,7 +206,7 @@ class RewardPool:
                         self._requests.told(handle.name)
                     elif self._lanes == 1 and (requests := self._requests.take(handle)):
                         await self._score(handle, requests)
-                    elif self._lanes == 1 or not (self._begin_prompt(handle, call) or begin()):
+                    elif self._lanes == 1 or not (self._begin_prompt(handle, begin_fetch) or begin()):
                         self._idle[handle.name] = (work := Pulse()), begin
                         try:
                             await work.wait(timeout_s=TICK_S)
@@ -163,40 +214,46 @@ class RewardPool:
                             self._idle.pop(handle.name, None)
                         if self._look_s:
                             await asyncio.sleep(self._look_s)
-                if calls:
-                    await asyncio.wait(calls)  # see `Supervisor`: a call must fail inside the group
+                while calls:
+                    await calls.ended.wait(timeout_s=TICK_S)
+                if fetches:
+                    await asyncio.wait(fetches)  # see `Supervisor`: a call must fail inside the group
+                watch.cancel()
+                await asyncio.wait([watch])
         except BaseExceptionGroup as failures:  # one call fails, and the others are cancelled
             raise failures.exceptions[0] from None
         finally:
+            calls.close()
             self._prompts.left(handle.name)
             self._requests.left(handle.name)
             counts = self._episodes.pop(handle.name, {})
             self._gone.update({LOST if name == "open" else name: num for name, num in counts.items()})
             self._wake()
 
-    def _begin(self, handle: Handle, call: _Call) -> bool:
+    def _begin(self, handle: Handle, calls: OpenCalls) -> bool:
         """Begin a call for a request, if there is one that this worker may serve now."""
-        if requests := self._requests.take(handle):
-            call(self._answer(handle, requests[0]))
-        return bool(requests)
+        if calls.over or not (requests := self._requests.take(handle)):
+            return False
+        self._ask(handle, calls, requests[0], self._requests.short(handle.name, requests[0]))
+        return True
 
-    def _begin_prompt(self, handle: Handle, call: _Call) -> bool:
+    def _begin_prompt(self, handle: Handle, begin: Callable[[], None]) -> bool:
         """Begin the call of one row, if this worker may begin an episode now."""
         if may := self._requests.may_begin(handle) and self._prompts.wanted(handle.name):
             self._requests.begin(handle.name)
-            call(self._fetch(handle, self._prompts.take(handle.name)))
+            begin()
         return may
 
-    def _call(
-        self, handle: Handle, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]], work: _Work
+    def _begin_fetch(
+        self, handle: Handle, group: asyncio.TaskGroup, fetches: set[asyncio.Task[None]], calls: OpenCalls
     ) -> None:
-        def end(call: asyncio.Task[None]) -> None:
-            calls.discard(call)
-            if call.cancelled() or call.exception():  # the group ends, and takes no other call
-                self._idle.pop(handle.name, None)
+        def end(fetch: asyncio.Task[None]) -> None:
+            fetches.discard(fetch)
+            if fetch.cancelled() or fetch.exception():  # the group ends
+                calls.close()
 
-        calls.add(call := group.create_task(work))
-        call.add_done_callback(end)
+        fetches.add(fetch := group.create_task(self._fetch(handle, self._prompts.take(handle.name))))
+        fetch.add_done_callback(end)
 
     async def _fetch(self, handle: Handle, ids: list[int]) -> None:
         try:
@@ -212,18 +269,45 @@ class RewardPool:
         self._pulse.fire()
         self._wake(handle.name)
 
-    async def _answer(self, handle: Handle, request: ScoreRequest) -> None:
-        """An environment answers one request. If its worker has not what `short` leaves out, it gets all."""
-        what, most_s = f"the answer to trajectory {request.trajectory_id}", self._timeout_s + GRACE_S
-        waiting, began_s = deque([request]), clock.now()
-        with self._serving(handle, waiting), self._waits.waiting(handle.name, what, bounded=True):
-            answer = await handle.call("answer", self._requests.short(handle.name, request), timeout_s=most_s)
+    def _ask(self, handle: Handle, calls: OpenCalls, request: ScoreRequest, sent: ScoreRequest) -> None:
+        calls.open(request)
+        try:
+            handle.begin("answer", pack_request(sent), done=partial(self._answered, handle, calls, request))
+        except MillraceError as error:
+            self._answered(handle, calls, request, None, error)
+
+    def _answered(
+        self,
+        handle: Handle,
+        calls: OpenCalls,
+        request: ScoreRequest,
+        packed: Any,
+        error: Exception | None,
+    ) -> None:
+        """An environment has answered one request. If its worker has not what `short` left out, it gets
+        all."""
+        if calls.closed:
+            return
+        began_s, worker, waiting = calls.end(request), handle.name, deque([request])
+        answer = unpack_answer(packed)
+        if answer is None and error is None:
+            return self._ask(handle, calls, request, request)
+        try:
             if answer is None:
-                answer = await handle.call("answer", request, timeout_s=most_s)
+                assert error is not None
+                raise self._cause(handle, waiting, error) from None
             waiting.clear()
-            self._waits.progress(handle.name)
+            self._waits.progress(worker)
             self._average(clock.now() - began_s)
-            self._finish(handle.name, request.trajectory_id, answer)
+            self._finish(worker, request.trajectory_id, answer)
+        except Exception as failed:  # of the worker, or of what the run makes of the answer
+            calls.fail(failed)
+            if isinstance(error, TimeoutError):
+                calls.close()  # its worker is killed, and the other calls are not the cause
+        finally:
+            self._end_call(worker, waiting)
+            if calls.over or not calls:
+                calls.ended.fire()
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
         waiting, began_s, most_s = deque(requests), clock.now(), self._timeout_s + GRACE_S
@@ -247,27 +331,40 @@ class RewardPool:
         error. Raises: PlannedRestart: the worker is lost."""
         try:
             yield
-        except TimeoutError as error:  # or DeadlineExceeded: the worker noticed the deadline itself
-            failed = Failed(f"the reward did not answer within {self._timeout_s:g} s")
-            self._finish(handle.name, waiting.popleft().trajectory_id, failed)
-            handle.kill()
-            reason = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
-            raise PlannedRestart(": ".join(filter(None, (reason, str(error))))) from None
-        except MillraceError as error:
-            if not is_workers(error):
-                raise
-            if self._requests.died(handle.name, waiting[0].trajectory_id):
-                failed = Failed(f"scoring killed its worker {DEATHS_MAX} times: {error}")
-                self._finish(handle.name, waiting.popleft().trajectory_id, failed)
-            if not isinstance(error, WorkerDied | OutOfMemory):
-                raise
-            raise PlannedRestart(f"{handle.name}: lost while scoring: {error}") from error
+        except Exception as error:
+            raise self._cause(handle, waiting, error) from None
         finally:
-            self._requests.give_back(handle.name, waiting)
-            if waiting or self._lanes == 1:
-                self._wake()
-            elif self._requests or self._prompts.is_short:
-                self._wake(handle.name)
+            self._end_call(handle.name, waiting)
+
+    def _end_call(self, worker: str, waiting: Sequence[ScoreRequest]) -> None:
+        """`waiting`: its requests without an answer."""
+        self._requests.give_back(worker, waiting)
+        if waiting or self._lanes == 1:
+            self._wake()
+        elif self._requests or self._prompts.is_short:
+            self._wake(worker)
+
+    def _cause(self, handle: Handle, waiting: deque[ScoreRequest], error: Exception) -> Exception:
+        """What the session raises after `error` of a call. If the first of `waiting` is the cause, it has
+        failed, and leaves."""
+        if isinstance(error, TimeoutError):  # or DeadlineExceeded: the worker noticed the deadline itself
+            return self._late(handle, waiting.popleft(), str(error))
+        if not isinstance(error, MillraceError) or not is_workers(error):
+            return error
+        if self._requests.died(handle.name, waiting[0].trajectory_id):
+            failed = Failed(f"scoring killed its worker {DEATHS_MAX} times: {error}")
+            self._finish(handle.name, waiting.popleft().trajectory_id, failed)
+        if not isinstance(error, WorkerDied | OutOfMemory):
+            return error
+        return PlannedRestart(f"{handle.name}: lost while scoring: {error}")
+
+    def _late(self, handle: Handle, request: ScoreRequest, why: str = "") -> PlannedRestart:
+        """A reward has its deadline behind it: it has failed, and its worker is lost."""
+        failed = Failed(f"the reward did not answer within {self._timeout_s:g} s")
+        self._finish(handle.name, request.trajectory_id, failed)
+        handle.kill()
+        reason = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
+        return PlannedRestart(": ".join(filter(None, (reason, why))))
 
     def _average(self, score_s: float) -> None:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s

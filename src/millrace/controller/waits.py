@@ -23,12 +23,16 @@ class Waits:
     def waiting(self, who: str, what: str, *, bounded: bool = False) -> AbstractContextManager[None]:
         """`bounded`: this wait has its own deadline. While it is open the run is not stalled, unless the same
         wait was bounded before and no progress was made since."""
+        return _Wait(self, self.open(who, what, bounded=bounded))
+
+    def open(self, who: str, what: str, *, bounded: bool = False) -> int:
+        """As `waiting`. `end` gets the number."""
         number = next(self._numbers)  # one worker may wait for several things
         self._open[number] = who, what, clock.now()
         if bounded and (who, what) not in self._tried:
             self._tried.add((who, what))
             self._bounded.add(number)
-        return _Wait(self, number)
+        return number
 
     def end(self, number: int) -> None:
         del self._open[number]
@@ -69,7 +73,7 @@ class Waits:
 
 
 class _Wait(AbstractContextManager[None]):
-    """An open wait. Every turn has one, and a generator with `contextmanager` takes three times as long."""
+    """An open wait. A generator with `contextmanager` takes three times as long."""
 
     __slots__ = ("_number", "_waits")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from millrace.core.events import Event
 from millrace.core.types import Finish
@@ -68,11 +68,16 @@ class EpisodeWaits:
         return nsmallest(num, self._waits.values())
 
 
-@dataclass(slots=True)
+_OF_RUNS, _OF_TURNS = {"run_started", "run_ended", "report"}, {"leased", "finished", "observed", "scored"}
+
+
+@dataclass
 class EnvironmentUse:
     """A sink. An answer takes from the end of a turn until its observation is recorded: with the wait for a
     worker. The last answer of an episode is its score, and does not count here. A start takes from the
     request of an episode until its prompt is recorded; that of the first of a group is not seen."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset(_OF_RUNS | _OF_TURNS | {"beginning", "ended", "restarted"})
 
     num_answers: int = 0
     answer_s: float = 0.0  # of all answers
@@ -89,6 +94,7 @@ class EnvironmentUse:
     _begun: dict[int, int] = field(default_factory=dict)  # turns: tokens before them
     _beginning: dict[int, float] = field(default_factory=dict)  # starts: since when
     _loads: dict[str, tuple[int, int]] = field(default_factory=dict)  # of replicas: reused, evicted
+    _step: tuple[Event, dict[str, float]] | None = None  # the newest, and its scalars
 
     def __call__(self, event: Event) -> None:
         self.waits(event)
@@ -155,8 +161,14 @@ class EnvironmentUse:
         total_s = self.answer_s + self.turn_s
         return self.answer_s / total_s if self.num_answers and total_s else None
 
+    def scalars(self, step: Event) -> dict[str, float]:
+        """Scalars of the time between this step and the one before it, for any number of sinks. Empty: no
+        environment answered."""
+        if self._step is None or self._step[0] is not step:
+            self._step = step, self.take_scalars()
+        return self._step[1]
+
     def take_scalars(self) -> dict[str, float]:
-        """Scalars of the time since the last call. Empty: no environment answered."""
         if not self.num_answers:
             return {}
         scalars = {
