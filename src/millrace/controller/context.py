@@ -148,9 +148,9 @@ class RunContext:
             self.request_scores(beginning)
 
     def _scored(self, trajectory_id: int, score: Score | Observed) -> None:
-        self.waits.progress()
         unreplaced, num_queued = self.state.unreplaced, len(self.state.queued)
-        discarded = self.state.num_tokens(trajectory_id)
+        begins = isinstance(score, Observed) and score.begins
+        discarded = self.state.num_tokens(trajectory_id) if begins else 0
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
             if self.state.parked.answered(trajectory_id):
@@ -164,7 +164,7 @@ class RunContext:
             self._warn_out_of_signal()
         self.begin_episodes()
         if isinstance(score, Observed):
-            if score.begins and discarded:
+            if discarded:
                 reason = "its agent was lost, and the next one asks something else"
                 self.events.emit(
                     "restarted", trajectory_id=trajectory_id, discarded_tokens=discarded, reason=reason

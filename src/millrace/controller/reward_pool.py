@@ -297,7 +297,6 @@ class RewardPool:
                 assert error is not None
                 raise self._cause(handle, waiting, error) from None
             waiting.clear()
-            self._waits.progress(worker)
             self._average(clock.now() - began_s)
             self._finish(worker, request.trajectory_id, answer)
         except Exception as failed:  # of the worker, or of what the run makes of the answer
@@ -318,7 +317,6 @@ class RewardPool:
                     with self._waits.waiting(handle.name, what, bounded=True):
                         trajectory_id, score = await anext(scores)
                     waiting.popleft()
-                    self._waits.progress(handle.name)
                     previous_s, began_s = began_s, clock.now()
                     self._average(began_s - previous_s)
                     if waiting:
@@ -341,7 +339,7 @@ class RewardPool:
         self._requests.give_back(worker, waiting)
         if waiting or self._lanes == 1:
             self._wake()
-        elif self._requests or self._prompts.is_short:
+        elif self._requests.waits_for(worker) or self._prompts.is_short:
             self._wake(worker)
 
     def _cause(self, handle: Handle, waiting: deque[ScoreRequest], error: Exception) -> Exception:
@@ -370,5 +368,6 @@ class RewardPool:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s
 
     def _finish(self, worker: str, trajectory_id: int, score: Score | Observed) -> None:
+        self._waits.progress(worker)
         self._requests.answered(worker, trajectory_id, score)
         self._on_score(trajectory_id, score)

@@ -28,7 +28,7 @@ class EpisodeWaits:
 
     plays: bool = False
     wall_s: float = 0.0  # of the newest event
-    _waits: dict[int, EpisodeWait] = field(default_factory=dict)
+    _waits: dict[int, tuple[float, int, str]] = field(default_factory=dict)  # fields of `EpisodeWait`
 
     def __call__(self, event: Event) -> None:
         self.wall_s = event.wall_s
@@ -52,20 +52,20 @@ class EpisodeWaits:
                 self._waits.pop(event.fields["trajectory_id"], None)
 
     def _begin(self, trajectory_id: int, role: str) -> None:
-        self._waits[trajectory_id] = EpisodeWait(self.wall_s, trajectory_id, role)
+        self._waits[trajectory_id] = self.wall_s, trajectory_id, role
 
     def count(self, role: str) -> int:
-        return sum(wait.role == role for wait in self._waits.values())
+        return sum(mine == role for _, _, mine in self._waits.values())
 
     def longest_s(self, role: str, wall_s: float | None = None) -> float:
         """Of the longest wait until `wall_s`, by default until the newest event. 0: none waits."""
         until_s = self.wall_s if wall_s is None else wall_s
-        begins = (wait.since_wall_s for wait in self._waits.values() if wait.role == role)
+        begins = (since_s for since_s, _, mine in self._waits.values() if mine == role)
         return max(0.0, until_s - min(begins, default=until_s))
 
     def oldest(self, num: int) -> list[EpisodeWait]:
         """The `num` longest waits, the longest first."""
-        return nsmallest(num, self._waits.values())
+        return [EpisodeWait(*wait) for wait in nsmallest(num, self._waits.values())]
 
 
 _OF_RUNS, _OF_TURNS = {"run_started", "run_ended", "report"}, {"leased", "finished", "observed", "scored"}
@@ -165,6 +165,7 @@ class EnvironmentUse:
         """Scalars of the time between this step and the one before it, for any number of sinks. Empty: no
         environment answered."""
         if self._step is None or self._step[0] is not step:
+            self.waits.wall_s = step.wall_s
             self._step = step, self.take_scalars()
         return self._step[1]
 
