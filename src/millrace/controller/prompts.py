@@ -113,7 +113,7 @@ class PromptStream:
         """The trajectories that go on with the episodes of these groups' prompts."""
         return [] if self._group_size is None else [group_id * self._group_size for group_id in ids]
 
-    async def fetch(self, handle: Handle, ids: list[int]) -> None:
+    async def fetch(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         """Fetch these prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. A later
         fetch gets the same prompts."""
         try:
@@ -127,6 +127,7 @@ class PromptStream:
             raise
         self._arrived(handle.name, ids)
         self._fetched.update(zip(ids, fetched, strict=True))
+        return fetched
 
     async def _ask(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         deaths = self._deaths.get(ids[0], [])

@@ -15,6 +15,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
+from millrace.controller.begun_ahead import Begun, BegunAhead
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
 from millrace.controller.score_requests import ANY, BATCH, DEATHS_MAX, ScoreRequests
@@ -90,7 +91,8 @@ class RewardPool:
     prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
     woken waits `look_s` before it looks for work. A worker serves `lanes` calls at once; several lanes have
     one request a call, so that no slow environment delays another. Without `look_s` such a call begins with
-    its request, and wakes no session. `group_size`: see `PromptStream`."""
+    its request, and wakes no session. `group_size`: see `PromptStream`; then the episodes of the other
+    members begin with the prompt, too, in sequences of `room` tokens."""
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class RewardPool:
         look_s: float = 0.0,
         lanes: int = 1,
         group_size: int | None = None,
+        room: int = 0,
     ) -> None:
         self._pulse, self._waits, self._on_score = pulse, waits, on_score
         # The sessions that wait for work, by worker, and what begins a call of each.
@@ -114,6 +117,8 @@ class RewardPool:
         self._episodes: dict[str, dict[str, int]] = {}  # counts of workers
         self._gone = Counter[str]()  # the same, of workers that are gone
         self.score_s = 0.0  # recent mean time of one score, by one worker
+        self.took_s = 0.0  # the newest answer
+        self._ahead = BegunAhead(group_size, room)
         self._prompts = PromptStream(
             waits,
             next_group_id=next_group_id,
@@ -122,7 +127,16 @@ class RewardPool:
             group_size=group_size,
         )
 
-    def request(self, request: ScoreRequest) -> None:
+    def request(self, request: ScoreRequest) -> Begun | None:
+        """Returns the answer, if the episode has begun before."""
+        if request.begins:
+            is_asked, begun = self._ahead.take(request.trajectory_id)
+            if is_asked:
+                return begun
+        self._put(request)
+        return None
+
+    def _put(self, request: ScoreRequest) -> None:
         home = self._requests.put(request)
         if self._lanes == 1 or self._look_s:
             return self._wake(home)
@@ -132,6 +146,7 @@ class RewardPool:
 
     def forget(self, ids: Collection[int]) -> None:
         """These trajectories need no answer any more, and the ledger is about to say so."""
+        self._ahead.forget(ids)
         for worker in self._requests.forget(ids):
             self._wake(worker or next(iter(self._idle), ANY))  # one is enough for episodes of no worker
 
@@ -168,8 +183,8 @@ class RewardPool:
         return prompt
 
     def skip(self, group_id: int) -> None:
-        """No trajectory goes on from this prompt. An episode that was begun for it is closed."""
-        self.forget(self._prompts.members([group_id]))
+        """No trajectory goes on from this prompt. Episodes that were begun for it are closed."""
+        self.forget(self._ahead.members([group_id]))
 
     @property
     def episodes(self) -> dict[str, int]:
@@ -226,6 +241,8 @@ class RewardPool:
             calls.close()
             self._prompts.left(handle.name)
             self._requests.left(handle.name)
+            for request in self._ahead.left(handle.name):
+                self._requests.put(request)
             counts = self._episodes.pop(handle.name, {})
             self._gone.update({LOST if name == "open" else name: num for name, num in counts.items()})
             self._wake()
@@ -257,8 +274,11 @@ class RewardPool:
 
     async def _fetch(self, handle: Handle, ids: list[int]) -> None:
         try:
-            await self._prompts.fetch(handle, ids)
+            prompts = await self._prompts.fetch(handle, ids)
             self._requests.begun(handle.name, self._prompts.members(ids))
+            for prompt in prompts:
+                for request in self._ahead.requests(prompt) if isinstance(prompt, Prompt) else ():
+                    self._put(request)
         except BaseException:
             self._wake()  # another worker can fetch the prompts
             raise
@@ -297,8 +317,8 @@ class RewardPool:
                 assert error is not None
                 raise self._cause(handle, waiting, error) from None
             waiting.clear()
-            self._average(clock.now() - began_s)
-            self._finish(worker, request.trajectory_id, answer)
+            self._average(took_s := clock.now() - began_s)
+            self._finish(worker, request.trajectory_id, answer, took_s)
         except Exception as failed:  # of the worker, or of what the run makes of the answer
             calls.fail(failed)
             if isinstance(error, TimeoutError):
@@ -367,7 +387,9 @@ class RewardPool:
     def _average(self, score_s: float) -> None:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s
 
-    def _finish(self, worker: str, trajectory_id: int, score: Score | Observed) -> None:
+    def _finish(self, worker: str, trajectory_id: int, score: Score | Observed, took_s: float = 0.0) -> None:
         self._waits.progress(worker)
         self._requests.answered(worker, trajectory_id, score)
-        self._on_score(trajectory_id, score)
+        self.took_s = took_s
+        if not self._ahead.came(trajectory_id, Begun(score, worker, took_s)):
+            self._on_score(trajectory_id, score)

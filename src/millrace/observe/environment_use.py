@@ -74,8 +74,8 @@ _OF_RUNS, _OF_TURNS = {"run_started", "run_ended", "report"}, {"leased", "finish
 @dataclass
 class EnvironmentUse:
     """A sink. An answer takes from the end of a turn until its observation is recorded: with the wait for a
-    worker. The last answer of an episode is its score, and does not count here. A start takes from the
-    request of an episode until its prompt is recorded; that of the first of a group is not seen."""
+    worker. The last answer of an episode is its score, and does not count here. A start takes until the first
+    request of an agent, also if nobody waits for it yet; that of the first of a group is not seen."""
 
     kinds: ClassVar[frozenset[str]] = frozenset(_OF_RUNS | _OF_TURNS | {"beginning", "ended", "restarted"})
 
@@ -115,7 +115,7 @@ class EnvironmentUse:
             case "report":
                 self._reported(event.fields)
             case "observed":
-                self._answered(event.fields["trajectory_id"], event.fields["tokens"], event.time_s)
+                self._answered(event.fields, event.time_s)
             case "scored" | "ended" | "restarted":
                 tid = event.fields["trajectory_id"]
                 for turns in self._leased, self._ended, self._begun, self._beginning:
@@ -130,9 +130,11 @@ class EnvironmentUse:
         self.reused_tokens += now[0] - began[0]
         self.evicted_tokens += now[1] - began[1]
 
-    def _answered(self, trajectory_id: int, tokens: int, time_s: float) -> None:
+    def _answered(self, fields: Mapping[str, Any], time_s: float) -> None:
+        trajectory_id, tokens = fields["trajectory_id"], fields["tokens"]
         if (since_s := self._beginning.pop(trajectory_id, None)) is not None:
-            self.num_starts, self.start_s = self.num_starts + 1, self.start_s + time_s - since_s
+            self.num_starts += 1
+            self.start_s += fields.get("start_s", time_s - since_s)
             self._begun[trajectory_id] = tokens
             return
         ended_s, before = self._ended.pop(trajectory_id, (time_s, 0))
