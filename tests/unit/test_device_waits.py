@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
+import launches
 import pytest
 import torch
-from device_watch import META, DeviceWatch, HostReads, meta_as_gpu, watched
 from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of
 from test_algorithms_presets import PRESETS, large_batch
+from tests.device_watch import META, DeviceWatch, HostReads, meta_as_gpu, watched
 from tests.long import covering
 from trainer_doubles import CONFIGS as TRAINED
 from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
@@ -19,16 +19,13 @@ from millrace.core.types import Sampling
 from millrace.engines.own import forward
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
-from millrace.engines.own.attention import Kernel
-from millrace.engines.own.parameters import Parameters
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
 from millrace.engines.own.sampling_options import Edits
 from millrace.trainer import model as trainer_model
 from millrace.trainer.kernels import on_gpu
 
 ROWS, POSITIONS = 8, 128
-STEP_LAUNCHES_MAX = 18 + 2
-"""What a decode step launches for a layer of Qwen3, and a slack of two."""
+DECODE_LAUNCHES_MAX = 8
 MICRO_BATCH_LAUNCHES_MAX = 172 + 8
 """What forward and backward launch for a layer of Qwen3, and a slack of eight."""
 
@@ -101,55 +98,38 @@ def test_a_micro_batch_of_every_family_waits_for_nothing(family):
 
 
 def test_a_layer_of_a_micro_batch_launches_few_operations():
-    launches = []
+    counts = []
     for layers in (2, 3):
         model = tiny_model(num_hidden_layers=layers, layer_types=["full_attention"] * layers)
-        launches.append(len(micro_batch(make_trainer(model=model), make_batch(), 0.0).launches))
-    assert launches[1] - launches[0] <= MICRO_BATCH_LAUNCHES_MAX
+        counts.append(len(micro_batch(make_trainer(model=model), make_batch(), 0.0).launches))
+    assert counts[1] - counts[0] <= MICRO_BATCH_LAUNCHES_MAX
 
 
-def config_of(name, layers):
-    config = copy.deepcopy(CONFIGS[name])
-    config.num_hidden_layers = layers
-    if kinds := getattr(config, "layer_types", None):
-        config.layer_types = [kinds[i % len(kinds)] for i in range(layers)]
-    return config
-
-
-def recorded_steps(name, device, layers=2):
-    """A model in bfloat16, as on a GPU: its steps and its weights."""
-    shape = architecture_of(config_of(name, layers))
-    kernel = Kernel(shape.scale, shape.cap, shape.windows, exact=False)
-    whole = forward.ForwardPass(shape, POSITIONS, torch.bfloat16, device)
-    whole.matmul = flash.PADDED
-    sizes = (layers, 2 * ROWS, shape.num_kv_heads, POSITIONS, shape.head_dim)
-    cache = flash.FlashCache(sizes, torch.bfloat16, device)
-    return flash.RecordedSteps(whole, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
+def steps_of(name, device):
+    shape = architecture_of(CONFIGS[name])
+    return launches.recorded_steps(shape, device, slots=2 * ROWS, positions=POSITIONS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_decode_step_of_every_family_waits_for_nothing(name, monkeypatch):
     monkeypatch.setattr(forward, "has_grouped", lambda device, dtype, shapes: True)
-    steps, weights = recorded_steps(name, META)
+    steps, weights = steps_of(name, META)
     assert watched(lambda: steps.logits(weights, ROWS)).waits == []
 
 
 def test_a_layer_of_a_decode_step_launches_few_operations():
-    launches = []
-    for layers in (2, 3):
-        steps, weights = recorded_steps("qwen3 tied", META, layers)
-        launches.append(len(watched(partial(steps.logits, weights, ROWS)).launches))
-    assert launches[1] - launches[0] <= STEP_LAUNCHES_MAX
+    found = launches.figures("decode")
+    assert found["decode_launches_a_layer"] <= DECODE_LAUNCHES_MAX, found["decode"]
 
 
 def test_a_recorded_step_is_the_same_operations_whatever_the_tokens_and_lengths(monkeypatch):
     monkeypatch.setattr(flash, "flash_attention", lambda q, keys, values, where, *, window: q.clone())
-    steps, weights = recorded_steps("qwen3 tied", torch.device("cpu"))
-    launches = []
+    steps, weights = steps_of("qwen3 tied", torch.device("cpu"))
+    seen = []
     for tokens, positions in (([3, 1, 4, 1, 5], [0, 9, 2, 6, 5]), ([2, 7], [99, 120])):
         steps.place(tokens, positions)
-        launches.append(watched(lambda: steps.logits(weights, ROWS)).launches)
-    assert launches[0] == launches[1] and len(launches[0]) > 40
+        seen.append(watched(lambda: steps.logits(weights, ROWS)).launches)
+    assert seen[0] == seen[1] and len(seen[0]) > 2 * DECODE_LAUNCHES_MAX
 
 
 SAMPLINGS = [

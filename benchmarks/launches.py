@@ -1,0 +1,101 @@
+"""What a layer launches on a GPU: counted on a CPU, on a device that computes nothing (torch's `meta`).
+
+    python benchmarks/launches.py [--json]
+
+Each operation that computes is a launch; views and new memory are none. A model with 2 layers and one with 4
+are counted. Half of the difference is a layer's, so embedding and head do not count.
+
+decode_launches_a_layer    a decode step of the own engine in bfloat16, for the family that needs the most
+decode                     of each family, how often a layer launches which operation
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from common import ROOT, parser_of, report, table
+
+sys.path.append(str(ROOT))
+
+import torch
+from tests.device_watch import META, watched
+from transformers import LlamaConfig, Qwen3Config
+
+from millrace.engines.own.accelerated import flash
+from millrace.engines.own.accelerated.fused import FusedPass
+from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.attention import Kernel
+from millrace.engines.own.parameters import Parameters
+
+LAYERS = (2, 4)
+SHAPE: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+FAMILIES: dict[str, Callable[..., Any]] = {"qwen3": Qwen3Config, "llama": LlamaConfig}
+SLOTS, POSITIONS = 32, 1024
+
+
+def a_layer(launches: Callable[[int], Counter[str]]) -> dict[str, float]:
+    """Of each operation how often a layer launches it. `launches`: of a model with so many layers."""
+    few, more = (launches(layers) for layers in LAYERS)
+    more.subtract(few)
+    return {name: count / (LAYERS[1] - LAYERS[0]) for name, count in sorted(more.items()) if count}
+
+
+def decode_launches(family: str, layers: int) -> Counter[str]:
+    """Of a decode step with all slots."""
+    shape = architecture_of(FAMILIES[family](**SHAPE, num_hidden_layers=layers))
+    steps, weights = recorded_steps(shape, META, slots=SLOTS, positions=POSITIONS)
+    return watched(partial(steps.logits, weights, SLOTS)).counts
+
+
+def recorded_steps(
+    shape: Any, device: torch.device, *, slots: int, positions: int
+) -> tuple[flash.RecordedSteps, Parameters]:
+    """A model in bfloat16, as on a GPU: its decode steps and its weights."""
+    kernel = Kernel(shape.scale, shape.cap, shape.windows, exact=False)
+    whole = FusedPass(shape, positions, torch.bfloat16, device)
+    whole.matmul = flash.PADDED
+    sizes = (shape.num_layers, slots, shape.num_kv_heads, positions, shape.head_dim)
+    cache = flash.FlashCache(sizes, torch.bfloat16, device)
+    return flash.RecordedSteps(whole, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
+
+
+KINDS: dict[str, dict[str, Callable[[int], Counter[str]]]] = {
+    "decode": {family: partial(decode_launches, family) for family in FAMILIES},
+}
+"""What is counted, and of which models: a figure each, the most that a layer of these launches."""
+
+
+def figures(*kinds: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        rows = {name: a_layer(launches) for name, launches in KINDS[kind].items()}
+        found[f"{kind}_launches_a_layer"] = max(sum(row.values()) for row in rows.values())
+        found[kind] = rows
+    return found
+
+
+def main() -> None:
+    options = parser_of(__doc__).parse_args()
+    found = figures(*KINDS)
+    for kind in KINDS:
+        rows = found[kind]
+        names = sorted({name for row in rows.values() for name in row})
+        table({name: {case: row.get(name, 0.0) for case, row in rows.items()} for name in names}, first=kind)
+    report(found, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
