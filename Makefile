@@ -152,7 +152,7 @@ test-vllm: $(STAMP) $(VLLM)/.installed
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest -n 2 tests/engines --engine vllm --within-process
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine vllm
 	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/engines --engine server
-	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/unit/test_trainer_softmax_tiles.py  # Triton is there
+	PYTHONPATH=src $(VLLM)/bin/python -m pytest tests/unit/test_*_tiles.py  # Triton is there
 	$(BIN)/pytest tests/vllm_runs
 
 test-sglang: $(STAMP) $(SGLANG)/.installed

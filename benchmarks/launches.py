@@ -35,9 +35,9 @@ from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.engines.own.accelerated import flash
+from millrace.engines.own.accelerated.fused import FusedPass
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
-from millrace.engines.own.forward import ForwardPass
 from millrace.engines.own.parameters import Parameters
 from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.optimizer import grad_norm
@@ -79,7 +79,7 @@ def recorded_steps(
 ) -> tuple[flash.RecordedSteps, Parameters]:
     """A model in bfloat16, as on a GPU: its decode steps and its weights."""
     kernel = Kernel(shape.scale, shape.cap, shape.windows, exact=False)
-    whole = ForwardPass(shape, positions, torch.bfloat16, device)
+    whole = FusedPass(shape, positions, torch.bfloat16, device)
     whole.matmul = flash.PADDED
     sizes = (shape.num_layers, slots, shape.num_kv_heads, positions, shape.head_dim)
     cache = flash.FlashCache(sizes, torch.bfloat16, device)

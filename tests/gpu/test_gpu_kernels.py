@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from engine_models import CONFIGS
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.devices.matmul import (
@@ -16,6 +17,8 @@ from millrace.devices.matmul import (
     matmul_wide,
     wide_factor,
 )
+from millrace.engines.own.accelerated import fused
+from millrace.engines.own.architecture import architecture_of
 from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import on_gpu
 
@@ -30,6 +33,21 @@ def test_the_fused_softmax_runs_and_agrees(gpu):
     kernels = row_logprobs.fused(gpu)
     assert kernels is not None, "the log says why"
     assert row_logprobs.disagreement(kernels, gpu) < row_logprobs.TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3 tied", "phi3", "llama tied", "gemma3", "glm4"])
+def test_the_kernels_of_a_layer_run_and_agree(name, gpu):
+    shape = architecture_of(CONFIGS[name])
+    assert fused.disagreement(shape, torch.bfloat16, gpu) < fused.TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32, 33, 128, 256])
+def test_a_product_with_its_gate_is_that_of_torch(rows, gpu):
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, 1024, device=gpu).bfloat16(), torch.randn(6144, 1024, device=gpu) / 32
+    weight = weight.bfloat16()
+    found = fused.OPERATORS.gated_linear(x, weight, None, "silu")
+    assert error(found, fused.gated_linear(x.double(), weight.double(), None, "silu")) < 0.01
 
 
 def test_factors_in_bfloat16_give_float32(gpu):

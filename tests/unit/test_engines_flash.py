@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import flash_double
 import pytest
 import torch
@@ -10,7 +12,8 @@ from tests.long import covering
 
 from millrace.core.types import Sampling
 from millrace.devices.gpu import has_flash
-from millrace.engines.own.accelerated import flash
+from millrace.engines.own.accelerated import flash, fused
+from millrace.engines.own.accelerated.fused import FusedPass
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.sampler import BLOCK, DIRECT_VOCAB_MAX, draw
@@ -31,12 +34,42 @@ def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
     expected = run(make_engine(model, slots=slots, prefill_chunk=24), works())
     flash_double.install(monkeypatch)
     engine = make_engine(model, slots=slots, prefill_chunk=24)
-    assert isinstance(engine._cache, flash.FlashCache)
+    assert isinstance(engine._cache, flash.FlashCache) and isinstance(engine._forward, FusedPass)
     assert ("recorded" in engine.computes) != bool(architecture_of(CONFIGS[name]).routed)
     found = run(engine, works())
     for trajectory_id, (tokens, logprobs, _) in expected.items():
         assert found[trajectory_id][0] == tokens
         assert (torch.tensor(found[trajectory_id][1]) - torch.tensor(logprobs)).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("broken", ["rotated", "gated_linear"])
+def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch, caplog):
+    flash_double.install(monkeypatch)
+    model, sent = make_model(scale=1.5), works()[:3]
+    expected = run(make_engine(model), sent)
+    right = getattr(fused, broken)
+    monkeypatch.setattr(fused, broken, lambda *arguments: 1.1 * right(*arguments))  # what is compared with
+    engine = make_engine(model)
+    assert not isinstance(engine._forward, FusedPass) and "they are off by 0.09" in caplog.text
+    assert {i: one[0] for i, one in run(engine, sent).items()} == {i: one[0] for i, one in expected.items()}
+
+
+def test_without_triton_there_are_no_kernels_and_the_log_says_so(monkeypatch, caplog):
+    flash_double.install(monkeypatch)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "millrace.engines.own.accelerated.layer_tiles", raising=False)
+    monkeypatch.setattr(fused, "disagreement", lambda *_: fused._in_triton("rotated"))
+    assert not isinstance(make_engine(make_model())._forward, FusedPass)
+    assert "without fused kernels: " in caplog.text and "triton" in caplog.text
+
+
+def test_a_step_may_run_twice_as_while_it_is_recorded(monkeypatch):
+    """It reads nothing that it wrote: the same step again writes the same."""
+    flash_double.install(monkeypatch)
+    model = make_model(scale=1.5)
+    once = run(make_engine(model, slots=5), works())
+    monkeypatch.setattr(flash, "recorded", lambda step, pool: lambda: (step(), step()))
+    assert run(make_engine(model, slots=5), works()) == once
 
 
 def test_few_numbers_of_rows_are_recorded_and_both_sets_of_weights(monkeypatch):

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import flash_double
 import numpy as np
 import pytest
 from ledger_records import grow, ready_group
@@ -38,6 +39,8 @@ def compared(
     else:
         if side == "engine without C":
             monkeypatch.setattr(torch_engine, "native_pass", lambda *args, **options: (None, ""))
+        if side == "engine as on a GPU":
+            flash_double.install(monkeypatch)
         exact = side == "exact engine"
         values, computing = engine_values(model, TOKENS, **options, device="cpu", exact=exact)
     return first_divergence(reference, values, computing), logprob_gap(reference, values)[0]
@@ -54,7 +57,8 @@ def test_a_fault_is_named(name: str, side: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("family", "side"), covering([*HONEST, "gemma2", "granite", "phi3", "glm4", "smollm3"], SIDES[:3])
+    ("family", "side"),
+    covering([*HONEST, "gemma2", "granite", "phi3", "glm4", "smollm3"], [*SIDES[:3], "engine as on a GPU"]),
 )
 def test_an_honest_model_has_none(
     family: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

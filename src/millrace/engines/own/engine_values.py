@@ -1,7 +1,8 @@
 """Named values inside the torch engine while it computes one sequence as a prompt.
 
-The engine runs as it runs in a replica, attention in C or on a GPU included. What it calls is exchanged from
-outside, on this one engine. Norms and products are called with weights, and these say where.
+The engine runs as it runs in a replica, attention in C or on a GPU included. Only the kernels of `fused` do
+not run, because values inside them cannot be seen. What the engine calls is exchanged from outside, on this
+one engine. Norms and products are called with weights, and these say where.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class _Watched:
         vars(engine)["_hidden"] = self.hidden
         of_forward: dict[str, Any] = vars(self._forward)
         of_forward["_norm"] = _Seen(self._forward._norm, self._called)
+        of_forward["fuses"] = False
         of_forward["matmul"] = _Seen(self._forward.matmul, self._called)
         of_forward["_add"] = partial(self._added, self._forward._add)
         if (native := engine._native) is not None:

@@ -64,16 +64,15 @@ class ForwardPass:
         num_routed = 0
         for index, layer in enumerate(weights.layers):
             turn = rotary[shape.ropes[index]]
-            self._attention(index, layer, self._norm(x, layer.input_norm), turn, attention, attended)
-            self._add(x, attended.view(len(x), -1), layer.out, layer.out_bias, layer.out_norm)
+            found = self._attention(index, layer, self._norm(x, layer.input_norm), turn, attention, attended)
+            self._add(x, found.flatten(1), layer.out, layer.out_bias, layer.out_norm)
             normed = self._norm(x, layer.mlp_norm)
             if layer.router is not None:
                 experts = routing[num_routed] if routing else None
                 x += self.mixture(self.matmul, layer, layer.router, normed, experts)
                 num_routed += 1
                 continue
-            gated = self._gate(self.matmul.linear(normed, layer.gate_up, layer.gate_up_bias))
-            self._add(x, gated, layer.down, layer.down_bias, layer.down_norm)
+            self._add(x, self._gated(layer, normed), layer.down, layer.down_bias, layer.down_norm)
         return self._norm(x, weights.norm)
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
@@ -91,17 +90,19 @@ class ForwardPass:
         rotary: tuple[Tensor, Tensor],
         attention: Attention,
         attended: Tensor,
-    ) -> None:
+    ) -> Tensor:
+        """(M, H, D), written to `attended`."""
         shape = self._architecture
-        heads, kv_heads = shape.num_heads, shape.num_kv_heads
         qkv = self.matmul.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, shape.head_dim)
-        qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qk = self._norm(qk)
-            self._norm.scale(qk[:, :heads], layer.q_norm)
-            self._norm.scale(qk[:, heads:], layer.k_norm)
-        qk = _rotate(qk, *rotary, neighbours=shape.neighbours)
-        attention(index, qk[:, :heads], qk[:, heads:], v, attended, layer.sinks)
+        norms = (layer.q_norm, layer.k_norm)
+        q, k, v = heads_of(
+            qkv, self._norm, norms, rotary, kv_heads=shape.num_kv_heads, neighbours=shape.neighbours
+        )
+        attention(index, q, k, v, attended, layer.sinks)
+        return attended
+
+    def _gated(self, layer: Layer, x: Tensor) -> Tensor:
+        return self._gate(self.matmul.linear(x, layer.gate_up, layer.gate_up_bias))
 
     def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
         """to += x weight^T + bias, normalised if there is a norm, and scaled"""
@@ -136,6 +137,27 @@ class RootMeanSquare:
     def scale(self, x: Tensor, weight: Tensor) -> Tensor:
         """In place."""
         return x.addcmul_(x, weight) if self._from_one else x.mul_(weight)
+
+
+def heads_of(
+    qkv: Tensor,
+    norm: RootMeanSquare,
+    norms: tuple[Tensor | None, Tensor | None],
+    rotary: tuple[Tensor, Tensor],
+    *,
+    kv_heads: int,
+    neighbours: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (M, heads, D) of `qkv`: queries and keys normalised if there are `norms`, and
+    rotated."""
+    heads = qkv.shape[1] - 2 * kv_heads
+    qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+    if norms[0] is not None and norms[1] is not None:
+        qk = norm(qk)
+        norm.scale(qk[:, :heads], norms[0])
+        norm.scale(qk[:, heads:], norms[1])
+    qk = _rotate(qk, *rotary, neighbours=neighbours)
+    return qk[:, :heads], qk[:, heads:], v
 
 
 def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor, *, neighbours: bool) -> Tensor:

@@ -30,6 +30,7 @@ from millrace.devices.released_memory import ReleasedMemory
 from millrace.devices.threads import on_threads, threads_of_process
 from millrace.engines.own.accelerated.exact import check_attention, exact_matmul
 from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
+from millrace.engines.own.accelerated.fused import gpu_pass
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAttention, Segment
@@ -108,7 +109,9 @@ class TorchEngine(Sleeping, Queues):
         rows_in = computing
         if device.type == "cpu" and self._kernel.plain and not architecture.routed:
             rows_in = torch.float32  # only products are in a narrower format: the rest takes longer in that
-        self._forward = ForwardPass(architecture, num_positions, rows_in, device)
+        flash = has_flash(device, computing, architecture.head_dim) and self._kernel.plain
+        passing = gpu_pass if flash else ForwardPass
+        self._forward = passing(architecture, num_positions, rows_in, device)
         shape = (
             architecture.num_layers,
             options.slots,
@@ -116,7 +119,6 @@ class TorchEngine(Sleeping, Queues):
             num_positions,
             architecture.head_dim,
         )
-        flash = has_flash(device, computing, architecture.head_dim) and self._kernel.plain
         self._cache = (FlashCache if flash else KVCache)(shape, rows_in, device)
         self._kept = KeptSequences(self._cache, keeps=options.keep_kv)
         self._recorded: RecordedSteps | None = None

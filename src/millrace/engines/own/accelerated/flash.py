@@ -69,11 +69,19 @@ class FlashAttention:
     ) -> None:
         """`sinks_H` is not read: a model with sinks is served without this kernel (`Kernel.plain`)."""
         count = len(self.rows_M)
-        keys, values = self.cache.keys[layer].flatten(0, 1), self.cache.values[layer].flatten(0, 1)
+        keys, values = self.memory(layer)
         keys.index_copy_(0, self.rows_M, k_MKD[:count])
         values.index_copy_(0, self.rows_M, v_MKD[:count])
+        out_MHD[:count] = self.attended(layer, q_MHD[:count])
+
+    def memory(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, (tokens of the cache, K, D) each."""
+        return self.cache.keys[layer].flatten(0, 1), self.cache.values[layer].flatten(0, 1)
+
+    def attended(self, layer: int, q_MHD: Tensor) -> Tensor:
+        """Over keys and values that are in the cache."""
         window = self.kernel.windows[layer]
-        out_MHD[:count] = flash_attention(q_MHD[:count], keys, values, self, window=window)
+        return flash_attention(q_MHD, *self.memory(layer), self, window=window)
 
 
 def flash_attention(
@@ -122,8 +130,10 @@ class RecordedSteps:
         self, forward: ForwardPass, cache: FlashCache, kernel: Kernel, architecture: Architecture
     ) -> None:
         device, self._cache, self._kernel, self._forward = cache.keys.device, cache, kernel, forward
-        self._slots = torch.arange(cache.num_slots + 1, device=device)
-        self._tokens, self._positions = (torch.zeros_like(self._slots[1:]) for _ in range(2))
+        slots = torch.arange(cache.num_slots + 1, device=device)
+        self._starts = slots * cache.num_positions
+        self._slots, self._key_starts = slots.int(), self._starts.int()
+        self._tokens, self._positions = (torch.zeros_like(slots[1:]) for _ in range(2))
         self._logits = torch.zeros((cache.num_slots, architecture.vocab), device=device)
         self._recordings: dict[tuple[int, int], Callable[[], None]] = {}
         # Without grouped experts the host reads how many rows each gets; no recording can do that.
@@ -155,15 +165,14 @@ class RecordedSteps:
         self._recordings.clear()
 
     def _step(self, weights: Parameters, rows: int) -> None:
-        slots, positions = self._slots[: rows + 1], self._positions[:rows]
-        starts = slots * self._cache.num_positions
+        positions = self._positions[:rows]
         attention = FlashAttention(
             self._cache,
             self._kernel,
-            query_ends=slots.int(),
-            key_starts=starts.int(),
+            query_ends=self._slots[: rows + 1],
+            key_starts=self._key_starts[: rows + 1],
             used_R=(positions + 1).int(),
-            rows_M=starts[:rows] + positions,
+            rows_M=self._starts[:rows] + positions,
             longest_query=1,
             longest_key=self._cache.num_positions,
         )

@@ -1,0 +1,151 @@
+"""The engine's kernels in Triton give what plain operations give. The interpreter runs them without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import flash_double
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed: the fused kernels cannot run")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("Triton compiles for a GPU here: tests/gpu runs the kernels", allow_module_level=True)
+
+import triton.language as tl
+from engine_models import make_engine, make_model, make_work, prompt_of, run
+from triton.runtime import interpreter
+
+from millrace.core.types import Sampling
+from millrace.engines.own.accelerated import fused, layer_tiles
+
+CLOSE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 0.03}
+"""Relative to the largest number. The interpreter cuts bfloat16 off, where a GPU rounds to the nearest."""
+SAME = {torch.float32: 0.0, torch.float16: 0.97, torch.bfloat16: 0.0}
+"""So many numbers are the same: roundings are in the same places."""
+
+
+@pytest.fixture
+def dots(monkeypatch):
+    """The interpreter multiplies bit patterns of bfloat16. Here it multiplies the numbers."""
+    real = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, *more):
+        return real(self, widened(a), widened(b), *more)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def random(*size, dtype=torch.float32, seed=0):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(found, expected):
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    gap = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
+    assert gap <= CLOSE[found.dtype], gap
+    assert (found == expected).float().mean() >= SAME[found.dtype]
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "width"), [(4, 2, 32, 32), (3, 3, 16, 8), (8, 1, 24, 24), (2, 1, 40, 16)]
+)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("from_one", "neighbours"), [(False, False), (False, True), (True, False)])
+def test_queries_are_turned_and_keys_and_values_are_in_the_cache(
+    heads, kv_heads, dim, width, normed, from_one, neighbours, dtype
+):
+    rows, tokens = 5, 12
+    qkv = random(rows + 3, (heads + 2 * kv_heads) * dim, dtype=dtype)  # three rows are padding
+    norms = [1 + 0.3 * random(dim, dtype=dtype, seed=i) if normed else None for i in (1, 2)]
+    turns = [random(rows + 3, 1, width, dtype=dtype, seed=i) for i in (3, 4)]
+    places = torch.tensor([7, 0, 11, 3, 8])
+    results = []
+    for rotate in (fused.rotated, layer_tiles.rotated):
+        keys, values = (random(tokens, kv_heads, dim, dtype=dtype, seed=i) for i in (5, 6))
+        q = rotate(qkv.clone(), *norms, *turns, places, keys, values, 1e-3, from_one, neighbours)
+        results.append((q, keys, values))
+    for found, expected in zip(results[1], results[0], strict=True):
+        close(found, expected)
+    assert torch.equal(results[0][2], results[1][2])
+    others = [i for i in range(tokens) if i not in places]
+    assert torch.equal(results[1][1][others], random(tokens, kv_heads, dim, dtype=dtype, seed=5)[others])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 128, 48), (8, 72, 37), (33, 200, 64), (70, 65, 9)]
+)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product_and_its_gate_are_one_kernel(rows, inputs, outputs, activation, biased, dtype, dots):
+    x, weight = random(rows, inputs, dtype=dtype), random(2 * outputs, inputs, dtype=dtype, seed=1)
+    weight /= inputs**0.5
+    bias = random(2 * outputs, dtype=dtype, seed=2) if biased else None
+    found = layer_tiles.gated_linear(x, weight, bias, activation)
+    close(found, fused.gated_linear(x, weight, bias, activation))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 256])
+@pytest.mark.parametrize("outputs", [37, 3072, 18_944])
+def test_a_tile_fits_into_the_fast_memory_of_every_gpu_that_is_served(rows, outputs):
+    """99 KiB on GPUs of compute capability 8.6 and 8.9, for four steps in 16 bits."""
+    m, o, i = layer_tiles.tiles(rows, outputs)
+    assert min(m, o, i) >= 16 and 4 * 2 * i * (m + 2 * o) <= 99 * 1024
+
+
+@pytest.mark.parametrize("name", ["qwen3 tied", "phi3", "llama biases, llama3 rope", "gemma3", "glm4"])
+def test_an_engine_generates_with_the_kernels_what_it_generates_without(name, monkeypatch):
+    flash_double.install(monkeypatch)
+    model = make_model(name, scale=1.5)
+    sent = [make_work(i, prompt_of(i, 3 + 20 * i), Sampling(max_tokens=6, ignore_eos=True)) for i in range(3)]
+    expected = run(make_engine(model, slots=2), sent)
+    called = []
+    for operator in ("rotated", "gated_linear"):
+        kernel = getattr(layer_tiles, operator)
+        monkeypatch.setattr(layer_tiles, operator, lambda *x, kernel=kernel: called.append(1) or kernel(*x))
+    monkeypatch.setattr(fused, "OPERATORS", layer_tiles)
+    found = run(make_engine(model, slots=2), sent)
+    assert len(called) > 20
+    assert {i: one[0] for i, one in found.items()} == {i: one[0] for i, one in expected.items()}
+    for one, other in zip(found.values(), expected.values(), strict=True):
+        assert (torch.tensor(one[1]) - torch.tensor(other[1])).abs().max() < 2e-5
+
+
+PROGRAM = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from millrace.engines.own.accelerated import layer_tiles
+
+NUMBERS = {"rows": "i32", "inputs": "i32", "outputs": "i32", "eps": "fp32", "places": "*i64"}
+SHAPE = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128, "WIDTH": 128, "NORMED": True, "FROM_ONE": False, "TILE": 128}
+SHAPE |= {"NEIGHBOURS": False, "BIASED": True, "ACTIVATION": "silu"}
+SHAPE |= dict(zip(("TILE_M", "TILE_O", "TILE_I"), layer_tiles.tiles(256, 3072)))
+for kernel in (layer_tiles._rotated, layer_tiles._gated_linear):
+    constants = {name: value for name, value in SHAPE.items() if name in kernel.arg_names}
+    signature = {
+        name: "constexpr" if name in SHAPE else NUMBERS.get(name, "*bf16") for name in kernel.arg_names
+    }
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature=signature, constexprs=places)
+    for capability in (80, 90, 100):
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": 4})
+        print(kernel.__name__, capability, len(made.asm["cubin"]) > 0, made.metadata.shared)
+"""
+
+
+def test_the_kernels_compile_for_three_generations_of_gpus(tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.stdout.count("True") == 6, done.stderr
