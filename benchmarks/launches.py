@@ -7,6 +7,9 @@ are counted. Half of the difference is a layer's, so embedding and head do not c
 
 decode_launches_a_layer    a decode step of the own engine in bfloat16, for the family that needs the most
 decode                     of each family, how often a layer launches which operation
+training_launches_a_layer  a step of the trainer in bfloat16 with one row, whose completions share a prompt
+training                   as `decode`. What torch compiles is one launch, and one more for the gradient of a
+                           norm's weight. A call for many tensors is one launch
 """
 
 from __future__ import annotations
@@ -19,17 +22,27 @@ from typing import Any
 
 from common import ROOT, parser_of, report, table
 
+from gpu import make_batch
+
 sys.path.append(str(ROOT))
 
 import torch
-from tests.device_watch import META, watched
+from tests.device_watch import META, trained_as_on_gpu, watched
 from transformers import LlamaConfig, Qwen3Config
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from millrace.algorithms import build
+from millrace.config.tables.algorithms import PolicyGradient
+from millrace.config.tables.training import Optimizer
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.accelerated.fused import FusedPass
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
 from millrace.engines.own.parameters import Parameters
+from millrace.trainer.batch.batch_step import StepSettings
+from millrace.trainer.optimizer import grad_norm
+from millrace.trainer.row_attention import NAME
+from millrace.trainer.trainer import PolicyTrainer
 
 LAYERS = (2, 4)
 SHAPE: dict[str, Any] = {
@@ -44,6 +57,7 @@ SHAPE: dict[str, Any] = {
 }
 FAMILIES: dict[str, Callable[..., Any]] = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 SLOTS, POSITIONS = 32, 1024
+ROW = 4096
 
 
 def a_layer(launches: Callable[[int], Counter[str]]) -> dict[str, float]:
@@ -72,8 +86,32 @@ def recorded_steps(
     return flash.RecordedSteps(whole, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
 
 
+def training_launches(family: str, layers: int) -> Counter[str]:
+    """Of a step with one row: forward, backward and optimizer."""
+    config = FAMILIES[family](**SHAPE, num_hidden_layers=layers)
+    with META:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+    with trained_as_on_gpu(model) as watch:
+        settings = StepSettings(Optimizer(), ROW, ROW, 1.0, torch.bfloat16, torch.bfloat16)
+        trainer = PolicyTrainer(model, build(PolicyGradient()), settings)
+        prepared = trainer._prepared(make_batch(ROW, num_rows=1), 1)
+
+        def step() -> None:
+            with trainer._serving():
+                trainer._backward(prepared.rows[0][0], prepared.flat, 0.0, first=True)
+            grad_norm(trainer.trained)
+            trainer._update(1e-6, 1.0)
+            trainer.forget_gradient()
+
+        step()  # makes what is made once
+        with watch:
+            step()
+    return watch.counts
+
+
 KINDS: dict[str, dict[str, Callable[[int], Counter[str]]]] = {
     "decode": {family: partial(decode_launches, family) for family in FAMILIES},
+    "training": {family: partial(training_launches, family) for family in FAMILIES},
 }
 """What is counted, and of which models: a figure each, the most that a layer of these launches."""
 

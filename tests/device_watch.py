@@ -7,6 +7,7 @@ operations make the host wait for a GPU and raise nothing on `meta`. `DeviceWatc
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +15,11 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from millrace.trainer.kernels import fused_attention, on_gpu, products
 
 META = torch.device("meta")
 
@@ -23,7 +27,10 @@ READS_A_NUMBER = {"_local_scalar_dense", "item", "is_nonzero", "equal"}
 READS_A_SIZE = {"nonzero", "masked_select", "bincount", "_unique2", "unique_dim", "unique_consecutive"}
 INDEXES = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 COPIES = {"_to_copy", "copy_"}
-LAUNCH_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
+LAUNCH_NOTHING = {
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"),
+    *("_unsafe_view", "split_with_sizes"),
+}
 ONE_ON_A_GPU = {torch.nn.functional.rms_norm, torch.nn.functional.scaled_dot_product_attention}
 """Functions that are many operations on `meta`."""
 
@@ -43,11 +50,26 @@ class DeviceWatch(TorchDispatchMode):
         self._results = set[int]()
         self._functions = _Functions(self)
 
+    @contextlib.contextmanager
+    def as_one(self, name: str) -> Iterator[None]:
+        """What is launched inside is noted as one launch."""
+        if self.one_function:
+            yield
+            return
+        self.note(name, (), {})
+        self.one_function = True
+        try:
+            yield
+        finally:
+            self.one_function = False
+
     @property
     def counts(self) -> Counter[str]:
         return Counter(launch[0] for launch in self.launches)
 
     def __enter__(self) -> Any:
+        self.waits.clear()
+        self.launches.clear()
         self._functions.__enter__()
         return super().__enter__()
 
@@ -110,12 +132,40 @@ class _Functions(TorchFunctionMode):
             watch.waits.append("tensor: Python's numbers are copied to the device")
         if func not in ONE_ON_A_GPU or watch.one_function:
             return func(*args, **kwargs)
-        watch.note(func.__name__, args, kwargs)
-        watch.one_function = True
-        try:
+        with watch.as_one(func.__name__):
             return func(*args, **kwargs)
-        finally:
-            watch.one_function = False
+
+
+class _Compiled(torch.autograd.Function):
+    """What torch compiles is one launch, backward too, and one more for the gradient of each weight."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], watch: DeviceWatch, args: Any, *tensors: Any) -> Any:
+        ctx.given = function, watch, args
+        with watch.as_one(f"{function.__name__}, compiled"):
+            return function(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        function, watch, args = ctx.given
+        needed = ctx.needs_input_grad[3:]
+        copies = {id(x): x.detach().requires_grad_(x.is_floating_point()) for x in _tensors(args)}
+        with watch.as_one(f"{function.__name__}, compiled, backward"), torch.enable_grad():
+            found = function(*(copies.get(id(x), x) for x in args))
+            inputs = [*copies.values(), *_weights(args)]
+            asked = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
+            slopes = iter(torch.autograd.grad(found, asked, grads))
+        for _ in range(sum(needed[len(copies) :])):
+            watch.note("gradient of a norm's weight", (), {})
+        return None, None, None, *(next(slopes) if is_needed else None for is_needed in needed)
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    return list({id(x): x for x in args if isinstance(x, torch.Tensor)}.values())
+
+
+def _weights(args: Any) -> list[torch.nn.Parameter]:
+    return [p for x in args if isinstance(x, torch.nn.Module) for p in x.parameters()]
 
 
 class HostReads(TorchFunctionMode):
@@ -138,6 +188,31 @@ def watched(compute: Callable[[], Any]) -> DeviceWatch:
     with DeviceWatch() as watch:
         compute()
     return watch
+
+
+@contextlib.contextmanager
+def trained_as_on_gpu(model: Any) -> Iterator[DeviceWatch]:
+    """Inside, a model on `meta` computes as in bfloat16 on a GPU. The watch has to be entered."""
+    with meta_as_gpu() as patch:
+        watch = DeviceWatch()
+
+        def compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+            return lambda *args: _Compiled.apply(function, watch, args, *_tensors(args), *_weights(args))
+
+        for family in {type(module).__module__ for module in model.modules()}:
+            if hasattr(sys.modules[family], on_gpu.ROTATE):  # undone afterwards
+                patch.setattr(sys.modules[family], on_gpu.ROTATE, getattr(sys.modules[family], on_gpu.ROTATE))
+        patch.setattr(on_gpu, "compiled", compiled)
+        patch.setattr(on_gpu, "matmul_dtype", lambda x: torch.bfloat16)
+        patch.setattr(on_gpu, "has_grouped", lambda device, dtype, shapes: True)
+        patch.setattr(fused_attention, "has_flash", lambda device, dtype, head_dim: dtype.itemsize == 2)
+        optimizers = sys.modules[torch.optim.Optimizer.__module__]
+        for module, kind in ((optimizers, "fused"), (_foreach_utils, "foreach")):
+            patch.setattr(module, f"_get_{kind}_kernels_supported_devices", lambda: [META.type])
+        products.install_linear(model)
+        on_gpu.install_experts(model)
+        on_gpu.install_compiled(model)
+        yield watch
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import pytest
 import torch
 from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of
 from test_algorithms_presets import PRESETS, large_batch
-from tests.device_watch import META, DeviceWatch, HostReads, meta_as_gpu, watched
+from test_trainer_adapter import with_adapter
+from tests.device_watch import META, DeviceWatch, HostReads, meta_as_gpu, trained_as_on_gpu, watched
 from tests.long import covering
 from trainer_doubles import CONFIGS as TRAINED
 from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
@@ -26,8 +27,7 @@ from millrace.trainer.kernels import on_gpu
 
 ROWS, POSITIONS = 8, 128
 DECODE_LAUNCHES_MAX = 8
-MICRO_BATCH_LAUNCHES_MAX = 172 + 8
-"""What forward and backward launch for a layer of Qwen3, and a slack of eight."""
+TRAINING_LAUNCHES_MAX = 60
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,23 @@ def test_a_micro_batch_of_every_family_waits_for_nothing(family):
     assert micro_batch(make_trainer(model=tiny_model(family)), make_batch(), 0.0).waits == []
 
 
-def test_a_layer_of_a_micro_batch_launches_few_operations():
-    counts = []
-    for layers in (2, 3):
-        model = tiny_model(num_hidden_layers=layers, layer_types=["full_attention"] * layers)
-        counts.append(len(micro_batch(make_trainer(model=model), make_batch(), 0.0).launches))
-    assert counts[1] - counts[0] <= MICRO_BATCH_LAUNCHES_MAX
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapted"])
+@pytest.mark.parametrize("family", TRAINED)
+def test_a_micro_batch_in_bfloat16_of_every_family_waits_for_nothing(family, adapted):
+    model = tiny_model(family)
+    if adapted and family not in MIXTURES:
+        with_adapter(model, published=torch.bfloat16)
+    with trained_as_on_gpu(model.to(META)) as watch:
+        trainer = make_trainer(model=model, dtype=torch.bfloat16, published=torch.bfloat16)
+        prepared = trainer._prepared(make_batch(), 1)
+        with watch, trainer._serving():
+            trainer._backward(prepared.rows[0][0], prepared.flat, 0.0, first=True)
+    assert watch.waits == [] and watch.launches
+
+
+def test_a_layer_of_a_step_of_the_trainer_launches_few_operations():
+    found = launches.figures("training")
+    assert found["training_launches_a_layer"] <= TRAINING_LAUNCHES_MAX, found["training"]
 
 
 def steps_of(name, device):

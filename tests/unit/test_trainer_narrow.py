@@ -13,6 +13,7 @@ from trainer_doubles import tiny_model
 from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import fused_attention, on_cpu
 from millrace.trainer.kernels.on_cpu import install_linear
+from millrace.trainer.kernels.products import rounded_once
 from millrace.trainer.row_logprobs import token_logprobs
 
 Tensor = torch.Tensor
@@ -61,7 +62,7 @@ def test_rows_share_one_rounded_copy_of_a_weight_while_the_weights_are_served(
     install_linear(model)
     layers = [module for module in model.model.modules() if isinstance(module, torch.nn.Linear)]
     for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.bfloat16), fused_attention.rounded_once(model, torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16), rounded_once(model, torch.bfloat16):
             for _ in range(2):
                 model.model(torch.tensor([[1, 2, 3]]))
         first, second = used[: len(layers)], used[len(layers) :]

@@ -18,6 +18,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from millrace.devices.gpu import has_own_memory
 from millrace.placement.number_format import cpu_vendor
 
 ROWS_MIN = 32
@@ -97,7 +98,7 @@ def wide_factor(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`x` rounded to `dtype`, as the second factor of `matmul_wide`. Only a GPU multiplies 16-bit numbers
     into float32 results, so elsewhere the factor is float32."""
     rounded = x.to(dtype)
-    return rounded if x.is_cuda else rounded.to(torch.promote_types(dtype, torch.float32))
+    return rounded if has_own_memory(x.device) else rounded.to(torch.promote_types(dtype, torch.float32))
 
 
 def matmul_wide(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
@@ -108,8 +109,11 @@ def matmul_wide(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
 
 
 def add_matmul(sum_MN: torch.Tensor, a_MK: torch.Tensor, b_KN: torch.Tensor) -> None:
-    """sum += a b, without a gradient. A GPU needs memory for `ROWS_ADDED` rows of the result."""
-    if _narrow_on_gpu(a_MK):
+    """sum += a b, without a gradient. A GPU whose matmul cannot add needs memory for `ROWS_ADDED` rows of the
+    result."""
+    if _narrow_on_gpu(a_MK) and adds(a_MK.device, a_MK.dtype):
+        torch.addmm(sum_MN, a_MK, b_KN, out_dtype=torch.float32, out=sum_MN)
+    elif _narrow_on_gpu(a_MK):
         for sum_rows, rows in zip(sum_MN.split(ROWS_ADDED), a_MK.split(ROWS_ADDED), strict=True):
             sum_rows += matmul_wide(rows, b_KN)
     elif a_MK.dtype == sum_MN.dtype and not by_onednn():
@@ -119,7 +123,18 @@ def add_matmul(sum_MN: torch.Tensor, a_MK: torch.Tensor, b_KN: torch.Tensor) -> 
 
 
 def _narrow_on_gpu(x: torch.Tensor) -> bool:
-    return x.is_cuda and x.dtype.itemsize < 4
+    return has_own_memory(x.device) and x.dtype.itemsize < 4
+
+
+@cache
+def adds(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a matmul of `dtype` adds its result to float32 there: older versions of torch refuse."""
+    factor, total = torch.ones((16, 16), device=device, dtype=dtype), torch.ones((16, 16), device=device)
+    try:
+        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- rows by group

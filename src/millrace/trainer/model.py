@@ -34,8 +34,9 @@ from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.model_directory import indexed_files
 from millrace.trainer.batch.packing import Row, padded
-from millrace.trainer.kernels import on_cpu, on_gpu
-from millrace.trainer.kernels.fused_attention import rounded_once, serves
+from millrace.trainer.kernels import on_cpu, on_gpu, products
+from millrace.trainer.kernels.fused_attention import serves
+from millrace.trainer.kernels.products import rounded_once
 from millrace.trainer.ranks.blocks import computing_device
 from millrace.trainer.ranks.gathering import gathered_rounded, target_logprobs
 from millrace.trainer.ranks.mesh import ALONE, Ranks, local
@@ -145,15 +146,23 @@ def served_weights(
     """
     named = rounded_weights(model, published=published, computing=computing)
     rounded = [local(parameter) for parameter in named.values()]
-    masters = [weight.clone() for weight in rounded]
+    masters = [torch.empty_like(weight) for weight in rounded]
+    _copy(rounded, masters)
+    vectors = [weight for weight in rounded if weight.ndim == 1]  # a layer has many: one call for all
     try:
-        for weight in rounded:
-            weight.copy_(weight.to(published))
+        for weights in (vectors, *([weight] for weight in rounded if weight.ndim > 1)):
+            narrow = [torch.empty_like(weight, dtype=published) for weight in weights]
+            _copy(weights, narrow)
+            _copy(narrow, weights)
         with rounded_once(model, computing):
             yield
     finally:
-        for weight, master in zip(rounded, masters, strict=True):
-            weight.copy_(master)
+        _copy(masters, rounded)
+
+
+def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+    if sources:
+        torch._foreach_copy_(targets, sources)
 
 
 def rounded_weights(
@@ -295,6 +304,7 @@ def install_kernels(model: PreTrainedModel, device: torch.device, ranks: Ranks) 
     if device.type == "cuda":
         on_gpu.activate(device)
         if ranks.tensor == 1:
+            products.install_linear(model)
             on_gpu.install_experts(model)
             on_gpu.install_where_it_runs(model, device)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from millrace.devices.gpu import on
+from millrace.devices.gpu import has_own_memory, on
 from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
 from millrace.trainer.kernels.row_threads import turns_of
 from millrace.trainer.kernels.softmax import Upstream, slopes, statistics
@@ -81,6 +81,12 @@ def _scaled_logits(
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
+def _wide_factor(weight: torch.Tensor, rounded: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    if rounded is None:
+        return wide_factor(weight, dtype)
+    return rounded if has_own_memory(weight.device) else weight
+
+
 def _wide(x: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -121,8 +127,10 @@ class _TokenLogprobs(torch.autograd.Function):
         token_masks: DeviceTokenMasks | None,
         rounded: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        factor = weight if rounded is not None else wide_factor(weight, hidden.dtype)
-        rows = max(1, (GPU_CHUNK_LOGITS if weight.is_cuda else CHUNK_LOGITS) // weight.shape[0])
+        factor = _wide_factor(weight, rounded, hidden.dtype)
+        rows = max(
+            1, (GPU_CHUNK_LOGITS if has_own_memory(weight.device) else CHUNK_LOGITS) // weight.shape[0]
+        )
         local, is_local = _local_targets(targets, weight)
         softmax = softmax_on(weight.device, _wide(hidden), softcap)
         results = []
@@ -156,14 +164,16 @@ class _TokenLogprobs(torch.autograd.Function):
         upstream = Upstream(*_local_targets(targets, weight), normalizer, entropy, of_logprobs, grads[1])
         softmax = softmax_on(weight.device, _wide(hidden), ctx.softcap)
         turns = None if frozen else turns_of(ctx.parameter)
+        on_gpu = has_own_memory(weight.device)
+        total = ctx.parameter.grad if on_gpu and ctx.rounded is not None and not frozen else None
         shape = (0,) if frozen or turns is not None else weight.shape
-        own = torch.zeros(shape, dtype=_wide(weight), device=weight.device)
+        own = torch.zeros(shape, dtype=_wide(weight), device=weight.device) if total is None else total
         with nullcontext(own) if turns is None else turns.sum_of(ctx.parameter) as grad_weight, TURN:
             factor = weight.to(hidden.dtype) if ctx.rounded is None else ctx.rounded
-            wide = weight
-            if ctx.rounded is None and kept is None:
-                wide = wide_factor(factor, hidden.dtype)
-            of_slopes = factor.dtype if weight.is_cuda else _wide(factor)  # a CPU sums in its factors' type
+            wide = factor if ctx.rounded is None else weight
+            if kept is None:
+                wide = _wide_factor(wide, ctx.rounded, hidden.dtype)
+            of_slopes = factor.dtype if on_gpu else _wide(factor)  # a CPU sums in its factors' type
             for start in range(0, hidden.shape[0], ctx.rows):
                 chunk = slice(start, start + ctx.rows)
                 logits = kept
@@ -179,7 +189,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[chunk] = matmul(slope.to(factor.dtype), factor)
                 if not frozen:
                     add_matmul(grad_weight, slope.T, hidden[chunk].to(of_slopes))
-        of_weight = grad_weight.to(weight.dtype) if turns is None and not frozen else None
+        added = frozen or turns is not None or total is not None
+        of_weight = None if added else grad_weight.to(weight.dtype)
         return grad_hidden, of_weight, None, None, None, None, None, None
 
 

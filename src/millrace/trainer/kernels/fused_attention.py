@@ -11,49 +11,26 @@ row is one call, D = head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding, scaled_dot_product_attention
-from transformers import PreTrainedModel
 
 from millrace.core.supported import SINKS
 from millrace.devices.gpu import has_flash, on
 from millrace.trainer.batch.packing import RowSegment
 
 Tensor = torch.Tensor
-ROUNDED = "rounded"  # attribute of a layer
 
 
 def computes_narrow(x: Tensor) -> bool:
     """Whether matmuls of `x` are rounded, by autocast on a CPU."""
     return x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-
-
-@contextmanager
-def rounded_once(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, the linear layers and the output projection of `model` share one rounded copy of their weights
-    among all rows and both passes. The weights must not change inside. Ranks round what they gather."""
-    layers = [
-        module
-        for module in model.modules()
-        if type(module) is torch.nn.Linear and not isinstance(module.weight, DTensor)
-    ]
-    rounds = dtype.itemsize < 4 and model.device.type == "cpu"
-    for layer in layers if rounds else ():
-        setattr(layer, ROUNDED, layer.weight.detach().to(dtype))
-    try:
-        yield
-    finally:
-        for layer in layers if rounds else ():
-            delattr(layer, ROUNDED)
 
 
 def attention(query_R: Tensor, key_R: Tensor, value_R: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
@@ -152,7 +129,7 @@ def attend_ragged(
     window: int | None,
 ) -> torch.Tensor:
     """Shapes as `attention.packed_attention`. `window`: tokens that a query sees, itself included."""
-    query_T, key_K, value_K = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+    query_T, key_K, value_K = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if row.keys_K is not None:
         # `embedding`, because its backward sums repeats in a fixed order.
         key_K, value_K = (

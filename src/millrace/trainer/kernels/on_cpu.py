@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from millrace.devices.matmul import by_onednn, matmul
 from millrace.trainer.kernels import fused_attention
+from millrace.trainer.kernels.products import ROUNDED
 from millrace.trainer.kernels.row_threads import IN_TURN, turns_of
 
 Tensor = torch.Tensor
@@ -140,7 +141,7 @@ def install_linear(model: torch.nn.Module) -> None:
 def _linear_forward(layer: torch.nn.Linear, x: Tensor) -> Tensor:
     weight, parts = layer.weight, parts_of(x)
     if fused_attention.computes_narrow(x):
-        factor = getattr(layer, fused_attention.ROUNDED, None)
+        factor = getattr(layer, ROUNDED, None)
         if factor is None:
             factor = weight.detach().to(torch.get_autocast_dtype("cpu"))
     elif x.dtype == torch.float32 and (by_onednn() or parts is not None):

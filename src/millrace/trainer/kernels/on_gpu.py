@@ -1,8 +1,9 @@
-"""Layers of a GPU: elementwise parts compiled, the experts of a mixture in groups, FlashAttention 3.
+"""Layers of a GPU: compiled between matmuls, the experts of a mixture in groups, FlashAttention 3.
 
 torch launches a kernel for each elementwise operation, and each reads and writes all tokens. Norms, rotary
-embeddings and gates are compiled, one kernel each: they read and write once. A compiled function serves rows
-of every length: only the number of tokens is left open.
+embeddings and gates are compiled, one kernel each: they read and write once. In layers of a known form the
+sum before a norm, the heads' norms and the rounding for a matmul are in these kernels, too. A compiled
+function serves rows of every length: only the number of tokens is left open.
 
 In bfloat16 all experts of a layer are computed in two grouped matmuls, without the host. transformers has
 grouped matmuls too, but not in autocast's format: with float32 weights its sums would be float32, which no
@@ -18,14 +19,16 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from millrace.devices.matmul import group_ends, grouped_linear, has_grouped
+from millrace.trainer.kernels.products import SAME_INPUT, products
 
 Tensor = torch.Tensor
 LOG = logging.getLogger(__name__)
@@ -46,7 +49,8 @@ def install_where_it_runs(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def install_compiled(model: torch.nn.Module, backend: Any = INDUCTOR) -> None:
-    """Replace the norms, gates and rotary embeddings of `model` by compiled ones.
+    """Replace the norms, gates and rotary embeddings of `model` by compiled ones, and layers of a known form
+    by fewer and larger parts.
 
     Rotary embeddings are a function of the family's module, so they change for all models of this process.
     On a CPU they stay as they are.
@@ -57,10 +61,14 @@ def install_compiled(model: torch.nn.Module, backend: Any = INDUCTOR) -> None:
             module.forward = partial(_norm, module, compiled(kind.forward, backend))
         elif hasattr(module, "gate_proj") and hasattr(module, "act_fn"):
             module.forward = partial(_gated, module, compiled(_gate, backend))
+            setattr(module, SAME_INPUT, ("gate_proj", "up_proj"))
         family = sys.modules[kind.__module__]
         rotate = getattr(family, ROTATE, None)
         if rotate is not None and not isinstance(rotate, partial):
             setattr(family, ROTATE, partial(_rotate, rotate, backend))
+    for layer in model.modules():
+        if type(layer).__name__ in KNOWN_LAYERS:
+            _install_layer(layer, backend)
 
 
 @cache
@@ -78,13 +86,15 @@ def _norm(norm: Any, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
     return forward(norm, _any_length(x.reshape(-1, x.shape[-1]), 0)).view(x.shape)
 
 
-def _gate(activation: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
+def _gate(activation: Callable[[Tensor], Tensor], *parts: Tensor) -> Tensor:
+    gate, up = parts if len(parts) == 2 else parts[0].chunk(2, -1)
     return activation(gate) * up
 
 
 def _gated(mlp: Any, gate: Callable[..., Tensor], x: Tensor) -> Tensor:
-    parts = (_any_length(projection(x).flatten(0, -2), 0) for projection in (mlp.gate_proj, mlp.up_proj))
-    found: Tensor = mlp.down_proj(gate(mlp.act_fn, *parts).unflatten(0, x.shape[:-1]))
+    parts = products((mlp.gate_proj, mlp.up_proj), x)
+    product = gate(mlp.act_fn, *(_any_length(part.flatten(0, -2), 0) for part in parts))
+    found: Tensor = mlp.down_proj(product.unflatten(0, x.shape[:-1]))
     return found
 
 
@@ -96,6 +106,103 @@ def _rotate(
         return rotate(q, k, cos, sin, *more)
     places = ((q, 2), (k, 2), (cos, 1), (sin, 1))
     return compiled(rotate, backend)(*(_any_length(x.view_as(x), dim) for x, dim in places), *more)
+
+
+KNOWN_LAYERS = tuple(
+    f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3")
+)
+"""x + attention(norm(x)), and of this x + mlp(norm(x))"""
+
+
+def _install_layer(layer: Any, backend: Any) -> None:
+    attn = layer.self_attn
+    rotate = getattr(sys.modules[type(attn).__module__], ROTATE).args[0]
+    layer.forward = partial(_layer_forward, layer, backend)
+    attn.forward = partial(
+        _attention_forward, attn, backend, rotate if getattr(attn, "use_rope", True) else None
+    )
+    setattr(attn, SAME_INPUT, ("q_proj", "k_proj", "v_proj"))
+
+
+def _layer_forward(
+    layer: Any, backend: Any, x: Tensor, *, position_embeddings: Any, **options: Any
+) -> Tensor:
+    """All between two matmuls is one compiled function."""
+    first, second = layer.input_layernorm, layer.post_attention_layernorm
+    dtype = matmul_dtype(x)
+    normed = compiled(_normed, backend)(type(first).forward, first, dtype, _any_row(x))
+    attended, _ = layer.self_attn(normed, position_embeddings, **options)
+    dtype = dtype if hasattr(layer.mlp, SAME_INPUT) else x.dtype  # experts round on their own
+    x, normed = compiled(_added, backend)(
+        type(second).forward, second, dtype, _any_row(x), _any_row(attended)
+    )
+    return x + cast(Tensor, layer.mlp(normed))
+
+
+def _normed(forward: Callable[..., Tensor], norm: Any, dtype: torch.dtype, x: Tensor) -> Tensor:
+    return forward(norm, x).to(dtype)
+
+
+def _added(
+    forward: Callable[..., Tensor], norm: Any, dtype: torch.dtype, x: Tensor, more: Tensor
+) -> tuple[Tensor, Tensor]:
+    x = x + more
+    return x, forward(norm, x).to(dtype)
+
+
+def _attention_forward(
+    attn: Any,
+    backend: Any,
+    rotate: Callable[..., Any] | None,
+    x: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    layers = (attn.q_proj, attn.k_proj, attn.v_proj)
+    sizes = [layer.out_features for layer in layers]
+    norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
+    rows = map(_any_row, (*position_embeddings, *products(layers, x)))
+    heads = compiled(_heads, backend)(*norms, rotate, attn.head_dim, sizes, *rows)
+    attended, _ = ALL_ATTENTION_FUNCTIONS[attn.config._attn_implementation](
+        attn,
+        *(each.transpose(1, 2) for each in heads),
+        attention_mask,
+        scaling=attn.scaling,
+        sliding_window=getattr(attn, "sliding_window", getattr(attn.config, "sliding_window", None)),
+        **options,
+    )
+    return attn.o_proj(attended.flatten(2)), None
+
+
+def _heads(
+    q_norm: Any,
+    k_norm: Any,
+    rotate: Any,
+    size: int,
+    sizes: list[int],
+    cos: Tensor,
+    sin: Tensor,
+    *parts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(1, T, H, D) each. `parts`: queries, keys and values, (1, T, H D) each, or one beside the other."""
+    q, k, v = (x.unflatten(-1, (-1, size)) for x in (parts if len(parts) == 3 else parts[0].split(sizes, -1)))
+    if q_norm is not None:
+        q, k = type(q_norm).forward(q_norm, q), type(k_norm).forward(k_norm, k)
+    if rotate is not None:
+        q, k = rotate(q, k, cos, sin, unsqueeze_dim=2)
+    return q.to(v.dtype), k.to(v.dtype), v.clone(memory_format=torch.contiguous_format)
+
+
+def _any_row(x: Tensor) -> Tensor:
+    """x: (1, T, ...)"""
+    return _any_length(x.view_as(x), 1)
+
+
+def matmul_dtype(x: Tensor) -> torch.dtype:
+    """The format of matmuls of `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def install_experts(model: torch.nn.Module) -> None:
@@ -110,8 +217,7 @@ def install_experts(model: torch.nn.Module) -> None:
 
 
 def _experts_forward(experts: Any, hidden_TH: Tensor, experts_TK: Tensor, shares_TK: Tensor) -> Tensor:
-    device = hidden_TH.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_TH.dtype
+    dtype = matmul_dtype(hidden_TH)
     shapes = [experts.gate_up_proj.shape, experts.down_proj.shape]
     if has_grouped(hidden_TH.device, dtype, shapes):
         return grouped_experts(experts, hidden_TH, experts_TK, shares_TK, dtype)

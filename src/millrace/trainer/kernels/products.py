@@ -1,0 +1,158 @@
+"""Linear layers of a trainer with whole weights: one rounded copy of every matrix for all rows of a step, and
+on a GPU one matmul for all layers with the same input.
+
+autocast rounds a matrix wherever a row uses it, and the gradient of each row. Here one call rounds all
+matrices before the first row. On a GPU a matmul adds the gradient of a matrix to the sum over rows, in
+float32.
+
+Shape suffixes: T = tokens, I = inputs, O = outputs of all joined layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from millrace.devices.matmul import add_matmul, matmul_wide
+
+Tensor = torch.Tensor
+Layers = Sequence[torch.nn.Linear]
+ROUNDED = "rounded"  # attribute of a layer: its weight in the format of matmuls
+JOINED = "joined"  # attribute of the first of several layers
+SAME_INPUT = "same_input"  # attribute of a module: the names of its layers that are joined
+
+
+class RoundedLayers(NamedTuple):
+    """The rounded weights of `layers` as one matrix."""
+
+    layers: Layers
+    weight_OI: Tensor
+    bias_O: Tensor | None
+
+
+@contextmanager
+def rounded_once(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the linear layers and the output projection of `model` share one rounded copy of their weights
+    among all rows and both passes. The weights must not change inside. Ranks round what they gather."""
+    groups = _groups(model) if dtype.itemsize < 4 else []
+    joined = [_unfilled(layers, dtype) for layers in groups]
+    for each in joined:
+        setattr(each.layers[0], JOINED, each)
+        for layer, block in zip(each.layers, each.weight_OI.split(_outputs(each.layers)), strict=True):
+            setattr(layer, ROUNDED, block)
+    _fill(joined)
+    try:
+        yield
+    finally:
+        for layers in groups:
+            delattr(layers[0], JOINED)
+            for layer in layers:
+                delattr(layer, ROUNDED)
+
+
+def _groups(model: torch.nn.Module) -> list[Layers]:
+    """The layers that are joined, and each other layer alone."""
+    named = ([getattr(m, name) for name in getattr(m, SAME_INPUT, ())] for m in model.modules())
+    groups: list[Layers] = [layers for layers in named if layers and all(map(_is_plain, layers))]
+    inside = {layer for layers in groups for layer in layers}
+    return groups + [[m] for m in model.modules() if _is_plain(m) and m not in inside]  # type: ignore[list-item]
+
+
+def _is_plain(module: Any) -> bool:
+    return type(module) is torch.nn.Linear and not isinstance(module.weight, DTensor)
+
+
+def _outputs(layers: Layers) -> list[int]:
+    return [layer.out_features for layer in layers]
+
+
+def _unfilled(layers: Layers, dtype: torch.dtype) -> RoundedLayers:
+    outputs, weight = sum(_outputs(layers)), layers[0].weight.detach()
+    bias_O = None if layers[0].bias is None else weight.new_empty(outputs, dtype=dtype)
+    return RoundedLayers(layers, weight.new_empty((outputs, layers[0].in_features), dtype=dtype), bias_O)
+
+
+@torch.no_grad()
+def _fill(joined: Sequence[RoundedLayers]) -> None:
+    """All copies in one call."""
+    targets, sources = list[Tensor](), list[Tensor]()
+    for layers, weight_OI, bias_O in joined:
+        for whole, name in ((weight_OI, "weight"), (bias_O, "bias")):
+            if whole is not None:
+                targets += whole.split(_outputs(layers))
+                sources += (getattr(layer, name) for layer in layers)
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+class _Products(torch.autograd.Function):
+    """x weight^T + bias of all layers, side by side. `parameters`: the weight of each layer, then the biases.
+    The gradient of a weight that has a sum is added to the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, joined: RoundedLayers, *parameters: Tensor) -> Tensor:
+        x_TI = x.reshape(-1, x.shape[-1]).to(joined.weight_OI.dtype)
+        ctx.save_for_backward(x_TI, joined.weight_OI)
+        ctx.layers, ctx.given = joined.layers, (x.shape, x.dtype)
+        return F.linear(x_TI, joined.weight_OI, joined.bias_O).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, weight_OI = ctx.saved_tensors
+        shape, dtype = ctx.given
+        grad_TO = grads[0].reshape(-1, len(weight_OI))
+        of_x = (grad_TO @ weight_OI).view(shape).to(dtype) if ctx.needs_input_grad[0] else None
+        blocks = grad_TO.split(_outputs(ctx.layers), dim=1)
+        of_weights = [
+            _weight_gradient(layer.weight, block, x_TI)
+            for layer, block in zip(ctx.layers, blocks, strict=True)
+        ]
+        biases = ctx.needs_input_grad[2 + len(blocks) :]
+        of_biases: Sequence[Tensor | None] = [None] * len(biases)
+        if any(biases):
+            of_biases = grad_TO.sum(0, dtype=torch.float32).split(_outputs(ctx.layers))
+        return of_x, None, *of_weights, *of_biases
+
+
+def _weight_gradient(weight: Tensor, grad_TO: Tensor, x_TI: Tensor) -> Tensor | None:
+    if not weight.requires_grad:
+        return None
+    if weight.grad is None:
+        return matmul_wide(grad_TO.t(), x_TI).to(weight.dtype)
+    add_matmul(weight.grad, grad_TO.t(), x_TI)
+    return None
+
+
+def install_linear(model: torch.nn.Module) -> None:
+    """The linear layers of `model` compute with rounded copies, where `rounded_once` has made them."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.forward = partial(_linear_forward, module)  # type: ignore[method-assign]
+
+
+def _linear_forward(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    joined: RoundedLayers | None = getattr(layer, JOINED, None)
+    return F.linear(x, layer.weight, layer.bias) if joined is None else _multiplied(joined, x)
+
+
+def products(layers: Layers, x: Tensor) -> tuple[Tensor, ...]:
+    """What `layers` make of `x`: their results side by side in one tensor if the layers are joined, else a
+    tensor each."""
+    joined: RoundedLayers | None = getattr(layers[0], JOINED, None)
+    if joined is None or len(joined.layers) < len(layers):
+        return tuple(layer(x) for layer in layers)
+    return (_multiplied(joined, x),)
+
+
+def _multiplied(joined: RoundedLayers, x: Tensor) -> Tensor:
+    biases = [] if joined.bias_O is None else [layer.bias for layer in joined.layers]
+    weights = [layer.weight for layer in joined.layers]
+    out: Tensor = _Products.apply(x, joined, *weights, *biases)
+    return out
