@@ -36,7 +36,7 @@ def lines(result: Entry) -> Iterator[str]:
     yield from ["| part | figure |", "|---|---|"]
     for name, entry in entries.items():
         if name != "machine" and not not_run(entry):
-            yield f"| `{name}` | {'; '.join(row(name, entry))} |"
+            yield f"| `{name}` | {'; '.join(row(name, entry)) or 'passed'} |"
     if gates := result["gates"]:
         yield from ["", "| gate | value | must be | |", "|---|---|---|---|"]
         for key, gate in gates.items():
@@ -67,7 +67,9 @@ def row(name: str, entry: Entry) -> Iterator[str]:
     for label, figures in told.get("rows", {}).items():
         if words := of_row(figures):
             yield f"{label}: {words}"
-    yield from (f"{key} {write(told[key])}" for key, write in FIGURES.items() if told.get(key) is not None)
+    yield from (f"`{key}` {write(told[key])}" for key, write in FIGURES.items() if told.get(key) is not None)
+    if "skipped" in told:
+        yield told["skipped"]
     if not entry["passed"]:
         yield f"**failed**: {last_line(entry.get('error', ''))}"
 
