@@ -126,19 +126,19 @@ async def a_begun_call_ends_in_a_function(make_runtime: MakeRuntime) -> None:
         def done(value: Any, error: Exception | None) -> None:
             ends.put_nowait((value, error))
 
-        worker.begin("echo", 7, done=done)
+        worker.call_then("echo", 7, done=done)
         assert await asyncio.wait_for(ends.get(), WAIT_S) == (7, None)
-        worker.begin("fail", "ours", "row 7 is empty", done=done)
+        worker.call_then("fail", "ours", "row 7 is empty", done=done)
         value, error = await asyncio.wait_for(ends.get(), WAIT_S)
         assert (value, type(error), str(error)) == (None, DataError, "row 7 is empty")
         for _ in range(2):
-            worker.begin("sleep", 1000.0, done=done)
+            worker.call_then("sleep", 1000.0, done=done)
         await eventually(worker, "running", 2)
         worker.kill()
         deaths = [await asyncio.wait_for(ends.get(), WAIT_S) for _ in range(2)]
         assert [(value, type(error)) for value, error in deaths] == [(None, WorkerDied)] * 2
         with pytest.raises(WorkerDied):
-            worker.begin("echo", 8, done=done)
+            worker.call_then("echo", 8, done=done)
         assert ends.empty()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
 import re
 import signal
@@ -52,7 +51,6 @@ class RayHandle:
         self._ids = itertools.count(1)
         self._waiting: set[asyncio.Future[Any]] = set()
         self._inboxes: dict[int, Inbox] = {}
-        self._begun = set[asyncio.Task[Any]]()
 
     # ------------------------------------------------------------ commands
 
@@ -63,16 +61,30 @@ class RayHandle:
             method, "call", self.epoch, method, self._pickled(method, args), timeout_s=timeout_s
         )
 
-    def begin(self, method: str, *args: Any, done: Done) -> None:
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
         self._refuse_dead(method)
-        self._begun.add(task := self._loop.create_task(self.call(method, *args, timeout_s=math.inf)))
-        task.add_done_callback(partial(self._deliver, done))
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.add(answer)
+        answer.add_done_callback(partial(self._deliver, method, done))
+        self._answer_with(self._actor.call.remote(self.epoch, method, self._pickled(method, args)), answer)
 
-    def _deliver(self, done: Done, task: asyncio.Task[Any]) -> None:
-        self._begun.discard(task)
-        if not task.cancelled():
-            error = task.exception()
-            done(None if error else task.result(), error if isinstance(error, Exception) else None)
+    def _deliver(self, method: str, done: Done, answer: asyncio.Future[Any]) -> None:
+        self._waiting.discard(answer)
+        error = answer.exception()
+        if error is None:
+            value, error = self._outcome(method, answer.result())
+            return done(value, error if isinstance(error, Exception) else None)
+        if isinstance(error, self._cluster.actor_errors):
+            self._lived(None, error)
+            self.dead.add_done_callback(
+                lambda dead: done(None, died(self.name, self.epoch, method, dead.result()))
+            )
+        elif isinstance(error, _Dead):
+            done(None, died(self.name, self.epoch, method, str(error)))
+        else:
+            done(
+                None, RemoteError(f"{where(self.name, self.epoch, method)}: {type(error).__name__}: {error}")
+            )
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         stream, inbox = next(self._ids), Inbox()
@@ -206,11 +218,7 @@ class RayHandle:
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(answer)
 
-        def deliver(value: Any, error: BaseException | None) -> None:
-            if not answer.done():
-                answer.set_result(value) if error is None else answer.set_exception(error)
-
-        self._then(ref, deliver)
+        self._answer_with(ref, answer)
         try:
             return await answer
         except MillraceError:
@@ -227,6 +235,13 @@ class RayHandle:
             ) from error
         finally:
             self._waiting.discard(answer)
+
+    def _answer_with(self, ref: Any, answer: asyncio.Future[Any]) -> None:
+        def deliver(value: Any, error: BaseException | None) -> None:
+            if not answer.done():
+                answer.set_result(value) if error is None else answer.set_exception(error)
+
+        self._then(ref, deliver)
 
     async def _items_before(self, answer: Answer) -> None:
         """Wait until the inboxes have the items that the worker yielded before `answer`."""

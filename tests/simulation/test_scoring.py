@@ -123,7 +123,7 @@ class Worker:
 class Answers:
     """A handle whose answers are those of its stream of scores."""
 
-    def begin(self, method, packed, *, done):
+    def call_then(self, method, packed, *, done):
         async def answered():
             try:
                 answer = await self.answer(unpack_request(packed))

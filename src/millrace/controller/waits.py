@@ -1,11 +1,15 @@
-"""Who waits for what: the record that tells a stalled run from a busy one."""
+"""Who waits for what: the record that tells a stalled run from a busy one, and answers that a worker owes."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import count
 
 from millrace.core import clock
+from millrace.core.pulse import Pulse
+from millrace.core.types import ScoreRequest
 
 
 class Waits:
@@ -85,3 +89,55 @@ class _Wait(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self._waits.end(self._number)
+
+
+class OpenCalls:
+    """The answers that a worker with several lanes owes, the oldest call first. All have the same time, so
+    the oldest is the next that is late. A call is no task: its answer comes to a function."""
+
+    def __init__(self, worker: str, waits: Waits, most_s: float) -> None:
+        self._worker, self._waits, self._most_s = worker, waits, most_s
+        self._open: dict[int, tuple[ScoreRequest, float, int]] = {}  # when it began, and its wait
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = False  # later answers count no more
+        self.ended = Pulse()
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def over(self) -> bool:
+        """A call has failed, or the session is over: no other call begins."""
+        return self._failed.done()
+
+    def open(self, request: ScoreRequest) -> None:
+        what = f"the answer to trajectory {request.trajectory_id}"
+        wait = self._waits.open(self._worker, what, bounded=True)
+        self._open[request.trajectory_id] = request, clock.now(), wait
+
+    def end(self, request: ScoreRequest) -> float:
+        """When the call began."""
+        _, began_s, wait = self._open.pop(request.trajectory_id)
+        self._waits.end(wait)
+        return began_s
+
+    def fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def close(self) -> None:
+        self.closed = True
+        self._failed.cancel()
+        for request, _, _ in [*self._open.values()]:
+            self.end(request)
+
+    async def watch(self, late: Callable[[ScoreRequest], BaseException]) -> None:
+        """Raises: the error of a call that has failed, or what `late` makes of one that takes too long."""
+        while not self.over:
+            oldest = next(iter(self._open.values()), None)
+            left_s = self._most_s if oldest is None else oldest[1] + self._most_s - clock.now()
+            if oldest is not None and left_s <= 0:
+                self.close()
+                raise late(oldest[0])
+            await asyncio.wait([self._failed], timeout=left_s)
+        self._failed.result()

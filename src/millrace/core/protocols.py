@@ -72,8 +72,8 @@ class Handle(Protocol):
         worker).
         """
 
-    def begin(self, method: str, *args: Any, done: Done) -> None:
-        """Begin `worker.method(*args)`, and call `done` with its answer, or with the error that `call` would
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
+        """Call `worker.method(*args)`, then `done` with its answer, or with the error that `call` would
         raise. There is no deadline, and no task of this process waits.
 
         Raises: WorkerDied: the worker is gone already; DataError: the arguments cannot be sent.

@@ -132,9 +132,9 @@ class GangHandle(Generic[M]):
             return died(self.name, self.epoch, method, self._cause)
         return errors[0] if errors else None
 
-    def begin(self, method: str, *args: Any, done: Done) -> None:
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
         """Raises: WorkerError. All ranks would have to agree on an answer that nobody waits for."""
-        raise WorkerError(f"{where(self.name, self.epoch, method)}: several ranks begin no calls")
+        raise WorkerError(f"{where(self.name, self.epoch, method)}: several ranks answer no function")
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         """Raises: WorkerError. No rule says which rank's items would count."""

@@ -67,7 +67,7 @@ class SimHandle:
         if fate is Fate.DOUBLED:
             worker.inbox.send(worker.begin_again, method, self._copied(args), reply)
 
-    def begin(self, method: str, *args: Any, done: Done) -> None:
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
         self._refuse_if_dead(method)
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._replies[reply] = method

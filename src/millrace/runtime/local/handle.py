@@ -62,7 +62,7 @@ class LocalHandle:
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self._answer(Kind.CALL, method, (method, args), timeout_s)
 
-    def begin(self, method: str, *args: Any, done: Done) -> None:
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
         def deliver(kind: Kind, value: Any) -> None:
             del self._pending[call_id]
             if kind is Kind.ERROR:
