@@ -134,7 +134,7 @@ class GangHandle(Generic[M]):
 
     def call_then(self, method: str, *args: Any, done: Done) -> None:
         """Raises: WorkerError. All ranks would have to agree on an answer that nobody waits for."""
-        raise WorkerError(f"{where(self.name, self.epoch, method)}: several ranks answer no function")
+        raise WorkerError(f"{where(self.name, self.epoch, method)}: several ranks take no call_then")
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         """Raises: WorkerError. No rule says which rank's items would count."""
