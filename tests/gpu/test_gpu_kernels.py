@@ -17,6 +17,7 @@ from millrace.devices.matmul import (
     matmul_wide,
     wide_factor,
 )
+from millrace.engines.own import sampler
 from millrace.engines.own.accelerated import fused
 from millrace.engines.own.architecture import architecture_of
 from millrace.trainer import row_logprobs
@@ -52,6 +53,10 @@ def test_a_product_with_its_gate_is_that_of_torch(rows, gpu):
 
 def test_sums_of_repeated_rows_run_and_are_right(gpu):
     assert fused_attention.sums_repeats(gpu), "the log says why"
+
+
+def test_the_kernel_that_draws_runs_and_agrees_with_the_cpu(gpu):
+    assert sampler.disagreement(gpu) < sampler.TOLERANCE and sampler.has_kernel(gpu)
 
 
 def test_factors_in_bfloat16_give_float32(gpu):

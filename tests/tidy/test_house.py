@@ -37,7 +37,7 @@ BUDGETS = {
     "core": 1_700,
     "devices": 950,
     "diagnose": 1_650,
-    "engines": 4_750,
+    "engines": 4_975,
     "episodes": 5_800,
     "estimates": 200,
     "evaluation": 600,
