@@ -17,10 +17,11 @@ from millrace.devices.matmul import (
     matmul_wide,
     wide_factor,
 )
+from millrace.engines.own import sampler
 from millrace.engines.own.accelerated import fused
 from millrace.engines.own.architecture import architecture_of
 from millrace.trainer import row_logprobs
-from millrace.trainer.kernels import on_gpu
+from millrace.trainer.kernels import fused_attention, on_gpu, products
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +49,14 @@ def test_a_product_with_its_gate_is_that_of_torch(rows, gpu):
     weight = weight.bfloat16()
     found = fused.OPERATORS.gated_linear(x, weight, None, "silu")
     assert error(found, fused.gated_linear(x.double(), weight.double(), None, "silu")) < 0.01
+
+
+def test_sums_of_repeated_rows_run_and_are_right(gpu):
+    assert fused_attention.sums_repeats(gpu), "the log says why"
+
+
+def test_the_kernel_that_draws_runs_and_agrees_with_the_cpu(gpu):
+    assert sampler.disagreement(gpu) < sampler.TOLERANCE and sampler.has_kernel(gpu)
 
 
 def test_factors_in_bfloat16_give_float32(gpu):
@@ -85,6 +94,7 @@ def test_a_compiled_model_gives_the_same_gradient(dtype, gpu, monkeypatch):
         module = sys.modules[type(model).__module__]
         monkeypatch.setattr(module, on_gpu.ROTATE, getattr(module, on_gpu.ROTATE))
         if compiles:
+            products.install_linear(model)
             on_gpu.install_compiled(model)
         make_trainer(model=model, dtype=dtype, published=dtype).accumulate(make_batch())
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))

@@ -17,7 +17,7 @@ from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
 from millrace.core.supported import SINKS
 from millrace.core.types import Sampling
-from millrace.engines.own import forward
+from millrace.engines.own import forward, sampler
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
@@ -156,10 +156,23 @@ SAMPLINGS = [
 def test_drawing_a_token_waits_for_nothing(vocab):
     with meta_as_gpu():
         edits = Edits(SAMPLINGS, [([1, 2], [3])] * len(SAMPLINGS), vocab=vocab, device=META)
-    sampler = TokenSampler(SAMPLINGS, META, edits)
+    drawing = TokenSampler(SAMPLINGS, META, edits)
     logits = torch.zeros(len(SAMPLINGS), vocab, device=META)
     uniforms = torch.zeros(len(SAMPLINGS), dtype=torch.float64, device=META)
-    assert watched(lambda: sampler(logits, uniforms)).waits == []
+    assert watched(lambda: drawing(logits, uniforms)).waits == []
+
+
+@pytest.mark.parametrize("vocab", [101, 2 * DIRECT_VOCAB_MAX])
+def test_on_a_gpu_drawing_is_one_launch_behind_the_edits_and_waits_for_nothing(vocab, monkeypatch):
+    monkeypatch.setattr(sampler, "has_kernel", lambda device: device == META)
+    with meta_as_gpu():
+        edits = Edits(SAMPLINGS, [([1, 2], [3])] * len(SAMPLINGS), vocab=vocab, device=META)
+    logits = torch.zeros(len(SAMPLINGS), vocab, device=META)
+    uniforms = torch.zeros(len(SAMPLINGS), dtype=torch.float64, device=META)
+    tokens = torch.zeros(len(SAMPLINGS), dtype=torch.int64, device=META)
+    alone = watched(lambda: (edits(logits), edits.note(tokens)))
+    both = watched(partial(TokenSampler(SAMPLINGS, META, edits), logits, uniforms))
+    assert both.waits == [] and both.counts - alone.counts == {"millrace::drawn": 1}
 
 
 def test_a_steady_step_reads_once():

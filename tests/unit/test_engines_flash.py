@@ -11,6 +11,7 @@ from engine_models import CONFIGS, make_engine, make_model, make_work, prompt_of
 from tests.long import covering
 
 from millrace.core.types import Sampling
+from millrace.devices import operators
 from millrace.devices.gpu import has_flash
 from millrace.engines.own.accelerated import flash, fused
 from millrace.engines.own.accelerated.fused import FusedPass
@@ -58,7 +59,7 @@ def test_without_triton_there_are_no_kernels_and_the_log_says_so(monkeypatch, ca
     flash_double.install(monkeypatch)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "millrace.engines.own.accelerated.layer_tiles", raising=False)
-    monkeypatch.setattr(fused, "disagreement", lambda *_: fused._in_triton("rotated"))
+    monkeypatch.setattr(fused, "disagreement", lambda *_: operators._by_kernel(fused.KERNELS, "rotated"))
     assert not isinstance(make_engine(make_model())._forward, FusedPass)
     assert "without fused kernels: " in caplog.text and "triton" in caplog.text
 

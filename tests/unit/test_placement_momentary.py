@@ -36,7 +36,7 @@ from millrace.placement.memory.activation_memory import (
 from millrace.placement.memory.model_shape import Shape
 from millrace.placement.memory.needs import MemoryNeed, Needs
 from millrace.trainer.batch.packing import Branch, Tree, pack
-from millrace.trainer.kernels.fused_attention import ROUNDED
+from millrace.trainer.kernels.products import ROUNDED
 from millrace.trainer.model import install_kernels, recompute_layers, row_logprobs, served_weights
 from millrace.trainer.ranks.mesh import ALONE
 from millrace.trainer.row_attention import NAME

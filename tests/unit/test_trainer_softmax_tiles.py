@@ -14,11 +14,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for a GPU here: tests/gpu runs the kernels", allow_module_level=True)
 
 from millrace.trainer import row_logprobs
-from millrace.trainer.kernels import softmax_tiles
+from millrace.trainer.kernels import trainer_tiles
 from millrace.trainer.kernels.softmax import Upstream
 from millrace.trainer.row_logprobs import GENERAL, Softmax, token_logprobs
 
-TILES = Softmax(softmax_tiles.statistics, softmax_tiles.slopes)
+TILES = Softmax(trainer_tiles.statistics, trainer_tiles.slopes)
 CPU = torch.device("cpu")
 
 
@@ -34,7 +34,7 @@ def problem(rows=7, vocabulary=300, scale=4.0, seed=0):
 
 @pytest.fixture(params=[16, 128, 4096])
 def tile(request, monkeypatch):
-    monkeypatch.setattr(softmax_tiles, "TILE", request.param)
+    monkeypatch.setattr(trainer_tiles, "TILE", request.param)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 127, 128, 300])
@@ -54,7 +54,7 @@ def test_a_cut_token_counts_for_nothing(tile):
     found = TILES.statistics(logits.clone(), targets)
     for one, other in zip(found, GENERAL.statistics(logits[:, :10].clone(), targets), strict=True):
         close(one, other)
-    assert logprobs_cut < softmax_tiles.LOWEST.value or all(x.isfinite().all() for x in found)
+    assert logprobs_cut < trainer_tiles.LOWEST.value or all(x.isfinite().all() for x in found)
 
 
 def test_a_logit_that_is_not_a_number_shows(tile):
@@ -107,13 +107,13 @@ def test_a_kernel_is_taken_if_it_agrees_with_the_general_way():
 
 @pytest.mark.parametrize("broken", ["statistics", "slopes"])
 def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch, caplog):
-    right = getattr(softmax_tiles, broken)
+    right = getattr(trainer_tiles, broken)
 
     def wrong(*arguments, **options):
         found = right(*arguments, **options)
         return tuple(x + 0.1 for x in found) if broken == "statistics" else found + 0.1
 
-    monkeypatch.setattr(softmax_tiles, broken, wrong)
+    monkeypatch.setattr(trainer_tiles, broken, wrong)
     row_logprobs.fused.cache_clear()
     assert row_logprobs.fused(CPU) is None and "off by 0.1" in caplog.text
     row_logprobs.fused.cache_clear()
@@ -123,12 +123,12 @@ PROGRAM = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from millrace.trainer.kernels import softmax_tiles
+from millrace.trainer.kernels import trainer_tiles
 
 NUMBERS = dict.fromkeys(("normalizer", "entropy", "chosen", "own", "of_logprobs", "of_entropy"), "*fp32")
 TYPES = NUMBERS | {"logits": "*fp32", "slope": "*bf16", "targets": "*i64"}
 TYPES |= {"vocabulary": "i32", "temperature": "fp32"}
-for kernel in (softmax_tiles._statistics, softmax_tiles._slopes):
+for kernel in (trainer_tiles._statistics, trainer_tiles._slopes):
     constants = {name: value for name, value in (("BENDS", True), ("TILE", 4096)) if name in kernel.arg_names}
     signature = {name: TYPES.get(name, "constexpr") for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}

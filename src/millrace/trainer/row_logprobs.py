@@ -259,9 +259,9 @@ def softmax_on(device: torch.device, dtype: torch.dtype, softcap: float | None) 
 def fused(device: torch.device) -> Softmax | None:
     """The kernels in Triton, if Triton runs there and they agree with the general way on a small example."""
     try:
-        from millrace.trainer.kernels import softmax_tiles
+        from millrace.trainer.kernels import trainer_tiles
 
-        kernels = Softmax(softmax_tiles.statistics, softmax_tiles.slopes)
+        kernels = Softmax(trainer_tiles.statistics, trainer_tiles.slopes)
         gap = disagreement(kernels, device)
     except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
         LOG.warning("log-probs are computed without a fused kernel: %s", error)

@@ -2,14 +2,16 @@
 
 Edits, temperature, then min-p, top-k, top-p, then renormalise; the token is drawn by inverting the cumulative
 distribution at one uniform number. A row's result never depends on the other rows. The vocabulary is sorted
-only where a row has a top-p and no top-k.
+only where a row has a top-p and no top-k. On a GPU all but the edits is one kernel, which does not sort.
 
-Shape suffixes: N rows, V vocabulary, K the tokens that are ranked.
+Shape suffixes: N rows, V vocabulary, K the tokens that are ranked, S settings.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +20,11 @@ import torch.nn.functional as F
 
 from millrace.core.completion.top_logprobs import Row
 from millrace.core.types import Sampling
+from millrace.devices.operators import OPERATORS, define
 from millrace.engines.own.sampling_options import Edits
 
 Tensor = torch.Tensor
+LOG = logging.getLogger(__name__)
 
 DIRECT_VOCAB_MAX, BLOCK = 16_384, 128
 """A larger vocabulary is drawn from in blocks of `BLOCK` tokens. Those of Qwen and Llama are multiples."""
@@ -50,17 +54,21 @@ class TokenSampler:
     def __init__(
         self, samplings: Sequence[Sampling], device: torch.device, edits: Edits | None = None
     ) -> None:
-        self._edits = edits
+        self._edits, self._settings = edits, None
+        cut = [i for i, sampling in enumerate(samplings) if sampling.cuts]
+        masked = [i for i in cut if samplings[i].token_masks]
+        self._masked_rows = masked
+        self._num_top = max(sampling.logprobs for sampling in samplings)
+        if not self._num_top and has_kernel(device):
+            self._settings = _settings(samplings, masked).to(device)
+            return
         temperatures = [s.temperature or 1.0 for s in samplings]
         greedy = [s.temperature == 0 for s in samplings]
-        cut = [i for i, sampling in enumerate(samplings) if sampling.cuts]
         self._temperature = _column(temperatures, device) if set(temperatures) != {1.0} else None
         self._greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         self._cut = torch.tensor(cut, device=device) if cut else None
-        masked = [i for i in cut if samplings[i].token_masks]
-        self._masked, self._masked_rows = torch.tensor(masked, device=device) if masked else None, masked
+        self._masked = torch.tensor(masked, device=device) if masked else None
         self._truncation = Truncation([samplings[i] for i in cut], device)
-        self._num_top = max(sampling.logprobs for sampling in samplings)
 
     def __call__(self, logits_NV: Tensor, uniforms_N: Tensor) -> SampledTokens:
         """Greedy rows (temperature 0) take the largest logit (the first of equals) and record its log-prob
@@ -68,6 +76,17 @@ class TokenSampler:
         """
         if self._edits is not None:
             logits_NV = self._edits(logits_NV)
+        if self._settings is None:
+            sampled = self._sampled(logits_NV, uniforms_N)
+        else:
+            masks = len(self._masked_rows)
+            tokens_N, logprobs_N, allowed_RV = OPERATORS.drawn(logits_NV, uniforms_N, self._settings, masks)
+            sampled = SampledTokens(tokens_N, logprobs_N, None, allowed_RV if masks else None)
+        if self._edits is not None:
+            self._edits.note(sampled.tokens)
+        return sampled
+
+    def _sampled(self, logits_NV: Tensor, uniforms_N: Tensor) -> SampledTokens:
         if self._temperature is not None:
             logits_NV = logits_NV / self._temperature
         if self._cut is not None:
@@ -79,8 +98,6 @@ class TokenSampler:
             tokens_N = torch.where(self._greedy, logits_NV.argmax(dim=-1), tokens_N)
         # A row of NaN finds no token; the caller refuses it.
         tokens_N = tokens_N.clamp(max=logits_NV.shape[1] - 1)
-        if self._edits is not None:
-            self._edits.note(tokens_N)
         logprobs_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
         top = logprobs_NV.topk(self._num_top) if self._num_top else None
         allowed_RV = logits_NV[self._masked] > float("-inf") if self._masked is not None else None
@@ -128,6 +145,76 @@ def draw(probs_NV: Tensor, uniforms_N: Tensor) -> Tensor:
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device)[:, None]
+
+
+# ---------------------------------------------------------------- on a GPU
+
+TOLERANCE = 1e-4  # of log-probs, which are float32 sums over a vocabulary in another order
+
+
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Whether one kernel samples there: on a GPU where Triton runs, if it agrees with the CPU."""
+    if device.type != "cuda":
+        return False
+    try:
+        gap = disagreement(device)
+    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
+        LOG.warning("tokens are drawn without a fused kernel: %s", error)
+        return False
+    if not gap < TOLERANCE:
+        LOG.warning("tokens are drawn without a fused kernel: it is off by %g", gap)
+    return gap < TOLERANCE
+
+
+def disagreement(device: torch.device) -> float:
+    """The largest distance of log-probs from those of the CPU. Infinite if a token or a mask differs."""
+    generator = torch.Generator().manual_seed(0)
+    cuts = [{}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 9, "top_p": 0.5}, {"min_p": 0.1}]
+    samplings = [Sampling(max_tokens=1, temperature=0.7, **each) for each in cuts]  # type: ignore[arg-type]
+    samplings.append(Sampling(max_tokens=1, temperature=0.0))
+    logits_NV = 3 * torch.randn((len(samplings), 5_000), generator=generator)
+    uniforms_N = torch.rand(len(samplings), generator=generator, dtype=torch.float64)
+    expected = TokenSampler(samplings, torch.device("cpu"))(logits_NV, uniforms_N)
+    masked = [i for i, sampling in enumerate(samplings) if sampling.cuts]
+    numbers = (x.to(device) for x in (logits_NV, uniforms_N, _settings(samplings, masked)))
+    tokens_N, logprobs_N, allowed_RV = (x.cpu() for x in OPERATORS.drawn(*numbers, len(masked)))
+    assert expected.allowed_RV is not None
+    same = torch.equal(tokens_N, expected.tokens) and torch.equal(allowed_RV, expected.allowed_RV)
+    return (logprobs_N - expected.logprobs).abs().max().item() if same else float("inf")
+
+
+def _settings(samplings: Sequence[Sampling], masked: Sequence[int]) -> Tensor:
+    """(N, S) float64: temperature, log of min-p in float32, top-k, top-p, whether it is greedy, and the row's
+    place among those with a mask, or -1. A greedy row has no cuts."""
+    uncut = Sampling(max_tokens=1)
+    cuts = [s if s.cuts else uncut for s in samplings]
+    places = {row: place for place, row in enumerate(masked)}
+    columns = (
+        [s.temperature or 1.0 for s in samplings],
+        torch.tensor([s.min_p for s in cuts]).log().tolist(),
+        [s.top_k or UNLIMITED for s in cuts],
+        [s.top_p for s in cuts],
+        [s.temperature == 0 for s in samplings],
+        [places.get(row, -1) for row in range(len(samplings))],
+    )
+    return torch.tensor(columns, dtype=torch.float64).T.contiguous()
+
+
+def _drawn_shape(
+    logits_NV: Tensor, uniforms_N: Tensor, settings_NS: Tensor, num_masks: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, log-probs, and what each row with a mask could sample."""
+    rows, vocab = logits_NV.shape
+    allowed_RV = logits_NV.new_empty((num_masks, vocab), dtype=torch.bool)
+    return logits_NV.new_empty(rows, dtype=torch.int64), logits_NV.new_empty(rows), allowed_RV
+
+
+define(
+    "drawn(Tensor logits, Tensor uniforms, Tensor settings, int num_masks) -> (Tensor, Tensor, Tensor)",
+    "millrace.engines.own.accelerated.draw_tiles",
+    shape=_drawn_shape,
+)
 
 
 # ---------------------------------------------------------------- truncation

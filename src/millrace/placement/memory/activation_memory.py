@@ -95,12 +95,13 @@ def estimate(config: Config, shape: Shape, size: int, *, on_gpu: bool = False) -
 def _head(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """A copy in the computing format, the gradient in float32, and a matmul's result: 8 bytes a weight. In
     bfloat16 a GPU adds the result by rows, and a gathered gradient is rounded instead. Ranks on a CPU have a
-    second copy, rounded and in float32, for the logits. A trainer alone there has none: it adds to the sum of
-    the gradients. In float32 the gathered weight is no copy that the phase would make anyway."""
+    second copy, rounded and in float32, for the logits. A trainer alone has none: it adds to the sum of the
+    gradients, on a GPU by rows. In float32 the gathered weight is no copy that the phase would make
+    anyway."""
     gathered_rounded = _gathers(config) and bool(shape.head_weights) and size < 4
     each = 8 + (4 if _gathers(config) and not gathered_rounded else 0)
     if size < 4 and on_gpu:
-        each -= 2 * (not gathered_rounded)
+        each = 2 if _rounds_once(config) else each - 2 * (not gathered_rounded)
     elif not on_gpu:
         each = 0 if config.trainer.ranks == 1 else each + 4 * (size < 4)
     chunks = CHUNKS * max(GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES, 4 * shape.vocabulary)
@@ -133,13 +134,17 @@ def _gathers(config: Config) -> bool:
     return config.trainer.shard * config.trainer.sequence > 1 or config.trainer.offload
 
 
+def _rounds_once(config: Config) -> bool:
+    return config.trainer.ranks == 1 and not config.trainer.offload
+
+
 def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> int:
     """Copies of all layers in the computing format, which autocast keeps for the gradient. Ranks gather such
-    copies. A trainer on a CPU has one of each matrix, of the output projection too, for all rows
-    (`trainer.kernels.fused_attention`)."""
+    copies. A trainer alone has one of each matrix, of the output projection too, for all rows
+    (`trainer.kernels.products`)."""
     layers = shape.layers * shape.layer_weights
-    if not on_gpu and config.trainer.ranks == 1 and size < 4:
-        layers = 0 if config.adapter.rank is not None else layers
+    if size < 4 and (_rounds_once(config) if on_gpu else config.trainer.ranks == 1):
+        layers = 0 if config.adapter.rank is not None and (config.model.recompute or not on_gpu) else layers
         return size * (layers + shape.projection)
     if size == 4 or config.model.recompute or _gathers(config):
         return 0

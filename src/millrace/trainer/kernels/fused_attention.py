@@ -11,10 +11,12 @@ row is one call, D = head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from millrace.devices.gpu import has_flash, on
 from millrace.trainer.batch.packing import RowSegment
 
 Tensor = torch.Tensor
+LOG = logging.getLogger(__name__)
 
 
 def computes_narrow(x: Tensor) -> bool:
@@ -83,11 +86,13 @@ GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varl
 @dataclass(frozen=True, slots=True)
 class Ragged:
     """The segments of a row. `query_ends` and `key_ends`, (R + 1,) int32, begin with 0. `keys_K` is None if
-    no segment has a prefix: then the keys are the row."""
+    no segment has a prefix: then the keys are the row. `repeats`: of each token where it stands in `keys_K`,
+    as in `repeat_sums`."""
 
     query_ends: torch.Tensor
     key_ends: torch.Tensor
     keys_K: torch.Tensor | None
+    repeats: tuple[torch.Tensor, torch.Tensor] | None
     longest_query: int
     longest_key: int
 
@@ -105,15 +110,23 @@ def arrange(segments: Sequence[RowSegment], device: torch.device) -> Ragged:
     """Arrange the segments of a row, which cover it in their order."""
     lengths = [segment.length for segment in segments]
     num_keys = [len(segment.prefix_P) + segment.length for segment in segments]
-    keys = [
-        keys
-        for segment in segments
-        for keys in (segment.prefix_P, np.arange(segment.start, segment.start + segment.length))
-    ]
+    keys_K = np.concatenate(
+        [
+            keys
+            for segment in segments
+            for keys in (segment.prefix_P, np.arange(segment.start, segment.start + segment.length))
+        ]
+    )
+    gathers, repeats = len(keys_K) > sum(lengths), None
+    if gathers and sums_repeats(device):
+        order_K = np.argsort(keys_K, kind="stable")
+        begins = np.searchsorted(keys_K[order_K], np.arange(sum(lengths) + 1))
+        repeats = on(device, order_K.astype(np.int32)), on(device, begins.astype(np.int32))
     return Ragged(
         query_ends=on(device, np.cumsum([0, *lengths]).astype(np.int32)),
         key_ends=on(device, np.cumsum([0, *num_keys]).astype(np.int32)),
-        keys_K=on(device, np.concatenate(keys)) if sum(num_keys) > sum(lengths) else None,
+        keys_K=on(device, keys_K) if gathers else None,
+        repeats=repeats,
         longest_query=max(lengths),
         longest_key=max(num_keys),
     )
@@ -131,10 +144,7 @@ def attend_ragged(
     """Shapes as `attention.packed_attention`. `window`: tokens that a query sees, itself included."""
     query_T, key_K, value_K = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if row.keys_K is not None:
-        # `embedding`, because its backward sums repeats in a fixed order.
-        key_K, value_K = (
-            embedding(row.keys_K, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (key_K, value_K)
-        )
+        key_K, value_K = (_gathered(x.flatten(1), row).unflatten(1, x.shape[1:]) for x in (key_K, value_K))
     out = varlen_attn(
         query_T,
         key_K,
@@ -146,3 +156,65 @@ def attend_ragged(
     )
     assert isinstance(out, torch.Tensor)  # without further results
     return out[None]
+
+
+def _gathered(x_TC: Tensor, row: Ragged) -> Tensor:
+    """The rows of all keys. Repeats are summed in a fixed order."""
+    if row.repeats is not None:
+        return cast(Tensor, _Gather.apply(x_TC, row))
+    assert row.keys_K is not None
+    return embedding(row.keys_K, x_TC)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TC: Tensor, row: Ragged) -> Tensor:
+        ctx.repeats = row.repeats
+        assert row.keys_K is not None
+        return x_TC.index_select(0, row.keys_K)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.ops.millrace.repeat_sums(grads[0], *ctx.repeats), None
+
+
+def repeat_sums(rows_KC: Tensor, order_K: Tensor, begins_T: Tensor) -> Tensor:
+    """(T, C): of each token the sum of its rows, in their order. They are the rows `order_K` from the token's
+    beginning to the next token's; `begins_T` has one number more than there are tokens."""
+    sums = torch.segment_reduce(rows_KC[order_K].float(), "sum", offsets=begins_T.long(), axis=0)
+    return sums.to(rows_KC.dtype)
+
+
+def _in_triton(*arguments: Tensor) -> Tensor:
+    from millrace.trainer.kernels import trainer_tiles
+
+    return trainer_tiles.repeat_sums(*arguments)
+
+
+LIBRARY = torch.library.Library("millrace", "FRAGMENT")
+LIBRARY.define("repeat_sums(Tensor rows, Tensor order, Tensor begins) -> Tensor")
+LIBRARY.impl("repeat_sums", repeat_sums, "CPU")
+LIBRARY.impl("repeat_sums", _in_triton, "CUDA")
+LIBRARY.impl("repeat_sums", lambda rows, _, begins: rows.new_empty((len(begins) - 1, rows.shape[1])), "Meta")
+
+
+@cache
+def sums_repeats(device: torch.device) -> bool:
+    """Whether `repeat_sums` can sum there: on a GPU if Triton runs, and a small example comes out right."""
+    return device.type != "cuda" or sums_right(_in_triton, device)
+
+
+def sums_right(sums: Callable[..., Tensor], device: torch.device) -> bool:
+    keys_K = torch.tensor([2, 0, 1, 2, 0, 2], device=device)
+    rows_KC = torch.arange(6.0 * 600, device=device).view(6, 600).bfloat16()
+    begins = torch.tensor([0, 2, 3, 6], dtype=torch.int32, device=device)
+    expected = torch.zeros((3, 600), device=device).index_add_(0, keys_K, rows_KC.float())
+    try:
+        found = sums(rows_KC, keys_K.argsort(stable=True).int(), begins)
+        right = torch.allclose(found.float(), expected, rtol=2**-6)  # bfloat16 rounds
+    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
+        LOG.warning("gradients of shared keys are summed without a fused kernel: %s", error)
+        return False
+    if not right:
+        LOG.warning("gradients of shared keys are summed without a fused kernel: it is wrong")
+    return right

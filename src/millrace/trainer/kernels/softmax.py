@@ -1,6 +1,6 @@
 """What a block of logits says of chosen tokens, and the gradient with respect to these logits.
 
-This is the general way, of plain tensor operations. `softmax_tiles` computes the same in one pass.
+This is the general way, of plain tensor operations. `trainer_tiles` computes the same in one pass.
 
 Shape suffixes: N = tokens, V = vocabulary, or this rank's part of it.
 """

@@ -15,13 +15,12 @@ cache.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from millrace.devices.operators import OPERATORS, define
 from millrace.engines.own.accelerated.flash import FlashAttention
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.forward import (
@@ -150,13 +149,6 @@ def gated_linear(x_MI: Tensor, weight: Tensor, bias: Tensor | None, activation: 
     return gated(ACTIVATIONS[activation], F.linear(x_MI, weight, bias))
 
 
-def _in_triton(name: str, *arguments: Any) -> Tensor:
-    from millrace.engines.own.accelerated import layer_tiles
-
-    found: Tensor = getattr(layer_tiles, name)(*arguments)
-    return found
-
-
 def _rotated_shape(qkv: Tensor, *arguments: Any) -> Tensor:
     places_M, (_, kv_heads, dim) = arguments[4], arguments[5].shape
     return qkv.new_empty((len(places_M), qkv.shape[1] // dim - 2 * kv_heads, dim))
@@ -166,25 +158,17 @@ def _gated_shape(x_MI: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     return x_MI.new_empty((len(x_MI), len(weight) // 2))
 
 
-LIBRARY = torch.library.Library("millrace", "DEF")
-OPERATORS: Any = torch.ops.millrace
-
-
-def _define(schema: str, plain: Callable[..., Tensor], shape: Callable[..., Tensor]) -> None:
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema)
-    for device, function in (("CPU", plain), ("CUDA", partial(_in_triton, name)), ("Meta", shape)):
-        LIBRARY.impl(name, function, device)
-
-
-_define(
+KERNELS = "millrace.engines.own.accelerated.layer_tiles"
+define(
     "rotated(Tensor qkv, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor signed_sin, Tensor places,"
     " Tensor(a!) keys, Tensor(b!) values, float eps, bool from_one, bool neighbours) -> Tensor",
-    rotated,
-    _rotated_shape,
+    KERNELS,
+    shape=_rotated_shape,
+    plain=rotated,
 )
-_define(
+define(
     "gated_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor",
-    gated_linear,
-    _gated_shape,
+    KERNELS,
+    shape=_gated_shape,
+    plain=gated_linear,
 )

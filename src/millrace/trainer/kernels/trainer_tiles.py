@@ -1,9 +1,11 @@
-"""`softmax` in Triton: one pass over the logits forward, and one backward.
+"""The trainer's kernels in Triton: `softmax`, and `fused_attention.repeat_sums`.
 
-A program reads a row of logits tile by tile, and keeps three numbers: the largest logit m so far,
-sum e^(x - m) and sum e^(x - m) (x - m). A larger m rescales the other two, as in arXiv:1805.02867.
+`softmax` is one pass over the logits forward, and one backward. A program reads a row of logits tile by tile,
+and keeps three numbers: the largest logit m so far, sum e^(x - m) and sum e^(x - m) (x - m). A larger m
+rescales the other two, as in arXiv:1805.02867.
 
-Shape suffixes: N = tokens, V = vocabulary, or this rank's part of it.
+Shape suffixes: N = tokens, V = vocabulary, or this rank's part of it; T = tokens, K = gathered rows, C =
+columns.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from millrace.trainer.kernels.softmax import Upstream
 
 Tensor = torch.Tensor
 TILE = 4096
+COLUMNS = 512
 LOWEST = tl.constexpr(-3.0e38)  # no logit is lower, and a product with 0 is 0
 
 
@@ -105,3 +108,27 @@ def slopes(
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
     if grid[0]:
         kernel[grid](*arguments, TILE)
+
+
+# ---------------------------------------------------------------- sums of repeated rows
+
+
+@triton.jit
+def _sums(rows, order, begins, sums, num_columns, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = columns < num_columns
+    total = tl.zeros((TILE,), tl.float32)
+    for place in range(tl.load(begins + token), tl.load(begins + token + 1)):
+        row = tl.load(order + place).to(tl.int64)
+        total += tl.load(rows + row * num_columns + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(sums + token * num_columns + columns, total.to(sums.dtype.element_ty), mask=inside)
+
+
+def repeat_sums(rows_KC: Tensor, order_K: Tensor, begins_T: Tensor) -> Tensor:
+    """As `fused_attention.repeat_sums`. torch's gradient of a gather would sort the indices in each layer."""
+    rows_KC, tokens, num_columns = rows_KC.contiguous(), len(begins_T) - 1, rows_KC.shape[1]
+    sums_TC = rows_KC.new_empty((tokens, num_columns))
+    grid = (tokens, triton.cdiv(num_columns, COLUMNS))
+    _sums[grid](rows_KC, order_K, begins_T, sums_TC, num_columns, COLUMNS)
+    return sums_TC

@@ -1,0 +1,34 @@
+"""Operators of torch that a kernel in Triton computes on a GPU.
+
+An operator is one launch to whoever counts. On torch's device `meta` it gives shapes only. On a CPU plain
+operations compute it, if there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+OPERATORS: Any = torch.ops.millrace
+_LIBRARY = torch.library.Library("millrace", "DEF")
+
+
+def define(
+    schema: str, kernels: str, *, shape: Callable[..., Any], plain: Callable[..., Any] | None = None
+) -> None:
+    """The operator of this schema. `kernels`: the module with a function of its name, imported at its first
+    call, because Triton may be missing."""
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, partial(_by_kernel, kernels, name), "CUDA")
+    _LIBRARY.impl(name, shape, "Meta")
+    if plain is not None:
+        _LIBRARY.impl(name, plain, "CPU")
+
+
+def _by_kernel(kernels: str, name: str, *arguments: Any) -> Any:
+    return getattr(import_module(kernels), name)(*arguments)
