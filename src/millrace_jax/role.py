@@ -112,9 +112,7 @@ class JaxTrainer(TrainerWorker[Any]):
         if jax.default_backend() != "cpu":
             return ""
         facts = f"Millrace {__version__}", f"JAX {jax.__version__}", cpu_model()
-        settings = (
-            f"trainer.{key} {value}" for key, value in self._config.trainer if key not in NO_ARITHMETIC
-        )
+        settings = (f"trainer.{k} {value}" for k, value in self._config.trainer if k not in NO_ARITHMETIC)
         budget = f"batch.token_budget {self._config.batch.token_budget}"
         return ", ".join((*facts, *settings, budget, f"model.recompute {self._config.model.recompute}"))
 
