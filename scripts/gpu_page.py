@@ -120,6 +120,7 @@ FIGURES: dict[str, Write] = JAX | {
     "stall_s": milliseconds,
     "stall_over_copy": number,
     "pull_s": milliseconds,
+    "verify_s": milliseconds,
     "swap_s": milliseconds,
     "gap_mean": number,
     "gap_p999": number,

@@ -50,6 +50,8 @@ class JaxTrainer(TrainerWorker[Any]):
         else:
             add_flags(GPU_VARIABLE, GPU_FLAGS)
             limit_memory(device_share)
+            if self._config.model.dtype == "float32":  # JAX's own is TF32, and replicas compute in float32
+                os.environ.setdefault(PRECISION, "highest")
         self._ranks: Ranks = ALONE
         self._programs: Programs | None = None
         self._tokenizer: dict[str, bytes] = {}
@@ -110,9 +112,7 @@ class JaxTrainer(TrainerWorker[Any]):
         if jax.default_backend() != "cpu":
             return ""
         facts = f"Millrace {__version__}", f"JAX {jax.__version__}", cpu_model()
-        settings = (
-            f"trainer.{key} {value}" for key, value in self._config.trainer if key not in NO_ARITHMETIC
-        )
+        settings = (f"trainer.{k} {value}" for k, value in self._config.trainer if k not in NO_ARITHMETIC)
         budget = f"batch.token_budget {self._config.batch.token_budget}"
         return ", ".join((*facts, *settings, budget, f"model.recompute {self._config.model.recompute}"))
 
@@ -185,7 +185,7 @@ def add_flags(variable: str, flags: Sequence[Flag]) -> None:
 
 
 FRACTIONS = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the new name and the old one
-PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+PREALLOCATE, PRECISION = "XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_DEFAULT_MATMUL_PRECISION"
 POOL_SHARE, POOL_SHARE_MAX = 0.95, 0.9  # of its share, and of a GPU
 
 

@@ -16,6 +16,7 @@ from millrace_jax.role import (
     GPU_FLAGS,
     GPU_VARIABLE,
     PREALLOCATE,
+    PRECISION,
     TPU_FLAGS,
     TPU_VARIABLE,
     add_flags,
@@ -27,7 +28,7 @@ V5E, NETWORK_CARD, GPU = ("0x1ae0", "0x0063"), ("0x1ae0", "0x0042"), ("0x10de", 
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (TPU_VARIABLE, GPU_VARIABLE, "JAX_PLATFORMS", PREALLOCATE, *FRACTIONS):
+    for name in (TPU_VARIABLE, GPU_VARIABLE, "JAX_PLATFORMS", PREALLOCATE, PRECISION, *FRACTIONS):
         monkeypatch.setenv(name, "")  # so that what a test sets is taken back
         monkeypatch.delenv(name)
 
@@ -91,15 +92,18 @@ def test_a_trainer_placed_on_a_cpu_takes_the_tpus_and_simulates_devices_only_wit
     assert (TPU_VARIABLE in os.environ) == tpu
     assert os.environ.get("JAX_PLATFORMS") == (None if tpu else "cpu")
     assert GPU_VARIABLE not in os.environ or tpu is False, "no flag of a GPU on a TPU"
-    assert not any(name in os.environ for name in (PREALLOCATE, *FRACTIONS))
+    assert not any(name in os.environ for name in (PREALLOCATE, PRECISION, *FRACTIONS))
 
 
-def test_a_trainer_on_a_gpu_has_its_flags_and_its_share_of_the_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_trainer_on_a_gpu_has_its_flags_and_its_share_of_the_memory(dtype: str, tmp_path: Path) -> None:
     config: dict[str, Any] = role_config("model", trainer={"backend": "jax"})
+    config["model"]["dtype"] = dtype
     writer = "trainer_doubles:open_memory_writer"
     role.JaxTrainer(config, str(tmp_path), writer, device="cuda", device_share=0.8)
     assert os.environ[GPU_VARIABLE].split() == [f"--{flag.name}={flag.value}" for flag in GPU_FLAGS]
     assert os.environ[FRACTIONS[0]] == "0.760" and os.environ[PREALLOCATE] == "false"
+    assert (os.environ.get(PRECISION) == "highest") == (dtype == "float32")
 
 
 def test_a_trainer_that_is_alone_on_a_gpu_takes_the_memory_at_once() -> None:
