@@ -88,7 +88,7 @@ def test_requests_and_answers_cross_unchanged() -> None:
         Observed(tokens, {"tries": 2.0}, after=1, kept=2, bounds=bounded, begins=True),
         Scored(0.5, {"correct": 1.0}, "7", truncated=True),
         Failed("it raised"),
-        None,
     )
     for answer in answers:
         assert unpack_answer(pickle.loads(pickle.dumps(pack_answer(answer)))) == answer
+    assert pack_answer(None) is None

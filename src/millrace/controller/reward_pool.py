@@ -153,13 +153,11 @@ class RewardPool:
 
     async def session(self, handle: Handle) -> None:
         """Serve jobs on one worker until it dies or is spare. Prompts first: generation waits for them."""
-        fetches = set[asyncio.Task[None]]()
         calls = OpenCalls(handle.name, self._waits, self._timeout_s + GRACE_S)
         begin = partial(self._begin, handle, calls)
         try:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(calls.watch(partial(self._late, handle)))
-                begin_fetch = partial(self._begin_fetch, handle, group, fetches, calls)
                 while handle.name not in self.spare:
                     if self._lanes == 1 and self._prompts.wanted(handle.name):
                         await self._fetch(handle, self._prompts.take(handle.name))
@@ -169,7 +167,7 @@ class RewardPool:
                         self._requests.told(handle.name)
                     elif self._lanes == 1 and (requests := self._requests.take(handle)):
                         await self._score(handle, requests)
-                    elif self._lanes == 1 or not (self._begin_prompt(handle, begin_fetch) or begin()):
+                    elif self._lanes == 1 or not (self._begin_prompt(handle, group, calls) or begin()):
                         self._idle[handle.name] = (work := Pulse()), begin
                         try:
                             await work.wait(timeout_s=TICK_S)
@@ -177,10 +175,8 @@ class RewardPool:
                             self._idle.pop(handle.name, None)
                         if self._look_s:
                             await asyncio.sleep(self._look_s)
-                while calls:
+                while calls:  # see `Supervisor`: a call must fail inside the group
                     await calls.ended.wait(timeout_s=TICK_S)
-                if fetches:
-                    await asyncio.wait(fetches)  # see `Supervisor`: a call must fail inside the group
                 watch.cancel()
                 await asyncio.wait([watch])
         except BaseExceptionGroup as failures:  # one call fails, and the others are cancelled
@@ -202,23 +198,12 @@ class RewardPool:
         self._ask(handle, calls, requests[0], self._requests.short(handle.name, requests[0]))
         return True
 
-    def _begin_prompt(self, handle: Handle, begin: Callable[[], None]) -> bool:
+    def _begin_prompt(self, handle: Handle, group: asyncio.TaskGroup, calls: OpenCalls) -> bool:
         """Begin the call of one row, if this worker may begin an episode now."""
         if may := self._requests.may_begin(handle) and self._prompts.wanted(handle.name):
             self._requests.begin(handle.name)
-            begin()
+            calls.hold(group.create_task(self._fetch(handle, self._prompts.take(handle.name))))
         return may
-
-    def _begin_fetch(
-        self, handle: Handle, group: asyncio.TaskGroup, fetches: set[asyncio.Task[None]], calls: OpenCalls
-    ) -> None:
-        def end(fetch: asyncio.Task[None]) -> None:
-            fetches.discard(fetch)
-            if fetch.cancelled() or fetch.exception():  # the group ends
-                calls.close()
-
-        fetches.add(fetch := group.create_task(self._fetch(handle, self._prompts.take(handle.name))))
-        fetch.add_done_callback(end)
 
     async def _fetch(self, handle: Handle, ids: list[int]) -> None:
         try:
@@ -238,43 +223,39 @@ class RewardPool:
         self._wake(handle.name)
 
     def _ask(self, handle: Handle, calls: OpenCalls, request: ScoreRequest, sent: ScoreRequest) -> None:
-        calls.open(request)
+        done = partial(self._answered, handle, calls, request, calls.open(request))
         try:
-            handle.call_then(
-                "answer", pack_request(sent), done=partial(self._answered, handle, calls, request)
-            )
+            handle.call_then("answer", pack_request(sent), done=done)
         except MillraceError as error:
-            self._answered(handle, calls, request, None, error)
+            done(None, error)
 
     def _answered(
         self,
         handle: Handle,
         calls: OpenCalls,
         request: ScoreRequest,
+        call: int,
         packed: Any,
         error: Exception | None,
     ) -> None:
-        """An environment has answered one request. If its worker has not what `short` left out, it gets
-        all."""
+        """An environment has answered. If its worker has not what `short` left out, it gets all."""
         if calls.closed:
             return
-        began_s, worker, waiting = calls.end(request), handle.name, deque([request])
-        answer = unpack_answer(packed)
-        if answer is None and error is None:
+        waiting, took_s = deque([request]), clock.now() - calls.end(call)
+        if packed is None and error is None:
             return self._ask(handle, calls, request, request)
         try:
-            if answer is None:
-                assert error is not None
+            if error is not None:
                 raise self._cause(handle, waiting, error) from None
             waiting.clear()
-            self._average(took_s := clock.now() - began_s)
-            self._finish(worker, request.trajectory_id, answer, took_s)
+            self._average(took_s)
+            self._finish(handle.name, request.trajectory_id, unpack_answer(packed), took_s)
         except Exception as failed:  # of the worker, or of what the run makes of the answer
             calls.fail(failed)
             if isinstance(error, TimeoutError):
                 calls.close()  # its worker is killed, and the other calls are not the cause
         finally:
-            self._end_call(worker, waiting)
+            self._end_call(handle.name, waiting)
             if calls.over or not calls:
                 calls.ended.fire()
 

@@ -93,33 +93,47 @@ class _Wait(AbstractContextManager[None]):
 
 class OpenCalls:
     """The answers that a worker with several lanes owes, the oldest call first. All have the same time, so
-    the oldest is the next that is late. A call is no task: its answer comes to a function."""
+    the oldest is the next that is late. A call is no task: its answer comes to a function.
+    `hold` takes tasks, which have deadlines of their own."""
 
     def __init__(self, worker: str, waits: Waits, most_s: float) -> None:
         self._worker, self._waits, self._most_s = worker, waits, most_s
-        self._open: dict[int, tuple[ScoreRequest, float, int]] = {}  # when it began, and its wait
+        self._open: dict[int, tuple[ScoreRequest, float]] = {}  # by number: when it began
+        self._tasks = set[asyncio.Task[None]]()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed = False  # later answers count no more
         self.ended = Pulse()
 
     def __bool__(self) -> bool:
-        return bool(self._open)
+        return bool(self._open or self._tasks)
 
     @property
     def over(self) -> bool:
         """A call has failed, or the session is over: no other call begins."""
         return self._failed.done()
 
-    def open(self, request: ScoreRequest) -> None:
+    def open(self, request: ScoreRequest) -> int:
+        """The number of the call."""
         what = f"the answer to trajectory {request.trajectory_id}"
-        wait = self._waits.open(self._worker, what, bounded=True)
-        self._open[request.trajectory_id] = request, clock.now(), wait
+        number = self._waits.open(self._worker, what, bounded=True)
+        self._open[number] = request, clock.now()
+        return number
 
-    def end(self, request: ScoreRequest) -> float:
+    def end(self, number: int) -> float:
         """When the call began."""
-        _, began_s, wait = self._open.pop(request.trajectory_id)
-        self._waits.end(wait)
+        self._waits.end(number)
+        _, began_s = self._open.pop(number)
         return began_s
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled() or task.exception():  # its group ends
+                self.close()
+            self.ended.fire()
+
+        self._tasks.add(task)
+        task.add_done_callback(end)
 
     def fail(self, error: BaseException) -> None:
         if not self._failed.done():
@@ -128,8 +142,8 @@ class OpenCalls:
     def close(self) -> None:
         self.closed = True
         self._failed.cancel()
-        for request, _, _ in [*self._open.values()]:
-            self.end(request)
+        for number in [*self._open]:
+            self.end(number)
 
     async def watch(self, late: Callable[[ScoreRequest], BaseException]) -> None:
         """Raises: the error of a call that has failed, or what `late` makes of one that takes too long."""

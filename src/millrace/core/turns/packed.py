@@ -40,9 +40,10 @@ def pack_answer(answer: Score | Observed | None) -> Any:
     return answer.tokens.tobytes(), answer.metrics, answer.after, answer.kept, bounds, answer.begins
 
 
-def unpack_answer(packed: Any) -> Score | Observed | None:
+def unpack_answer(packed: Any) -> Score | Observed:
+    """Of an answer that is there."""
     if type(packed) is not tuple:
-        answer: Score | None = packed
+        answer: Score = packed
         return answer
     tokens, metrics, after, kept, bounds, begins = packed
     present = TurnBounds(*bounds) if bounds else NO_BOUNDS
