@@ -114,7 +114,8 @@ def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.d
     settings = (architecture.eps, architecture.norm_from_one, architecture.neighbours)
     matmul = (random(rows, 72), random(2 * 40, 72), random(2 * 40), architecture.activation)
     used = torch.tensor([300, 1, 64, 65, 200], dtype=torch.int32, device=device)
-    memory, counts = random(2, rows, 300, kv_heads, dim), torch.zeros_like(used.repeat(kv_heads))
+    queries, memory = random(rows, architecture.num_heads, dim), random(2, rows, 300, kv_heads, dim)
+    counts = torch.zeros_like(used.repeat(kv_heads))
     plain: Any = (rotated, attended, gated_linear)
     results = []
     for rotate, attend, multiply in (
@@ -123,10 +124,10 @@ def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.d
     ):
         cache = torch.zeros((2, 8, kv_heads, dim), dtype=dtype, device=device)
         q = rotate(qkv, *norms, *turns, places, *cache, *settings)
-        outs = [attend(q, *memory, used, counts, architecture.scale, window) for window in (None, 70)]
+        outs = [attend(queries, *memory, used, counts, architecture.scale, window) for window in (None, 70)]
         results.append([q, cache, *outs, multiply(*matmul)])
     pairs = ((a.float(), b.float()) for a, b in zip(*results, strict=True))
-    return max(((a - b).norm() / b.norm()).item() for a, b in pairs)
+    return torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max().item()
 
 
 # ---------------------------------------------------------------- the operators
