@@ -37,7 +37,7 @@ BUDGETS = {
     "core": 1_725,
     "devices": 960,
     "diagnose": 1_650,
-    "engines": 4_975,
+    "engines": 5_140,
     "episodes": 5_800,
     "estimates": 200,
     "evaluation": 600,
