@@ -19,6 +19,7 @@ from millrace.devices.matmul import (
 )
 from millrace.engines.own.accelerated import drawn, fused
 from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.sampler import TokenSampler
 from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import fused_attention, on_gpu, products
 

@@ -26,7 +26,7 @@ TOLERANCE = 1e-4  # of log-probs, which are float32 sums over a vocabulary in an
 
 @cache
 def has_kernel(device: torch.device, sampler: Callable[..., Any]) -> bool:
-    """Whether one kernel samples there: on a GPU where Triton runs, if it agrees with `sampler` on the CPU."""
+    """Whether one kernel samples there: on a GPU where Triton runs, if it agrees with `sampler` on a CPU."""
     if device.type != "cuda":
         return False
     try:
