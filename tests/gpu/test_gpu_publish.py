@@ -96,6 +96,20 @@ def test_bytes_go_to_places_in_one_piece_and_in_rows(endpoint, gpu):
     writer.close()
 
 
+@pytest.mark.parametrize("staged_bytes", [1 << 14, 1 << 20, 1 << 26])
+def test_no_buffer_is_filled_before_its_copy_is_done(staged_bytes, gpu, monkeypatch):
+    """Small buffers are filled again and again, faster than the bus takes them away."""
+    monkeypatch.setattr("millrace.devices.pinned.STAGED_BYTES", staged_bytes)
+    tensors = [torch.randn(size, device=gpu) for size in (1 << 22, 3, 1 << 20, 777, 1 << 21)]
+    due = torch.cat([tensor.bfloat16() for tensor in tensors]).cpu()
+    host = torch.zeros(due.numel() * 2, dtype=torch.uint8, pin_memory=True).numpy()
+    places = np.split(host, np.cumsum([2 * tensor.numel() for tensor in tensors])[:-1])
+    for _ in range(3):
+        host[:] = 0
+        copy_from_device(gpu, tensors, places, torch.bfloat16)
+        assert torch.equal(torch.from_numpy(host).view(torch.bfloat16), due)
+
+
 def test_a_version_goes_from_gpu_to_gpu(gpu, monkeypatch):
     model = make_model("qwen3 tied", 1, scale=1.5)
     with torch.no_grad():
