@@ -66,7 +66,9 @@ def test_without_triton_there_are_no_kernels_and_the_log_says_so(monkeypatch, ca
     flash_double.install(monkeypatch)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "millrace.engines.own.accelerated.layer_tiles", raising=False)
-    monkeypatch.setattr(fused, "disagreement", lambda *_: operators._by_kernel(fused.KERNELS, "rotated"))
+    monkeypatch.setattr(
+        fused, "disagreement", lambda *_: operators._by_kernel(fused.KERNELS, "rotated", torch.ones(1))
+    )
     assert not isinstance(make_engine(make_model())._forward, FusedPass)
     assert "without fused kernels: " in caplog.text and "triton" in caplog.text
 
