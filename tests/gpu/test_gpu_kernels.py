@@ -9,6 +9,7 @@ import torch
 from engine_models import CONFIGS
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
+from millrace.core.types import Sampling
 from millrace.devices.matmul import (
     add_matmul,
     group_ends,
@@ -34,6 +35,21 @@ def test_the_fused_softmax_runs_and_agrees(gpu):
     kernels = row_logprobs.fused(gpu)
     assert kernels is not None, "the log says why"
     assert row_logprobs.disagreement(kernels, gpu) < row_logprobs.TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "setting", [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.02}]
+)
+def test_tokens_of_a_large_vocabulary_are_those_of_the_cpu(setting, gpu):
+    samplings = [Sampling(max_tokens=1, token_masks=False, temperature=0.8, **setting)] * 64
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn((64, 151_936), generator=generator)
+    uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
+    expected = sampler.TokenSampler(samplings, torch.device("cpu"))(logits, uniforms)
+    found = sampler.TokenSampler(samplings, gpu)(logits.to(gpu), uniforms.to(gpu))
+    same = found.tokens.cpu() == expected.tokens
+    assert same.float().mean() > 0.95
+    assert (found.logprobs.cpu() - expected.logprobs)[same].abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("name", ["qwen3 tied", "phi3", "llama tied", "gemma3", "glm4"])

@@ -36,6 +36,7 @@ def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
     flash_double.install(monkeypatch)
     engine = make_engine(model, slots=slots, prefill_chunk=24)
     assert isinstance(engine._cache, flash.FlashCache) and isinstance(engine._forward, FusedPass)
+    assert "fused kernels" in engine.computes
     assert ("recorded" in engine.computes) != bool(architecture_of(CONFIGS[name]).routed)
     found = run(engine, works())
     for trajectory_id, (tokens, logprobs, _) in expected.items():
@@ -66,8 +67,11 @@ def test_without_triton_there_are_no_kernels_and_the_log_says_so(monkeypatch, ca
     flash_double.install(monkeypatch)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "millrace.engines.own.accelerated.layer_tiles", raising=False)
-    monkeypatch.setattr(fused, "disagreement", lambda *_: operators._by_kernel(fused.KERNELS, "rotated"))
-    assert not isinstance(make_engine(make_model())._forward, FusedPass)
+    monkeypatch.setattr(
+        fused, "disagreement", lambda *_: operators._by_kernel(fused.KERNELS, "rotated", torch.ones(1))
+    )
+    engine = make_engine(make_model())
+    assert not isinstance(engine._forward, FusedPass) and "fused" not in engine.computes
     assert "without fused kernels: " in caplog.text and "triton" in caplog.text
 
 

@@ -31,4 +31,5 @@ def define(
 
 
 def _by_kernel(kernels: str, name: str, *arguments: Any) -> Any:
-    return getattr(import_module(kernels), name)(*arguments)
+    with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device
+        return getattr(import_module(kernels), name)(*arguments)

@@ -30,7 +30,7 @@ from millrace.devices.released_memory import ReleasedMemory
 from millrace.devices.threads import on_threads, threads_of_process
 from millrace.engines.own.accelerated.exact import check_attention, exact_matmul
 from millrace.engines.own.accelerated.flash import PADDED, FlashCache, RecordedSteps, flash_prefill
-from millrace.engines.own.accelerated.fused import gpu_pass
+from millrace.engines.own.accelerated.fused import FusedPass, gpu_pass
 from millrace.engines.own.accelerated.native import NativeRows, native_pass
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.attention import DecodeAttention, Kernel, PrefillAttention, Segment
@@ -140,6 +140,7 @@ class TorchEngine(Sleeping, Queues):
         exactness = f"exact, {self._forward.matmul} on one thread" if options.exact else "not exact"
         exactness += f"; {self._threads} threads" if self._threads > 1 and device.type == "cpu" else ""
         recorded = "; decode steps are recorded" if self._recorded and self._recorded.is_recorded else ""
+        recorded += "; fused kernels" if isinstance(self._forward, FusedPass) else ""
         recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot
