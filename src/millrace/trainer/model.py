@@ -264,6 +264,7 @@ def _pair_logprobs(
 def recompute_layers(model: PreTrainedModel) -> None:
     """Keep each layer's input only, and compute the layer again in the backward pass."""
     for layer in model.base_model.layers:
+        setattr(layer, on_gpu.ADDS, True)
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
