@@ -12,7 +12,8 @@ engine   steady decoding of N sequences of about 450 to 570 tokens. The roofline
          transformers with the same requests, `end_to_end_tokens_per_s` ours, both with their prompts.
 trainer  steps on rows of 4,096 and 16,384 tokens, prompts shared by four. `mfu`: the arithmetic that the
          tokens need (recomputation not counted) over the peak of the GPU's data sheet, else of a product.
-weights  what a publication stops the trainer for, what a pull takes and a swap, and pinned copies of as much.
+weights  what a publication stops the trainer for, what a pull takes (with `verify_s`, its digest) and a swap,
+         and pinned copies of as much. `slots_pinned`: the writer's slot and the reader's
 trl      trained tokens a second of the whole loop, and those of TRL's GRPOTrainer, if TRL is installed.
 """
 
@@ -43,7 +44,9 @@ from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns, token_array
+from millrace.core.digest import kind_of
 from millrace.core.types import Batch, Sampling, TrainGroup, TrainSequence, Work
+from millrace.devices.pinned import as_tensor
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.torch_engine import TorchEngine
 from millrace.rollout.protocol import EngineOptions
@@ -343,6 +346,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
         settle(sizes.device)
         began = time.perf_counter()
         filling = writer.begin(version, buffers.manifest)
+        row["begin_s"] = time.perf_counter() - began
         buffers.copy(writer, filling)
         row["stall_s"] = time.perf_counter() - began
         digest = writer.end(filling, buffers.manifest, buffers.block_digests())
@@ -351,6 +355,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
         asyncio.run(relay.stage(version, digest))
         row["stage_s"] = time.perf_counter() - began
         row["pull_s"] = seconds(lambda version=version: engine.stage(version, reader), sizes.device)
+        row["verify_s"] = seconds(partial(engine.digest_standby, kind_of(digest)), sizes.device)
         row["swap_s"] = seconds(lambda version=version: engine.swap(version), sizes.device)
         row["first_step_s"] = seconds(engine.step, sizes.device)
         taken.append(row)
@@ -359,6 +364,7 @@ def weights_part(sizes: Sizes, note: Callable[[Figures], None]) -> None:
         note({
             **medians,
             "version_bytes": count,
+            "slots_pinned": [as_tensor(end._memory.data[0]).is_pinned() for end in (writer, reader)],
             "stall_over_copy": medians["stall_s"] * top["to_host_bytes_per_s"] / count,
             "pull_over_copy": medians["pull_s"] * top["to_device_bytes_per_s"] / count,
             "digest_bytes_per_s": count / medians["digest_s"],

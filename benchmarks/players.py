@@ -25,6 +25,7 @@ import numpy as np
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.placement import HERE, Place
 from millrace.core.pulse import Pulse
+from millrace.core.turns.packed import PackedRequest, pack_answer, unpack_request
 from millrace.core.types import (
     Batch,
     CheckpointInfo,
@@ -36,7 +37,6 @@ from millrace.core.types import (
     Published,
     ReplicaLoad,
     Report,
-    Score,
     Scored,
     ScoreRequest,
     Served,
@@ -400,13 +400,14 @@ class PlayedEnvironment:
     async def forget(self, trajectory_ids: list[int]) -> None:
         pass
 
-    async def answer(self, request: ScoreRequest) -> Score | Observed:
+    async def answer(self, packed: PackedRequest) -> Any:
+        request = unpack_request(packed)
         trajectory_id, before = request.trajectory_id, len(request.turns) // 2
         if request.known is not None:
             before = self._num_done.get(trajectory_id, 0)
         self._num_done[trajectory_id] = before + 1
         if await self._goes_on(request, before + 1):
-            return Observed(self._text.columns.tokens[:OBSERVATION])
+            return pack_answer(Observed(self._text.columns.tokens[:OBSERVATION]))
         self._num_done.pop(trajectory_id)
         return Scored(float(trajectory_id % 2))
 

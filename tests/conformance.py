@@ -119,6 +119,29 @@ async def a_late_answer_is_an_error_that_says_whose(make_runtime: MakeRuntime) -
         assert await call(worker, "echo", 1) == 1
 
 
+async def a_begun_call_ends_in_a_function(make_runtime: MakeRuntime) -> None:
+    async with opened(make_runtime) as runtime:
+        worker, ends = await runtime.spawn("probe", PROBE), asyncio.Queue[tuple[Any, Exception | None]]()
+
+        def done(value: Any, error: Exception | None) -> None:
+            ends.put_nowait((value, error))
+
+        worker.call_then("echo", 7, done=done)
+        assert await asyncio.wait_for(ends.get(), WAIT_S) == (7, None)
+        worker.call_then("fail", "ours", "row 7 is empty", done=done)
+        value, error = await asyncio.wait_for(ends.get(), WAIT_S)
+        assert (value, type(error), str(error)) == (None, DataError, "row 7 is empty")
+        for _ in range(2):
+            worker.call_then("sleep", 1000.0, done=done)
+        await eventually(worker, "running", 2)
+        worker.kill()
+        deaths = [await asyncio.wait_for(ends.get(), WAIT_S) for _ in range(2)]
+        assert [(value, type(error)) for value, error in deaths] == [(None, WorkerDied)] * 2
+        with pytest.raises(WorkerDied):
+            worker.call_then("echo", 8, done=done)
+        assert ends.empty()
+
+
 # ---------------------------------------------------------------- streams
 
 
@@ -302,6 +325,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     only_public_methods_can_be_called,
     fifty_calls_run_at_the_same_time,
     a_late_answer_is_an_error_that_says_whose,
+    a_begun_call_ends_in_a_function,
     a_stream_keeps_order_and_the_pace_of_its_consumer,
     streams_and_calls_share_a_worker,
     an_answer_arrives_after_the_items_sent_before_it,
@@ -321,6 +345,7 @@ FOR_GANGS = tuple(
     for scenario in SCENARIOS
     if "stream" not in scenario.__name__
     and "items" not in scenario.__name__
+    and "begun" not in scenario.__name__
     and scenario is not a_command_for_an_earlier_epoch_is_refused  # it streams, and changes a handle's epoch
 )
-"""Of a worker of several processes, which has no streams."""
+"""Of a worker of several processes, which has no streams and begins no calls."""

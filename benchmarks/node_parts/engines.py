@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from common import ENVIRONMENT, ROOT
 from engine import Request, make_requests
 
@@ -26,20 +28,29 @@ TUNED: tuple[Figures, ...] = (
     {"max_num_batched_tokens": 8192, "async_scheduling": True},
 )
 """Settings of vLLM, each in a process of its own. The better rate counts."""
+BEGIN_S_MAX = 120.0
+"""After so many seconds no further setting is tried: the part has 4 minutes."""
 ROUNDS = 2
 """The first one warms up, and records decode steps."""
 
 
 def vllm_part(setting: Setting, note: Note) -> None:
     """`own_over_vllm`: tokens/s of the own engine with the settings of a run, over those of vLLM. As many
-    requests as slots are there at once, and each later one comes when one ends."""
-    model, slots = setting.large(), setting.sized(64, 4)
+    requests as slots are there at once, and each later one comes when one ends. The ratio is there after the
+    first setting of vLLM, in case of a deadline."""
+    began_s, model, slots = time.monotonic(), setting.large(), setting.sized(64, 4)
     prompt, middle, longest = setting.sized((256, 256, 2048), (12, 16, 32))
     requests = make_requests(setting.sized(4, 2) * slots, prompt=prompt, middle=middle, longest=longest)
+    own = own_rate(setting, model, requests, slots, prompt + longest + 1)
+    note({"own_tokens_per_s": own, "requests": len(requests), "slots": slots})
     python, rates = python_with_vllm(), list[float]()
+    if python is None:
+        note({"skipped": f"vLLM is not installed, neither here nor in {OWN_PYTHON.relative_to(ROOT)}"})
+        return
     for number, tuned in enumerate(TUNED):
-        if python is None:
-            break
+        if rates and time.monotonic() - began_s > BEGIN_S_MAX:
+            note({f"vllm-{number}": {"settings": tuned, "refused": "no time was left"}})
+            continue
         job = {
             "model": str(model),
             "cpu": setting.device == "cpu",
@@ -53,14 +64,10 @@ def vllm_part(setting: Setting, note: Note) -> None:
         outcome = vllm_rate(python, job, setting.scratch / f"vllm-{number}.json")
         note({f"vllm-{number}": {"settings": tuned, **outcome}})
         rates += [outcome["tokens_per_s"]] if "tokens_per_s" in outcome else []
-    if python and not rates:
+        if rates:
+            note({"vllm_tokens_per_s": max(rates), "own_over_vllm": own / max(rates)})
+    if not rates:
         raise RuntimeError("vLLM ran with none of its settings")
-    own = own_rate(setting, model, requests, slots, prompt + longest + 1)
-    note({"own_tokens_per_s": own, "requests": len(requests), "slots": slots})
-    if rates:
-        note({"vllm_tokens_per_s": max(rates), "own_over_vllm": own / max(rates)})
-    else:
-        note({"skipped": f"vLLM is not installed, neither here nor in {OWN_PYTHON.relative_to(ROOT)}"})
 
 
 def python_with_vllm() -> Path | None:
@@ -94,6 +101,10 @@ def own_rate(
     )
     rates = [drive(engine, requests, slots, index) for index in range(ROUNDS)]
     engine.close()
+    del engine
+    gc.collect()
+    if setting.device == "cuda":
+        torch.cuda.empty_cache()  # vLLM takes a share of the whole memory
     return rates[-1]
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from millrace.algorithms import Algorithm
 from millrace.core.errors import TrainingError
-from millrace.core.progress import count
+from millrace.core.progress import count, current
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.batch.batch_step import BatchStep, GradientSummary, PreparedBatch, StepSettings
 from millrace.trainer.batch.flat_batch import FlatBatch
@@ -33,6 +33,7 @@ from millrace_jax import optimizer
 from millrace_jax.adapter_tree import adapter_shardings, beside, frozen_weights
 from millrace_jax.decoder import Decoder
 from millrace_jax.devices.mesh import make_mesh, on_mesh, replicated, rows_at_once
+from millrace_jax.devices.programs import COMPILED
 from millrace_jax.gradients import (
     MaskArrays,
     Outputs,
@@ -83,6 +84,7 @@ class JaxPolicy(BatchStep):
         self._saves_rejected = jax.process_index() == 0
         self.before_update: Callable[[], None] = lambda: None  # an update gives the memory of the state away
         optimizer.refuse_other(settings.optimizer)
+        compilations()  # those of the first weights count
         self.mesh = make_mesh(1, 1, 1, jax.devices()[:1]) if mesh is None else mesh
         self.shape, self.whole = shape, replicated(self.mesh)
         whole_model = shardings(shape, self.mesh)
@@ -278,19 +280,24 @@ class JaxPolicy(BatchStep):
         self.gradient = self._zeros()
 
 
-_EVENT = "/jax/core/compile/backend_compile_duration"
-
-
 class Compilations:
-    """The programs that this process has compiled or read from a cache since the object was made."""
+    """The programs that this process has compiled or read from a cache since the object was made. The call
+    that waits for a program says so, and each program is progress."""
 
     def __init__(self) -> None:
         self.count, self.seconds = 0, 0.0
+        jax.monitoring.register_scalar_listener(self._begun)
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
+    def _begun(self, event: str, _: float, **facts: Any) -> None:
+        if event == COMPILED:
+            current().activity = f"compiling program {self.count + 1} ({facts.get('fun_name', 'unnamed')})"
+
     def _heard(self, event: str, duration_s: float, **_: Any) -> None:
-        if event == _EVENT:
+        if event == COMPILED:
             self.count, self.seconds = self.count + 1, self.seconds + duration_s
+            current().activity = ""
+            count()
 
     def since(self, count: int, seconds: float) -> dict[str, float]:
         """Metrics of the time since `count` and `seconds` were read."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millrace import __version__
 from millrace.core import model_version
-from millrace.core.types import Batch, Endpoint, StepRejected, StepResult, TrainerState
+from millrace.core.types import Endpoint, TrainerState
 from millrace.devices.inventory import computes_on_tpu, simulate_devices
 from millrace.devices.low_rank import BASE
 from millrace.placement.number_format import cpu_model
@@ -43,21 +43,19 @@ class JaxTrainer(TrainerWorker[Any]):
         device_share: float = 1.0,
     ) -> None:
         super().__init__(config, run_dir, open_writer)
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{min(device_share, 0.9):.2f}")
         if computes_on_tpu(self._config.model.device):
-            set_tpu_flags()
+            add_flags(TPU_VARIABLE, TPU_FLAGS)
         elif device == "cpu":
             simulate_devices(self._config.trainer.ranks_of_host)
+        else:
+            add_flags(GPU_VARIABLE, GPU_FLAGS)
+            limit_memory(device_share)
+            if self._config.model.dtype == "float32":  # JAX's own is TF32, and replicas compute in float32
+                os.environ.setdefault(PRECISION, "highest")
         self._ranks: Ranks = ALONE
         self._programs: Programs | None = None
         self._tokenizer: dict[str, bytes] = {}
         self._constants: dict[str, Any] = {}  # tensors that every version has, beside the trained weights
-
-    def _step(self, batch: Batch) -> StepResult | StepRejected:
-        result = super()._step(batch)
-        if self._programs is not None and self._ranks.rank == 0:  # the process that writes them
-            self._programs.seal()
-        return result
 
     def _load(self, checkpoint: str | None) -> TrainerState:
         import jax
@@ -75,6 +73,8 @@ class JaxTrainer(TrainerWorker[Any]):
         self._prunes = ranks.rank == 0
         if self._config.trainer.programs is not None and self._programs is None:
             self._programs = Programs(self._run_dir / self._config.trainer.programs)
+            if ranks.rank == 0:  # the process that writes them
+                self._programs.seal_each()
         config = self._config
         self._tokenizer = self._tokenizer or read_tokenizer(config.model.path)
         agreed(ranks, self._sweep)
@@ -112,9 +112,7 @@ class JaxTrainer(TrainerWorker[Any]):
         if jax.default_backend() != "cpu":
             return ""
         facts = f"Millrace {__version__}", f"JAX {jax.__version__}", cpu_model()
-        settings = (
-            f"trainer.{key} {value}" for key, value in self._config.trainer if key not in NO_ARITHMETIC
-        )
+        settings = (f"trainer.{k} {value}" for k, value in self._config.trainer if k not in NO_ARITHMETIC)
         budget = f"batch.token_budget {self._config.batch.token_budget}"
         return ", ".join((*facts, *settings, budget, f"model.recompute {self._config.model.recompute}"))
 
@@ -152,7 +150,7 @@ class JaxTrainer(TrainerWorker[Any]):
         return int(self._ready().shape.vocab)
 
 
-VARIABLE = "LIBTPU_INIT_ARGS"
+TPU_VARIABLE, GPU_VARIABLE = "LIBTPU_INIT_ARGS", "XLA_FLAGS"
 
 
 class Flag(NamedTuple):
@@ -165,21 +163,39 @@ TPU_FLAGS = (
     Flag("xla_enable_async_all_gather", "true", "a gather starts early, and its end is waited for late"),
     Flag("xla_tpu_enable_async_collective_fusion", "true", "collectives are fused with products beside them"),
     Flag("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", "gathers too"),
-    Flag(
-        "xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "one gather spans several products"
-    ),
+    Flag("xla_tpu_enable_async_collective_fusion_multiple_steps", "true", "one gather spans products"),
     Flag("xla_tpu_overlap_compute_collective_tc", "true", "the tensor core computes meanwhile"),
 )
+GPU_FLAGS = (Flag("xla_gpu_enable_triton_gemm", "false", "30 kernels a product are compiled and tried"),)
+"""Not measured on a GPU. The autotuner took 3.7 minutes for 12 products on an H100 with 4 threads
+(https://github.com/openxla/xla/pull/13108). Without these kernels the products are cuBLAS's."""
 
 
-def set_tpu_flags() -> None:
-    """Add `TPU_FLAGS` to the environment. JAX must not be imported yet.
+def add_flags(variable: str, flags: Sequence[Flag]) -> None:
+    """Add `flags` to this variable of the environment. JAX must not be imported yet.
 
     A flag that the user has set keeps its value. With the variable set and empty, no flag is added."""
-    given = os.environ.get(VARIABLE)
+    given = os.environ.get(variable)
     if given is not None and not given.strip():
         return
     words = (given or "").split()
     named = {word.lstrip("-").partition("=")[0] for word in words}
-    ours = [f"--{flag.name}={flag.value}" for flag in TPU_FLAGS if flag.name not in named]
-    os.environ[VARIABLE] = " ".join([*words, *ours])
+    ours = [f"--{flag.name}={flag.value}" for flag in flags if flag.name not in named]
+    os.environ[variable] = " ".join([*words, *ours])
+
+
+FRACTIONS = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the new name and the old one
+PREALLOCATE, PRECISION = "XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_DEFAULT_MATMUL_PRECISION"
+POOL_SHARE, POOL_SHARE_MAX = 0.95, 0.9  # of its share, and of a GPU
+
+
+def limit_memory(device_share: float) -> None:
+    """Let JAX take its share of a GPU, and no more. JAX must not be imported yet.
+
+    Alone, JAX takes the memory at once. Beside replicas it takes memory as it needs it. The rest of a share
+    is for CUDA and for programs, which are outside of JAX's pool. What the user has set stays. JAX refuses
+    both names of the fraction together."""
+    if not any(name in os.environ for name in FRACTIONS):
+        os.environ[FRACTIONS[0]] = f"{min(POOL_SHARE * device_share, POOL_SHARE_MAX):.3f}"
+    if device_share < 1:
+        os.environ.setdefault(PREALLOCATE, "false")

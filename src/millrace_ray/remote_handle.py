@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from millrace.core.errors import DataError, MillraceError, RemoteError
+from millrace.core.protocols import Done
 from millrace.runtime import process
 from millrace.runtime.blocking_calls import in_thread
 from millrace.runtime.seam import CREDIT_STEP, PING, died, late, where
@@ -59,6 +60,31 @@ class RayHandle:
         return await self._answer(
             method, "call", self.epoch, method, self._pickled(method, args), timeout_s=timeout_s
         )
+
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
+        self._refuse_dead(method)
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.add(answer)
+        answer.add_done_callback(partial(self._deliver, method, done))
+        self._answer_with(self._actor.call.remote(self.epoch, method, self._pickled(method, args)), answer)
+
+    def _deliver(self, method: str, done: Done, answer: asyncio.Future[Any]) -> None:
+        self._waiting.discard(answer)
+        error = answer.exception()
+        if error is None:
+            value, error = self._outcome(method, answer.result())
+            return done(value, error if isinstance(error, Exception) else None)
+        if isinstance(error, self._cluster.actor_errors):
+            self._lived(None, error)
+            self.dead.add_done_callback(
+                lambda dead: done(None, died(self.name, self.epoch, method, dead.result()))
+            )
+        elif isinstance(error, _Dead):
+            done(None, died(self.name, self.epoch, method, str(error)))
+        else:
+            done(
+                None, RemoteError(f"{where(self.name, self.epoch, method)}: {type(error).__name__}: {error}")
+            )
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         stream, inbox = next(self._ids), Inbox()
@@ -192,11 +218,7 @@ class RayHandle:
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.add(answer)
 
-        def deliver(value: Any, error: BaseException | None) -> None:
-            if not answer.done():
-                answer.set_result(value) if error is None else answer.set_exception(error)
-
-        self._then(ref, deliver)
+        self._answer_with(ref, answer)
         try:
             return await answer
         except MillraceError:
@@ -213,6 +235,13 @@ class RayHandle:
             ) from error
         finally:
             self._waiting.discard(answer)
+
+    def _answer_with(self, ref: Any, answer: asyncio.Future[Any]) -> None:
+        def deliver(value: Any, error: BaseException | None) -> None:
+            if not answer.done():
+                answer.set_result(value) if error is None else answer.set_exception(error)
+
+        self._then(ref, deliver)
 
     async def _items_before(self, answer: Answer) -> None:
         """Wait until the inboxes have the items that the worker yielded before `answer`."""

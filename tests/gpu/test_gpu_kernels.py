@@ -55,6 +55,22 @@ def test_sums_of_repeated_rows_run_and_are_right(gpu):
     assert fused_attention.sums_repeats(gpu), "the log says why"
 
 
+@pytest.mark.parametrize("rows", [8, 64, 256])
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_decode_step_attends_to_what_is_there_each_time(rows, window, gpu):
+    """Programs of a row count, and the last one adds up: a race would show among many calls."""
+    torch.manual_seed(0)
+    q = torch.randn(rows, 16, 128, device=gpu).bfloat16()
+    keys, values = (torch.randn(rows, 1500, 8, 128, device=gpu).bfloat16() for _ in range(2))
+    used = torch.randint(1, 1500, (rows,), dtype=torch.int32, device=gpu)
+    counts = torch.zeros(rows * 8, dtype=torch.int32, device=gpu)
+    inputs = (q, keys, values, used, counts, 0.1, window)
+    found = fused.OPERATORS.attended(*inputs)
+    assert error(found, fused.attended(*inputs).double()) < 0.01
+    for _ in range(100):
+        assert torch.equal(fused.OPERATORS.attended(*inputs), found) and not counts.any()
+
+
 def test_the_kernel_that_draws_runs_and_agrees_with_the_cpu(gpu):
     assert sampler.disagreement(gpu) < sampler.TOLERANCE and sampler.has_kernel(gpu)
 

@@ -90,7 +90,7 @@ def test_bytes_go_to_places_in_one_piece_and_in_rows(endpoint, gpu):
     slot = writer._memory.data[0][: 40 * 60].reshape(40, 60)
     slot[:] = 0
     tensors = [torch.full((8, 60), 3, dtype=torch.uint8, device=gpu), torch.arange(240, device=gpu).byte()]
-    copy_from_device(gpu, tensors, [slot[:8], slot[10:, :8]])
+    copy_from_device(gpu, tensors, [slot[:8], slot[10:, :8]], torch.uint8)
     assert (slot[:8] == 3).all() and slot[10:, :8].reshape(-1).tolist() == list(range(240))
     assert slot.sum(dtype=int) == 8 * 60 * 3 + sum(range(240))
     writer.close()

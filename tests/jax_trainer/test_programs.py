@@ -10,11 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from millrace.core.errors import ConfigError
+from millrace.core.progress import CallProgress, CallVitals, current, of
 from millrace_jax.devices import programs
 from millrace_jax.devices.programs import Programs
+from millrace_jax.policy import compilations
 
 PROGRAM = """
 import json, sys
@@ -25,14 +29,17 @@ from millrace_jax.devices.programs import Programs
 heard = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: heard.update([event.rpartition("/")[2]]))
 kept = Programs(Path(sys.argv[1]))
+if "seal" not in sys.argv:
+    kept.seal_each()
 value = jax.jit(lambda x: jnp.tanh(x @ x).sum())(jnp.arange(64.0).reshape(8, 8) / 64)
-kept.seal()
+if "seal" in sys.argv:
+    kept.seal()
 print(json.dumps({"value": float(value), "hits": heard["cache_hits"], "misses": heard["cache_misses"]}))
 """
 
 
-def compiled(directory: Path) -> Any:
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(directory)]
+def compiled(directory: Path, *, how: str = "seal") -> Any:
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(directory), how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -52,6 +59,14 @@ def test_a_process_that_starts_again_compiles_nothing(first: tuple[Path, Any]) -
     directory, due = first
     assert due["hits"] == 0 < due["misses"] == len(entries(directory))
     assert compiled(directory) == {"value": due["value"], "hits": due["misses"], "misses": 0}
+
+
+def test_a_process_that_dies_in_its_first_step_leaves_the_programs_that_it_has_compiled(
+    tmp_path: Path,
+) -> None:
+    due = compiled(tmp_path / "kept", how="each")
+    again = compiled(tmp_path / "kept")
+    assert again["hits"] == due["misses"] > 0 == again["misses"]
 
 
 def flip(entry: Path) -> None:
@@ -85,3 +100,22 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match=r"`trainer.programs` .* another user may write there"):
         Programs(tmp_path)
+
+
+def test_a_call_names_the_program_that_it_compiles_and_counts_it() -> None:
+    seen = list[str]()
+
+    def listener(event: str, *_: Any, **__: Any) -> None:
+        if "backend_compile" in event:
+            seen.append(current().vitals().activity)
+
+    before = compilations().count
+    jax.monitoring.register_scalar_listener(listener)  # behind that of `compilations`
+    try:
+        with of(CallProgress("step")) as progress:
+            jax.jit(lambda x: x * 3 + before)(np.arange(4.0)).block_until_ready()
+    finally:
+        jax.monitoring.unregister_scalar_listener(listener)
+    compiled = compilations().count - before
+    assert compiled > 0 and progress.vitals() == CallVitals("step", compiled)
+    assert seen[0].startswith(f"compiling program {before + 1} (jit") and len(seen) == compiled

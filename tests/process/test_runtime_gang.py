@@ -189,8 +189,10 @@ def test_a_rank_that_cannot_be_made_is_the_error_of_the_spawn() -> None:
     asyncio.run(run())
 
 
-def test_a_gang_has_no_streams() -> None:
+def test_a_gang_has_no_streams_and_begins_no_calls() -> None:
     async def use(worker: GangHandle) -> None:
+        with pytest.raises(WorkerError, match=r"gang \(epoch 1\): echo: several ranks take no call_then"):
+            worker.call_then("echo", 1, done=lambda *_: None)
         with pytest.raises(WorkerError, match=r"gang \(epoch 1\): count: several ranks have no streams"):
             await anext(worker.stream("count"))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from millrace.config.tables.schedules import RLAX, Laminar, Millrace, RollFlash, RollPacker
+from millrace.core.turns.packed import PackedRequest, unpack_request
 from millrace.core.types import Observed, Score, ScoreRequest
 from millrace_sim.explore.invariants import Invariants
 from millrace_sim.explore.worlds import small_config, with_turns
@@ -42,11 +43,12 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
             (mine.add if isinstance(answer, Observed) else mine.discard)(trajectory_id)
             yield trajectory_id, answer
 
-    async def begun(worker: Any, request: ScoreRequest) -> Score | Observed | None:
+    async def begun(worker: Any, packed: PackedRequest) -> Any:
+        request = unpack_request(packed)
         mine, tid = turns.by_worker.setdefault(id(worker), set()), request.trajectory_id
         if request.begins and tid in mine:
             turns.begun_open.append(tid)
-        answered = await answer(worker, request)
+        answered = await answer(worker, packed)
         if request.begins:
             mine.add(tid)
             turns.begun += 1

@@ -12,11 +12,12 @@ from millrace.controller.prompts import PROMPT_LANES
 from millrace.controller.reward_pool import RewardPool
 from millrace.controller.waits import Waits
 from millrace.core import clock
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import DeadlineExceeded, WorkerDied
 from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
 from millrace.core.types import BadPrompt, Finish, Prompt, Scored, ScoreRequest
-from tests.simulation.test_scoring import HEARTBEAT_S, _serve, answer_in_time
+from tests.simulation.test_scoring import HEARTBEAT_S, Answers, _serve
 
 TIMEOUT_S, ROWS, KILLER = 60.0, 40, 5
 
@@ -35,7 +36,7 @@ class Host:
         return Worker(name, self.workers, self)
 
 
-class Worker:
+class Worker(Answers):
     suspended = False
 
     def __init__(self, name, epoch, host):
@@ -49,8 +50,6 @@ class Worker:
             return [f"rows:{group_id}" for group_id in args[0]]
         if method == "prompts":
             return await self._prompts(args[0], timeout_s)
-        if method == "answer":
-            return await answer_in_time(self, args[0], timeout_s)
         if self.holds:  # the interpreter
             await asyncio.sleep(timeout_s)
             raise DeadlineExceeded("no answer to the heartbeat")
@@ -117,7 +116,7 @@ def prompts(host, wanted=ROWS, *, requests=0):
             return len(taken) >= wanted
 
         for trajectory_id in range(requests):
-            pool.request(ScoreRequest(trajectory_id, trajectory_id, [], Finish.TURN))
+            pool.request(ScoreRequest(trajectory_id, trajectory_id, token_array(), Finish.TURN))
         restarts = await _serve(host, pool, enough)
         return taken, restarts, clock.now()
 

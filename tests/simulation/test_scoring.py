@@ -16,10 +16,11 @@ from millrace.controller.reward_pool import RewardPool
 from millrace.controller.supervisor import PlannedRestart, Supervisor, WorkerSpec
 from millrace.controller.waits import Waits
 from millrace.core import clock
-from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied, alone
+from millrace.core.errors import DataError, DeadlineExceeded, MillraceError, OutOfMemory, WorkerDied, alone
 from millrace.core.events import Events
 from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
+from millrace.core.turns.packed import pack_answer, unpack_request
 from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
 from millrace_sim.costs.interface import Costs
 from millrace_sim.explore.invariants import Invariants
@@ -119,14 +120,24 @@ class Worker:
             self.dead.set_result("killed")
 
 
-async def answer_in_time(worker, request, timeout_s):
-    """What the stream of a worker answers, as its handle gives it."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            [(_, answer)] = [one async for one in worker.stream("score", [request])]
-    except TimeoutError:
-        raise DeadlineExceeded("no answer") from None
-    return answer
+class Answers:
+    """A handle whose answers are those of its stream of scores."""
+
+    def call_then(self, method, packed, *, done):
+        async def answered():
+            try:
+                answer = await self.answer(unpack_request(packed))
+            except MillraceError as error:
+                done(None, error)
+            else:
+                done(pack_answer(answer), None)
+
+        task = asyncio.get_running_loop().create_task(answered())
+        self.begun = [*getattr(self, "begun", []), task]
+
+    async def answer(self, request):
+        [(_, answer)] = [one async for one in self.stream("score", [request])]
+        return answer
 
 
 async def _serve(host, pool, until):

@@ -13,16 +13,17 @@ from millrace.controller.reward_pool import RewardPool
 from millrace.controller.score_requests import ScoreRequests
 from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.waits import Waits
+from millrace.core import clock
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import WorkerDied
 from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
 from millrace.core.types import Finish, Observed, Prompt, Scored, ScoreRequest
-from tests.simulation.test_scoring import _serve, answer_in_time
+from tests.simulation.test_scoring import Answers, _serve
 
 
 def ask(trajectory_id):
-    return ScoreRequest(trajectory_id, trajectory_id, [], Finish.TURN)
+    return ScoreRequest(trajectory_id, trajectory_id, token_array(), Finish.TURN)
 
 
 class Host:
@@ -37,7 +38,7 @@ class Host:
         return Worker(name, self.workers, self)
 
 
-class Worker:
+class Worker(Answers):
     suspended = answers = False
 
     def __init__(self, name, epoch, host):
@@ -52,9 +53,7 @@ class Worker:
                 await asyncio.sleep(1.0)  # its other calls end too
                 raise WorkerDied("killed by its prompts")
             case "prompts":
-                return [Prompt(group_id, "row", [1], "text") for group_id in args[0]]
-            case "answer":
-                return await answer_in_time(self, args[0], timeout_s)
+                return [Prompt(group_id, "row", token_array([1]), "text") for group_id in args[0]]
             case "row_ids":
                 return [f"rows:{group_id}" for group_id in args[0]]
             case "forget":
@@ -241,13 +240,11 @@ def test_only_the_new_turn_goes_to_the_worker_that_has_the_episode():
 
 def test_a_worker_without_the_episode_gets_all_of_its_request():
     class Forgets(Worker):
-        async def call(self, method, *args, timeout_s):
-            if method != "answer":
-                return await super().call(method, *args, timeout_s=timeout_s)
-            heard.append(args[0].known)
-            if args[0].known is not None:
+        async def answer(self, request):
+            heard.append(request.known)
+            if request.known is not None:
                 return None
-            return Observed(token_array([2])) if len(args[0].turns) == 1 else Scored(1.0)
+            return Observed(token_array([2])) if len(request.turns) == 1 else Scored(1.0)
 
     async def main():
         session = asyncio.create_task(pool.session(Forgets("here", 2, Host())))
@@ -262,7 +259,7 @@ def test_a_worker_without_the_episode_gets_all_of_its_request():
     assert heard == [None, 3, None] and found == {0: Scored(1.0)}
 
 
-def test_an_agent_started_for_a_prompt_that_is_not_taken_is_closed():
+def test_agents_started_for_a_prompt_that_is_not_taken_are_closed():
     async def main():
         host, news = Host(), Pulse()
         host.workers = 3
@@ -273,9 +270,67 @@ def test_an_agent_started_for_a_prompt_that_is_not_taken_is_closed():
         def is_done():
             while (prompt := pool.next_prompt()) is not None:
                 pool.skip(prompt.group_id)
-            return len(host.ended) >= 2
+            return len(host.ended) >= 16
 
         await _serve(host, pool, is_done)
-        return host.ended[:2]
+        return sorted(host.ended[:16])
 
-    assert millrace_sim.run(main(), seed=0) == [0, 8]
+    assert millrace_sim.run(main(), seed=0) == [*range(16)]
+
+
+class Begins(Worker):
+    """Begins an episode in ten seconds, and says so in `heard`."""
+
+    async def answer(self, request):
+        self._host.heard.append((clock.now(), self.name, request.trajectory_id))
+        await asyncio.sleep(10.0)
+        return Observed(token_array([request.trajectory_id]), begins=True)
+
+
+def begin(trajectory_id):
+    return replace(ask(trajectory_id), begins=True)
+
+
+def test_the_other_agents_of_a_group_start_with_its_prompt_and_their_trajectories_wait_no_more():
+    async def main():
+        host = SimpleNamespace(ended=[], heard=[])
+        pool = ahead_of(found := {})
+        first, second = (asyncio.create_task(pool.session(Begins(name, 2, host))) for name in "ab")
+        await asyncio.sleep(5.0)  # they are starting
+        assert pool.next_prompt().group_id == 0 and pool.request(begin(1)) is None
+        await asyncio.sleep(6.0)
+        begun = pool.request(begin(2))
+        assert found == {1: Observed(token_array([1]), begins=True)}  # nobody waits for the others
+        assert (begun.answer.tokens, begun.took_s) == (token_array([2]), 10.0)
+        starts = [(at_s, tid) for at_s, _, tid in host.heard if tid < 4]
+        [lost_with] = {name for _, name, tid in host.heard if tid == 3}
+        (first if lost_with == "a" else second).cancel()  # its worker is gone before anybody wanted it
+        await asyncio.sleep(11.0)
+        assert pool.request(begin(3)).answer.tokens == token_array([3])
+        assert heard(host) == [1, 2, 3, 3]
+        assert pool.request(begin(3)) is None  # once more: it has begun before, and lost its episode
+        await asyncio.sleep(11.0)
+        for session in first, second:
+            session.cancel()
+        await asyncio.wait([first, second])
+        return starts, heard(host), {*found}
+
+    def heard(host):  # of the first group
+        return [tid for _, _, tid in host.heard if tid < 4]
+
+    starts, begun, found = millrace_sim.run(main(), seed=0)
+    assert starts == [(0.0, 1), (0.0, 2), (0.0, 3)] and begun == [1, 2, 3, 3, 3] and found == {1, 3}
+
+
+def ahead_of(found):
+    return RewardPool(
+        Pulse(),
+        Waits(),
+        found.__setitem__,
+        next_group_id=0,
+        prefetch=1,
+        timeout_s=60.0,
+        lanes=4,
+        group_size=4,
+        room=99,
+    )

@@ -115,6 +115,45 @@ def test_a_call_of_several_ranks_counts_what_each_of_them_counts() -> None:
     assert lasts(report, ("step", 5000.0)) == 5000.0
 
 
+COMPILES = "compiling program 3 (step)"
+
+
+def test_a_call_that_names_what_it_does_has_the_limit_whatever_earlier_calls_took() -> None:
+    def report(now_s: float) -> list[CallVitals]:
+        return [CallVitals("step", activity=COMPILES if now_s > 10.0 else "")]
+
+    patience, handle = Patience(LIMIT_S), Slow()
+
+    async def main() -> list[str]:
+        await patience.call(handle, "step", 1.0)  # type: ignore[arg-type]
+        began_s, told = clock.now(), list[str]()
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(HEARTBEAT_S)
+                now_s = clock.now()
+                vitals = Vitals(now_s, 0, False, report(now_s - began_s))
+                patience.on_heartbeat(handle, vitals, now_s)  # type: ignore[arg-type]
+                told.extend(patience.activities())
+
+        async with asyncio.TaskGroup() as group:
+            heart = group.create_task(beat())
+            await patience.call(handle, "step", 500.0)  # type: ignore[arg-type]
+            heart.cancel()
+        return told
+
+    told = millrace_sim.run(main(), seed=0, time_max_s=1e6)
+    assert told[0] == f"trainer, {COMPILES} for 0 s" and told[-1] == f"trainer, {COMPILES} for 488 s"
+
+
+def test_a_deadline_names_what_the_worker_does() -> None:
+    report = lambda now_s: [CallVitals("step", activity=COMPILES)]  # noqa: E731
+    with pytest.raises(DeadlineExceeded, match=r"progress for 600 s, compiling program 3 \(step\) for"):
+        lasts(report, ("step", 10_000.0), cpu=1.0)
+    with pytest.raises(DeadlineExceeded, match=r"asked for 2\d s ago, compiling .* for 1\d s, and for 20 s"):
+        lasts(report, ("step", 10_000.0))
+
+
 def test_a_limit_follows_the_longest_time_without_a_count_and_forgets_after_a_deadline() -> None:
     patience, handle = Patience(LIMIT_S), Slow()
 

@@ -43,7 +43,7 @@ def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
         assert (torch.tensor(found[trajectory_id][1]) - torch.tensor(logprobs)).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("broken", ["rotated", "gated_linear"])
+@pytest.mark.parametrize("broken", ["rotated", "attended", "gated_linear"])
 def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch, caplog):
     flash_double.install(monkeypatch)
     model, sent = make_model(scale=1.5), works()[:3]
@@ -53,6 +53,13 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
     engine = make_engine(model)
     assert not isinstance(engine._forward, FusedPass) and "they are off by 0.09" in caplog.text
     assert {i: one[0] for i, one in run(engine, sent).items()} == {i: one[0] for i, one in expected.items()}
+
+
+def test_a_kernel_that_gives_no_number_is_left(monkeypatch, caplog):
+    flash_double.install(monkeypatch)
+    right = fused.gated_linear
+    monkeypatch.setattr(fused, "gated_linear", lambda *arguments: torch.nan * right(*arguments))
+    assert not isinstance(make_engine(make_model())._forward, FusedPass) and "off by nan" in caplog.text
 
 
 def test_without_triton_there_are_no_kernels_and_the_log_says_so(monkeypatch, caplog):

@@ -96,6 +96,14 @@ def test_a_product_and_its_gate_are_one_kernel(rows, inputs, outputs, activation
     close(found, fused.gated_linear(x, weight, bias, activation))
 
 
+def test_few_rows_split_their_keys_and_many_rows_only_long_ones():
+    assert layer_tiles.shares(64, 4096, 64) == (4, 128)
+    assert layer_tiles.shares(8, 4096, 64) == (32, 128)
+    assert layer_tiles.shares(8, 256, 64) == (2, 128)
+    assert layer_tiles.shares(2048, 4096, 64) == (1, layer_tiles.LONG)
+    assert layer_tiles.shares(2048, 40_000, 64) == (4, layer_tiles.LONG)
+
+
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 256])
 @pytest.mark.parametrize("outputs", [37, 3072, 18_944])
 def test_a_tile_fits_into_the_fast_memory_of_every_gpu_that_is_served(rows, outputs):
@@ -111,7 +119,7 @@ def test_an_engine_generates_with_the_kernels_what_it_generates_without(name, mo
     sent = [make_work(i, prompt_of(i, 3 + 20 * i), Sampling(max_tokens=6, ignore_eos=True)) for i in range(3)]
     expected = run(make_engine(model, slots=2), sent)
     called = []
-    for operator in ("rotated", "gated_linear"):
+    for operator in ("rotated", "attended", "gated_linear"):
         kernel = getattr(layer_tiles, operator)
         monkeypatch.setattr(layer_tiles, operator, lambda *x, kernel=kernel: called.append(1) or kernel(*x))
     monkeypatch.setattr(fused, "OPERATORS", layer_tiles)
@@ -132,7 +140,10 @@ NUMBERS = {"rows": "i32", "inputs": "i32", "outputs": "i32", "eps": "fp32", "pla
 SHAPE = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128, "WIDTH": 128, "NORMED": True, "FROM_ONE": False, "TILE": 128}
 SHAPE |= {"NEIGHBOURS": False, "BIASED": True, "ACTIVATION": "silu"}
 SHAPE |= dict(zip(("TILE_M", "TILE_O", "TILE_I"), layer_tiles.tiles(256, 3072)))
-for kernel in (layer_tiles._rotated, layer_tiles._gated_linear):
+NUMBERS |= dict.fromkeys(("positions", "share_min", "window"), "i32")
+NUMBERS |= {"scale": "fp32", "used": "*i32", "counts": "*i32", "parts": "*fp32", "sums": "*fp32"}
+SHAPE |= {"GROUP": 2, "SPLITS": 4, "TILE_G": 16, "TILE_D": 128, "TILE_P": 64}
+for kernel in (layer_tiles._rotated, layer_tiles._attended, layer_tiles._gated_linear):
     constants = {name: value for name, value in SHAPE.items() if name in kernel.arg_names}
     signature = {
         name: "constexpr" if name in SHAPE else NUMBERS.get(name, "*bf16") for name in kernel.arg_names
@@ -140,7 +151,9 @@ for kernel in (layer_tiles._rotated, layer_tiles._gated_linear):
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature=signature, constexprs=places)
     for capability in (80, 90, 100):
-        made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_stages": 4})
+        stages = 4 if kernel is layer_tiles._gated_linear else 2
+        target = GPUTarget("cuda", capability, 32)
+        made = triton.compile(source, target=target, options={"num_stages": stages})
         print(kernel.__name__, capability, len(made.asm["cubin"]) > 0, made.metadata.shared)
 """
 
@@ -148,4 +161,4 @@ for kernel in (layer_tiles._rotated, layer_tiles._gated_linear):
 def test_the_kernels_compile_for_three_generations_of_gpus(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-    assert done.stdout.count("True") == 6, done.stderr
+    assert done.stdout.count("True") == 9, done.stderr

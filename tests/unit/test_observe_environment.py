@@ -72,8 +72,10 @@ SCALARS = {
 
 
 def test_a_step_has_the_answers_since_the_last_one(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+    use = EnvironmentUse()
+    log = MetricsLog(tmp_path / "metrics.jsonl", use)
     for one in (*EPISODES, step(9.0, 1), step(10.0, 2)):
+        use(one)
         log(one)
     log.close()
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
@@ -89,9 +91,12 @@ def test_services_get_the_same_scalars() -> None:
         def close(self) -> None: ...
 
     found: dict[str, float] = {}
-    tracked = Tracked(Events(lambda: 0.0, lambda: 0.0), "a tracker", ScalarTracker)
+    use = EnvironmentUse()
+    tracked = Tracked(Events(lambda: 0.0, lambda: 0.0), "a tracker", ScalarTracker, use)
     for one in (*EPISODES, step(9.0, 1)):
+        use(one)
         tracked(one)
+    assert use.scalars(one) == SCALARS  # once more: the step was not over when the first sink asked
     tracked.end()
     tracked.done.result(timeout=60)
     assert {name: found[name] for name in SCALARS} == SCALARS

@@ -31,6 +31,21 @@ def test_events_come_back_from_their_file(tmp_path: Path) -> None:
     assert list(read_events(tmp_path / "events.jsonl")) == events
 
 
+def test_a_sink_gets_the_kinds_that_it_names_and_any_other_sink_gets_all() -> None:
+    class OfSteps(list):
+        kinds = ("step",)
+        __call__ = list.append
+
+    events, steps, everything = Events(lambda: 0.0, lambda: 0.0), OfSteps(), []
+    events.subscribe(steps)
+    events.emit("step", version=1)
+    events.subscribe(everything.append)
+    events.emit("step", version=2)
+    events.emit("scored", value=1.0)
+    assert [one.fields["version"] for one in steps] == [1, 2]
+    assert [one.kind for one in everything] == ["step", "scored"]
+
+
 def test_a_summary_of_read_events_is_the_summary_of_the_run(tmp_path: Path) -> None:
     log, live = EventLog(tmp_path / "events.jsonl"), Summary()
     for item in (run_started(), step(1.0, 1), step(2.0, 2), report(3.0, "replica-0", 5, 1.0, 0.5)):

@@ -92,3 +92,29 @@ def test_areas_are_whole_pages_and_no_page_is_in_two(runtime):
         (3, 2),
         (8, 1),
     ]
+
+
+def test_places_that_follow_one_another_are_one_copy_up_to_the_size_of_a_buffer():
+    memory = np.zeros(100, np.uint8)
+    begin = memory.ctypes.data
+    columns = memory[60:70].reshape(5, 2)[:, :1]
+    places = [memory[:40], memory[40:60], memory[60:60], columns, memory[70:]]
+    runs = pinned.joined_runs(places, itemsize=2, staged_bytes=48)
+    assert runs == [
+        (begin, [(0, 0, 20), (1, 0, 4)]),
+        (begin + 48, [(1, 4, 10)]),
+        (begin + 70, [(4, 0, 15)]),
+    ]
+    assert [run.num_values for run in runs] == [24, 6, 15]
+
+
+@pytest.mark.parametrize("staged_bytes", [2, 64, 1 << 20])
+def test_tensors_are_rounded_on_their_way_whatever_fits_into_a_buffer(staged_bytes, monkeypatch):
+    monkeypatch.setattr(pinned, "STAGED_BYTES", staged_bytes)
+    tensors = [torch.randn(5, 7), torch.randn(3), torch.randn(0), torch.randn(6, 4).T, torch.randn(64)]
+    memory = np.zeros(2 * sum(tensor.numel() for tensor in tensors), np.uint8)
+    ends = np.cumsum([2 * tensor.numel() for tensor in tensors])
+    places = np.split(memory, ends[:-1])
+    pinned.copy_from_device(torch.device("cpu"), tensors, places, torch.bfloat16)
+    due = torch.cat([tensor.reshape(-1).bfloat16() for tensor in tensors])
+    assert torch.equal(torch.from_numpy(memory).view(torch.bfloat16), due)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from array import array
 
-from millrace.core.completion.columns import OBSERVED, TokenColumns, pack, unpack
+from millrace.core.completion.columns import OBSERVED, TokenColumns, pack, token_array, unpack
+from millrace.core.completion.forks import Fork
 from millrace.core.completion.top_logprobs import TopLogprobs
+from millrace.core.turns.packed import pack_answer, pack_request, unpack_answer, unpack_request
+from millrace.core.turns.turn_bounds import TurnBounds
+from millrace.core.types import Failed, Finish, Observed, Scored, ScoreRequest
 from millrace.ledger.codec import pack_plain, pack_squeezed, pack_versions, unpack_columns
 
 
@@ -64,3 +69,26 @@ def test_what_is_recorded_beside_the_tokens_stays_aligned() -> None:
     columns.observe([8, 9, 10])
     assert columns.top_logprobs.aligned(5) and columns.token_masks.aligned(5)
     assert [len(row) for row in columns.top_logprobs.rows()] == [2, 2, 0, 0, 0]
+
+
+def test_requests_and_answers_cross_unchanged() -> None:
+    tokens, prompt = token_array([5, 6]), token_array([1, 2, 3])
+    forked = {"forks": [Fork(2, 0, 2)], "turns": [(0, 2, True)], "logprobs": array("f", [-0.5, -1.0])}
+    requests = (
+        ScoreRequest(1, 2, tokens, Finish.TURN),
+        ScoreRequest(1, 2, tokens, Finish.STOP, room=9, spent_s=0.5, prompt=prompt, **forked),
+        ScoreRequest(1, 2, token_array(), Finish.TURN, row_digest="d", begins=True, known=7),
+    )
+    for request in requests:
+        packed = pickle.loads(pickle.dumps(pack_request(request)))
+        assert unpack_request(packed) == request and isinstance(unpack_request(packed).finish, Finish)
+    bounded = TurnBounds(max_tokens=4, stop=("\n",), stop_ids=(0,))
+    answers = (
+        Observed(tokens),
+        Observed(tokens, {"tries": 2.0}, after=1, kept=2, bounds=bounded, begins=True),
+        Scored(0.5, {"correct": 1.0}, "7", truncated=True),
+        Failed("it raised"),
+    )
+    for answer in answers:
+        assert unpack_answer(pickle.loads(pickle.dumps(pack_answer(answer)))) == answer
+    assert pack_answer(None) is None

@@ -68,11 +68,12 @@ class RunContext:
             self.waits,
             self._scored,
             next_group_id=recovered.next_group_id,
-            prefetch=2 * config.batch.prompts,
+            prefetch=config.batch.prompts * (1 if self.state.numbers.own_prompts else 2),
             timeout_s=config.reward.timeout_s,
             look_s=pace.look_s,
             lanes=LANES if self.state.numbers.episode_tokens else 1,
             group_size=self.state.numbers.group_size if self.state.numbers.own_prompts else None,
+            room=config.rollout.max_sequence_tokens,
         )
         for group in recovered.groups:
             self.request_scores(self.state.adopt(group, birth=recovered.version))
@@ -138,8 +139,10 @@ class RunContext:
     # ------------------------------------------------------------ scores and ends
 
     def request_scores(self, trajectories: Iterable[Trajectory]) -> None:
-        for t in trajectories:
-            self.pool.request(self.state.score_request(t))
+        ids = [(t.trajectory_id, self.pool.request(self.state.score_request(t))) for t in trajectories]
+        for trajectory_id, begun in ids:
+            if begun is not None:
+                self._scored(trajectory_id, begun.answer, begun.took_s)
 
     def begin_episodes(self) -> None:
         """Ask for the prompts of trajectories that have prompts of their own."""
@@ -147,10 +150,10 @@ class RunContext:
             self.events.emit("beginning", trajectory_ids=[t.trajectory_id for t in beginning])
             self.request_scores(beginning)
 
-    def _scored(self, trajectory_id: int, score: Score | Observed) -> None:
-        self.waits.progress()
+    def _scored(self, trajectory_id: int, score: Score | Observed, took_s: float | None = None) -> None:
         unreplaced, num_queued = self.state.unreplaced, len(self.state.queued)
-        discarded = self.state.num_tokens(trajectory_id)
+        begins = isinstance(score, Observed) and score.begins
+        discarded = self.state.num_tokens(trajectory_id) if begins else 0
         trajectory = self.state.score(trajectory_id, score)
         if trajectory is None:
             if self.state.parked.answered(trajectory_id):
@@ -164,12 +167,13 @@ class RunContext:
             self._warn_out_of_signal()
         self.begin_episodes()
         if isinstance(score, Observed):
-            if score.begins and discarded:
+            if discarded:
                 reason = "its agent was lost, and the next one asks something else"
                 self.events.emit(
                     "restarted", trajectory_id=trajectory_id, discarded_tokens=discarded, reason=reason
                 )
-            self.events.emit("observed", trajectory_id=trajectory_id, tokens=len(score.tokens))
+            start = {"start_s": self.pool.took_s if took_s is None else took_s} if begins else {}
+            self.events.emit("observed", trajectory_id=trajectory_id, tokens=len(score.tokens), **start)
             self.pulse.fire()
             return
         value = score.value if isinstance(score, Scored) else None

@@ -220,9 +220,9 @@ def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def describe_waits(run: RunContext) -> list[str]:
-    """Who waits for whom, one line each: open waits, the longest first, then idle work."""
+    """Who waits for whom, one line each: open waits, the longest first, what workers do, then idle work."""
     state = run.state
-    lines = run.waits.describe()
+    lines = run.waits.describe() + run.patience.activities()
     for name, replica in state.replicas.items():
         if not replica.alive:
             lines.append(f"{name} is not up")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from millrace.core.completion.columns import TokenColumns
+from millrace.core.completion.columns import OBSERVED, TokenColumns
 from millrace.core.completion.forks import context, num_seen
 from millrace.core.errors import DataError
 from millrace.core.turns.turn_bounds import ENVIRONMENT_S, NO_BOUNDS, UNBOUNDED, EpisodeBounds, TurnBounds
@@ -54,9 +54,10 @@ def work(
     precedes what the present sequence samples."""
     ids = trajectory.trajectory_id, trajectory.group_id, trajectory.lease
     columns, begin, most = trajectory.columns, trajectory.columns.sequence_start, sampling.max_tokens
+    turn_start = columns.turn_start
     if episode_tokens:
-        sampled = sum(count for _, count in columns.sampled_runs)
-        most = max(1, min(most, episode_tokens - sampled + len(columns) - columns.turn_start))
+        sampled = sum([count for version, count in columns.runs if version != OBSERVED])
+        most = max(1, min(most, episode_tokens - sampled + len(columns) - turn_start))
     bounds = bounds_of(trajectory)
     if bounds.max_tokens:
         most = max(1, min(most, bounds.max_tokens))
@@ -65,7 +66,7 @@ def work(
         sampling = replace(sampling, stop=(*sampling.stop, *bounds.stop), **ends)
     if begin:  # with random numbers of its own
         prompt, seed = context(prompt, columns.tokens, columns.forks, begin), seed ^ begin << 32
-    start = columns.turn_start - begin
+    start = turn_start - begin
     if start + most != sampling.max_tokens:
         sampling = replace(sampling, max_tokens=start + most)
     return Work(*ids, prompt, columns.tokens[begin:], sampling, seed, start)
@@ -73,6 +74,8 @@ def work(
 
 def bounds_of(trajectory: Trajectory) -> TurnBounds:
     """What the request of the present turn asks, until the episode ends."""
+    if trajectory.bounds == UNBOUNDED:
+        return NO_BOUNDS
     return trajectory.bounds.first if in_first_turn(trajectory) else trajectory.bounds.next
 
 
@@ -171,13 +174,14 @@ def observe(trajectory: Trajectory, answer: Observed) -> None:
         begin(trajectory)
         trajectory.bounds = EpisodeBounds(answer.bounds)
     else:
-        trajectory.bounds = trajectory.bounds._replace(next=answer.bounds)
+        trajectory.bounds = EpisodeBounds(trajectory.bounds.first, answer.bounds)
     if answer.after is not None:
         trajectory.columns.fork(answer.after, answer.kept)
     if answer.tokens:
         trajectory.columns.observe(answer.tokens)
     trajectory.state, trajectory.finish = State.QUEUED, None
-    trajectory.metrics = trajectory.metrics | answer.metrics
+    if answer.metrics:
+        trajectory.metrics = trajectory.metrics | answer.metrics
 
 
 def end_episode(trajectory: Trajectory, score: Scored) -> None:

@@ -1,13 +1,14 @@
 """How long a command may take: as long as its worker makes progress with it.
 
 A worker whose process answers heartbeats can still be stuck in one call: on a lock, or on a peer that is
-gone. Each heartbeat says how far the calls of the worker are (`core.progress`). A call works if one of four
+gone. Each heartbeat says how far the calls of the worker are (`core.progress`). A call works if one of five
 things is true, each with a limit of its own:
 
 - its count grows: no limit, however long the call takes;
 - it waits for another call of the same worker: as long as that call works;
 - the process computes or waits for a disk, without a count: ten times the longest such time of any earlier
   call of its method, and at most `limit_s`;
+- its worker names what it does and cannot count (it compiles): `limit_s`, and the deadline names it, too;
 - other programs leave the process no core, though its threads wait for one: the same, and the time of this
   wait comes on top, up to `limit_s`.
 
@@ -46,6 +47,8 @@ class _Call:
     counted_s: float  # when its count grew last
     uncounted_s: float = 0.0  # the longest time between two counts so far
     done: int = 0
+    activity: str = ""  # what its worker says that it does
+    active_s: float = 0.0  # since when
     idle_s: float = 0.0  # for which its process has done nothing
     unknown_s: float = 0.0  # for which heartbeats have not named it
 
@@ -58,8 +61,12 @@ class _Call:
         self.uncounted_s, self.counted_s, self.done = self.longest_s(now_s), now_s, done
         self._reschedule()
 
+    def in_words(self, now_s: float) -> str:
+        """What it does, and for how long, behind a comma; empty: its worker says nothing."""
+        return f", {self.activity} for {now_s - self.active_s:.0f} s" if self.activity else ""
+
     def extend(self, by_s: float, limit_s_max: float) -> None:
-        """Its process got no core for so long."""
+        """Its process got no core for so long, or does what it cannot count."""
         self.limit_s = min(self.limit_s + by_s, limit_s_max)
         self._reschedule()
 
@@ -111,7 +118,7 @@ class Patience:
                 raise
             raise DeadlineExceeded(
                 f"{handle.name} (epoch {handle.epoch}): {method} did not answer, and counted no progress for "
-                f"{call.limit_s:.0f} s"
+                f"{call.limit_s:.0f} s{call.in_words(clock.now())}"
             ) from None
         longest_s = call.longest_s(clock.now())
         self._longest_s[method] = max(self._longest_s.get(method, 0.0), longest_s)
@@ -134,18 +141,25 @@ class Patience:
             counts = state.done != call.done or state.waits_for in open_methods - {call.method}
             if counts:
                 call.count(now_s, state.done)
+            if state.activity != call.activity:
+                call.activity, call.active_s = state.activity, now_s
             credit_s = min(elapsed_s, now_s - call.started_s, CREDIT_S_MAX)
-            if starved and not counts:
-                call.extend(credit_s, self._limit_s)
+            if state.activity or (starved and not counts):
+                call.extend(self._limit_s if state.activity else credit_s, self._limit_s)
             call.idle_s = call.idle_s + credit_s if idle and not counts else 0.0
             is_known = call.method in executed or vitals.receiving
             call.unknown_s = 0.0 if is_known else call.unknown_s + credit_s
             self._refuse_stuck(handle, call, now_s)
 
+    def activities(self) -> list[str]:
+        """What workers say that they do in a call, a line each."""
+        calls = ((name, call) for name, each in self._incarnations.items() for call in each.calls)
+        return [name + words for name, call in calls if (words := call.in_words(clock.now()))]
+
     def _refuse_stuck(self, handle: Handle, call: _Call, now_s: float) -> None:
         what = (
             f"{handle.name} (epoch {handle.epoch}): {call.method} was asked for "
-            f"{now_s - call.started_s:.0f} s ago"
+            f"{now_s - call.started_s:.0f} s ago{call.in_words(now_s)}"
         )
         if call.unknown_s >= LOST_S:
             raise DeadlineExceeded(f"{what}, and the worker knows nothing of it")
@@ -168,5 +182,6 @@ def _by_method(calls: Iterable[CallVitals]) -> dict[str, CallVitals]:
     for call in calls:
         other = by_method.get(call.method, CallVitals(call.method))
         waits_for = other.waits_for or call.waits_for
-        by_method[call.method] = CallVitals(call.method, other.done + call.done, waits_for)
+        activity = other.activity or call.activity
+        by_method[call.method] = CallVitals(call.method, other.done + call.done, waits_for, activity)
     return by_method

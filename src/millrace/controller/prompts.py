@@ -51,6 +51,7 @@ class PromptStream:
         self._first = self._next_group_id = next_group_id  # of the stream, and of those not asked for
         self._fetched: dict[int, Prompt | BadPrompt] = {}
         self._under_way: defaultdict[str, set[int]] = defaultdict(set)  # by worker
+        self._num_under_way = 0
         self._lost: list[int] = []  # a heap
         self._suspects: set[int] = set()  # rows that were lost: no other is fetched beside them
         self._deaths: defaultdict[int, list[str]] = defaultdict(list)  # of workers with a suspect: reasons
@@ -59,8 +60,7 @@ class PromptStream:
     @property
     def is_short(self) -> bool:
         """Whether rows are to be fetched."""
-        ahead = len(self._fetched) + sum(map(len, self._under_way.values()))
-        return bool(self._lost) or ahead < self._prefetch
+        return bool(self._lost) or len(self._fetched) + self._num_under_way < self._prefetch
 
     def end(self) -> None:
         """No more prompts are wanted."""
@@ -88,7 +88,7 @@ class PromptStream:
 
     def wanted(self, worker: str) -> bool:
         """Whether this worker should fetch."""
-        if not self.is_short or (not self._several and any(self._under_way.values())):
+        if not self.is_short or (not self._several and self._num_under_way):
             return False
         mine = self._under_way[worker]
         return not mine if self._lost else len(mine) < PROMPT_LANES and not mine & self._suspects
@@ -102,6 +102,7 @@ class PromptStream:
             self._next_group_id += 1 if self._several else PROMPT_BATCH
             ids = list(range(first, self._next_group_id))
         self._under_way[worker].update(ids)
+        self._num_under_way += len(ids)
         return ids
 
     def left(self, worker: str) -> None:
@@ -112,7 +113,7 @@ class PromptStream:
         """The trajectories that go on with the episodes of these groups' prompts."""
         return [] if self._group_size is None else [group_id * self._group_size for group_id in ids]
 
-    async def fetch(self, handle: Handle, ids: list[int]) -> None:
+    async def fetch(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         """Fetch these prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. A later
         fetch gets the same prompts."""
         try:
@@ -124,8 +125,9 @@ class PromptStream:
         except asyncio.CancelledError:  # the run ends, a heartbeat was missed, or another call failed
             self._lose(handle.name, ids, "" if self._several else "its worker did not answer a heartbeat")
             raise
-        self._under_way[handle.name].difference_update(ids)
+        self._arrived(handle.name, ids)
         self._fetched.update(zip(ids, fetched, strict=True))
+        return fetched
 
     async def _ask(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         deaths = self._deaths.get(ids[0], [])
@@ -151,4 +153,10 @@ class PromptStream:
                 self._deaths[group_id].append(reason)
             self._suspects.add(group_id)
             heappush(self._lost, group_id)
+        self._arrived(worker, ids)
+
+    def _arrived(self, worker: str, ids: Iterable[int]) -> None:
+        """These rows are under way no more."""
+        before = len(self._under_way[worker])
         self._under_way[worker].difference_update(ids)
+        self._num_under_way += len(self._under_way[worker]) - before

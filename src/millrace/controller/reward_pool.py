@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -18,12 +18,14 @@ from typing import Any
 from millrace.controller.fault import is_workers
 from millrace.controller.prompts import PromptStream
 from millrace.controller.score_requests import ANY, BATCH, DEATHS_MAX, ScoreRequests
+from millrace.controller.state.begun_ahead import Begun, BegunAhead
 from millrace.controller.supervisor import PlannedRestart
-from millrace.controller.waits import Waits
+from millrace.controller.waits import OpenCalls, Waits
 from millrace.core import clock
 from millrace.core.errors import MillraceError, OutOfMemory, WorkerDied
 from millrace.core.protocols import Handle
 from millrace.core.pulse import Pulse
+from millrace.core.turns.packed import pack_request, unpack_answer
 from millrace.core.types import BadPrompt, Failed, Observed, Prompt, Score, ScoreRequest
 
 LOST = "lost_with_worker"
@@ -32,16 +34,13 @@ GRACE_S = 2.0  # beyond the deadline: the worker meets it itself unless its rewa
 NEWEST = 1 / BATCH  # weight of the newest score in their mean time
 
 
-_Work = Coroutine[Any, Any, None]
-_Call = Callable[[_Work], None]
-
-
 class RewardPool:
     """Consumes score requests and prompt demand. Produces `on_score(trajectory_id, score)`, and a buffer of
     prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
     woken waits `look_s` before it looks for work. A worker serves `lanes` calls at once; several lanes have
     one request a call, so that no slow environment delays another. Without `look_s` such a call begins with
-    its request, and wakes no session. `group_size`: see `PromptStream`."""
+    its request, and wakes no session. `group_size`: see `PromptStream`; then the episodes of the other
+    members begin with the prompt, too, in sequences of `room` tokens."""
 
     def __init__(
         self,
@@ -55,6 +54,7 @@ class RewardPool:
         look_s: float = 0.0,
         lanes: int = 1,
         group_size: int | None = None,
+        room: int = 0,
     ) -> None:
         self._pulse, self._waits, self._on_score = pulse, waits, on_score
         # The sessions that wait for work, by worker, and what begins a call of each.
@@ -65,6 +65,8 @@ class RewardPool:
         self._episodes: dict[str, dict[str, int]] = {}  # counts of workers
         self._gone = Counter[str]()  # the same, of workers that are gone
         self.score_s = 0.0  # recent mean time of one score, by one worker
+        self.took_s = 0.0  # the newest answer
+        self._ahead = BegunAhead(group_size, room)
         self._prompts = PromptStream(
             waits,
             next_group_id=next_group_id,
@@ -73,7 +75,16 @@ class RewardPool:
             group_size=group_size,
         )
 
-    def request(self, request: ScoreRequest) -> None:
+    def request(self, request: ScoreRequest) -> Begun | None:
+        """Returns the answer, if the episode has begun before."""
+        if request.begins:
+            is_asked, begun = self._ahead.take(request.trajectory_id)
+            if is_asked:
+                return begun
+        self._put(request)
+        return None
+
+    def _put(self, request: ScoreRequest) -> None:
         home = self._requests.put(request)
         if self._lanes == 1 or self._look_s:
             return self._wake(home)
@@ -83,6 +94,7 @@ class RewardPool:
 
     def forget(self, ids: Collection[int]) -> None:
         """These trajectories need no answer any more, and the ledger is about to say so."""
+        self._ahead.forget(ids)
         for worker in self._requests.forget(ids):
             self._wake(worker or next(iter(self._idle), ANY))  # one is enough for episodes of no worker
 
@@ -119,8 +131,8 @@ class RewardPool:
         return prompt
 
     def skip(self, group_id: int) -> None:
-        """No trajectory goes on from this prompt. An episode that was begun for it is closed."""
-        self.forget(self._prompts.members([group_id]))
+        """No trajectory goes on from this prompt. Episodes that were begun for it are closed."""
+        self.forget(self._ahead.members([group_id]))
 
     @property
     def episodes(self) -> dict[str, int]:
@@ -141,11 +153,11 @@ class RewardPool:
 
     async def session(self, handle: Handle) -> None:
         """Serve jobs on one worker until it dies or is spare. Prompts first: generation waits for them."""
-        calls = set[asyncio.Task[None]]()
+        calls = OpenCalls(handle.name, self._waits, self._timeout_s + GRACE_S)
+        begin = partial(self._begin, handle, calls)
         try:
             async with asyncio.TaskGroup() as group:
-                call = partial(self._call, handle, group, calls)
-                begin = partial(self._begin, handle, call)
+                watch = group.create_task(calls.watch(partial(self._late, handle)))
                 while handle.name not in self.spare:
                     if self._lanes == 1 and self._prompts.wanted(handle.name):
                         await self._fetch(handle, self._prompts.take(handle.name))
@@ -155,7 +167,7 @@ class RewardPool:
                         self._requests.told(handle.name)
                     elif self._lanes == 1 and (requests := self._requests.take(handle)):
                         await self._score(handle, requests)
-                    elif self._lanes == 1 or not (self._begin_prompt(handle, call) or begin()):
+                    elif self._lanes == 1 or not (self._begin_prompt(handle, group, calls) or begin()):
                         self._idle[handle.name] = (work := Pulse()), begin
                         try:
                             await work.wait(timeout_s=TICK_S)
@@ -163,45 +175,43 @@ class RewardPool:
                             self._idle.pop(handle.name, None)
                         if self._look_s:
                             await asyncio.sleep(self._look_s)
-                if calls:
-                    await asyncio.wait(calls)  # see `Supervisor`: a call must fail inside the group
+                while calls:  # see `Supervisor`: a call must fail inside the group
+                    await calls.ended.wait(timeout_s=TICK_S)
+                watch.cancel()
+                await asyncio.wait([watch])
         except BaseExceptionGroup as failures:  # one call fails, and the others are cancelled
             raise failures.exceptions[0] from None
         finally:
+            calls.close()
             self._prompts.left(handle.name)
             self._requests.left(handle.name)
+            for request in self._ahead.left(handle.name):
+                self._requests.put(request)
             counts = self._episodes.pop(handle.name, {})
             self._gone.update({LOST if name == "open" else name: num for name, num in counts.items()})
             self._wake()
 
-    def _begin(self, handle: Handle, call: _Call) -> bool:
+    def _begin(self, handle: Handle, calls: OpenCalls) -> bool:
         """Begin a call for a request, if there is one that this worker may serve now."""
-        if requests := self._requests.take(handle):
-            call(self._answer(handle, requests[0]))
-        return bool(requests)
+        if calls.over or not (requests := self._requests.take(handle)):
+            return False
+        self._ask(handle, calls, requests[0], self._requests.short(handle.name, requests[0]))
+        return True
 
-    def _begin_prompt(self, handle: Handle, call: _Call) -> bool:
+    def _begin_prompt(self, handle: Handle, group: asyncio.TaskGroup, calls: OpenCalls) -> bool:
         """Begin the call of one row, if this worker may begin an episode now."""
         if may := self._requests.may_begin(handle) and self._prompts.wanted(handle.name):
             self._requests.begin(handle.name)
-            call(self._fetch(handle, self._prompts.take(handle.name)))
+            calls.hold(group.create_task(self._fetch(handle, self._prompts.take(handle.name))))
         return may
-
-    def _call(
-        self, handle: Handle, group: asyncio.TaskGroup, calls: set[asyncio.Task[None]], work: _Work
-    ) -> None:
-        def end(call: asyncio.Task[None]) -> None:
-            calls.discard(call)
-            if call.cancelled() or call.exception():  # the group ends, and takes no other call
-                self._idle.pop(handle.name, None)
-
-        calls.add(call := group.create_task(work))
-        call.add_done_callback(end)
 
     async def _fetch(self, handle: Handle, ids: list[int]) -> None:
         try:
-            await self._prompts.fetch(handle, ids)
+            prompts = await self._prompts.fetch(handle, ids)
             self._requests.begun(handle.name, self._prompts.members(ids))
+            for prompt in prompts:
+                for request in self._ahead.requests(prompt) if isinstance(prompt, Prompt) else ():
+                    self._put(request)
         except BaseException:
             self._wake()  # another worker can fetch the prompts
             raise
@@ -212,18 +222,42 @@ class RewardPool:
         self._pulse.fire()
         self._wake(handle.name)
 
-    async def _answer(self, handle: Handle, request: ScoreRequest) -> None:
-        """An environment answers one request. If its worker has not what `short` leaves out, it gets all."""
-        what, most_s = f"the answer to trajectory {request.trajectory_id}", self._timeout_s + GRACE_S
-        waiting, began_s = deque([request]), clock.now()
-        with self._serving(handle, waiting), self._waits.waiting(handle.name, what, bounded=True):
-            answer = await handle.call("answer", self._requests.short(handle.name, request), timeout_s=most_s)
-            if answer is None:
-                answer = await handle.call("answer", request, timeout_s=most_s)
+    def _ask(self, handle: Handle, calls: OpenCalls, request: ScoreRequest, sent: ScoreRequest) -> None:
+        done = partial(self._answered, handle, calls, request, calls.open(request))
+        try:
+            handle.call_then("answer", pack_request(sent), done=done)
+        except MillraceError as error:
+            done(None, error)
+
+    def _answered(
+        self,
+        handle: Handle,
+        calls: OpenCalls,
+        request: ScoreRequest,
+        call: int,
+        packed: Any,
+        error: Exception | None,
+    ) -> None:
+        """An environment has answered. If its worker has not what `short` left out, it gets all."""
+        if calls.closed:
+            return
+        waiting, took_s = deque([request]), clock.now() - calls.end(call)
+        if packed is None and error is None:
+            return self._ask(handle, calls, request, request)
+        try:
+            if error is not None:
+                raise self._cause(handle, waiting, error) from None
             waiting.clear()
-            self._waits.progress(handle.name)
-            self._average(clock.now() - began_s)
-            self._finish(handle.name, request.trajectory_id, answer)
+            self._average(took_s)
+            self._finish(handle.name, request.trajectory_id, unpack_answer(packed), took_s)
+        except Exception as failed:  # of the worker, or of what the run makes of the answer
+            calls.fail(failed)
+            if isinstance(error, TimeoutError):
+                calls.close()  # its worker is killed, and the other calls are not the cause
+        finally:
+            self._end_call(handle.name, waiting)
+            if calls.over or not calls:
+                calls.ended.fire()
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
         waiting, began_s, most_s = deque(requests), clock.now(), self._timeout_s + GRACE_S
@@ -234,7 +268,6 @@ class RewardPool:
                     with self._waits.waiting(handle.name, what, bounded=True):
                         trajectory_id, score = await anext(scores)
                     waiting.popleft()
-                    self._waits.progress(handle.name)
                     previous_s, began_s = began_s, clock.now()
                     self._average(began_s - previous_s)
                     if waiting:
@@ -247,31 +280,47 @@ class RewardPool:
         error. Raises: PlannedRestart: the worker is lost."""
         try:
             yield
-        except TimeoutError as error:  # or DeadlineExceeded: the worker noticed the deadline itself
-            failed = Failed(f"the reward did not answer within {self._timeout_s:g} s")
-            self._finish(handle.name, waiting.popleft().trajectory_id, failed)
-            handle.kill()
-            reason = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
-            raise PlannedRestart(": ".join(filter(None, (reason, str(error))))) from None
-        except MillraceError as error:
-            if not is_workers(error):
-                raise
-            if self._requests.died(handle.name, waiting[0].trajectory_id):
-                failed = Failed(f"scoring killed its worker {DEATHS_MAX} times: {error}")
-                self._finish(handle.name, waiting.popleft().trajectory_id, failed)
-            if not isinstance(error, WorkerDied | OutOfMemory):
-                raise
-            raise PlannedRestart(f"{handle.name}: lost while scoring: {error}") from error
+        except Exception as error:
+            raise self._cause(handle, waiting, error) from None
         finally:
-            self._requests.give_back(handle.name, waiting)
-            if waiting or self._lanes == 1:
-                self._wake()
-            elif self._requests or self._prompts.is_short:
-                self._wake(handle.name)
+            self._end_call(handle.name, waiting)
+
+    def _end_call(self, worker: str, waiting: Sequence[ScoreRequest]) -> None:
+        """`waiting`: its requests without an answer."""
+        self._requests.give_back(worker, waiting)
+        if waiting or self._lanes == 1:
+            self._wake()
+        elif self._requests.waits_for(worker) or self._prompts.is_short:
+            self._wake(worker)
+
+    def _cause(self, handle: Handle, waiting: deque[ScoreRequest], error: Exception) -> Exception:
+        """What the session raises after `error` of a call. If the first of `waiting` is the cause, it has
+        failed, and leaves."""
+        if isinstance(error, TimeoutError):  # or DeadlineExceeded: the worker noticed the deadline itself
+            return self._late(handle, waiting.popleft(), str(error))
+        if not isinstance(error, MillraceError) or not is_workers(error):
+            return error
+        if self._requests.died(handle.name, waiting[0].trajectory_id):
+            failed = Failed(f"scoring killed its worker {DEATHS_MAX} times: {error}")
+            self._finish(handle.name, waiting.popleft().trajectory_id, failed)
+        if not isinstance(error, WorkerDied | OutOfMemory):
+            return error
+        return PlannedRestart(f"{handle.name}: lost while scoring: {error}")
+
+    def _late(self, handle: Handle, request: ScoreRequest, why: str = "") -> PlannedRestart:
+        """A reward has its deadline behind it: it has failed, and its worker is lost."""
+        failed = Failed(f"the reward did not answer within {self._timeout_s:g} s")
+        self._finish(handle.name, request.trajectory_id, failed)
+        handle.kill()
+        reason = f"{handle.name}: a reward took longer than {self._timeout_s:g} s"
+        return PlannedRestart(": ".join(filter(None, (reason, why))))
 
     def _average(self, score_s: float) -> None:
         self.score_s = self.score_s + NEWEST * (score_s - self.score_s) if self.score_s else score_s
 
-    def _finish(self, worker: str, trajectory_id: int, score: Score | Observed) -> None:
+    def _finish(self, worker: str, trajectory_id: int, score: Score | Observed, took_s: float = 0.0) -> None:
+        self._waits.progress(worker)
         self._requests.answered(worker, trajectory_id, score)
-        self._on_score(trajectory_id, score)
+        self.took_s = took_s
+        if not self._ahead.came(trajectory_id, Begun(score, worker, took_s)):
+            self._on_score(trajectory_id, score)

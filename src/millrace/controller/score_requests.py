@@ -64,6 +64,10 @@ class ScoreRequests:
     def __bool__(self) -> bool:
         return any(self._waiting.values())
 
+    def waits_for(self, worker: str) -> bool:
+        """Whether a request waits that this worker may serve, when it has a lane."""
+        return bool(self._waiting[worker] or self._waiting[ANY] or self._waiting[SUSPECTS])
+
     @property
     def num_busy(self) -> int:
         """Workers that score."""
@@ -138,9 +142,11 @@ class ScoreRequests:
     def take(self, handle: Handle) -> list[ScoreRequest]:
         """What this worker is to serve in one call, the oldest first; empty: nothing now. `give_back` ends
         the call."""
-        taken = self._for(handle)
-        self._calls[handle.name] += bool(taken)
-        self._taken.setdefault(handle.name, {}).update({one.trajectory_id: one for one in taken})
+        if taken := self._for(handle):
+            self._calls[handle.name] += 1
+            mine = self._taken.setdefault(handle.name, {})
+            for one in taken:
+                mine[one.trajectory_id] = one
         return taken
 
     def _for(self, handle: Handle) -> list[ScoreRequest]:

@@ -1,11 +1,15 @@
-"""Who waits for what: the record that tells a stalled run from a busy one."""
+"""Who waits for what: the record that tells a stalled run from a busy one, and answers that a worker owes."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import count
 
 from millrace.core import clock
+from millrace.core.pulse import Pulse
+from millrace.core.types import ScoreRequest
 
 
 class Waits:
@@ -23,12 +27,16 @@ class Waits:
     def waiting(self, who: str, what: str, *, bounded: bool = False) -> AbstractContextManager[None]:
         """`bounded`: this wait has its own deadline. While it is open the run is not stalled, unless the same
         wait was bounded before and no progress was made since."""
+        return _Wait(self, self.open(who, what, bounded=bounded))
+
+    def open(self, who: str, what: str, *, bounded: bool = False) -> int:
+        """As `waiting`. `end` gets the number."""
         number = next(self._numbers)  # one worker may wait for several things
         self._open[number] = who, what, clock.now()
         if bounded and (who, what) not in self._tried:
             self._tried.add((who, what))
             self._bounded.add(number)
-        return _Wait(self, number)
+        return number
 
     def end(self, number: int) -> None:
         del self._open[number]
@@ -69,7 +77,7 @@ class Waits:
 
 
 class _Wait(AbstractContextManager[None]):
-    """An open wait. Every turn has one, and a generator with `contextmanager` takes three times as long."""
+    """An open wait. A generator with `contextmanager` takes three times as long."""
 
     __slots__ = ("_number", "_waits")
 
@@ -81,3 +89,69 @@ class _Wait(AbstractContextManager[None]):
 
     def __exit__(self, *_: object) -> None:
         self._waits.end(self._number)
+
+
+class OpenCalls:
+    """The answers that a worker with several lanes owes, the oldest call first. All have the same time, so
+    the oldest is the next that is late. A call is no task: its answer comes to a function.
+    `hold` takes tasks, which have deadlines of their own."""
+
+    def __init__(self, worker: str, waits: Waits, most_s: float) -> None:
+        self._worker, self._waits, self._most_s = worker, waits, most_s
+        self._open: dict[int, tuple[ScoreRequest, float]] = {}  # by number: when it began
+        self._tasks = set[asyncio.Task[None]]()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = False  # later answers count no more
+        self.ended = Pulse()
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._tasks)
+
+    @property
+    def over(self) -> bool:
+        """A call has failed, or the session is over: no other call begins."""
+        return self._failed.done()
+
+    def open(self, request: ScoreRequest) -> int:
+        """The number of the call."""
+        what = f"the answer to trajectory {request.trajectory_id}"
+        number = self._waits.open(self._worker, what, bounded=True)
+        self._open[number] = request, clock.now()
+        return number
+
+    def end(self, number: int) -> float:
+        """When the call began."""
+        self._waits.end(number)
+        _, began_s = self._open.pop(number)
+        return began_s
+
+    def hold(self, task: asyncio.Task[None]) -> None:
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled() or task.exception():  # its group ends
+                self.close()
+            self.ended.fire()
+
+        self._tasks.add(task)
+        task.add_done_callback(end)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def close(self) -> None:
+        self.closed = True
+        self._failed.cancel()
+        for number in [*self._open]:
+            self.end(number)
+
+    async def watch(self, late: Callable[[ScoreRequest], BaseException]) -> None:
+        """Raises: the error of a call that has failed, or what `late` makes of one that takes too long."""
+        while not self.over:
+            oldest = next(iter(self._open.values()), None)
+            left_s = self._most_s if oldest is None else oldest[1] + self._most_s - clock.now()
+            if oldest is not None and left_s <= 0:
+                self.close()
+                raise late(oldest[0])
+            await asyncio.wait([self._failed], timeout=left_s)
+        self._failed.result()

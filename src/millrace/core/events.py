@@ -1,7 +1,8 @@
 """Events: what happened, sent once to any number of sinks.
 
 An event is a kind and plain fields. Sinks (a JSONL file, the live view, a trace digest) subscribe
-and are called in the order of subscription; they return quickly and never raise for bad fields.
+and are called in the order of subscription; they return quickly and never raise for bad fields. A sink with
+an attribute `kinds` gets events of these kinds only.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ class Events:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock, self._wall = clock, wall
         self._sinks: list[Sink] = []
+        self._by_kind: dict[str, list[Sink]] = {}
 
     def subscribe(self, sink: Sink) -> None:
         self._sinks.append(sink)
+        self._by_kind.clear()
 
     def emit(self, kind: str, **fields: Any) -> None:
         assert HEADER.isdisjoint(fields), f"{kind}: a field is named as one of {sorted(HEADER)}"
         event = Event(kind, self._clock(), self._wall(), fields)
-        for sink in self._sinks:
+        if (sinks := self._by_kind.get(kind)) is None:
+            sinks = self._by_kind[kind] = [s for s in self._sinks if kind in getattr(s, "kinds", (kind,))]
+        for sink in sinks:
             sink(event)

@@ -5,6 +5,7 @@ bytes received, tensors loaded, rows trained. Heartbeats carry the counts to the
 the controller runs while a count grows.
 
     progress.count(len(data))                 what runs in a call, or in a thread with the call's context
+    progress.current().activity = "..."       what takes long without a count, in words; "" at its end
     with progress.waiting_for(other): ...     this call waits for other work, and is as far as that work
 
 The context of a call reaches its tasks and `asyncio.to_thread`. Other threads enter it with `progress.of`.
@@ -21,11 +22,13 @@ import msgspec
 
 class CallVitals(msgspec.Struct, frozen=True):
     """How far a call is that a worker executes. `done`: a count of what was done for it, in any unit.
-    `waits_for`: the method of another call of this worker that it waits for; empty: it waits for none."""
+    `waits_for`: the method of another call of this worker that it waits for; empty: it waits for none.
+    `activity`: what it does now and cannot count, for people."""
 
     method: str
     done: int = 0
     waits_for: str = ""
+    activity: str = ""
 
 
 class Vitals(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ class CallProgress:
     """Of one call, named after its method; or of work without a name that calls wait for."""
 
     def __init__(self, name: str = "") -> None:
-        self.name, self._done = name, 0
+        self.name, self.activity, self._done = name, "", 0
         self._awaited: CallProgress | None = None
 
     def count(self, amount: int = 1) -> None:
@@ -55,8 +58,9 @@ class CallProgress:
         waits for is the call that has to answer for it."""
         awaited = None if self._awaited is None else self._awaited.vitals()
         if awaited is None:
-            return CallVitals(self.name, self._done)
-        return CallVitals(self.name, self._done + awaited.done, awaited.waits_for or awaited.method)
+            return CallVitals(self.name, self._done, activity=self.activity)
+        waits_for = awaited.waits_for or awaited.method
+        return CallVitals(self.name, self._done + awaited.done, waits_for, self.activity or awaited.activity)
 
     @contextmanager
     def waiting_for(self, other: CallProgress) -> Iterator[None]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from millrace.core.digest import Filling, NamedBlock, NamedBuffer, TensorSpec
 from millrace.core.placement import HERE, Place
+from millrace.core.turns.packed import PackedRequest
 from millrace.core.types import (
     Accounting,
     BadPrompt,
@@ -46,6 +47,10 @@ from millrace.core.types import (
 # ---------------------------------------------------------------- runtime
 
 
+Done = Callable[[Any, Exception | None], None]
+"""Gets the answer of a call, or its error."""
+
+
 @runtime_checkable
 class Handle(Protocol):
     """One incarnation of one worker.
@@ -65,6 +70,13 @@ class Handle(Protocol):
         Raises: the worker's own MillraceError; RemoteError for any other exception in the worker; WorkerDied;
         DeadlineExceeded after `timeout_s`, which may be infinite (the call may still take effect in the
         worker).
+        """
+
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
+        """Call `worker.method(*args)`, then `done` with its answer, or with the error that `call` would
+        raise. There is no deadline, and no task of this process waits.
+
+        Raises: WorkerDied: the worker is gone already; DataError: the arguments cannot be sent.
         """
 
     def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
@@ -216,9 +228,9 @@ class RewardWorker(Protocol):
         """These trajectories need no score or answer any more, and the ledger says so. Returns how many
         episodes are `open`, and how many were closed, by cause."""
 
-    async def answer(self, request: ScoreRequest) -> Score | Observed | None:
-        """An environment's answer to the last turn, or its begin. None: the worker has not what the request
-        leaves out (`ScoreRequest.known`), and wants all."""
+    async def answer(self, packed: PackedRequest) -> Any:
+        """An environment's answer to the last turn, or its begin, as `pack_answer` makes it. None: the worker
+        has not what the request leaves out (`ScoreRequest.known`), and wants all."""
 
     def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         """Scores in the order of the requests, each yielded as soon as it is known.

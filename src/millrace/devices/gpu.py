@@ -41,6 +41,12 @@ def mark(device: torch.device) -> Any:
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
+def wait_mark(device: torch.device, after: Any) -> None:
+    """Later work of this thread on `device` begins `after` a mark. The host does not wait."""
+    if after is not None:
+        torch.cuda.current_stream(device).wait_event(after)
+
+
 @contextmanager
 def side_stream(device: torch.device, after: Any = None) -> Iterator[None]:
     """Copies inside the block run beside computation outside it, on a stream of their own, `after` a mark.

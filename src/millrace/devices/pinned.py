@@ -10,15 +10,16 @@ import ctypes
 import mmap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import Any
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from millrace.core.digest import NamedBuffer
-from millrace.devices.gpu import side_stream
+from millrace.devices.gpu import mark, side_stream, wait_mark
 
 Bytes = NDArray[np.uint8]
 
@@ -47,9 +48,8 @@ def pinned(memory: Bytes) -> Callable[[], None]:
 def page_areas(places: Iterable[Bytes]) -> list[Bytes]:
     """The pages of all contiguous `places`, in as few areas as possible: no page is in two areas. The host
     fills other places."""
-    spans = sorted(
-        (_page(place, 0), _page(place, place.nbytes - 1) + 1) for place in places if _joined(place)
-    )
+    ends = [(_address(place), place.nbytes) for place in places if _joined(place)]
+    spans = sorted((begin // PAGE, (begin + num_bytes - 1) // PAGE + 1) for begin, num_bytes in ends)
     merged = list[tuple[int, int]]()
     for begin, end in spans:
         if merged and begin <= merged[-1][1]:
@@ -67,8 +67,10 @@ def _joined(place: Bytes) -> bool:
     return bool(place.nbytes) and place.flags.c_contiguous
 
 
-def _page(place: Bytes, offset: int) -> int:
-    return (place.ctypes.data + offset) // PAGE
+def _address(place: Bytes) -> int:
+    """Faster than `ctypes.data`, and the trainer waits for it."""
+    address: int = place.__array_interface__["data"][0]
+    return address
 
 
 def copy_to_device(
@@ -81,19 +83,73 @@ def copy_to_device(
             target.data.copy_(as_tensor(source.data), non_blocking=True)
 
 
-def copy_from_device(device: torch.device, tensors: Iterable[torch.Tensor], places: Sequence[Bytes]) -> None:
-    """Copy the bytes of tensors of `device` to places in host memory. Every copy is done at the end.
+STAGED_BYTES = 1 << 26
+"""Of one of two buffers on the device. A copy of so many bytes takes a millisecond, a rounding a tenth."""
 
-    The host fills a place that is not contiguous (columns), from a copy of the tensor.
+
+def copy_from_device(
+    device: torch.device, tensors: Sequence[torch.Tensor], places: Sequence[Bytes], dtype: torch.dtype
+) -> None:
+    """Copy tensors of `device`, rounded to `dtype`, to places in host memory. Every copy is done at the end.
+
+    A stream fills one of two buffers while another stream copies the other buffer. So the bus waits neither
+    for a rounding nor for small tensors. The host fills a place that is not contiguous (columns), from a copy
+    of the tensor.
     """
+    beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+    copying = nullcontext if beside is None else partial(torch.cuda.stream, beside)
+    runs, copied = joined_runs(places, dtype.itemsize), [None, None]
+    room = max((run.num_values for run in runs), default=0)
+    buffers = [torch.empty(room, dtype=dtype, device=device) for _ in runs[:2]]
+    for number, run in enumerate(runs):
+        lane, end = number % 2, 0
+        wait_mark(device, copied[lane])
+        for index, begin, stop in run.parts:
+            begin_here, end = end, end + stop - begin
+            buffers[lane][begin_here:end].copy_(tensors[index].detach().reshape(-1)[begin:stop])
+        filled = mark(device)
+        with copying():
+            wait_mark(device, filled)
+            source = buffers[lane][:end].view(torch.uint8)
+            _at(run.address, len(source)).copy_(source, non_blocking=True)
+            copied[lane] = mark(device)
     for tensor, place in zip(tensors, places, strict=True):
-        source = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        if place.flags.c_contiguous:
-            as_tensor(place).view(-1).copy_(source, non_blocking=True)
-        else:
+        if place.nbytes and not place.flags.c_contiguous:
+            source = tensor.detach().to(dtype).contiguous().view(-1).view(torch.uint8)
             torch.from_numpy(place).copy_(source.view(place.shape))
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+    if beside is not None:
+        beside.synchronize()
+
+
+class JoinedPlaces(NamedTuple):
+    """Host memory that one copy fills, and what goes there: (index of a tensor, its values from, to)."""
+
+    address: int
+    parts: list[tuple[int, int, int]]
+
+    @property
+    def num_values(self) -> int:
+        return sum(stop - begin for _, begin, stop in self.parts)
+
+
+def joined_runs(
+    places: Sequence[Bytes], itemsize: int, staged_bytes: int | None = None
+) -> list[JoinedPlaces]:
+    """The contiguous places, in as few runs of at most `staged_bytes` as possible, in their order."""
+    room, runs, end, left = (staged_bytes or STAGED_BYTES) // itemsize, list[JoinedPlaces](), 0, 0
+    for index, place in enumerate(places):
+        if not _joined(place):
+            continue
+        address, begin, count = _address(place), 0, place.nbytes // itemsize
+        while begin < count:
+            if address != end or not left:
+                runs.append(JoinedPlaces(address, []))
+                left = room
+            size = min(count - begin, left)
+            runs[-1].parts.append((index, begin, begin + size))
+            begin, left, address = begin + size, left - size, address + size * itemsize
+            end = address
+    return runs
 
 
 def as_tensor(memory: Bytes) -> torch.Tensor:
@@ -102,8 +158,11 @@ def as_tensor(memory: Bytes) -> torch.Tensor:
     if not memory.size:
         return torch.empty(memory.shape, dtype=torch.uint8)
     assert memory.flags.c_contiguous, memory.strides
-    view = (ctypes.c_uint8 * memory.nbytes).from_address(memory.ctypes.data)
-    return torch.frombuffer(view, dtype=torch.uint8)
+    return _at(_address(memory), memory.nbytes)
+
+
+def _at(address: int, num_bytes: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
 
 
 def _unpinned(address: int) -> None:

@@ -24,6 +24,7 @@ from millrace.conversations.tokenizer import (
 )
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needing_memory
+from millrace.core.turns.packed import PackedRequest, pack_answer, unpack_request
 from millrace.core.types import BadPrompt, Failed, Finish, Observed, Prompt, Score, Scored, ScoreRequest
 from millrace.episodes.environment import Ids
 from millrace.episodes.episodes import Episodes, make_episodes
@@ -175,14 +176,15 @@ class TaskRewardWorker:
         if exhausted is not None:
             raise exhausted
 
-    async def answer(self, request: ScoreRequest) -> Score | Observed | None:
-        """What an environment answers. None: the request leaves out what this worker has not.
+    async def answer(self, packed: PackedRequest) -> Any:
+        """What an environment answers, packed. None: the request leaves out what this worker has not.
 
         Raises: DeadlineExceeded: too many environments are over their deadline."""
         assert self._episodes is not None
+        request = unpack_request(packed)
         if request.known is not None:
-            return await self._episodes.answered_short(request)
-        return await self._answered(self._episodes, request)
+            return pack_answer(await self._episodes.answered_short(request))
+        return pack_answer(await self._answered(self._episodes, request))
 
     async def _answered(self, episodes: Episodes, request: ScoreRequest) -> Score | Observed:
         columns = await self._in_rows(partial(self._columns, request))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from millrace.core.events import Event
 from millrace.core.types import Finish
@@ -28,7 +28,7 @@ class EpisodeWaits:
 
     plays: bool = False
     wall_s: float = 0.0  # of the newest event
-    _waits: dict[int, EpisodeWait] = field(default_factory=dict)
+    _waits: dict[int, tuple[float, int, str]] = field(default_factory=dict)  # fields of `EpisodeWait`
 
     def __call__(self, event: Event) -> None:
         self.wall_s = event.wall_s
@@ -52,27 +52,32 @@ class EpisodeWaits:
                 self._waits.pop(event.fields["trajectory_id"], None)
 
     def _begin(self, trajectory_id: int, role: str) -> None:
-        self._waits[trajectory_id] = EpisodeWait(self.wall_s, trajectory_id, role)
+        self._waits[trajectory_id] = self.wall_s, trajectory_id, role
 
     def count(self, role: str) -> int:
-        return sum(wait.role == role for wait in self._waits.values())
+        return sum(mine == role for _, _, mine in self._waits.values())
 
     def longest_s(self, role: str, wall_s: float | None = None) -> float:
         """Of the longest wait until `wall_s`, by default until the newest event. 0: none waits."""
         until_s = self.wall_s if wall_s is None else wall_s
-        begins = (wait.since_wall_s for wait in self._waits.values() if wait.role == role)
+        begins = (since_s for since_s, _, mine in self._waits.values() if mine == role)
         return max(0.0, until_s - min(begins, default=until_s))
 
     def oldest(self, num: int) -> list[EpisodeWait]:
         """The `num` longest waits, the longest first."""
-        return nsmallest(num, self._waits.values())
+        return [EpisodeWait(*wait) for wait in nsmallest(num, self._waits.values())]
 
 
-@dataclass(slots=True)
+_OF_RUNS, _OF_TURNS = {"run_started", "run_ended", "report"}, {"leased", "finished", "observed", "scored"}
+
+
+@dataclass
 class EnvironmentUse:
     """A sink. An answer takes from the end of a turn until its observation is recorded: with the wait for a
-    worker. The last answer of an episode is its score, and does not count here. A start takes from the
-    request of an episode until its prompt is recorded; that of the first of a group is not seen."""
+    worker. The last answer of an episode is its score, and does not count here. A start takes until the first
+    request of an agent, also if nobody waits for it yet; that of the first of a group is not seen."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset(_OF_RUNS | _OF_TURNS | {"beginning", "ended", "restarted"})
 
     num_answers: int = 0
     answer_s: float = 0.0  # of all answers
@@ -89,6 +94,7 @@ class EnvironmentUse:
     _begun: dict[int, int] = field(default_factory=dict)  # turns: tokens before them
     _beginning: dict[int, float] = field(default_factory=dict)  # starts: since when
     _loads: dict[str, tuple[int, int]] = field(default_factory=dict)  # of replicas: reused, evicted
+    _step: tuple[Event, dict[str, float]] | None = None  # the newest, and its scalars
 
     def __call__(self, event: Event) -> None:
         self.waits(event)
@@ -109,7 +115,7 @@ class EnvironmentUse:
             case "report":
                 self._reported(event.fields)
             case "observed":
-                self._answered(event.fields["trajectory_id"], event.fields["tokens"], event.time_s)
+                self._answered(event.fields, event.time_s)
             case "scored" | "ended" | "restarted":
                 tid = event.fields["trajectory_id"]
                 for turns in self._leased, self._ended, self._begun, self._beginning:
@@ -124,9 +130,11 @@ class EnvironmentUse:
         self.reused_tokens += now[0] - began[0]
         self.evicted_tokens += now[1] - began[1]
 
-    def _answered(self, trajectory_id: int, tokens: int, time_s: float) -> None:
+    def _answered(self, fields: Mapping[str, Any], time_s: float) -> None:
+        trajectory_id, tokens = fields["trajectory_id"], fields["tokens"]
         if (since_s := self._beginning.pop(trajectory_id, None)) is not None:
-            self.num_starts, self.start_s = self.num_starts + 1, self.start_s + time_s - since_s
+            self.num_starts += 1
+            self.start_s += fields.get("start_s", time_s - since_s)
             self._begun[trajectory_id] = tokens
             return
         ended_s, before = self._ended.pop(trajectory_id, (time_s, 0))
@@ -155,8 +163,15 @@ class EnvironmentUse:
         total_s = self.answer_s + self.turn_s
         return self.answer_s / total_s if self.num_answers and total_s else None
 
+    def scalars(self, step: Event) -> dict[str, float]:
+        """Scalars of the time between this step and the one before it, for any number of sinks. Empty: no
+        environment answered."""
+        if self._step is None or self._step[0] is not step:
+            self.waits.wall_s = step.wall_s
+            self._step = step, self.take_scalars()
+        return self._step[1]
+
     def take_scalars(self) -> dict[str, float]:
-        """Scalars of the time since the last call. Empty: no environment answered."""
         if not self.num_answers:
             return {}
         scalars = {

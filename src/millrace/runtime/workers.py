@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from millrace.core.errors import DeadlineExceeded, WorkerDied, WorkerError
 from millrace.core.placement import Place
 from millrace.core.progress import Vitals
-from millrace.core.protocols import Handle
+from millrace.core.protocols import Done, Handle
 from millrace.runtime.local.handle import END_TIMEOUT_S
 from millrace.runtime.seam import PING, died, late, where
 
@@ -131,6 +131,10 @@ class GangHandle(Generic[M]):
         if self._cause:  # the cause explains the errors of the other ranks
             return died(self.name, self.epoch, method, self._cause)
         return errors[0] if errors else None
+
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
+        """Raises: WorkerError. All ranks would have to agree on an answer that nobody waits for."""
+        raise WorkerError(f"{where(self.name, self.epoch, method)}: several ranks take no call_then")
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         """Raises: WorkerError. No rule says which rank's items would count."""

@@ -3,7 +3,7 @@
     programs/
       {key}/                 of what else decides whether a program may run here: see `_key`
         {name}-cache         what JAX writes
-        {name}-cache.digest  its XXH3-128, written after the step that compiled it
+        {name}-cache.digest  its XXH3-128, written when it was compiled
 
 JAX writes an entry in place and has no digest of it. What is read is run as code. So an entry without its
 digest is removed before JAX looks there: it was cut off, or has changed.
@@ -15,6 +15,7 @@ import platform
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -24,6 +25,8 @@ from millrace.placement.number_format import cpu_flags, cpu_model
 from millrace.trainer.files.checkpoint_manifest import describe
 
 SUFFIX = "-cache"  # of what JAX writes
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""The event of JAX at the end of a program that was compiled, and written, or read."""
 
 
 class Programs:
@@ -47,6 +50,16 @@ class Programs:
                     _place(entry).unlink(missing_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(self._directory))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+    def seal_each(self) -> None:
+        """Seal each program as soon as it is compiled: who dies in a first step of minutes keeps the programs
+        that it has. For the process that writes entries, once."""
+
+        def heard(event: str, *_: Any, **__: Any) -> None:
+            if event == COMPILED:
+                self.seal()
+
+        jax.monitoring.register_event_duration_secs_listener(heard)
 
     def seal(self) -> None:
         """Write the digests of new entries. A process that dies before loses them."""

@@ -67,7 +67,8 @@ class ObservedTurns:
             if event.kind == "beginning":
                 beginning_s |= dict.fromkeys(event.fields["trajectory_ids"], event.time_s)
             elif event.kind == "observed" and tid in beginning_s:
-                turns.starts_s.append(event.time_s - beginning_s.pop(tid))
+                waited_s = event.time_s - beginning_s.pop(tid)
+                turns.starts_s.append(event.fields.get("start_s", waited_s))
                 turns.own_prompts.append(event.fields["tokens"])
                 known[tid] = event.fields["tokens"]
             elif event.kind == "finished":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import OutOfMemory
+from millrace.core.turns.packed import PackedRequest, pack_answer, unpack_request
 from millrace.core.types import (
     Abstain,
     BadPrompt,
@@ -58,15 +60,16 @@ class SimRewardWorker:
     async def forget(self, trajectory_ids: list[int]) -> dict[str, int]:
         return {}
 
-    async def answer(self, request: ScoreRequest) -> Score | Observed | None:
+    async def answer(self, packed: PackedRequest) -> Any:
         """It keeps no episode, so it wants all of every request."""
+        request = unpack_request(packed)
         if request.known is not None:
             return None
         if request.begins:
             await asyncio.sleep(self._start_s(request.trajectory_id) * pace.get()())
-            return self._begun(request)
+            return pack_answer(self._begun(request))
         [(_, answer)] = [one async for one in self.score([request])]
-        return answer
+        return pack_answer(answer)
 
     async def score(self, requests: list[ScoreRequest]) -> AsyncIterator[tuple[int, Score | Observed]]:
         spent_s = 0.0

@@ -17,10 +17,12 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from millrace.core.errors import WorkerDied, WorkerError
 from millrace.core.placement import HERE, Place
+from millrace.core.protocols import Done
 from millrace.runtime.seam import CREDIT_STEP, died, late
 from millrace_sim.virtual.faults import Fate, Faults, Latency
 from millrace_sim.virtual.links import END, Channel, Conditions, fail
@@ -64,6 +66,19 @@ class SimHandle:
             worker.inbox.send(*begin)
         if fate is Fate.DOUBLED:
             worker.inbox.send(worker.begin_again, method, self._copied(args), reply)
+
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
+        self._refuse_if_dead(method)
+        reply: asyncio.Future[Any] = self._loop.create_future()
+        self._replies[reply] = method
+        reply.add_done_callback(partial(self._deliver, done))
+        self._request(method, args, reply)
+
+    def _deliver(self, done: Done, reply: asyncio.Future[Any]) -> None:
+        del self._replies[reply]
+        error = reply.exception()
+        assert error is None or isinstance(error, Exception)
+        done(None, error) if error is not None else done(reply.result(), None)
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         self._refuse_if_dead(method)

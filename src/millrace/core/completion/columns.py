@@ -153,12 +153,18 @@ class TokenColumns:
     @property
     def version_first(self) -> int | None:
         """The version of the first sampled token; None: there is none."""
-        return next((version for version, _ in self.runs if version != OBSERVED), None)
+        for version, _ in self.runs:
+            if version != OBSERVED:
+                return version
+        return None
 
     @property
     def version_last(self) -> int | None:
         """The version of the last sampled token; None: there is none."""
-        return next((version for version, _ in reversed(self.runs) if version != OBSERVED), None)
+        for version, _ in reversed(self.runs):
+            if version != OBSERVED:
+                return version
+        return None
 
     @property
     def version_open(self) -> int | None:
@@ -202,10 +208,13 @@ class TokenColumns:
 
     def turns(self) -> list[tuple[int, int, bool]]:
         """(start, stop, sampled) of the stretches of sampled and of observed tokens, in order."""
-        found, stop = list[tuple[int, int, bool]](), 0
+        found, begin, stop, before = list[tuple[int, int, bool]](), 0, 0, None
         for version, count in self.runs:
             sampled = version != OBSERVED
-            begin = found.pop()[0] if found and found[-1][2] is sampled else stop
+            if sampled is before:
+                found.pop()
+            else:
+                begin, before = stop, sampled
             stop += count
             found.append((begin, stop, sampled))
         return found
@@ -251,12 +260,14 @@ class TokenColumns:
         if self.token_masks is not None or other.token_masks is not None:
             self.token_masks = self.token_masks or AllowedTokens.unlimited(len(self))
             self.token_masks.extend(other.token_masks or AllowedTokens.unlimited(len(other)))
-        self._extend_routing(other.routing, len(other))
+        if self.routing is not None or other.routing is not None:
+            self._extend_routing(other.routing, len(other))
         self.tokens += other.tokens
         self.logprobs += other.logprobs
         for version, count in other.runs:
             self._extend_runs(version, count)
-        self.forks += other.forks
+        if other.forks:
+            self.forks += other.forks
 
     def fork(self, after: int, kept: int) -> None:
         """Begin another sequence (`Fork`) with the observation that follows."""
@@ -265,9 +276,13 @@ class TokenColumns:
     def observe(self, tokens: Sequence[int]) -> None:
         """Append observed tokens."""
         assert self.runs or self.forks, "an observation before the first turn"
-        observed = TokenColumns.of(tokens, array("f", (nan,)) * len(tokens), OBSERVED)
+        if not tokens:
+            return
+        observed, num = TokenColumns(), len(tokens)
+        observed.tokens, observed.logprobs = array("i", tokens), array("f", (nan,)) * num
+        observed.runs = [(OBSERVED, num)]
         if (mine := self.top_logprobs) is not None:
-            observed.top_logprobs = TopLogprobs.none(mine.num, len(tokens))
+            observed.top_logprobs = TopLogprobs.none(mine.num, num)
         self.extend(observed)
 
     def _extend_top_logprobs(self, other: TokenColumns) -> None:
@@ -357,12 +372,15 @@ def unpack(packed: Packed) -> list[TokenColumns]:
 
 
 def _cut(runs: Sequence[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """The runs of positions [start, stop)."""
-    cut, first = list[tuple[int, int]](), 0
-    for version, count in runs:
-        last = first + count
+    """The runs of positions [start, stop). Seen from the end: most parts are the newest tokens."""
+    cut, last = list[tuple[int, int]](), sum([count for _, count in runs])
+    for version, count in reversed(runs):
+        if last <= start:
+            break
+        first = last - count
         overlap = (last if last < stop else stop) - (first if first > start else start)
         if overlap > 0:
             cut.append((version, overlap))
-        first = last
+        last = first
+    cut.reverse()
     return cut

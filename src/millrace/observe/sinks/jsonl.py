@@ -100,14 +100,16 @@ class EventLog:
 
 
 class MetricsLog:
-    """Appends one line per batch that was applied: `version`, `wall_s`, `replayed` and every scalar of it."""
+    """Appends one line per batch that was applied: `version`, `wall_s`, `replayed` and every scalar of it.
+    `environment`: a sink of the same events."""
 
-    def __init__(self, path: Path) -> None:
+    kinds = ("step",)
+
+    def __init__(self, path: Path, environment: EnvironmentUse | None = None) -> None:
         self._file = _append(path)
-        self._environment = EnvironmentUse()
+        self._environment = environment or EnvironmentUse()
 
     def __call__(self, event: Event) -> None:
-        self._environment(event)
         if event.kind != "step":
             return
         fields = event.fields
@@ -116,7 +118,7 @@ class MetricsLog:
             "wall_s": event.wall_s,
             "replayed": fields.get("replayed", False),
         }
-        _write_line(self._file, head | step_scalars(fields) | self._environment.take_scalars())
+        _write_line(self._file, head | step_scalars(fields) | self._environment.scalars(event))
 
     def close(self) -> None:
         self._file.close()

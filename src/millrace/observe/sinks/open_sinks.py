@@ -12,6 +12,7 @@ from millrace.config.freeze import NOT_KEPT
 from millrace.config.tables.operation import Observe
 from millrace.core.events import Event, Events
 from millrace.core.extras import is_installed
+from millrace.observe.environment_use import EnvironmentUse
 from millrace.observe.sinks import prometheus
 from millrace.observe.sinks.jsonl import EventLog, MetricsLog
 from millrace.observe.sinks.notify import Notifier, deliverer
@@ -80,10 +81,12 @@ async def open_sinks(
 def _sinks(
     events: Events, observe: Observe, directory: Path, openers: Mapping[str, Callable[[], Tracker]]
 ) -> Iterator[ClosableSink]:
+    environment = EnvironmentUse()
+    events.subscribe(environment)
     yield EventLog(directory / "events.jsonl")
-    yield MetricsLog(directory / "metrics.jsonl")
+    yield MetricsLog(directory / "metrics.jsonl", environment)
     for name, open_tracker in openers.items():
-        yield Tracked(events, name, open_tracker)
+        yield Tracked(events, name, open_tracker, environment)
     if observe.prometheus is not None:
         yield prometheus.PrometheusSink(observe.prometheus)
     if observe.notify is not None and not observe.notify.endswith(NOT_KEPT):

@@ -40,11 +40,20 @@ class Tracker(Protocol):
 
 class Tracked:
     """A sink. Its thread opens the tracker and waits for it, so a tracker that fails or hangs never delays or
-    ends the run. The first failure is one `warned` event. Replays are left out: their curves are there."""
+    ends the run. The first failure is one `warned` event. Replays are left out: their curves are there.
+    `environment`: a sink of the same events."""
 
-    def __init__(self, events: Events, name: str, open_tracker: Callable[[], Tracker]) -> None:
+    kinds = ("step", "sample", "evaluated", "report", "run_ended")  # with each it looks for a failure
+
+    def __init__(
+        self,
+        events: Events,
+        name: str,
+        open_tracker: Callable[[], Tracker],
+        environment: EnvironmentUse | None = None,
+    ) -> None:
         self._events, self._name = events, name
-        self._environment = EnvironmentUse()
+        self._environment = environment or EnvironmentUse()
         self._queue: queue.Queue[tuple[Event, Mapping[str, float]] | None] = queue.Queue()
         self._failure = ""
         self._has_warned = self._has_ended = False
@@ -53,13 +62,12 @@ class Tracked:
         thread.start()
 
     def __call__(self, event: Event) -> None:
-        self._environment(event)
         if event.kind == "run_ended":
             self.end()
         elif event.kind == "sample":
             self._put((event, {}))
         elif scalars := scalars_of(event.kind, event.fields):
-            of_step = self._environment.take_scalars() if event.kind == "step" else {}
+            of_step = self._environment.scalars(event) if event.kind == "step" else {}
             self._put((event, scalars | of_step))
         self._warn()
 

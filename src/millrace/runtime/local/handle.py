@@ -15,6 +15,7 @@ from typing import Any
 
 from millrace.core.errors import DataError, RemoteError
 from millrace.core.placement import Place
+from millrace.core.protocols import Done
 from millrace.runtime import process
 from millrace.runtime.local.framing import Framing, Kind, Payload
 from millrace.runtime.local.launcher import Child, Launcher
@@ -60,6 +61,16 @@ class LocalHandle:
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         return await self._answer(Kind.CALL, method, (method, args), timeout_s)
+
+    def call_then(self, method: str, *args: Any, done: Done) -> None:
+        def deliver(kind: Kind, value: Any) -> None:
+            del self._pending[call_id]
+            if kind is Kind.ERROR:
+                done(None, value)
+            else:
+                done(value, None)
+
+        call_id = self._open(Kind.CALL, method, (method, args), deliver)
 
     async def stream(self, method: str, *args: Any) -> AsyncGenerator[Any, None]:
         inbox = _Inbox()
@@ -233,7 +244,7 @@ class LocalHandle:
             return
         self.dead.set_result(self._cause or cause)
         self._framing.close()
-        for method, deliver in self._pending.values():
+        for method, deliver in [*self._pending.values()]:
             deliver(Kind.ERROR, died(self.name, self.epoch, method, self.dead.result()))
 
 

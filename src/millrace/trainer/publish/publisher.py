@@ -191,8 +191,7 @@ def _host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class DeviceBuffers:
     """This rank's blocks of the weights, as bytes in the published dtype, on the device that trains them.
 
-    A block in another dtype is rounded when its turn comes, so a copy needs room for one such block at a
-    time.
+    Blocks are rounded when their turn comes, so a copy needs room for two buffers (`devices.pinned`).
 
     Attributes:
         manifest  the places of the whole weights in a slot
@@ -204,6 +203,8 @@ class DeviceBuffers:
             (name, dtype_name, tuple(weight.shape), weight.numel() * dtype.itemsize)
             for name, weight in weights.items()
         )
+        self._writer: WeightsWriter | None = None  # the last one, and its slots that are pinned
+        self._pinned_slots = set[int]()
         self._owned = owned_blocks(weights)
         self._blocks = [
             NamedBuffer(owned.name, dtype_name, tuple(owned.block.shape), b"", owned.start)
@@ -222,9 +223,12 @@ class DeviceBuffers:
     def copy(self, writer: WeightsWriter, filling: Filling) -> None:
         """Copy the current weights into the slot of `filling`. The copy is done at the end."""
         places = writer.places(filling, self.manifest, self._blocks)
-        writer.pin(pinned, page_areas(places))
-        rounded = (owned.block.to(self._dtype) for owned in self._owned)
-        copy_from_device(self._device, rounded, places)
+        if writer is not self._writer:
+            self._writer, self._pinned_slots = writer, set()
+        if filling.slot not in self._pinned_slots:
+            writer.pin(pinned, page_areas(places))
+            self._pinned_slots.add(filling.slot)
+        copy_from_device(self._device, [owned.block for owned in self._owned], places, self._dtype)
 
     def block_digests(self, after: Any = None) -> list[NamedBlock]:
         """The digests of this rank's blocks, of the weights and not of the copy. The device computes them

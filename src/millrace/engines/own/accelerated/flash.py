@@ -53,6 +53,7 @@ class FlashAttention:
     key_starts  (R + 1,) int32, of slots among all tokens of the cache; the last is not read
     used_R      int32, tokens of the slot that the segment sees, its own included
     rows_M      int64, the places of the rows' tokens among all tokens of the cache
+    counts      of a decode step of the first slots: int32, zeros in which programs of a kernel count
     """
 
     cache: FlashCache
@@ -63,6 +64,7 @@ class FlashAttention:
     rows_M: Tensor
     longest_query: int
     longest_key: int
+    counts: Tensor | None = None
 
     def __call__(
         self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor, sinks_H: Tensor | None
@@ -132,6 +134,9 @@ class RecordedSteps:
         device, self._cache, self._kernel, self._forward = cache.keys.device, cache, kernel, forward
         slots = torch.arange(cache.num_slots + 1, device=device)
         self._starts = slots * cache.num_positions
+        self._counts = torch.zeros(
+            cache.num_slots * architecture.num_kv_heads, dtype=torch.int32, device=device
+        )
         self._slots, self._key_starts = slots.int(), self._starts.int()
         self._tokens, self._positions = (torch.zeros_like(slots[1:]) for _ in range(2))
         self._logits = torch.zeros((cache.num_slots, architecture.vocab), device=device)
@@ -175,6 +180,7 @@ class RecordedSteps:
             rows_M=self._starts[:rows] + positions,
             longest_query=1,
             longest_key=self._cache.num_positions,
+            counts=self._counts,
         )
         hidden = self._forward.hidden(weights, self._tokens[:rows], positions, attention)
         self._logits[:rows] = self._forward.logits(weights, hidden, rows)

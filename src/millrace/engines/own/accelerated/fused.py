@@ -1,15 +1,16 @@
-"""The forward pass on GPUs, with two kernels in place of many operations of a layer.
+"""The forward pass on GPUs, with three kernels in place of many operations of a layer.
 
 `rotated` reads what the qkv matmul gave: it normalises and rotates queries and keys, and writes keys and
-values into the cache. `gated_linear` multiplies few rows with the weights of gate and up, and applies the
-gate. So a layer of a decode step is eight launches: norm, qkv, `rotated`, attention, out with the addition,
-norm, `gated_linear`, down with the addition.
+values into the cache. `attended` is the attention of decode steps: all queries of a kv head read its keys
+together, and few rows split them. `gated_linear` multiplies few rows with the weights of gate and up, and
+applies the gate. So a layer of a decode step is eight launches: norm, qkv, `rotated`, `attended`, out with
+the addition, norm, `gated_linear`, down with the addition.
 
 Each is an operator of torch. On a GPU Triton's kernel computes it (`layer_tiles`), on a CPU the operations of
 `ForwardPass`, which define the numbers. A kernel rounds where they round, but sums in another order.
 
 Shape suffixes: M rows, H query heads, K kv heads, D head_dim, W the rotated part of it, T tokens of the
-cache.
+cache, S slots, P positions.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ class FusedPass(ForwardPass):
         norms, memory = (layer.q_norm, layer.k_norm), attention.memory(index)
         settings = (shape.eps, shape.norm_from_one, shape.neighbours)
         q_MHD = OPERATORS.rotated(qkv, *norms, *rotary, attention.rows_M, *memory, *settings)
+        if attention.counts is not None:
+            cache, kernel = attention.cache, attention.kernel
+            memory = cache.keys[index], cache.values[index]
+            numbers = attention.used_R, attention.counts, kernel.scale, kernel.windows[index]
+            out: Tensor = OPERATORS.attended(q_MHD, *memory, *numbers)
+            return out
         found = attention.attended(index, q_MHD)
         return found if count == len(x) else F.pad(found, (0, 0, 0, 0, 0, len(x) - count))
 
@@ -106,14 +113,21 @@ def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.d
     places = torch.tensor([6, 2, 0, 7, 4], device=device)
     settings = (architecture.eps, architecture.norm_from_one, architecture.neighbours)
     matmul = (random(rows, 72), random(2 * 40, 72), random(2 * 40), architecture.activation)
-    plain: Any = (rotated, gated_linear)
+    used = torch.tensor([300, 1, 64, 65, 200], dtype=torch.int32, device=device)
+    queries, memory = random(rows, architecture.num_heads, dim), random(2, rows, 300, kv_heads, dim)
+    counts = torch.zeros_like(used.repeat(kv_heads))
+    plain: Any = (rotated, attended, gated_linear)
     results = []
-    for rotate, multiply in ((OPERATORS.rotated, OPERATORS.gated_linear), plain):
+    for rotate, attend, multiply in (
+        (OPERATORS.rotated, OPERATORS.attended, OPERATORS.gated_linear),
+        plain,
+    ):
         cache = torch.zeros((2, 8, kv_heads, dim), dtype=dtype, device=device)
         q = rotate(qkv, *norms, *turns, places, *cache, *settings)
-        results.append([q, cache, multiply(*matmul)])
+        outs = [attend(queries, *memory, used, counts, architecture.scale, window) for window in (None, 70)]
+        results.append([q, cache, *outs, multiply(*matmul)])
     pairs = ((a.float(), b.float()) for a, b in zip(*results, strict=True))
-    return max(((a - b).norm() / b.norm()).item() for a, b in pairs)
+    return torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max().item()
 
 
 # ---------------------------------------------------------------- the operators
@@ -144,6 +158,27 @@ def rotated(
     return q.contiguous()
 
 
+def attended(
+    q_MHD: Tensor,
+    keys_SPKD: Tensor,
+    values_SPKD: Tensor,
+    used_M: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """(M, H, D) of a decode step of the first slots: each query sees the last `window` of the `used_M` tokens
+    of its slot. `counts`: (S K,) int32, zeros before and after."""
+    (rows, _, dim), (_, positions, kv_heads, _) = q_MHD.shape, keys_SPKD.shape
+    queries = q_MHD.view(rows, kv_heads, -1, dim).float()
+    behind = used_M[:, None] - 1 - torch.arange(positions, device=used_M.device)
+    seen = (behind >= 0) & (behind < (positions if window is None else window))
+    scores = torch.einsum("mkgd,mpkd->mkgp", queries, keys_SPKD[:rows].float()) * scale
+    weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
+    out = torch.einsum("mkgp,mpkd->mkgd", weights, values_SPKD[:rows].float())
+    return out.reshape(q_MHD.shape).to(q_MHD.dtype)
+
+
 def gated_linear(x_MI: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """(M, O): activation(gate) up. The first half of the outputs of `weight`, (2 O, I), is the gate."""
     return gated(ACTIVATIONS[activation], F.linear(x_MI, weight, bias))
@@ -158,6 +193,10 @@ def _gated_shape(x_MI: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     return x_MI.new_empty((len(x_MI), len(weight) // 2))
 
 
+def _attended_shape(q_MHD: Tensor, *arguments: Any) -> Tensor:
+    return torch.empty_like(q_MHD)
+
+
 KERNELS = "millrace.engines.own.accelerated.layer_tiles"
 define(
     "rotated(Tensor qkv, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor signed_sin, Tensor places,"
@@ -165,6 +204,13 @@ define(
     KERNELS,
     shape=_rotated_shape,
     plain=rotated,
+)
+define(
+    "attended(Tensor q, Tensor keys, Tensor values, Tensor used, Tensor(a!) counts, float scale, int? window)"
+    " -> Tensor",
+    KERNELS,
+    shape=_attended_shape,
+    plain=attended,
 )
 define(
     "gated_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor",

@@ -1,7 +1,7 @@
 """The kernels of `fused` in Triton. Numbers are rounded where the operations of `ForwardPass` round them.
 
 Shape suffixes: M rows, H query heads, K kv heads, D head_dim, W the rotated part of it, T tokens of the
-cache, I inputs, O outputs.
+cache, S slots, P positions, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -101,6 +101,142 @@ def rotated(
         num_warps=1,
     )
     return tensors[3]
+
+
+PROGRAMS, LONG = 264, 8192
+"""So many programs of attention are started at least, two for each processor of an H100: with few rows
+several share the keys of one. With many rows only more than `LONG` keys are shared."""
+
+
+@triton.jit
+def _attended(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    values,
+    used,
+    counts,
+    parts,
+    sums,
+    out,
+    scale,
+    positions,
+    window,
+    share_min,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_G: tl.constexpr,
+    TILE_D: tl.constexpr,
+    TILE_P: tl.constexpr,
+):
+    """The queries of one kv head of one row, over one split of its keys. Of the splits that have keys, the
+    last program to end adds them up."""
+    row = tl.program_id(0).to(tl.int64)
+    head, split = tl.program_id(1), tl.program_id(2)
+    stop = tl.load(used + row)
+    start = tl.maximum(stop - window, 0)
+    share = tl.cdiv(tl.maximum(tl.cdiv(stop - start, SPLITS), share_min), TILE_P) * TILE_P
+    splits = tl.cdiv(stop - start, share)
+    if split < splits:
+        start += split * share
+        stop = tl.minimum(start + share, stop)
+        g, d = tl.arange(0, TILE_G), tl.arange(0, TILE_D)
+        place = row * KV_HEADS + head
+        of_query = (place * GROUP + g[:, None]) * DIM + d[None, :]
+        inside = (g < GROUP)[:, None] & (d < DIM)[None, :]
+        queries = tl.load(q + of_query, mask=inside, other=0.0)
+        memory = (row * positions * KV_HEADS + head) * DIM
+        highest = tl.full((TILE_G,), float("-inf"), tl.float32)
+        total = tl.zeros((TILE_G,), tl.float32)
+        found = tl.zeros((TILE_G, TILE_D), tl.float32)
+        for first in range(start, stop, TILE_P):
+            p = first + tl.arange(0, TILE_P)
+            at = memory + p.to(tl.int64) * (KV_HEADS * DIM)
+            there = (p < stop)[None, :] & (d < DIM)[:, None]
+            k = tl.load(keys + at[None, :] + d[:, None], mask=there, other=0.0)
+            scores = tl.dot(queries, k, input_precision="ieee") * scale
+            scores = tl.where((p < stop)[None, :], scores, float("-inf"))
+            top = tl.maximum(highest, tl.max(scores, axis=1))
+            shrink = tl.exp(highest - top)
+            weights = tl.exp(scores - top[:, None])
+            there = (p < stop)[:, None] & (d < DIM)[None, :]
+            v = tl.load(values + at[:, None] + d[None, :], mask=there, other=0.0)
+            total = total * shrink + tl.sum(weights, axis=1)
+            found = tl.dot(weights.to(v.dtype), v, found * shrink[:, None], input_precision="ieee")
+            highest = top
+        ends = splits == 1
+        if splits > 1:
+            part = place * SPLITS + split
+            of_part = g[:, None] * TILE_D + d[None, :]
+            tl.store(parts + part * (TILE_G * TILE_D) + of_part, found)
+            tl.store(sums + part * (2 * TILE_G) + g, highest)
+            tl.store(sums + part * (2 * TILE_G) + TILE_G + g, total)
+            tl.debug_barrier()  # all threads have stored before one of them counts
+            ends = tl.atomic_add(counts + place, 1, sem="acq_rel") == splits - 1
+            if ends:
+                tl.store(counts + place, 0)
+                found, total = _added_up(parts, sums, place * SPLITS, splits, TILE_G, TILE_D)
+        if ends:
+            tl.store(out + of_query, (found / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _added_up(  # type: ignore[no-untyped-def]
+    parts, sums, first, splits, TILE_G: tl.constexpr, TILE_D: tl.constexpr
+):
+    """What other processors have just stored is not read from this one's cache."""
+    g = tl.arange(0, TILE_G)
+    of_part = g[:, None] * TILE_D + tl.arange(0, TILE_D)[None, :]
+    highest = tl.full((TILE_G,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE_G,), tl.float32)
+    found = tl.zeros((TILE_G, TILE_D), tl.float32)
+    for part in range(first, first + splits):
+        its_highest = tl.load(sums + part * (2 * TILE_G) + g, cache_modifier=".cg")
+        its_total = tl.load(sums + part * (2 * TILE_G) + TILE_G + g, cache_modifier=".cg")
+        its_part = tl.load(parts + part * (TILE_G * TILE_D) + of_part, cache_modifier=".cg")
+        top = tl.maximum(highest, its_highest)
+        shrink = tl.exp(highest - top)
+        its_shrink = tl.exp(its_highest - top)
+        total = total * shrink + its_total * its_shrink
+        found = found * shrink[:, None] + its_part * its_shrink[:, None]
+        highest = top
+    return found, total
+
+
+def attended(
+    q_MHD: Tensor,
+    keys_SPKD: Tensor,
+    values_SPKD: Tensor,
+    used_M: Tensor,
+    counts: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """As `fused.attended`. The queries of a kv head read its keys once, together."""
+    (rows, heads, dim), (_, positions, kv_heads, _) = q_MHD.shape, keys_SPKD.shape
+    tensors = (q_MHD, keys_SPKD, values_SPKD, used_M, counts)
+    assert all(x.is_contiguous() for x in tensors), [x.stride() for x in tensors]
+    group = heads // kv_heads
+    tile_g, tile_d = max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(dim))
+    tile_p = max(16, 8192 // tile_d)
+    splits, share_min = shares(rows * kv_heads, positions, tile_p)
+    parts = q_MHD.new_empty((rows * kv_heads * splits, tile_g, tile_d), dtype=torch.float32)
+    sums = q_MHD.new_empty((rows * kv_heads * splits, 2, tile_g), dtype=torch.float32)
+    out = torch.empty_like(q_MHD)
+    _attended[rows, kv_heads, splits](
+        *(*tensors, parts, sums, out, scale, positions, positions if window is None else window, share_min),
+        *(kv_heads, group, dim, splits, tile_g, tile_d, tile_p),
+        num_stages=2,
+    )
+    return out
+
+
+def shares(programs: int, positions: int, tile: int) -> tuple[int, int]:
+    """Splits of the keys at most, a power of two, and how many keys each has at least."""
+    few = PROGRAMS // programs
+    splits = min(max(1, few, positions // LONG), max(1, positions // (2 * tile)), 32)
+    return 1 << (splits.bit_length() - 1), 2 * tile if few > 1 else LONG
 
 
 @triton.jit
