@@ -17,8 +17,7 @@ from millrace.devices.matmul import (
     matmul_wide,
     wide_factor,
 )
-from millrace.engines.own import sampler
-from millrace.engines.own.accelerated import fused
+from millrace.engines.own.accelerated import drawn, fused
 from millrace.engines.own.architecture import architecture_of
 from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import fused_attention, on_gpu, products
@@ -72,7 +71,7 @@ def test_a_decode_step_attends_to_what_is_there_each_time(rows, window, gpu):
 
 
 def test_the_kernel_that_draws_runs_and_agrees_with_the_cpu(gpu):
-    assert sampler.disagreement(gpu) < sampler.TOLERANCE and sampler.has_kernel(gpu)
+    assert drawn.disagreement(gpu) < drawn.TOLERANCE and drawn.has_kernel(gpu)
 
 
 def test_factors_in_bfloat16_give_float32(gpu):

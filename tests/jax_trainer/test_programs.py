@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from millrace.core.errors import ConfigError
 from millrace.core.progress import CallProgress, CallVitals, current, of
 from millrace_jax.devices import programs
+from millrace_jax.devices.mesh import make_mesh, on_mesh
 from millrace_jax.devices.programs import Programs
 from millrace_jax.policy import compilations
 
@@ -25,6 +27,7 @@ import json, sys
 from collections import Counter
 from pathlib import Path
 import jax, jax.numpy as jnp
+from millrace_jax.devices.mesh import make_mesh, on_mesh
 from millrace_jax.devices.programs import Programs
 heard = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: heard.update([event.rpartition("/")[2]]))
@@ -119,3 +122,13 @@ def test_a_call_names_the_program_that_it_compiles_and_counts_it() -> None:
     compiled = compilations().count - before
     assert compiled > 0 and progress.vitals() == CallVitals("step", compiled)
     assert seen[0].startswith(f"compiling program {before + 1} (jit") and len(seen) == compiled
+
+
+def test_a_program_has_the_name_of_its_function() -> None:
+    def doubled(x: Any, *, times: int) -> Any:
+        return times * x
+
+    mesh = make_mesh(1, 1, 1, jax.devices()[:1])
+    for function in (partial(doubled, times=2), partial(partial(doubled), times=2)):
+        lowered = jax.jit(on_mesh(mesh, function)).lower(np.arange(3.0))
+        assert "module @jit_doubled" in lowered.as_text()

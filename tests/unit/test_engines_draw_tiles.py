@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from millrace.core.types import Sampling
 from millrace.engines.own import sampler
-from millrace.engines.own.accelerated import draw_tiles
+from millrace.engines.own.accelerated import draw_tiles, drawn
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
 from millrace.engines.own.sampling_options import Edits
 
@@ -147,8 +147,8 @@ def test_rows_with_likely_tokens_take_the_other_way(kernel):
 
 
 def test_the_kernel_is_taken_if_it_agrees_with_the_cpu(monkeypatch):
-    monkeypatch.setattr(sampler, "OPERATORS", draw_tiles)
-    assert sampler.disagreement(CPU) < sampler.TOLERANCE
+    monkeypatch.setattr(drawn, "OPERATORS", draw_tiles)
+    assert drawn.disagreement(CPU) < drawn.TOLERANCE
 
 
 @pytest.mark.parametrize("broken", ["tokens", "logprobs"])
@@ -161,12 +161,12 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
                 (tokens + 1, logprobs, allowed) if broken == "tokens" else (tokens, logprobs + 0.1, allowed)
             )
 
-    monkeypatch.setattr(sampler, "OPERATORS", Wrong)
-    real = sampler.disagreement
-    monkeypatch.setattr(sampler, "disagreement", lambda device: real(CPU))
-    sampler.has_kernel.cache_clear()
-    assert not sampler.has_kernel(torch.device("cuda")) and "drawn without a fused kernel" in caplog.text
-    sampler.has_kernel.cache_clear()
+    monkeypatch.setattr(drawn, "OPERATORS", Wrong)
+    real = drawn.disagreement
+    monkeypatch.setattr(drawn, "disagreement", lambda device: real(CPU))
+    drawn.has_kernel.cache_clear()
+    assert not drawn.has_kernel(torch.device("cuda")) and "drawn without a fused kernel" in caplog.text
+    drawn.has_kernel.cache_clear()
 
 
 PROGRAM = """

@@ -109,9 +109,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def on_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, in which `divided` and `gathered` act. Without a mesh they leave arrays as they are."""
+    """`function`, in which `divided` and `gathered` act. Without a mesh they leave arrays as they are. A
+    program has the name of the function, that of a `partial` too."""
 
-    @wraps(function)
+    @wraps(getattr(function, "func", function))
     def traced(*args: Any, **options: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return function(*args, **options)
