@@ -192,17 +192,10 @@ def _attention_forward(
 
 
 def _heads(
-    q_norm: Any,
-    k_norm: Any,
-    rotate: Any,
-    size: int,
-    sizes: list[int],
-    cos: Tensor,
-    sin: Tensor,
-    *parts: Tensor,
+    q_norm: Any, k_norm: Any, rotate: Any, dim: int, sizes: list[int], cos: Tensor, sin: Tensor, *x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(1, T, H, D) each. `parts`: queries, keys and values, (1, T, H D) each, or one beside the other."""
-    q, k, v = (x.unflatten(-1, (-1, size)) for x in (parts if len(parts) == 3 else parts[0].split(sizes, -1)))
+    """(1, T, H, D) each. `x`: queries, keys and values, (1, T, H D) each, or one beside the other."""
+    q, k, v = (each.unflatten(-1, (-1, dim)) for each in (x if len(x) == 3 else x[0].split(sizes, -1)))
     if q_norm is not None:
         q, k = type(q_norm).forward(q_norm, q), type(k_norm).forward(k_norm, k)
     if rotate is not None:
