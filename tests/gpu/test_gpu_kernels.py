@@ -19,6 +19,7 @@ from millrace.devices.matmul import (
 )
 from millrace.engines.own.accelerated import drawn, fused
 from millrace.engines.own.architecture import architecture_of
+from millrace.engines.own.sampler import TokenSampler
 from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import fused_attention, on_gpu, products
 
@@ -71,7 +72,7 @@ def test_a_decode_step_attends_to_what_is_there_each_time(rows, window, gpu):
 
 
 def test_the_kernel_that_draws_runs_and_agrees_with_the_cpu(gpu):
-    assert drawn.disagreement(gpu) < drawn.TOLERANCE and drawn.has_kernel(gpu)
+    assert drawn.disagreement(gpu, TokenSampler) < drawn.TOLERANCE and drawn.has_kernel(gpu, TokenSampler)
 
 
 def test_factors_in_bfloat16_give_float32(gpu):

@@ -48,7 +48,7 @@ SAMPLINGS = [Sampling(max_tokens=1, **setting) for setting in SETTINGS]
 @pytest.fixture
 def kernel(monkeypatch):
     """Samplers that are made from here on have the kernel."""
-    monkeypatch.setattr(sampler, "has_kernel", lambda device: True)
+    monkeypatch.setattr(sampler, "has_kernel", lambda *_: True)
     monkeypatch.setattr(sampler, "OPERATORS", draw_tiles)
 
 
@@ -60,7 +60,7 @@ def tile(request, monkeypatch):
 def both(samplings, logits, uniforms, monkeypatch, edits=lambda: None):
     expected = TokenSampler(samplings, CPU, edits())(logits.clone(), uniforms)
     with monkeypatch.context() as patch:
-        patch.setattr(sampler, "has_kernel", lambda device: True)
+        patch.setattr(sampler, "has_kernel", lambda *_: True)
         patch.setattr(sampler, "OPERATORS", draw_tiles)
         found = TokenSampler(samplings, CPU, edits())(logits.clone(), uniforms)
     return found, expected
@@ -148,7 +148,7 @@ def test_rows_with_likely_tokens_take_the_other_way(kernel):
 
 def test_the_kernel_is_taken_if_it_agrees_with_the_cpu(monkeypatch):
     monkeypatch.setattr(drawn, "OPERATORS", draw_tiles)
-    assert drawn.disagreement(CPU) < drawn.TOLERANCE
+    assert drawn.disagreement(CPU, TokenSampler) < drawn.TOLERANCE
 
 
 @pytest.mark.parametrize("broken", ["tokens", "logprobs"])
@@ -163,9 +163,12 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
 
     monkeypatch.setattr(drawn, "OPERATORS", Wrong)
     real = drawn.disagreement
-    monkeypatch.setattr(drawn, "disagreement", lambda device: real(CPU))
+    monkeypatch.setattr(drawn, "disagreement", lambda *_: real(CPU, TokenSampler))
     drawn.has_kernel.cache_clear()
-    assert not drawn.has_kernel(torch.device("cuda")) and "drawn without a fused kernel" in caplog.text
+    assert (
+        not drawn.has_kernel(torch.device("cuda"), TokenSampler)
+        and "drawn without a fused kernel" in caplog.text
+    )
     drawn.has_kernel.cache_clear()
 
 

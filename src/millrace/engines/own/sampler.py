@@ -57,7 +57,7 @@ class TokenSampler:
         masked = [i for i in cut if samplings[i].token_masks]
         self._masked_rows = masked
         self._num_top = max(sampling.logprobs for sampling in samplings)
-        if not self._num_top and has_kernel(device):
+        if not self._num_top and has_kernel(device, TokenSampler):
             self._settings = settings_of(samplings, masked).to(device)
             return
         temperatures = [s.temperature or 1.0 for s in samplings]

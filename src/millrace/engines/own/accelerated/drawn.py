@@ -6,8 +6,9 @@ Shape suffixes: N rows, V vocabulary, S settings, R rows with a mask.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -24,12 +25,12 @@ TOLERANCE = 1e-4  # of log-probs, which are float32 sums over a vocabulary in an
 
 
 @cache
-def has_kernel(device: torch.device) -> bool:
-    """Whether one kernel samples there: on a GPU where Triton runs, if it agrees with the CPU."""
+def has_kernel(device: torch.device, sampler: Callable[..., Any]) -> bool:
+    """Whether one kernel samples there: on a GPU where Triton runs, if it agrees with `sampler` on a CPU."""
     if device.type != "cuda":
         return False
     try:
-        gap = disagreement(device)
+        gap = disagreement(device, sampler)
     except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
         LOG.warning("tokens are drawn without a fused kernel: %s", error)
         return False
@@ -38,23 +39,21 @@ def has_kernel(device: torch.device) -> bool:
     return gap < TOLERANCE
 
 
-def disagreement(device: torch.device) -> float:
+def disagreement(device: torch.device, sampler: Callable[..., Any]) -> float:
     """The largest distance of log-probs from those of the CPU. Infinite if a token or a mask differs."""
-    from millrace.engines.own.sampler import TokenSampler
-
     generator = torch.Generator().manual_seed(0)
     cuts = [{}, {"top_k": 20}, {"top_p": 0.9}, {"top_k": 9, "top_p": 0.5}, {"min_p": 0.1}]
     samplings = [Sampling(max_tokens=1, temperature=0.7, **each) for each in cuts]  # type: ignore[arg-type]
     samplings.append(Sampling(max_tokens=1, temperature=0.0))
     logits_NV = 3 * torch.randn((len(samplings), 5_000), generator=generator)
     uniforms_N = torch.rand(len(samplings), generator=generator, dtype=torch.float64)
-    expected = TokenSampler(samplings, torch.device("cpu"))(logits_NV, uniforms_N)
+    expected = sampler(samplings, torch.device("cpu"))(logits_NV, uniforms_N)
     masked = [i for i, sampling in enumerate(samplings) if sampling.cuts]
     numbers = (x.to(device) for x in (logits_NV, uniforms_N, settings_of(samplings, masked)))
     tokens_N, logprobs_N, allowed_RV = (x.cpu() for x in OPERATORS.drawn(*numbers, len(masked)))
     assert expected.allowed_RV is not None
     same = torch.equal(tokens_N, expected.tokens) and torch.equal(allowed_RV, expected.allowed_RV)
-    return (logprobs_N - expected.logprobs).abs().max().item() if same else float("inf")
+    return float((logprobs_N - expected.logprobs).abs().max()) if same else float("inf")
 
 
 def settings_of(samplings: Sequence[Sampling], masked: Sequence[int]) -> Tensor:
