@@ -8,8 +8,8 @@ are counted. Half of the difference is a layer's, so embedding and head do not c
 decode_launches_a_layer    a decode step of the own engine in bfloat16, for the family that needs the most
 decode                     of each family, how often a layer launches which operation
 training_launches_a_layer  a step of the trainer in bfloat16 with one row, whose completions share a prompt
-training                   as `decode`. What torch compiles is one launch, and one more for the gradient of a
-                           norm's weight. A call for many tensors is one launch
+training                   as `decode`. What torch compiles counts as the kernels that torch 2.13 makes of it
+                           for compute capability 9.0. A call for many tensors is one launch
 """
 
 from __future__ import annotations

@@ -136,13 +136,19 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
 
 
+KERNELS = {"_heads": 3}
+"""Functions that torch 2.13 compiles for a GPU to several kernels, forward and backward."""
+
+
 class _Compiled(torch.autograd.Function):
-    """What torch compiles is one launch, backward too, and one more for the gradient of each weight."""
+    """What torch compiles is one launch each way, or `KERNELS`, and two more for the gradient of a weight."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], watch: DeviceWatch, args: Any, *tensors: Any) -> Any:
         ctx.given = function, watch, args
-        with watch.as_one(f"{function.__name__}, compiled"):
+        name = f"{function.__name__}, compiled"
+        watch.launches += [(name,)] * (KERNELS.get(function.__name__, 1) - 1)
+        with watch.as_one(name):
             return function(*args)
 
     @staticmethod
@@ -150,13 +156,14 @@ class _Compiled(torch.autograd.Function):
         function, watch, args = ctx.given
         needed = ctx.needs_input_grad[3:]
         copies = {id(x): x.detach().requires_grad_(x.is_floating_point()) for x in _tensors(args)}
-        with watch.as_one(f"{function.__name__}, compiled, backward"), torch.enable_grad():
+        name = f"{function.__name__}, compiled, backward"
+        watch.launches += [(name,)] * (KERNELS.get(function.__name__, 1) - 1)
+        with watch.as_one(name), torch.enable_grad():
             found = function(*(copies.get(id(x), x) for x in args))
             inputs = [*copies.values(), *_weights(args)]
             asked = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
             slopes = iter(torch.autograd.grad(found, asked, grads))
-        for _ in range(sum(needed[len(copies) :])):
-            watch.note("gradient of a norm's weight", (), {})
+        watch.launches += [("gradient of a norm's weight",)] * (2 * sum(needed[len(copies) :]))
         return None, None, None, *(next(slopes) if is_needed else None for is_needed in needed)
 
 

@@ -141,6 +141,16 @@ def test_queries_keys_and_values_are_one_matmul(family, counter, monkeypatch):
     assert not any(hasattr(module, products.JOINED) for module in model.modules())
 
 
+def test_a_model_that_was_taken_apart_computes_in_its_modules(counter, monkeypatch):
+    model, names = installed(tiny_model("qwen3"), counter, monkeypatch), set[str]()
+    on_gpu.take_apart(model)
+    for name, module in model.base_model.named_modules():
+        module.register_forward_hook(lambda module, args, out, name=name: names.add(name))
+    found = step_gradient(model, torch.bfloat16)
+    assert {name for name, module in model.base_model.named_modules() if name} - {"layers"} <= names
+    assert relative_error(found, step_gradient(tiny_model("qwen3"), torch.bfloat16)) < 0.02
+
+
 def test_where_torch_cannot_compile_the_model_stays_and_the_log_says_so(monkeypatch, caplog):
     def refuse(*_, **__):
         raise RuntimeError("no C compiler")

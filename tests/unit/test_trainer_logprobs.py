@@ -112,3 +112,22 @@ def test_the_gradient_of_low_precision_factors_is_as_exact_as_these():
         results.append(torch.autograd.grad((values.double() * torch.linspace(-1, 1, 13)).sum(), factors))
     for found, expected in zip(*results, strict=True):
         assert (found - expected).abs().max() < 0.01 * expected.abs().max()
+
+
+def test_on_a_gpu_the_gradient_of_the_projection_is_added_to_the_sum_over_rows(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(size, generator=generator).requires_grad_() for size in ((9, 8), (40, 8)))
+    targets = torch.randint(40, (9,), generator=generator)
+
+    def backward(rounded):
+        token_logprobs(hidden, weight, targets, temperature=0.7, rounded_VH=rounded)[0].sum().backward()
+
+    backward(None)
+    expected, of_hidden, hidden.grad = weight.grad.clone(), hidden.grad, None
+    monkeypatch.setattr(row_logprobs, "has_own_memory", lambda device: True)
+    weight.grad.fill_(1.0)
+    sums = weight.grad
+    backward(weight.detach().clone())
+    assert weight.grad is sums
+    torch.testing.assert_close(weight.grad, expected + 1)
+    torch.testing.assert_close(hidden.grad, of_hidden)

@@ -23,6 +23,7 @@ from transformers.utils import logging
 from millrace.core.errors import DataError, boundary
 from millrace.devices.device import computing_dtype, torch_device
 from millrace.trainer.batch.packing import Branch, Tree, pack
+from millrace.trainer.kernels.on_gpu import take_apart
 from millrace.trainer.model import load_model, row_logprobs, served_weights
 
 Values = dict[str, NDArray[np.floating[Any]]]
@@ -74,6 +75,7 @@ def trainer_values(
     """What the trainer in torch computes in one process, and the format of its matrix products."""
     place = torch_device(device)
     model, dtype = load_model(path, place), getattr(torch, published)
+    take_apart(model)
     computing = computing_dtype(dtype, place)
     tree = Tree(tokens[:1], [Branch(tokens[1:], np.ones(len(tokens) - 1, np.bool_), 0)])
     (row,) = pack([tree], len(tokens))

@@ -43,6 +43,8 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks, local
 from millrace.trainer.recorded import OWN
 from millrace.trainer.row_attention import NAME, plan
 
+SMALL = 1 << 20  # numbers of a weight that is rounded together with others
+
 
 def load_model(
     path: str | Path,
@@ -148,9 +150,9 @@ def served_weights(
     rounded = [local(parameter) for parameter in named.values()]
     masters = [torch.empty_like(weight) for weight in rounded]
     _copy(rounded, masters)
-    vectors = [weight for weight in rounded if weight.ndim == 1]  # a layer has many: one call for all
+    small = [weight for weight in rounded if weight.numel() <= SMALL]  # a layer has many: one call for all
     try:
-        for weights in (vectors, *([weight] for weight in rounded if weight.ndim > 1)):
+        for weights in (small, *([weight] for weight in rounded if weight.numel() > SMALL)):
             narrow = [torch.empty_like(weight, dtype=published) for weight in weights]
             _copy(weights, narrow)
             _copy(narrow, weights)
@@ -264,6 +266,7 @@ def _pair_logprobs(
 def recompute_layers(model: PreTrainedModel) -> None:
     """Keep each layer's input only, and compute the layer again in the backward pass."""
     for layer in model.base_model.layers:
+        setattr(layer, on_gpu.ADDS, True)
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 

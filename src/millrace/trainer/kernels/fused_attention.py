@@ -25,6 +25,7 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from millrace.core.supported import SINKS
 from millrace.devices.gpu import has_flash, on
+from millrace.devices.operators import OPERATORS, define
 from millrace.trainer.batch.packing import RowSegment
 
 Tensor = torch.Tensor
@@ -175,7 +176,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return torch.ops.millrace.repeat_sums(grads[0], *ctx.repeats), None
+        return OPERATORS.repeat_sums(grads[0], *ctx.repeats), None
 
 
 def repeat_sums(rows_KC: Tensor, order_K: Tensor, begins_T: Tensor) -> Tensor:
@@ -185,23 +186,18 @@ def repeat_sums(rows_KC: Tensor, order_K: Tensor, begins_T: Tensor) -> Tensor:
     return sums.to(rows_KC.dtype)
 
 
-def _in_triton(*arguments: Tensor) -> Tensor:
-    from millrace.trainer.kernels import trainer_tiles
-
-    return trainer_tiles.repeat_sums(*arguments)
-
-
-LIBRARY = torch.library.Library("millrace", "FRAGMENT")
-LIBRARY.define("repeat_sums(Tensor rows, Tensor order, Tensor begins) -> Tensor")
-LIBRARY.impl("repeat_sums", repeat_sums, "CPU")
-LIBRARY.impl("repeat_sums", _in_triton, "CUDA")
-LIBRARY.impl("repeat_sums", lambda rows, _, begins: rows.new_empty((len(begins) - 1, rows.shape[1])), "Meta")
+define(
+    "repeat_sums(Tensor rows, Tensor order, Tensor begins) -> Tensor",
+    "millrace.trainer.kernels.trainer_tiles",
+    shape=lambda rows, order, begins: rows.new_empty((len(begins) - 1, rows.shape[1])),
+    plain=repeat_sums,
+)
 
 
 @cache
 def sums_repeats(device: torch.device) -> bool:
     """Whether `repeat_sums` can sum there: on a GPU if Triton runs, and a small example comes out right."""
-    return device.type != "cuda" or sums_right(_in_triton, device)
+    return device.type != "cuda" or sums_right(OPERATORS.repeat_sums, device)
 
 
 def sums_right(sums: Callable[..., Tensor], device: torch.device) -> bool:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import attention
@@ -82,7 +82,9 @@ def _any_length(x: Tensor, dim: int) -> Tensor:
     return x
 
 
-def _norm(norm: Any, forward: Callable[..., Tensor], x: Tensor) -> Tensor:
+def _norm(norm: Any, forward: Callable[..., Tensor], x: Any) -> Tensor:
+    """`x`: a tensor, or two that are added."""
+    x = x[0] + x[1] if isinstance(x, tuple) else x
     return forward(norm, _any_length(x.reshape(-1, x.shape[-1]), 0)).view(x.shape)
 
 
@@ -112,6 +114,7 @@ KNOWN_LAYERS = tuple(
     f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3")
 )
 """x + attention(norm(x)), and of this x + mlp(norm(x))"""
+ADDS = "adds"  # attribute of a layer that gives its sum, and not two tensors
 
 
 def _install_layer(layer: Any, backend: Any) -> None:
@@ -124,19 +127,32 @@ def _install_layer(layer: Any, backend: Any) -> None:
     setattr(attn, SAME_INPUT, ("q_proj", "k_proj", "v_proj"))
 
 
-def _layer_forward(
-    layer: Any, backend: Any, x: Tensor, *, position_embeddings: Any, **options: Any
-) -> Tensor:
-    """All between two matmuls is one compiled function."""
+def _layer_forward(layer: Any, backend: Any, x: Any, *, position_embeddings: Any, **options: Any) -> Any:
+    """All between two matmuls is one compiled function. `x`: the residual stream, or two tensors of which it
+    is the sum. The next norm adds, unless the input of each layer is kept (`ADDS`)."""
     first, second = layer.input_layernorm, layer.post_attention_layernorm
-    dtype = matmul_dtype(x)
-    normed = compiled(_normed, backend)(type(first).forward, first, dtype, _any_row(x))
+    stream = x if isinstance(x, tuple) else (x,)
+    dtype = matmul_dtype(stream[0])
+    if len(stream) == 1:
+        normed = compiled(_normed, backend)(type(first).forward, first, dtype, *map(_any_row, stream))
+    else:
+        x, normed = compiled(_added, backend)(type(first).forward, first, dtype, *map(_any_row, stream))
     attended, _ = layer.self_attn(normed, position_embeddings, **options)
     dtype = dtype if hasattr(layer.mlp, SAME_INPUT) else x.dtype  # experts round on their own
     x, normed = compiled(_added, backend)(
         type(second).forward, second, dtype, _any_row(x), _any_row(attended)
     )
-    return x + cast(Tensor, layer.mlp(normed))
+    more = layer.mlp(normed)
+    return x + more if hasattr(layer, ADDS) else (x, more)
+
+
+def take_apart(model: torch.nn.Module) -> None:
+    """Undo `install_compiled` in layers of a known form: each module computes, and can be looked at."""
+    for module in model.modules():
+        vars(module).pop(SAME_INPUT, None)
+        if type(module).__name__ in KNOWN_LAYERS:
+            for each in (module, module.self_attn):
+                vars(each).pop("forward", None)
 
 
 def _normed(forward: Callable[..., Tensor], norm: Any, dtype: torch.dtype, x: Tensor) -> Tensor:
@@ -176,17 +192,10 @@ def _attention_forward(
 
 
 def _heads(
-    q_norm: Any,
-    k_norm: Any,
-    rotate: Any,
-    size: int,
-    sizes: list[int],
-    cos: Tensor,
-    sin: Tensor,
-    *parts: Tensor,
+    q_norm: Any, k_norm: Any, rotate: Any, dim: int, sizes: list[int], cos: Tensor, sin: Tensor, *x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(1, T, H, D) each. `parts`: queries, keys and values, (1, T, H D) each, or one beside the other."""
-    q, k, v = (x.unflatten(-1, (-1, size)) for x in (parts if len(parts) == 3 else parts[0].split(sizes, -1)))
+    """(1, T, H, D) each. `x`: queries, keys and values, (1, T, H D) each, or one beside the other."""
+    q, k, v = (each.unflatten(-1, (-1, dim)) for each in (x if len(x) == 3 else x[0].split(sizes, -1)))
     if q_norm is not None:
         q, k = type(q_norm).forward(q_norm, q), type(k_norm).forward(k_norm, k)
     if rotate is not None:

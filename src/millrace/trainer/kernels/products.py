@@ -139,7 +139,8 @@ def install_linear(model: torch.nn.Module) -> None:
 
 def _linear_forward(layer: torch.nn.Linear, x: Tensor) -> Tensor:
     joined: RoundedLayers | None = getattr(layer, JOINED, None)
-    return F.linear(x, layer.weight, layer.bias) if joined is None else _multiplied(joined, x)
+    alone = joined is not None and len(joined.layers) == 1
+    return _multiplied(joined, x) if joined and alone else F.linear(x, layer.weight, layer.bias)
 
 
 def products(layers: Layers, x: Tensor) -> tuple[Tensor, ...]:
