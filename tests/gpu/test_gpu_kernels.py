@@ -45,8 +45,8 @@ def test_tokens_of_a_large_vocabulary_are_those_of_the_cpu(setting, gpu):
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn((64, 151_936), generator=generator)
     uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
-    expected = sampler.TokenSampler(samplings, torch.device("cpu"))(logits, uniforms)
-    found = sampler.TokenSampler(samplings, gpu)(logits.to(gpu), uniforms.to(gpu))
+    expected = TokenSampler(samplings, torch.device("cpu"))(logits, uniforms)
+    found = TokenSampler(samplings, gpu)(logits.to(gpu), uniforms.to(gpu))
     same = found.tokens.cpu() == expected.tokens
     assert same.float().mean() > 0.95
     assert (found.logprobs.cpu() - expected.logprobs)[same].abs().max() < 1e-3
