@@ -164,7 +164,7 @@ def test_drawing_a_token_waits_for_nothing(vocab):
 
 @pytest.mark.parametrize("vocab", [101, 2 * DIRECT_VOCAB_MAX])
 def test_on_a_gpu_drawing_is_one_launch_behind_the_edits_and_waits_for_nothing(vocab, monkeypatch):
-    monkeypatch.setattr(sampler, "has_kernel", lambda device: device == META)
+    monkeypatch.setattr(sampler, "has_kernel", lambda device, _: device == META)
     with meta_as_gpu():
         edits = Edits(SAMPLINGS, [([1, 2], [3])] * len(SAMPLINGS), vocab=vocab, device=META)
     logits = torch.zeros(len(SAMPLINGS), vocab, device=META)
