@@ -153,7 +153,7 @@ class Framing(asyncio.BufferedProtocol):
         if num_bytes > FRAGMENT_BYTES:
             self._outgoing.extend((header, _Outgoing(epoch, call_id, [memoryview(view) for view in payload])))
         elif idle and not self._paused:
-            return self._transport.write(b"".join((header, *payload)))
+            return self._transport.writelines([b"".join((header, *payload))])
         else:
             (self._urgent if urgent else self._outgoing).append(b"".join((header, *payload)))
         if idle:
