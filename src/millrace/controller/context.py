@@ -139,8 +139,9 @@ class RunContext:
     # ------------------------------------------------------------ scores and ends
 
     def request_scores(self, trajectories: Iterable[Trajectory]) -> None:
-        ids = [(t.trajectory_id, self.pool.request(self.state.score_request(t))) for t in trajectories]
-        for trajectory_id, begun in ids:
+        """An answer that is here already counts after all requests: it may end a group."""
+        asked = [(t.trajectory_id, self.pool.request(self.state.score_request(t))) for t in trajectories]
+        for trajectory_id, begun in asked:
             if begun is not None:
                 self._scored(trajectory_id, begun.answer, begun.took_s)
 

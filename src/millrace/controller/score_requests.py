@@ -61,9 +61,6 @@ class ScoreRequests:
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def __bool__(self) -> bool:
-        return any(self._waiting.values())
-
     def waits_for(self, worker: str) -> bool:
         """Whether a request waits that this worker may serve, when it has a lane."""
         return bool(self._waiting[worker] or self._waiting[ANY] or self._waiting[SUSPECTS])

@@ -6,6 +6,7 @@ operations compute it, if there are any.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+LOG = logging.getLogger(__name__)
 OPERATORS: Any = torch.ops.millrace
 _LIBRARY = torch.library.Library("millrace", "DEF")
 
@@ -28,6 +30,21 @@ def define(
     _LIBRARY.impl(name, shape, "Meta")
     if plain is not None:
         _LIBRARY.impl(name, plain, "CPU")
+
+
+def agrees(what: str, gap: Callable[[], float], tolerance: float) -> bool:
+    """Whether kernels run, and are less than `tolerance` off. Otherwise the log says why `what` is computed
+    without them. `gap`: their distance from plain operations, on an example."""
+    try:
+        found = gap()
+    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
+        LOG.warning("%s without a fused kernel: %s", what, error)
+        return False
+    if not found < tolerance:
+        LOG.warning("%s without a fused kernel: it is off by %g", what, found)
+        return False
+    LOG.info("%s with a fused kernel", what)
+    return True
 
 
 def _by_kernel(kernels: str, name: str, *arguments: Any) -> Any:

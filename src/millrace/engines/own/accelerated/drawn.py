@@ -5,7 +5,6 @@ Shape suffixes: N rows, V vocabulary, S settings, R rows with a mask.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 import torch
 
 from millrace.core.types import Sampling
-from millrace.devices.operators import OPERATORS, define
+from millrace.devices.operators import OPERATORS, agrees, define
 
 Tensor = torch.Tensor
-LOG = logging.getLogger(__name__)
 
 UNLIMITED = 1 << 31
 """The top-k of a row without one: more than any vocabulary has."""
@@ -27,16 +25,9 @@ TOLERANCE = 1e-4  # of log-probs, which are float32 sums over a vocabulary in an
 @cache
 def has_kernel(device: torch.device, sampler: Callable[..., Any]) -> bool:
     """Whether one kernel samples there: on a GPU where Triton runs, if it agrees with `sampler` on a CPU."""
-    if device.type != "cuda":
-        return False
-    try:
-        gap = disagreement(device, sampler)
-    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
-        LOG.warning("tokens are drawn without a fused kernel: %s", error)
-        return False
-    if not gap < TOLERANCE:
-        LOG.warning("tokens are drawn without a fused kernel: it is off by %g", gap)
-    return gap < TOLERANCE
+    return device.type == "cuda" and agrees(
+        "tokens are drawn", lambda: disagreement(device, sampler), TOLERANCE
+    )
 
 
 def disagreement(device: torch.device, sampler: Callable[..., Any]) -> float:

@@ -15,13 +15,12 @@ cache, S slots, P positions.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.operators import OPERATORS, define
+from millrace.devices.operators import OPERATORS, agrees, define
 from millrace.engines.own.accelerated.flash import FlashAttention
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.forward import (
@@ -35,7 +34,6 @@ from millrace.engines.own.forward import (
 from millrace.engines.own.parameters import Layer
 
 Tensor = torch.Tensor
-LOG = logging.getLogger(__name__)
 ROWS_MAX = 256
 """With more rows arithmetic takes the time: torch multiplies, and the gate is a launch of its own."""
 TOLERANCE = 0.02  # of a kernel in 16 bits, relative to its result
@@ -86,16 +84,9 @@ def gpu_pass(
 ) -> ForwardPass:
     """A `FusedPass`, if Triton runs on `device` and its kernels agree with the plain operations."""
     arguments = (architecture, num_positions, dtype, device)
-    try:
-        gap = disagreement(architecture, dtype, device)
-    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
-        LOG.warning("layers of the engine are computed without fused kernels: %s", error)
-        return ForwardPass(*arguments)
-    if not gap < TOLERANCE:
-        LOG.warning("layers of the engine are computed without fused kernels: they are off by %g", gap)
-        return ForwardPass(*arguments)
-    LOG.info("layers of the engine are computed with fused kernels")
-    return FusedPass(*arguments)
+    what = "layers of the engine are computed"
+    fuses = agrees(what, lambda: disagreement(architecture, dtype, device), TOLERANCE)
+    return (FusedPass if fuses else ForwardPass)(*arguments)
 
 
 def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.device) -> float:
