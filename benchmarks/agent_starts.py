@@ -26,7 +26,7 @@ from millrace.ledger.reading import LedgerReader
 from millrace.observe.sinks.jsonl import read_events
 from millrace.run_directory.run_directory import RunDirectory
 
-STEPS = sized(4, 1)
+STEPS = sized(10, 1)
 MAIN = "def main() -> None:\n"
 STARTS = """    import time
     row = json.loads(Path(os.environ["MILLRACE_ROW"]).read_text())

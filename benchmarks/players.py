@@ -389,7 +389,7 @@ class PlayedEnvironment:
         self._prompt_tokens, self._text, self._turns = prompt_tokens, text(), turns
         self._num_done = dict[int, int]()  # turns of the episodes that are here
 
-    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt]:
+    async def prompts(self, group_ids: list[int], members: Sequence[Sequence[int]] = ()) -> list[Prompt]:
         return [self._prompt(group_id) for group_id in group_ids]
 
     def _prompt(self, group_id: int) -> Prompt:

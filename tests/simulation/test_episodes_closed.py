@@ -21,7 +21,7 @@ class OpenTurns:
     """Which episodes each worker has open, from its answers and from what it is told to forget."""
 
     def __init__(self) -> None:
-        self.by_worker: dict[int, set[int]] = {}
+        self.by_worker: dict[Any, set[int]] = {}
         self.begun_open: list[int] = []
         self.told = self.begun = 0
 
@@ -34,7 +34,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
         worker: Any, requests: list[ScoreRequest]
     ) -> AsyncIterator[tuple[int, Score | Observed]]:
         mine, by_id = (
-            turns.by_worker.setdefault(id(worker), set()),
+            turns.by_worker.setdefault(worker, set()),
             {one.trajectory_id: one for one in requests},
         )
         async for trajectory_id, answer in score(worker, requests):
@@ -45,7 +45,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
 
     async def begun(worker: Any, packed: PackedRequest) -> Any:
         request = unpack_request(packed)
-        mine, tid = turns.by_worker.setdefault(id(worker), set()), request.trajectory_id
+        mine, tid = turns.by_worker.setdefault(worker, set()), request.trajectory_id
         if request.begins and tid in mine:
             turns.begun_open.append(tid)
         answered = await answer(worker, packed)
@@ -56,8 +56,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
 
     async def forget(worker: Any, trajectory_ids: list[int]) -> dict[str, int]:
         turns.told += len(trajectory_ids)
-        turns.by_worker.setdefault(id(worker), set()).difference_update(trajectory_ids)
-        return {"open": len(turns.by_worker[id(worker)])}
+        turns.by_worker.setdefault(worker, set()).difference_update(trajectory_ids)
+        return {"open": len(turns.by_worker[worker])}
 
     monkeypatch.setattr(SimRewardWorker, "answer", begun)
     monkeypatch.setattr(SimRewardWorker, "score", watched)
@@ -71,7 +71,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> OpenTurns:
     ids=lambda one: one.kind,
 )
 @pytest.mark.parametrize("agents", [False, True])
-@pytest.mark.parametrize("seeds", few([range(2), range(2, 8)]))
+@pytest.mark.parametrize("seeds", few([range(3), range(3, 8)]))
 def test_no_episode_stays_open_behind_one_that_begins_again(
     turns: OpenTurns, schedule: Any, seeds: range, agents: bool
 ) -> None:

@@ -322,6 +322,26 @@ def test_the_other_agents_of_a_group_start_with_its_prompt_and_their_trajectorie
     assert starts == [(0.0, 1), (0.0, 2), (0.0, 3)] and begun == [1, 2, 3, 3, 3] and found == {1, 3}
 
 
+class BeginsWithThePrompt(Begins):
+    async def call(self, method, *args, timeout_s):
+        if method == "prompts":
+            await asyncio.sleep(4.0)
+        return await super().call(method, *args, timeout_s=timeout_s)
+
+
+def test_the_start_of_an_agent_counts_from_its_group_s_prompt():
+    async def main():
+        pool = ahead_of({})
+        session = asyncio.create_task(pool.session(BeginsWithThePrompt("a", 2, SimpleNamespace(heard=[]))))
+        await asyncio.sleep(15.0)
+        took_s = pool.request(begin(1)).took_s
+        session.cancel()
+        await asyncio.wait([session])
+        return took_s
+
+    assert millrace_sim.run(main(), seed=0) == 14.0
+
+
 def ahead_of(found):
     return RewardPool(
         Pulse(),

@@ -19,7 +19,7 @@ from millrace.core.errors import ConfigError, DeadlineExceeded, RewardError
 from millrace.core.types import Abstain, Failed, Finish, Observed, Scored, ScoreRequest
 from millrace.episodes import episodes as of_worker
 from millrace.episodes.bridge import ChatBridge, PlainBridge
-from millrace.episodes.environment import Budgets, Done, Observation
+from millrace.episodes.environment import Budgets, Done, Ids, Observation
 from millrace.episodes.episodes import Episodes
 from millrace.episodes.forms import load_environment
 from millrace.episodes.open_episodes import Cause
@@ -359,6 +359,32 @@ def test_a_begin_that_takes_too_long_fails_alone_and_is_closed(tokenizer: Any) -
     assert len(some.open) == 1 and some.open.closed == {Cause.PROMPT: 1}
     answer = some.answer(request(tokenizer, "go", "<1>", "stop"), {})
     assert isinstance(answer, Scored) and answer.metrics["asked"] == 2
+
+
+def test_the_agents_of_a_group_start_together_and_what_nobody_asks_for_is_closed(tokenizer: Any) -> None:
+    together = threading.Barrier(4)
+
+    class Agent(Counter):
+        def reset(self, row: dict[str, Any]) -> Any:
+            together.wait(60)
+            if Counter.made % 4 == row.get("fails"):
+                raise ValueError("no model")
+            return Ids([7, 8])
+
+    def begin(trajectory_id: int) -> ScoreRequest:
+        asked = replace(request(tokenizer), trajectory_id=trajectory_id, begins=True)
+        return replace(asked, prompt=token_array([7, 8]))
+
+    some = episodes(tokenizer, Agent, timeout_s=60.0)
+    group = [begin(trajectory_id) for trajectory_id in range(4)]
+    assert asyncio.run(some.begun({}, group)) == (7, 8) and len(some.open) == 4
+    assert some.answer(begin(1), {}) == Observed(token_array(), begins=True)
+    some.forget([2])  # before it was asked for
+    some.forget([0, 1])
+    assert asyncio.run(some.begun({}, group)) == (7, 8)  # another time: what is left of the first is closed
+    some.forget([0, 1, 2, 3])
+    some._threads.shutdown()
+    assert len(some.open) == 0 and some.open.closed == {Cause.FORGOTTEN: 8}
 
 
 def test_what_is_no_environment_is_named(tmp_path: Path) -> None:

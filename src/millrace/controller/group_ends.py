@@ -11,6 +11,7 @@ from millrace.controller.state.groups import GroupRecord
 from millrace.controller.state.run_state import RunState
 from millrace.controller.state.trajectories import REDUNDANT
 from millrace.core import clock
+from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import State, Trajectory, Work
 from millrace.schedule.view import View
 
@@ -93,7 +94,10 @@ def park(run: RunContext, group_id: int) -> list[int]:
             state.cut.append((member.trajectory_id, member.replica))
             state.unlease(member)
         member.state, member.finish, member.reward = State.QUEUED, None, None
-        if discarded := episode.restart(member, one_version=True):
+        discarded = len(member.columns)
+        episode.restart(member, one_version=True)
+        member.columns = TokenColumns()  # without a prompt of its own
+        if discarded:
             run.events.emit(
                 "restarted", trajectory_id=member.trajectory_id, discarded_tokens=discarded, reason=PARKED
             )

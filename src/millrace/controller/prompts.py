@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from millrace.controller.supervisor import PlannedRestart
@@ -34,7 +34,7 @@ class PromptStream:
 
     A row is in one place: nobody has asked for it, it is under way, it was lost, or it is fetched. `begin_s`:
     the deadline of the begin of an episode; None: rows are no episodes, and there is one lane. `group_size`:
-    the first trajectory of a group goes on with the episode begun for its prompt; None: none does."""
+    the trajectories of a group go on with episodes that begin with its prompt; None: they begin later."""
 
     def __init__(
         self,
@@ -109,9 +109,10 @@ class PromptStream:
         """The worker is gone, and with it calls that were cancelled before they began."""
         self._lose(worker, [*self._under_way[worker]])
 
-    def members(self, ids: Iterable[int]) -> list[int]:
-        """The trajectories that go on with the episodes of these groups' prompts."""
-        return [] if self._group_size is None else [group_id * self._group_size for group_id in ids]
+    def members(self, ids: Iterable[int]) -> list[Sequence[int]]:
+        """The trajectories of each group that go on with episodes begun with its prompt."""
+        size = self._group_size
+        return [] if size is None else [range(group_id * size, (group_id + 1) * size) for group_id in ids]
 
     async def fetch(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         """Fetch these prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. A later

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from millrace.controller.fault import is_workers
@@ -39,8 +40,7 @@ class RewardPool:
     prompts in the order of their group ids. Fires `pulse` when either has news. A worker's session that is
     woken waits `look_s` before it looks for work. A worker serves `lanes` calls at once; several lanes have
     one request a call, so that no slow environment delays another. Without `look_s` such a call begins with
-    its request, and wakes no session. `group_size`: see `PromptStream`; then the episodes of the other
-    members begin with the prompt, too, in sequences of `room` tokens."""
+    its request, and wakes no session. `group_size`: see `PromptStream`. `room`: tokens of a sequence."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class RewardPool:
         self.score_s = 0.0  # recent mean time of one score, by one worker
         self.took_s = 0.0  # the newest answer
         self._ahead = BegunAhead(group_size, room)
+        self._begins = group_size or 1  # episodes that begin with a prompt
         self._prompts = PromptStream(
             waits,
             next_group_id=next_group_id,
@@ -167,7 +168,9 @@ class RewardPool:
                         self._requests.told(handle.name)
                     elif self._lanes == 1 and (requests := self._requests.take(handle)):
                         await self._score(handle, requests)
-                    elif self._lanes == 1 or not (self._begin_prompt(handle, group, calls) or begin()):
+                    elif self._lanes > 1 and self._begin_prompt(handle, group, calls):
+                        await asyncio.sleep(0)  # the next one is another worker's
+                    elif self._lanes == 1 or not begin():
                         self._idle[handle.name] = (work := Pulse()), begin
                         try:
                             await work.wait(timeout_s=TICK_S)
@@ -199,16 +202,17 @@ class RewardPool:
         return True
 
     def _begin_prompt(self, handle: Handle, group: asyncio.TaskGroup, calls: OpenCalls) -> bool:
-        """Begin the call of one row, if this worker may begin an episode now."""
+        """Begin the call of one row, if this worker may begin episodes now."""
         if may := self._requests.may_begin(handle) and self._prompts.wanted(handle.name):
-            self._requests.begin(handle.name)
+            self._requests.begin(handle.name, self._begins)
             calls.hold(group.create_task(self._fetch(handle, self._prompts.take(handle.name))))
         return may
 
     async def _fetch(self, handle: Handle, ids: list[int]) -> None:
+        began_s = clock.now()
         try:
             prompts = await self._prompts.fetch(handle, ids)
-            self._requests.begun(handle.name, self._prompts.members(ids))
+            self._requests.begun(handle.name, [*chain(*self._prompts.members(ids))], began_s)
             for prompt in prompts:
                 for request in self._ahead.requests(prompt) if isinstance(prompt, Prompt) else ():
                     self._put(request)
@@ -217,7 +221,7 @@ class RewardPool:
             raise
         finally:
             if self._lanes > 1:
-                self._requests.end(handle.name)
+                self._requests.end(handle.name, self._begins)
         self._waits.progress(handle.name)
         self._pulse.fire()
         self._wake(handle.name)
@@ -241,14 +245,15 @@ class RewardPool:
         """An environment has answered. If its worker has not what `short` left out, it gets all."""
         if calls.closed:
             return
-        waiting, took_s = deque([request]), clock.now() - calls.end(call)
+        waiting, now_s, asked_s = deque([request]), clock.now(), calls.end(call)
         if packed is None and error is None:
             return self._ask(handle, calls, request, request)
         try:
             if error is not None:
                 raise self._cause(handle, waiting, error) from None
             waiting.clear()
-            self._average(took_s)
+            self._average(now_s - asked_s)
+            took_s = now_s - self._requests.since(request.trajectory_id, asked_s)
             self._finish(handle.name, request.trajectory_id, unpack_answer(packed), took_s)
         except Exception as failed:  # of the worker, or of what the run makes of the answer
             calls.fail(failed)

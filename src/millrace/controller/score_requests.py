@@ -49,6 +49,7 @@ class ScoreRequests:
         self._taken: dict[str, dict[int, ScoreRequest]] = {}  # by worker and trajectory
         self._homes: dict[int, str] = {}  # trajectory -> the worker that has its episode
         self._known: dict[int, int] = {}  # trajectory -> its tokens that this worker has
+        self._since: dict[int, float] = {}  # trajectory -> when its episode began, with the prompt
         self._suspects, self._deaths = set[int](), Counter[int]()
         self._alone = set[str]()  # workers that serve a suspect
         # By worker: trajectories whose episodes it is to end, and those that it is being told of.
@@ -84,21 +85,23 @@ class ScoreRequests:
         return worker in self._alone
 
     def may_begin(self, handle: Handle) -> bool:
-        """Whether this worker may begin an episode now, to know its prompt. Suspects go first."""
+        """Whether this worker may begin episodes now, to know their prompt. Suspects go first."""
         suspects = self._waiting[SUSPECTS] or self.is_alone(handle.name)
         return not (suspects or handle.dead.done()) and self._calls[handle.name] < self._lanes
 
-    def begin(self, worker: str) -> None:
-        """The worker begins an episode for its prompt. `end` follows, unless the worker is lost."""
-        self._calls[worker] += 1
+    def begin(self, worker: str, episodes: int) -> None:
+        """The worker begins so many episodes, to know their prompt. `end` follows, unless the worker is
+        lost."""
+        self._calls[worker] += episodes
 
-    def end(self, worker: str) -> None:
-        self._calls[worker] -= 1
+    def end(self, worker: str, episodes: int) -> None:
+        self._calls[worker] -= episodes
 
-    def begun(self, worker: str, ids: Iterable[int]) -> None:
-        """The worker has begun the episodes of these trajectories, with the prompts of their groups."""
+    def begun(self, worker: str, ids: Sequence[int], since_s: float) -> None:
+        """The worker has the episodes of these trajectories, which began with the prompt of their group."""
         self._homes |= dict.fromkeys(ids, worker)
         self._known |= dict.fromkeys(ids, 0)
+        self._since |= dict.fromkeys(ids, since_s)
 
     def forget(self, ids: Collection[int]) -> set[str]:
         """These trajectories need no answer any more. Returns the workers that are to end an episode."""
@@ -108,6 +111,7 @@ class ScoreRequests:
         for trajectory_id in ids:
             self._suspects.discard(trajectory_id)
             self._deaths.pop(trajectory_id, None)
+            self._since.pop(trajectory_id, None)
             if any(trajectory_id in taken for taken in self._taken.values()):
                 self._forgotten.add(trajectory_id)
             if self._several:
@@ -189,6 +193,10 @@ class ScoreRequests:
             self._taken[worker].pop(one.trajectory_id)
         self._wait_again(reversed(unanswered))
 
+    def since(self, trajectory_id: int, asked_s: float) -> float:
+        """When what is answered now began: with its request, or before."""
+        return self._since.pop(trajectory_id, asked_s)
+
     def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
         """Raises: RewardError: too many failed in a row."""
         request = self._taken[worker].pop(trajectory_id)
@@ -238,4 +246,5 @@ class ScoreRequests:
         self._restarted.pop(worker, None)
         self._homes = {tid: name for tid, name in self._homes.items() if name != worker}
         self._known = {tid: known for tid, known in self._known.items() if tid in self._homes}
+        self._since = {tid: since_s for tid, since_s in self._since.items() if tid in self._homes}
         self._waiting[ANY] = deque(sorted([*self._waiting.pop(worker, ()), *self._waiting[ANY]]))

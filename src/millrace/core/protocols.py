@@ -217,8 +217,11 @@ class Relay(Protocol):
 class RewardWorker(Protocol):
     """Turns group ids into prompts and completions into scores. Any worker can serve any group."""
 
-    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt | BadPrompt]:
-        """`members`: of each group the trajectory that goes on with the episode begun for the prompt.
+    async def prompts(
+        self, group_ids: list[int], members: Sequence[Sequence[int]] = ()
+    ) -> list[Prompt | BadPrompt]:
+        """`members`: the trajectories of each group. Their episodes begin now. That of the first gives the
+        prompt.
         Raises: OutOfMemory: one of these rows needs more than this worker has left."""
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:

@@ -22,15 +22,7 @@ from millrace.core.completion.forks import context, num_seen, num_shared
 from millrace.core.errors import ConfigError, DeadlineExceeded
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.turns.turn_bounds import ENVIRONMENT_S, NO_BOUNDS
-from millrace.core.types import (
-    Abstain,
-    Failed,
-    Finish,
-    Observed,
-    Score,
-    Scored,
-    ScoreRequest,
-)
+from millrace.core.types import Abstain, Failed, Finish, Observed, Score, Scored, ScoreRequest
 from millrace.episodes.bridge import Bridge, PlainBridge
 from millrace.episodes.environment import (
     CONTEXT,
@@ -100,8 +92,9 @@ class Episodes:
         self._trial, self._begin = trial, begin
         self._recovery = getattr(kind, "recovery", "replayed")
         self._lost_max = UNREPEATED_LOST_MAX if self._recovery == "failed" else LOST_MAX
-        self._threads = ThreadPoolExecutor(THREADS + self._lost_max, "environment")
+        self._threads = ThreadPoolExecutor(2 * THREADS + self._lost_max, "environment")
         self._lost = list[Future[Any]]()
+        self._starting: dict[int, Future[Episode]] = {}  # by trajectory, which did not ask for it yet
         self._wants_ids = getattr(kind, "wants_ids", False)
         self.schemas: Sequence[dict[str, Any]] = getattr(kind, "schemas", ())
         self.open = OpenEpisodes()
@@ -117,15 +110,23 @@ class Episodes:
             return None
         return await self.answered(*found)
 
-    async def begun(self, row: Row, member: ScoreRequest | None = None) -> More | Ids | Failed:
-        """What follows the prompt of a row. `member`: a trajectory that goes on with this episode, if that
-        has token ids. Raises: as `answered`."""
-        late = partial(self.forget, [] if member is None else [member.trajectory_id])
-        return await self._in_time(partial(self.first, row, member), late)
+    async def begun(self, row: Row, members: Sequence[ScoreRequest] = ()) -> More | Ids | Failed:
+        """What follows the prompt of a row. `members`: trajectories that go on with episodes which start
+        now. The answer is the first one's, if that has token ids. Raises: as `answered`."""
+        ids = [member.trajectory_id for member in members]
+        self.forget(ids)
+        for trajectory_id in ids[1:THREADS]:
+            starts = partial(_of_one_process, partial(self._started, row))
+            self._starting[trajectory_id] = self._threads.submit(starts)
+        first = members[0] if members else None
+        return await self._in_time(partial(self.first, row, first), partial(self.forget, ids[:1]))
 
     def forget(self, trajectory_ids: list[int]) -> Future[None] | None:
         """These trajectories have ended, or begin again. A `close` that hangs takes a thread. Returns what
         removes their snapshots; None: they have none."""
+        for trajectory_id in trajectory_ids:
+            if (starting := self._starting.pop(trajectory_id, None)) is not None and not starting.cancel():
+                self._threads.submit(self._close_started, starting)
         for episode in self.open.forget(trajectory_ids):
             self._threads.submit(self.open.close, episode, Cause.FORGOTTEN)
         if self._recovery == "restored":
@@ -220,11 +221,11 @@ class Episodes:
         self, request: ScoreRequest, row: Row, episode: Episode | None = None
     ) -> Observed | Failed:
         """Begin the episode of a trajectory, without what it had. Raises: EpisodeLost."""
+        starting = self._starting.pop(request.trajectory_id, None)
         self.forget([request.trajectory_id])
         try:
             if episode is None:
-                episode = self.open.open(self._kind, row)
-                self._reset(episode, row)
+                episode = self._started(row) if starting is None else starting.result()
             begun = episode.begun
             observed = _own_prompt(request, begun)
             room = request.room + num_seen(request.forks, len(request.tokens), len(request.prompt))
@@ -243,6 +244,20 @@ class Episodes:
         finally:
             if episode is not None:
                 self.open.close(episode, Cause.FAILED)
+
+    def _started(self, row: Row) -> Episode:
+        """An episode before its first turn. Raises: EpisodeLost. What the environment raises."""
+        episode = self.open.open(self._kind, row)
+        try:
+            self._reset(episode, row)
+        except BaseException:
+            self.open.close(episode, Cause.FAILED)
+            raise
+        return episode
+
+    def _close_started(self, starting: Future[Episode]) -> None:
+        if starting.exception() is None:
+            self.open.close(starting.result(), Cause.FORGOTTEN)
 
     def _again(self, request: ScoreRequest, row: Row, turns: int) -> Episode | Observed | Failed:
         """The episode after so many turns, in this process. That of an agent that asks something else begins

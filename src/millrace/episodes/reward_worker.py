@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,16 +108,18 @@ class TaskRewardWorker:
         if limit_memory:
             limit_process_memory(self._config.reward.memory_mb)
 
-    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt | BadPrompt]:
-        """The prompts of these groups, in order; an unusable row comes with the reason. `members`: of each
-        group the trajectory that goes on with the agent that was started for the prompt.
+    async def prompts(
+        self, group_ids: list[int], members: Sequence[Sequence[int]] = ()
+    ) -> list[Prompt | BadPrompt]:
+        """The prompts of these groups, in order; an unusable row comes with the reason. `members`: the
+        trajectories of each group. Their agents start together. The first one's request is the prompt.
 
         Raises: OutOfMemory: this process is at its limit.
         """
         with needing_memory("a reward worker", "prompts", _ADVICE):
             if self._episodes is not None:
-                begun = zip_longest(group_ids, members)
-                return [await self._begun(self._episodes, group_id, member) for group_id, member in begun]
+                begun = zip(group_ids, members or [()] * len(group_ids), strict=True)
+                return [await self._begun(self._episodes, *of_group) for of_group in begun]
             return await self._in_rows(lambda: [self._prompt(group_id) for group_id in group_ids])
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:
@@ -234,23 +235,24 @@ class TaskRewardWorker:
         except OutOfMemory as error:
             return error
 
-    async def _begun(self, episodes: Episodes, group_id: int, member: int | None) -> Prompt | BadPrompt:
-        """The prompt with what the environment adds."""
+    async def _begun(self, episodes: Episodes, group_id: int, members: Sequence[int]) -> Prompt | BadPrompt:
+        """The prompt with what the environment adds. Of a bad prompt no episode is left."""
         part, row = self._parts.locate(group_id)
         try:
             columns = await self._in_rows(lambda: asked_columns(part, row, ""))
-            asked = None if member is None else ScoreRequest(member, group_id, token_array(), Finish.TURN)
+            asked = [ScoreRequest(member, group_id, token_array(), Finish.TURN) for member in members]
             more = await episodes.begun(columns, asked)
         except DataError as error:
             return BadPrompt(group_id, part.row_id(row), str(error))
-        if isinstance(more, Failed):
-            return BadPrompt(group_id, part.row_id(row), f"{part.row_id(row)}: {more.reason}")
         if isinstance(more, Ids):
             prompt = await self._in_rows(lambda: self._of_ids(group_id, more))
-            if member is not None and isinstance(prompt, BadPrompt):
-                episodes.forget([member])
-            return prompt
-        return await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
+        elif isinstance(more, Failed):
+            prompt = BadPrompt(group_id, part.row_id(row), f"{part.row_id(row)}: {more.reason}")
+        else:
+            prompt = await self._in_rows(lambda: self._prompt(group_id, more, episodes.schemas))
+        if isinstance(prompt, BadPrompt):
+            episodes.forget([*members])
+        return prompt
 
     def _of_ids(self, group_id: int, ids: Ids) -> Prompt | BadPrompt:
         """The prompt that the first request of an agent has."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from millrace.core import clock
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import OutOfMemory
 from millrace.core.turns.packed import PackedRequest, pack_answer, unpack_request
@@ -31,7 +32,7 @@ FORKED = -1
 
 
 class SimRewardWorker:
-    """A worker without state, so any instance can serve any group.
+    """A worker that keeps nothing but when agents were started, so any instance can serve any group.
 
     The worker scores one completion at a time. With `parallel` it simulates a pool of sandboxes that begin
     all requests of a call at once.
@@ -47,10 +48,14 @@ class SimRewardWorker:
     ) -> None:
         self._seed, self._costs, self._workload = seed, costs, workload
         self._parallel = parallel
+        self._since_s: dict[int, float] = {}  # by trajectory: when its agent was started with the prompt
 
-    async def prompts(self, group_ids: list[int], members: Sequence[int] = ()) -> list[Prompt | BadPrompt]:
-        for trajectory_id in members:
-            await asyncio.sleep(self._start_s(trajectory_id) * pace.get()())
+    async def prompts(
+        self, group_ids: list[int], members: Sequence[Sequence[int]] = ()
+    ) -> list[Prompt | BadPrompt]:
+        for first, *others in members:
+            self._since_s |= dict.fromkeys(others, clock.now())
+            await asyncio.sleep(self._start_s(first))
         await asyncio.sleep(self._costs.prompts_s * pace.get()())
         return [self._prompt(group_id) for group_id in group_ids]
 
@@ -66,7 +71,8 @@ class SimRewardWorker:
         if request.known is not None:
             return None
         if request.begins:
-            await asyncio.sleep(self._start_s(request.trajectory_id) * pace.get()())
+            ready_s = self._since_s.pop(tid := request.trajectory_id, clock.now()) + self._start_s(tid)
+            await asyncio.sleep(max(0.0, ready_s - clock.now()))
             return pack_answer(self._begun(request))
         [(_, answer)] = [one async for one in self.score([request])]
         return pack_answer(answer)
@@ -85,7 +91,7 @@ class SimRewardWorker:
     def _start_s(self, trajectory_id: int) -> float:
         """Seconds until the agent of a trajectory makes its first request."""
         start_s = self._workload.start_s
-        return 0.0 if start_s is None else start_s.draw(hash((self._seed, -1)), trajectory_id)
+        return 0.0 if start_s is None else start_s.draw(hash((self._seed, -1)), trajectory_id) * pace.get()()
 
     def _begun(self, request: ScoreRequest) -> Observed:
         """The prompt of an agent: a share of it is its own."""

@@ -37,7 +37,7 @@ class BegunAhead:
         return [tid for group_id in group_ids for tid in range(group_id * size, (group_id + 1) * size)]
 
     def requests(self, prompt: Prompt) -> list[ScoreRequest]:
-        """Of all members but the first, whose agent was started for the prompt."""
+        """Of all members but the first, whose first request is the prompt."""
         first = ScoreRequest(
             trajectory_id=-1,
             group_id=prompt.group_id,
