@@ -74,17 +74,23 @@ def test_each_row_is_as_near_to_the_truth_as_its_own_scale_allows(way: str, dtyp
 
 
 def test_sums_of_the_rounded_numbers_are_exact(way: str) -> None:
-    x_TI, weight_OI = random(40, 512), random(96, 512, seed=1)
-    (numbers_TI, scale_T1), (numbers_OI, scale_O1) = quantised(x_TI), quantised(weight_OI)
-    expected = (numbers_TI.double() * scale_T1.double()) @ (numbers_OI.double() * scale_O1.double()).t()
-    found = fp8_weight(weight_OI, quantised).output(x_TI)
-    assert row_errors(found, expected).max() < 1e-5
+    weight_OI = random(96, 512, seed=1)
+    weight = fp8_weight(weight_OI, quantised)
+    for a_MK, b_NK, compute in (
+        (random(40, 512), weight_OI, weight.output),
+        (random(40, 96, seed=2), weight_OI.t(), weight.input_gradient),
+    ):
+        (a, scale_M1), (b, scale_N1) = quantised(a_MK), quantised(b_NK)
+        expected = (a.double() * scale_M1.double()) @ (b.double() * scale_N1.double()).t()
+        assert row_errors(compute(a_MK), expected).max() < 1e-5
 
 
 def test_the_largest_number_of_a_row_is_the_largest_of_the_format() -> None:
     numbers, scale = quantised(random(100, 64))
     assert (numbers.float().abs().amax(1) == fp8_matmul.FP8_MAX).all()
     assert scale.dtype == torch.float32 and scale.shape == (100, 1)
+    turned = quantised(random(64, 100).t())[0]  # a GPU multiplies rows
+    assert numbers.is_contiguous() and turned.is_contiguous()
 
 
 def test_rows_of_zeros_and_none_give_zeros_and_none(way: str) -> None:

@@ -39,14 +39,14 @@ DESCRIPTION = ", matrices of layers in fp8 (weights by channel, inputs by token)
 
 
 def quantised(rows_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers of fp8, and the scale of each row, (M, 1) float32.
+    """Numbers of fp8, row after row, and the scale of each row, (M, 1) float32.
 
     Degenerate:
         zeros -> zeros. NaN or infinity -> the row has a NaN and so has its product, as without fp8.
     """
     largest_M1 = torch.linalg.vector_norm(rows_MK, torch.inf, -1, keepdim=True, dtype=torch.float32)
     scale_M1 = (largest_M1 / FP8_MAX).clamp_min(SCALE_MIN)
-    return (rows_MK / scale_M1).to(FP8), scale_M1
+    return (rows_MK / scale_M1).to(FP8, memory_format=torch.contiguous_format), scale_M1
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Fp8Weight:
 
 
 def fp8_weight(weight_OI: Tensor, quantise: Quantise) -> Fp8Weight:
-    of_outputs, of_inputs = quantised(weight_OI), quantised(weight_OI.t().contiguous())
+    of_outputs, of_inputs = quantised(weight_OI), quantised(weight_OI.t())
     return Fp8Weight(*of_outputs, *of_inputs, dtype=weight_OI.dtype, quantise=quantise)
 
 
@@ -111,7 +111,7 @@ def quantise_layers(model: PreTrainedModel, device: torch.device) -> None:
         if why:
             raise ConfigError(
                 f'`trainer.quantization` ("fp8"): {device} cannot multiply these matrices in fp8: {why}\n'
-                "  It needs compute capability 8.9, an Ada or a Hopper. Leave the key out"
+                "  It needs compute capability 8.9 or more (Ada, Hopper). Leave the key out"
             )
     for layer in layers.values():
         setattr(layer, QUANTISE, quantised)
