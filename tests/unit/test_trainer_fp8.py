@@ -9,6 +9,8 @@ import pytest
 import torch
 from test_trainer_compiled import counter as counter
 from test_trainer_compiled import installed, relative_error, step_gradient
+from tests.device_watch import META, trained_as_on_gpu
+from torch._subclasses.fake_tensor import FakeTensorMode
 from trainer_doubles import make_batch, make_trainer, save_tiny_model, tiny_model
 
 from millrace.core.errors import ConfigError, TrainingError
@@ -210,6 +212,34 @@ def test_layers_that_are_joined_and_compiled_compute_the_same(
     found = step_gradient(model, torch.bfloat16)
     assert seen == {1, 2, 3}
     assert relative_error(found, true) < 1.2 * relative_error(alone, true)
+
+
+def test_the_matmuls_of_a_gpu_are_as_torch_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors of a GPU meet torch's checks: sizes, rows of the first factor, shapes of scales."""
+    monkeypatch.setattr(fp8_matmul, "why_no_kernel", lambda device: "")
+    with FakeTensorMode():
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+
+        weight = fp8_weight(empty(48, 64), quantised)
+        for x_TI in (empty(7, 64), empty(1, 64), empty(64, 7).t(), empty(1, 64).expand(9, 64)):
+            assert weight.output(x_TI).shape == (len(x_TI), 48)
+        for grad_TO in (empty(7, 48), empty(48, 7).t()):
+            assert weight.input_gradient(grad_TO).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["qwen3", "phi3"])
+def test_a_micro_batch_on_a_gpu_waits_for_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_matmul, "why_no_kernel", lambda device: "")
+    model = tiny_model(family)
+    quantise_layers(model, META)
+    with trained_as_on_gpu(model.to(META)) as watch:
+        trainer = make_trainer(model=model, dtype=torch.bfloat16, published=torch.bfloat16)
+        prepared = trainer._prepared(make_batch(), 1)
+        with watch, trainer._serving():
+            trainer._backward(prepared.rows[0][0], prepared.flat, 0.0, first=True)
+    assert watch.waits == [] and watch.counts["_scaled_mm"] == 2 * len(model.base_model.layers) * 4
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

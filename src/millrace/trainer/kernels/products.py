@@ -78,12 +78,12 @@ def _outputs(layers: Layers) -> list[int]:
 
 def _unfilled(layers: Layers, dtype: torch.dtype) -> RoundedLayers:
     """Weights in fp8 are there at once."""
-    outputs, weight = sum(_outputs(layers)), layers[0].weight.detach()
-    bias_O = None if layers[0].bias is None else weight.new_empty(outputs, dtype=dtype)
+    outputs, weights = sum(_outputs(layers)), [layer.weight.detach() for layer in layers]
+    bias_O = None if layers[0].bias is None else weights[0].new_empty(outputs, dtype=dtype)
+    weight_OI = weights[0].new_empty((outputs, layers[0].in_features), dtype=dtype)
     if (quantise := getattr(layers[0], QUANTISE, None)) is not None:
-        weight_OI = torch.cat([layer.weight.detach().to(dtype) for layer in layers])
-        return RoundedLayers(layers, fp8_weight(weight_OI, quantise), bias_O)
-    return RoundedLayers(layers, weight.new_empty((outputs, layers[0].in_features), dtype=dtype), bias_O)
+        return RoundedLayers(layers, fp8_weight(torch.cat(weights, out=weight_OI), quantise), bias_O)
+    return RoundedLayers(layers, weight_OI, bias_O)
 
 
 @torch.no_grad()
