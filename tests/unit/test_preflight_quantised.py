@@ -48,7 +48,10 @@ def test_a_trainer_with_one_rank_and_whole_weights_may_be_quantised_and_experts_
     model: Path, tmp_path: Path
 ) -> None:
     config = quantised_trainer(model)
-    preflight(config, tmp_path)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+    assert '`trainer.quantization` ("fp8") makes steps slower on a CPU' in "\n".join(
+        preflight(config, tmp_path)
+    )
     (model / "config.json").write_text(json.dumps(MODEL | {"model_type": "qwen3_moe", "num_experts": 4}))
     with pytest.raises(ConfigError, match=r"(?s)`trainer.quantization` .* has experts.*Leave it out"):
         preflight(config, tmp_path)
