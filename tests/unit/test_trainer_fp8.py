@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_device_waits import MIXTURES, TRAINED
 from test_trainer_compiled import counter as counter
 from test_trainer_compiled import installed, relative_error, step_gradient
 from tests.device_watch import META, trained_as_on_gpu
@@ -229,9 +230,15 @@ def test_the_matmuls_of_a_gpu_are_as_torch_asks_for_them(monkeypatch: pytest.Mon
             assert weight.input_gradient(grad_TO).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("family", ["qwen3", "phi3"])
-def test_a_micro_batch_on_a_gpu_waits_for_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", [name for name in TRAINED if name not in MIXTURES])
+def test_on_a_gpu_every_matrix_of_every_family_is_used_in_fp8_and_nothing_waits(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fp8_matmul, "why_no_kernel", lambda device: "")
+    made, used = list[Tensor](), list[Tensor]()
+    inner, product = fp8_matmul.fp8_weight, fp8_matmul._matmul
+    monkeypatch.setattr(products, "fp8_weight", lambda weight, of: made.append(weight) or inner(weight, of))
+    monkeypatch.setattr(fp8_matmul, "_matmul", lambda *args: used.append(args[2]) or product(*args))
     model = tiny_model(family)
     quantise_layers(model, META)
     with trained_as_on_gpu(model.to(META)) as watch:
@@ -239,7 +246,11 @@ def test_a_micro_batch_on_a_gpu_waits_for_nothing(family: str, monkeypatch: pyte
         prepared = trainer._prepared(make_batch(), 1)
         with watch, trainer._serving():
             trainer._backward(prepared.rows[0][0], prepared.flat, 0.0, first=True)
-    assert watch.waits == [] and watch.counts["_scaled_mm"] == 2 * len(model.base_model.layers) * 4
+    assert watch.waits == []
+    assert sum(weight.numel() for weight in made) == sum(
+        layer.weight.numel() for layer in model.modules() if hasattr(layer, QUANTISE)
+    )
+    assert len(used) == len({id(rows) for rows in used}) == 2 * len(made)  # once forward, once back
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -8,8 +8,8 @@
               is after a layer, and 16 (Q + K) in float32.
               Head: 12 H a token, `CHUNKS` chunks of logits, and copies and gradients of the projection.
               Layer: all of one layer again with `model.recompute`; 16 H + 2 size I a token of gradients;
-              copies and gradients of the layer's weights. With `trainer.quantization` 10 I a token, and 14 a
-              weight of gate or up, are the float32 numbers that become fp8, and these.
+              copies and gradients of the layer's weights. With `trainer.quantization` also 10 I a token, and
+              14 H I in all: numbers in float32 that become fp8.
               `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and weights. Ranks that gather
               weights have gathered copies, too. If an update takes more, its memory counts: with 8-bit
               moments on a CPU, `UPDATE_BYTES` for each number of the largest tensor
