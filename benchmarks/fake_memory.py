@@ -31,6 +31,8 @@ from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.devices import matmul
 from millrace.trainer import row_logprobs
 from millrace.trainer.batch.batch_step import StepSettings
+from millrace.trainer.kernels import products
+from millrace.trainer.kernels.fp8_matmul import quantise_layers
 from millrace.trainer.kernels.row_threads import RowThreads
 from millrace.trainer.model import _pair_logprobs, recompute_layers
 from millrace.trainer.ranks import mesh
@@ -179,6 +181,9 @@ def _trainer(shape: Mapping[str, Any], config: Config, ranks: Ranks) -> PolicyTr
     model = AutoModelForCausalLM.from_config(Qwen2Config(**shape, attn_implementation=NAME)).eval()
     if not ranks.alone:
         divide(model, ranks, _pair_logprobs, dtype)
+    if config.trainer.quantization is not None:
+        quantise_layers(model, torch.device("cpu"))
+        products.install_linear(model)
     if config.model.recompute:
         recompute_layers(model)
     settings = StepSettings(

@@ -12,6 +12,7 @@ engine   steady decoding of N sequences of about 450 to 570 tokens. The roofline
          transformers with the same requests, `end_to_end_tokens_per_s` ours, both with their prompts.
 trainer  steps on rows of 4,096 and 16,384 tokens, prompts shared by four. `mfu`: the arithmetic that the
          tokens need (recomputation not counted) over the peak of the GPU's data sheet, else of a product.
+         `fp8`: the shorter rows with `trainer.quantization`
 weights  what a publication stops the trainer for, what a pull takes (with `verify_s`, its digest) and a swap,
          and pinned copies of as much. `slots_pinned`: the writer's slot and the reader's
 trl      trained tokens a second of the whole loop, and those of TRL's GRPOTrainer, if TRL is installed.
@@ -235,15 +236,25 @@ def trainer_part(sizes: Sizes, size: str, note: Callable[[Figures], None]) -> No
             )
         )
         note({"rows": rows})
+    shorter = next(iter(sizes.rows.items()))
+    rows["fp8"] = guarded(lambda: training(sizes, size, *shorter, False, top, quantised=True))
+    note({"rows": rows})
 
 
 def training(
-    sizes: Sizes, size: str, row_tokens: int, num_rows: int, recompute: bool, top: Figures
+    sizes: Sizes,
+    size: str,
+    row_tokens: int,
+    num_rows: int,
+    recompute: bool,
+    top: Figures,
+    *,
+    quantised: bool = False,
 ) -> Figures:
     device, config = sizes.device, sizes.config(size)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    trainer = random_trainer(config, sizes, row_tokens)
+    trainer = random_trainer(config, sizes, row_tokens, quantised=quantised)
     if recompute:
         recompute_layers(trainer.model)
     batch = make_batch(row_tokens, num_rows)
@@ -266,11 +277,13 @@ def training(
     }
 
 
-def random_trainer(config: Qwen3Config, sizes: Sizes, row_tokens: int) -> PolicyTrainer:
+def random_trainer(
+    config: Qwen3Config, sizes: Sizes, row_tokens: int, *, quantised: bool = False
+) -> PolicyTrainer:
     torch.manual_seed(0)
     with torch.device(sizes.device):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
-    install_kernels(model, sizes.device, ALONE)
+    install_kernels(model, sizes.device, ALONE, quantised=quantised)
     settings = StepSettings(
         optimizer=Optimizer(lr=1e-6),
         token_budget=row_tokens,

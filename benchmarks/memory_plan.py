@@ -25,7 +25,7 @@ from millrace.placement.memory.needs import Needs, read_needs
 
 class Case(NamedTuple):
     model: str
-    trainer: dict[str, int]
+    trainer: dict[str, Any]
     tokens: int = 8192
     recompute: bool = True
     dtype: str = "bfloat16"

@@ -167,14 +167,15 @@ def test_hints_name_the_command_as_it_was_typed(monkeypatch: pytest.MonkeyPatch,
     assert typed() == f"{sys.executable} -m millrace"
 
 
+@pytest.mark.parametrize("key", ["rollout.quantization", "trainer.quantization"])
 def test_the_quickstart_refuses_what_its_check_of_log_probs_cannot_hold(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = ["rollout.engine=vllm", "model.dtype=bfloat16", "rollout.quantization=fp8"]
+    sets = ["rollout.engine=vllm", "model.dtype=bfloat16", f"{key}=fp8"]
     asked = [argument for key in sets for argument in ("--set", key)]
     assert app.run(["quickstart", "--run-dir", str(tmp_path / "made"), *asked]) == 2
     said = capsys.readouterr().err
-    assert "`rollout.quantization` (fp8): the quickstart checks" in said and "1e-04" in said
+    assert f"`{key}` (fp8): the quickstart checks" in said and "1e-04" in said
 
 
 def test_the_last_line_of_the_quickstart_can_be_pasted(

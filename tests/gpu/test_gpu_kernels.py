@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from millrace.engines.own.accelerated import drawn, fused
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.sampler import TokenSampler
 from millrace.trainer import row_logprobs
-from millrace.trainer.kernels import fused_attention, on_gpu, products
+from millrace.trainer.kernels import fp8_matmul, fused_attention, on_gpu, products
 
 pytestmark = pytest.mark.gpu
 
@@ -131,6 +132,27 @@ def test_a_compiled_model_gives_the_same_gradient(dtype, gpu, monkeypatch):
         make_trainer(model=model, dtype=dtype, published=dtype).accumulate(make_batch())
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert error(gradients[1], gradients[0].double()) < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 4096])
+def test_layers_in_fp8_are_as_near_to_the_truth_as_on_a_cpu(tokens, gpu):
+    if torch.cuda.get_device_capability(gpu) < (8, 9):
+        pytest.skip("matmuls in fp8 need compute capability 8.9")
+    assert not fp8_matmul.why_no_kernel(gpu)
+    torch.manual_seed(0)
+    x, grad = torch.randn(tokens, 1024).bfloat16(), torch.randn(tokens, 3072).bfloat16()
+    weight = torch.randn(3072, 1024).bfloat16()
+    quantise = on_gpu.compiled(fp8_matmul.quantised, on_gpu.INDUCTOR)
+    ours = fp8_matmul.fp8_weight(weight.to(gpu), partial(on_gpu._quantised, quantise))
+    cpus = fp8_matmul.fp8_weight(weight, fp8_matmul.quantised)
+    for found, of_cpu, true in (
+        (ours.output(x.to(gpu)), cpus.output(x), x.double() @ weight.double().t()),
+        (ours.input_gradient(grad.to(gpu)), cpus.input_gradient(grad), grad.double() @ weight.double()),
+    ):
+        assert error(found.cpu(), of_cpu.double()) < 0.01  # numbers in the middle of two go to either
+        assert error(found.cpu(), true) < 0.045
+    grad[0, 3] = torch.nan
+    assert ours.input_gradient(grad.to(gpu))[0].isnan().all()
 
 
 def test_attention_has_a_name(gpu):

@@ -75,7 +75,7 @@ def test_a_quantised_run_is_judged_by_a_bound_of_its_own():
     assert faults(evidence((0.5, 0.5, 0.5), dtype="fp8")) == ["wrong-weights"]
     (finding,) = diagnose(evidence((0.3, 0.3, 0.3), dtype="fp8"))
     assert finding.fault == "numeric-gap" and "rounding in fp8 explains 0.2" in finding.evidence[0]
-    assert "leave `rollout.quantization` out" in finding.advice[1]
+    assert "leave `rollout.quantization` out, or `trainer.quantization`" in finding.advice[1]
 
 
 def test_the_evidence_of_a_quantised_run_is_in_its_format():
@@ -87,6 +87,7 @@ def test_the_evidence_of_a_quantised_run_is_in_its_format():
     config = {"model": model, "task": task, "reward": reward}
     rollout = {"engine": "vllm", "quantization": "fp8"}
     assert evidence_of(Config.model_validate(config | {"rollout": rollout})).dtype == "fp8"
+    assert evidence_of(Config.model_validate(config | {"trainer": {"quantization": "fp8"}})).dtype == "fp8"
     assert evidence_of(Config.model_validate(config)).dtype == "bfloat16"
 
 

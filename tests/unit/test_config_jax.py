@@ -23,6 +23,7 @@ def config(**sections: Any) -> Config:
         ({"optimizer": {"rule": "muon"}}, r'`optimizer.rule` \("muon"\)'),
         ({"optimizer": {"states": "8bit"}}, r'`optimizer.states` \("8bit"\)'),
         ({"trainer": {"offload": True}}, r"`trainer.offload` \(true\)"),
+        ({"trainer": {"quantization": "fp8"}}, r'`trainer.quantization` \("fp8"\): only bfloat16'),
         ({"trainer": {"shard": 2, "hosts": 2}, "adapter": {"rank": 4}}, r"`trainer.hosts` \(2\)"),
         ({"sampling": {"routing": True}}, r"`sampling.routing` \(true\)"),
     ],

@@ -119,6 +119,16 @@ def test_the_command_compares_trainer_and_engine(
     assert "log-probs of replicas (own) are not compared: the ledger has none" in output.err
 
 
+def test_the_command_says_that_a_quantised_trainer_is_compared_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = honest_model(tmp_path / "model", "llama"), tmp_path / "run.toml"
+    config.write_text(CONFIG.format(model=model) + '[trainer]\nquantization = "fp8"\n')
+    monkeypatch.chdir(tmp_path)
+    assert millrace(["doctor", str(config), "--numerics", "--tokens", "20"]) == 0
+    assert "the trainer computes without `trainer.quantization`" in capsys.readouterr().err
+
+
 def test_the_command_names_the_side_and_the_layer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,11 +31,26 @@ def test_stale_tokens_that_nothing_corrects_are_refused() -> None:
     assert contradictions_of(**UNCORRECTED, schedule={"kind": "areal", "eta": 4}, allow=["uncorrected"]) == []
 
 
-def test_tokens_of_rounded_weights_that_nothing_corrects_are_refused_at_every_age() -> None:
-    rounded = {"rollout": {"engine": "vllm", "quantization": "fp8"}, "schedule": {"kind": "synchronous"}}
+@pytest.mark.parametrize(
+    ("rounded", "said"),
+    [
+        (
+            {"rollout": {"engine": "vllm", "quantization": "fp8"}},
+            'replicas sample with rounded weights (`rollout.quantization` "fp8")',
+        ),
+        (
+            {"trainer": {"quantization": "fp8"}},
+            'the trainer computes with rounded weights (`trainer.quantization` "fp8")',
+        ),
+    ],
+)
+def test_tokens_of_rounded_weights_that_nothing_corrects_are_refused_at_every_age(
+    rounded: dict[str, Any], said: str
+) -> None:
+    rounded = rounded | {"schedule": {"kind": "synchronous"}}
     assert contradictions_of(**rounded) == []
     (message,) = contradictions_of(**UNCORRECTED, **rounded)
-    assert 'replicas sample with rounded weights (`rollout.quantization` "fp8")' in message
+    assert said in message
 
 
 @pytest.mark.parametrize(

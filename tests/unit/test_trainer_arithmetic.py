@@ -11,14 +11,16 @@ from millrace.config.schema import Config
 from millrace.trainer.role import arithmetic
 
 
-def arithmetic_of(budget: int = 8192, recompute: bool = False, shard: int = 1) -> str:
+def arithmetic_of(
+    budget: int = 8192, recompute: bool = False, shard: int = 1, quantization: str | None = None
+) -> str:
     config = Config.model_validate(
         {
             "model": {"path": "m", "recompute": recompute},
             "task": {"kind": "gym", "name": "gcd"},
             "reward": {"kind": "gym"},
             "batch": {"token_budget": budget},
-            "trainer": {"shard": shard},
+            "trainer": {"shard": shard, "quantization": quantization},
         }
     )
     return arithmetic(torch.device("cpu"), config)
@@ -35,3 +37,4 @@ def test_a_limit_on_instructions_is_told(variable: str, monkeypatch: pytest.Monk
 def test_packing_recomputation_and_ranks_are_told() -> None:
     assert len({arithmetic_of(*chosen) for chosen in product((64, 128), (False, True), (1, 2, 4))}) == 12
     assert "trainer" not in arithmetic_of(shard=1)
+    assert "trainer.quantization fp8" in arithmetic_of(quantization="fp8")

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from millrace.core.digest import digest_buffers
 from millrace.core.errors import DataError, DigestMismatchError, WorkerError
 from millrace.core.types import Batch, Endpoint, StepRejected
+from millrace.trainer.kernels.fp8_matmul import DESCRIPTION
 from millrace.trainer.model import named_weights
 from millrace.trainer.publish.publisher import PublishBuffers
 from millrace.trainer.role import TorchTrainer
@@ -123,6 +124,20 @@ def test_what_is_published_are_the_current_weights_in_the_published_dtype(make_r
             await role.step(make_batch(version))
         assert WRITERS[0].written[0] != WRITERS[0].written[1]
         assert len(WRITERS) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_quantised_trainer_says_so_and_publishes_in_bfloat16(make_role):
+    async def scenario():
+        plain = await make_role(model={"dtype": "bfloat16"}).load(None)
+        role = make_role(model={"dtype": "bfloat16"}, trainer={"quantization": "fp8"})
+        state = await role.load(None)
+        assert state.computes == f"{plain.computes}{DESCRIPTION}"
+        assert state.slot_bytes == plain.slot_bytes
+        assert "trainer.quantization fp8" in state.arithmetic
+        result = await role.step(make_batch(0))
+        assert result.version == 1 and math.isfinite(result.metrics["loss"])
 
     asyncio.run(scenario())
 

@@ -311,6 +311,7 @@ class TrainerKeys(TypedDict, total=False):
     tensor: int
     sequence: int
     hosts: int
+    quantization: Literal['fp8'] | Literal['none'] | None
     offload: bool
     standby: bool
 

@@ -52,7 +52,13 @@ def check_model(config: Config) -> None:
     if (teacher := config.teacher) is not None:
         refuse_other_tokens(teacher, config.model.path)
     _check_tokens(config.sampling, model.get("vocab_size"))
-    if config.sampling.routing and not (model.get("num_experts") or model.get("num_local_experts")):
+    experts = model.get("num_experts") or model.get("num_local_experts")
+    if config.trainer.quantization and experts:
+        raise ConfigError(
+            f'`trainer.quantization` ("fp8"): the model in {config.model.path} has experts, which compute in '
+            "bfloat16: little would be in fp8.\n  Leave it out"
+        )
+    if config.sampling.routing and not experts:
         raise ConfigError(
             f"`sampling.routing` (true): the model in {config.model.path} has no experts to record.\n"
             "  Set it to false"

@@ -65,6 +65,8 @@ def examine_sides(
     temperature = config.sampling.temperature or 1.0  # of greedy tokens log-probs are recorded at 1
     sampled: dict[str, Any] = {"published": config.model.dtype, "temperature": temperature}
     say(f"the reference: transformers in float64, {len(sequence.tokens)} tokens")
+    if config.trainer.quantization is not None:
+        say("the trainer computes without `trainer.quantization`: of fp8 no bound is known here")
     reference, _ = reference_values(model, sequence.tokens, **sampled)
     for side, compute in _sides(config, model, sequence, sampled).items():
         say(side)

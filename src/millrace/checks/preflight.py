@@ -237,7 +237,7 @@ def _check_step(config: Config, memory_bytes: int) -> None:
 
 
 def _core_warnings(config: Config, layout: Layout) -> Iterator[str]:
-    """More replicas, or more ranks of the trainer, than cores."""
+    """More replicas, or more ranks of the trainer, than cores. Matmuls that only GPUs make faster."""
     placed, cores = layout.main, sum(placed.host.cores for placed in layout.placements)
     replicas = config.rollout.replicas
     here = 0 if config.rollout.servers else replicas * config.rollout.tensor
@@ -252,6 +252,11 @@ def _core_warnings(config: Config, layout: Layout) -> Iterator[str]:
         yield (
             f"the trainer's {config.trainer.ranks_of_host} ranks share {cores} cores: more than {cores} "
             "train no faster, lower `trainer.shard`"
+        )
+    if placed.device == "cpu" and config.trainer.quantization is not None:
+        yield (
+            f'`trainer.quantization` ("{config.trainer.quantization}") makes steps slower on a CPU: it is '
+            "for GPUs, and for trials of what it does to a run"
         )
 
 

@@ -89,9 +89,11 @@ def _prepare(directory: Path, overwrite: bool, sets: list[str]) -> Config:
     target = directory / "quickstart.toml"
     target.write_text(files("millrace.quickstart").joinpath("quickstart.toml").read_text())
     config = load(target, sets)
-    if config.rollout.quantization is not None:
+    for section in ("rollout", "trainer"):
+        if (quantization := getattr(config, section).quantization) is None:
+            continue
         raise ConfigError(
-            f"`rollout.quantization` ({config.rollout.quantization}): the quickstart checks that replicas "
+            f"`{section}.quantization` ({quantization}): the quickstart checks that replicas "
             f"and trainer give a token the same log-prob, to {GAP_MAX:.0e}, and rounded weights do not.\n"
             "  Leave it out here. `millrace train` takes it, and `millrace doctor` judges the distance"
         )

@@ -216,6 +216,7 @@ def _jax_lacks(config: Keys) -> Iterator[str]:
         ("adapter.kind", adapter.kind if adapter.rank else "lora", "lora", "only LoRA was written for JAX"),
         ("optimizer.rule", optimizer.rule, "adamw", "only AdamW was written for JAX"),
         ("optimizer.states", optimizer.states, "float32", "JAX keeps its moments in float32"),
+        ("trainer.quantization", trainer.quantization, None, "only bfloat16 was written for JAX"),
         ("trainer.offload", trainer.offload, False, "its state stays on the devices: divide it by more"),
         ("trainer.standby", trainer.standby, False, "a TPU serves one process at a time"),
         ("trainer.hosts", trainer.hosts if adapter.rank else 1, 1, "an adapter was never tried on several"),
@@ -310,6 +311,8 @@ def refuse_start(config: Keys) -> None:
     """Raises: ConfigError: a run of this configuration cannot be what it asks for."""
     _refuse_trained_drafts(config)
     _refuse_narrow_states(config)
+    if config.trainer.quantization is not None and (reason := next(_not_quantised(config), "")):
+        raise ConfigError(f'`trainer.quantization` ("fp8") {reason}, or leave `trainer.quantization` out')
 
 
 def unless_allowed(config: Keys, **problems: Iterable[str]) -> list[str]:
@@ -345,9 +348,21 @@ def _refuse_trained_drafts(config: Keys) -> None:
         raise ConfigError(f'`rollout.drafts` ("trained") {reason}, or `rollout.drafts` to "earlier"')
 
 
+def _not_quantised(config: Keys) -> Iterator[str]:
+    trainer, whole = config.trainer, "rounds whole matrices once a step, in one process"
+    return _unmet(
+        ("model.dtype", config.model.dtype, "bfloat16", "takes the place of matrices in bfloat16"),
+        ("trainer.shard", trainer.shard, 1, whole),
+        ("trainer.tensor", trainer.tensor, 1, whole),
+        ("trainer.sequence", trainer.sequence, 1, whole),
+        ("trainer.offload", trainer.offload, False, "rounds matrices where it computes"),
+        ("adapter.rank", config.adapter.rank, None, "is for trained matrices: an adapter is merged anew"),
+    )
+
+
 def _no_trained_drafts(config: Keys) -> Iterator[str]:
     trainer, whole = config.trainer, "trains its head in one process, with whole weights"
-    needed = (
+    return _unmet(
         ("trainer.backend", trainer.backend, "torch", "trains its head in torch"),
         ("trainer.shard", trainer.shard, 1, whole),
         ("trainer.tensor", trainer.tensor, 1, whole),
@@ -356,6 +371,10 @@ def _no_trained_drafts(config: Keys) -> Iterator[str]:
         ("adapter.rank", config.adapter.rank, None, "is published with whole weights, not with an adapter"),
         ("rollout.colocated", config.rollout.colocated, False, "is trained while the trainer would be idle"),
     )
+
+
+def _unmet(*needed: tuple[str, object, object, str]) -> Iterator[str]:
+    """Of each key, its value, the only value that goes, and why: those that have another value."""
     for key, value, only, why in needed:
         if value != only:
             yield f"{why}, and `{key}` is {as_toml(value)}.\n  Set it to {as_toml(only)}"
@@ -363,18 +382,24 @@ def _no_trained_drafts(config: Keys) -> Iterator[str]:
 
 def uncorrected(config: Keys) -> Iterator[str]:
     """Tokens of other policies count as if the current policy had sampled them. Runs collapse: LlamaRL,
-    arXiv:2505.24034, section 6. A quantised replica is another policy at any age."""
-    algorithm, bound, rounded = config.policy_gradient, config.staleness_bound, config.rollout.quantization
-    if (bound == 0 and rounded is None) or algorithm is None:
+    arXiv:2505.24034, section 6. A quantised replica or trainer is another policy at any age."""
+    algorithm, bound = config.policy_gradient, config.staleness_bound
+    rounded = [
+        f'{who} with rounded weights (`{key}` "{value}")'
+        for who, key, value in (
+            ("replicas sample", "rollout.quantization", config.rollout.quantization),
+            ("the trainer computes", "trainer.quantization", config.trainer.quantization),
+        )
+        if value is not None
+    ]
+    if (bound == 0 and not rounded) or algorithm is None:
         return
     if algorithm.anchor == "behavior" or algorithm.correction is not None:
         return
     if algorithm.second_moment is not None or algorithm.drift is not None:
         return
     age = "of any age" if bound is None else f"up to {bound} versions old"
-    source = f'tokens are {age} (`schedule.kind` "{config.schedule.kind}")'
-    if rounded is not None:
-        source = f'replicas sample with rounded weights (`rollout.quantization` "{rounded}")'
+    source = rounded[0] if rounded else f'tokens are {age} (`schedule.kind` "{config.schedule.kind}")'
     yield (
         f'`algorithm.correction` ("none"): {source}, and '
         "nothing corrects for the policies that sampled them.\n  Set it to 2.0"

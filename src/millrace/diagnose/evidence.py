@@ -94,7 +94,8 @@ class RewardRange:
 
 @dataclass(slots=True)
 class Evidence:
-    """A sink. Steps are by version; of a replayed step the last replay counts. `dtype` is the engine's.
+    """A sink. Steps are by version; of a replayed step the last replay counts. `dtype` is the engine's, or
+    the trainer's if that has fewer bits.
     `schedule` and `algorithm` are the kinds in use. `corrects`: importance weights are on. `plain`: tokens
     are sampled from the policy at its temperature, and no setting makes some tokens more or less likely.
     `compares`: advantages are 0 if all rewards of a group are equal. `canaries` are the evaluations that are,

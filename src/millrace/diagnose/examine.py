@@ -92,7 +92,7 @@ def evidence_of(config: Config) -> Evidence:
     a = config.policy_gradient
     shaping = _SHAPING - CUTS if knows_token_masks(config) else _SHAPING
     return Evidence(
-        config.rollout.quantization or config.model.dtype,
+        config.rollout.quantization or config.trainer.quantization or config.model.dtype,
         schedule=config.schedule.kind,
         algorithm=config.algorithm.kind,
         corrects=a is not None and (a.correction is not None or a.anchor == "behavior"),

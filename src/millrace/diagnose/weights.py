@@ -22,7 +22,7 @@ from statistics import fmean, median
 from millrace.diagnose.evidence import Evidence, Step
 from millrace.diagnose.finding import CORRECTED, Finding, bound_key, few, tolerant
 
-# In nats: rounding explains so much, with a margin. fp8: `rollout.quantization`, a trainer in bfloat16.
+# In nats: rounding explains so much, with a margin. fp8: `rollout.quantization` or `trainer.quantization`.
 EXPECTED = {"float32": 1e-3, "bfloat16": 1e-1, "fp8": 2e-1}
 HARMFUL = 3e-3  # an importance weight is off by 0.3 %, where it should be 1
 LARGE = 0.2  # as large as a clip range, between two policies that should be the same
@@ -72,8 +72,8 @@ def _less_rounding(evidence: Evidence) -> Iterator[str]:
     cause = "engine and trainer round differently: usual with `model.dtype` bfloat16, a bug with float32"
     remedy = "set `model.dtype` to float32"
     if evidence.dtype == "fp8":
-        cause = "replicas sample with rounded weights, and to this model that is a different policy"
-        remedy = "leave `rollout.quantization` out"
+        cause = "one side computes with rounded weights, and to this model that is a different policy"
+        remedy = "leave `rollout.quantization` out, or `trainer.quantization`"
     yield cause
     corrected = evidence.algorithm in CORRECTED
     keep = "keep the correction on (`algorithm.correction`), or " if corrected else ""

@@ -35,6 +35,7 @@ from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.model_directory import indexed_files
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels import on_cpu, on_gpu, products
+from millrace.trainer.kernels.fp8_matmul import quantise_layers
 from millrace.trainer.kernels.fused_attention import serves
 from millrace.trainer.kernels.products import rounded_once
 from millrace.trainer.ranks.blocks import computing_device
@@ -52,13 +53,16 @@ def load_model(
     ranks: Ranks = ALONE,
     insert: Callable[[PreTrainedModel], None] | None = None,
     computing: torch.dtype = torch.float32,
+    quantised: bool = False,
 ) -> PreTrainedModel:
     """The model in `path`, in float32, without dropout, with this rank's blocks of the weights.
 
     `insert`: gives the model layers of an adapter, before it is divided. The layers have no numbers yet.
     `computing`: of the matmuls. Ranks gather a layer's weights in this format (`ranks.divided`).
+    `quantised`: its layers compute in fp8 while weights are served.
 
     Raises:
+        ConfigError: `quantised`, and the GPU cannot.
         DataError: not a model directory; an unknown architecture; weights that are damaged, missing, left
         over,
             reshaped or not finite; an output projection that should be the embedding and is not; or a model
@@ -85,7 +89,7 @@ def load_model(
     _check_complete(model, loaded, path, ranks)
     if insert is not None and ranks.alone:
         insert(model)
-    install_kernels(model, device, ranks)
+    install_kernels(model, device, ranks, quantised=quantised)
     install_replay(model)
     model.to("cpu" if ranks.offload else device)
     model.computes_on = device
@@ -296,8 +300,13 @@ def not_finite(weights: Mapping[str, torch.Tensor], ranks: Ranks = ALONE) -> lis
     return [name for name in weights if name in on_any_rank]
 
 
-def install_kernels(model: PreTrainedModel, device: torch.device, ranks: Ranks) -> None:
-    """Replace slow parts of `model`. A tensor rank's blocks of layers stay as transformers computes them."""
+def install_kernels(
+    model: PreTrainedModel, device: torch.device, ranks: Ranks, *, quantised: bool = False
+) -> None:
+    """Replace slow parts of `model`. A tensor rank's blocks of layers stay as transformers computes them.
+    `quantised`: see `load_model`."""
+    if quantised:
+        quantise_layers(model, device)
     if device.type == "cpu" and ranks.undivided_matmuls:
         on_cpu.install_linear(model)
         on_cpu.install_gate(model)

@@ -43,6 +43,7 @@ from millrace.trainer.files.companion_files import read_tokenizer, refuse_other_
 from millrace.trainer.files.directories import atomic_directory, sweep
 from millrace.trainer.files.export import save_model
 from millrace.trainer.files.moments import take_moments
+from millrace.trainer.kernels.fp8_matmul import DESCRIPTION
 from millrace.trainer.model import load_model, named_weights, recompute_layers, row_logprobs, vocabulary
 from millrace.trainer.optimizer import plain_tensors
 from millrace.trainer.publish.publisher import Publisher, buffers_of
@@ -93,6 +94,7 @@ class TorchTrainer(TrainerWorker[PolicyTrainer]):
         buffers = buffers_of(published_tensors(trainer, dtype), dtype)
         self._publisher = Publisher(buffers, trainer.optimizer, self._ranks)
         formats = computes(dtype, trainer.settings.dtype)
+        formats += "" if self._config.trainer.quantization is None else DESCRIPTION
         return TrainerState(trainer.version, buffers.weights_bytes, formats, arithmetic(device, self._config))
 
     def _sweep(self) -> None:
@@ -160,7 +162,8 @@ def _model(config: Config, device: torch.device, ranks: Ranks) -> PreTrainedMode
     """The model to train: all of its weights, or its adapter."""
     dtype = published_dtype(config)
     if config.adapter.rank is None:
-        return load_model(config.model.path, device, ranks, computing=computing_dtype(dtype, device))
+        quantised, computing = config.trainer.quantization is not None, computing_dtype(dtype, device)
+        return load_model(config.model.path, device, ranks, computing=computing, quantised=quantised)
     with_layers = partial(insert, config=config.adapter, published=dtype)
     model = load_model(config.model.path, device, ranks, with_layers)
     begin(model, dtype, config.seed)
@@ -191,6 +194,7 @@ def arithmetic(device: torch.device, config: Config) -> str:
         f"batch.token_budget {config.batch.token_budget}",
         f"model.recompute {config.model.recompute}",
         *(f"trainer.{key} {value}" for key, value in config.trainer if isinstance(value, int) and value > 1),
+        *(("trainer.quantization fp8",) if config.trainer.quantization else ()),
         *(f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _DECIDE),
     )
     return ", ".join(facts)

@@ -84,6 +84,10 @@ class TrainerSection(Section):
     """Hosts among which the ranks are divided evenly. Ranks that share a layer are neighbours, and neighbours
     share a host. Each host's relay gets what its own ranks hold."""
 
+    quantization: Literal["fp8"] | None = None
+    """`"fp8"`: the matrices of the layers compute in float8_e4m3fn, forward and for the gradients of their
+    inputs. Gradients of weights stay in bfloat16. For one rank, `model.dtype` bfloat16, and a GPU of compute
+    capability 8.9 or more; not with an adapter, experts or `trainer.offload`. See reports/fp8.md."""
     offload: bool = False
     """Weights, gradients and optimizer lie in the host's memory, and the CPU makes the update. A GPU holds
     what it computes with. Without a GPU this saves nothing."""

@@ -8,7 +8,8 @@
               is after a layer, and 16 (Q + K) in float32.
               Head: 12 H a token, `CHUNKS` chunks of logits, and copies and gradients of the projection.
               Layer: all of one layer again with `model.recompute`; 16 H + 2 size I a token of gradients;
-              copies and gradients of the layer's weights.
+              copies and gradients of the layer's weights. With `trainer.quantization` also 10 I a token, and
+              14 H I in all: numbers in float32 that become fp8.
               `trainer.sequence` divides tokens, `trainer.tensor` I, Q, K and weights. Ranks that gather
               weights have gathered copies, too. If an update takes more, its memory counts: with 8-bit
               moments on a CPU, `UPDATE_BYTES` for each number of the largest tensor
@@ -114,7 +115,9 @@ def _layer(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     """Weights that gather: the layer's, the next layer's, and gradients in two formats. A tied projection
     stays gathered, with its gradient."""
     weights, matrix = shape.layer_weights, shape.hidden * shape.intermediate
-    copies = (size if size < 4 and config.model.recompute else 0) * weights + 6 * matrix
+    quantised = config.trainer.quantization is not None
+    copies = (size if size < 4 and config.model.recompute else 0) * weights
+    copies += (14 if quantised else 6) * matrix
     if _gathers(config):
         gathered = 4 if config.adapter.rank is not None else size
         copies = (3 * gathered + 4) * weights
@@ -123,7 +126,7 @@ def _layer(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> Phase:
     token = (
         _kept_token_bytes(config, shape, size, on_gpu=on_gpu)
         + 16 * shape.hidden
-        + 2 * size * shape.intermediate // tensor
+        + (10 * quantised + 2 * size) * shape.intermediate // tensor
     )
     if config.model.recompute:
         token += _layer_token_bytes(config, shape, size, on_gpu=on_gpu)
@@ -141,8 +144,10 @@ def _rounds_once(config: Config) -> bool:
 def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> int:
     """Copies of all layers in the computing format, which autocast keeps for the gradient. Ranks gather such
     copies. A trainer alone has one of each matrix, of the output projection too, for all rows
-    (`trainer.kernels.products`)."""
+    (`trainer.kernels.products`), or two in fp8."""
     layers = shape.layers * shape.layer_weights
+    if config.trainer.quantization is not None:
+        return 2 * layers + (size * shape.projection if size < 4 else 0)
     if size < 4 and (_rounds_once(config) if on_gpu else config.trainer.ranks == 1):
         layers = 0 if config.adapter.rank is not None and (config.model.recompute or not on_gpu) else layers
         return size * (layers + shape.projection)

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from millrace.devices.matmul import by_onednn, matmul
-from millrace.trainer.kernels import fused_attention
-from millrace.trainer.kernels.products import ROUNDED
+from millrace.trainer.kernels import fused_attention, products
+from millrace.trainer.kernels.fp8_matmul import Fp8Weight
+from millrace.trainer.kernels.products import JOINED
 from millrace.trainer.kernels.row_threads import IN_TURN, turns_of
 
 Tensor = torch.Tensor
@@ -80,8 +81,9 @@ ROUNDED_INPUT = "rounded_input"  # attribute of a tensor
 
 
 class _Linear(torch.autograd.Function):
-    """x weight^T + bias. `factor_OI`: the weight in the format of the products and of the result. `parts`:
-    what x was made of, if it is not to be kept. Layers with the same input share its rounded copy."""
+    """x weight^T + bias. `factor`: the weight (O, I) in the format of the products and of the result, or in
+    fp8. `parts`: what x was made of, if it is not to be kept. Layers with the same input share its rounded
+    copy."""
 
     @staticmethod
     def forward(
@@ -89,18 +91,19 @@ class _Linear(torch.autograd.Function):
         x: Tensor,
         weight_OI: Tensor,
         bias_O: Tensor | None,
-        factor_OI: Tensor,
+        factor: Tensor | Fp8Weight,
         parts: GateParts | None,
     ) -> Tensor:
         x_TI = getattr(x, ROUNDED_INPUT, None)
         if x_TI is None:
-            x_TI = x.reshape(-1, x.shape[-1]).to(factor_OI.dtype)
+            x_TI = x.reshape(-1, x.shape[-1]).to(factor.dtype)
             if x_TI.dtype != x.dtype:  # a view, as an attribute of its base, would never be freed
                 setattr(x, ROUNDED_INPUT, x_TI)
+        ctx.fp8, factor_OI = (factor, None) if isinstance(factor, Fp8Weight) else (None, factor)
         ctx.save_for_backward(factor_OI, *((x_TI,) if parts is None else (parts.gate, parts.up)))
         ctx.activation = None if parts is None else parts.activation
         ctx.given = x.shape, x.dtype, weight_OI.dtype
-        y_TO = matmul(x_TI, factor_OI.t())
+        y_TO = ctx.fp8.output(x_TI) if factor_OI is None else matmul(x_TI, factor_OI.t())
         if bias_O is not None:
             y_TO += bias_O.to(y_TO.dtype)
         return y_TO.view(*x.shape[:-1], -1)
@@ -110,13 +113,16 @@ class _Linear(torch.autograd.Function):
         factor_OI, *kept = ctx.saved_tensors
         shape, dtype, weight_dtype = ctx.given
         of_x, of_weight, of_bias, *_ = ctx.needs_input_grad
-        grad_TO = grads[0].reshape(-1, len(factor_OI))
-        grad_weight = None
+        grad_TO = grads[0].reshape(-1, grads[0].shape[-1])
+        grad_weight = grad_x = None
         if of_weight:
             x = kept[0] if ctx.activation is None else GateParts(ctx.activation, *kept).product()
-            grad_weight = _weight_gradient(grad_TO, x.reshape(-1, shape[-1]).to(factor_OI.dtype))
+            grad_weight = _weight_gradient(grad_TO, x.reshape(-1, shape[-1]).to(grad_TO.dtype))
+        if of_x:
+            grad_x = matmul(grad_TO, factor_OI) if ctx.fp8 is None else ctx.fp8.input_gradient(grad_TO)
+            grad_x = grad_x.view(shape).to(dtype)
         return (
-            matmul(grad_TO, factor_OI).view(shape).to(dtype) if of_x else None,
+            grad_x,
             None if grad_weight is None else grad_weight.to(weight_dtype),
             grad_TO.sum(0, dtype=weight_dtype) if of_bias else None,
             None,
@@ -133,17 +139,15 @@ def _weight_gradient(grad_TO: Tensor, x_TI: Tensor) -> Tensor:
 
 def install_linear(model: torch.nn.Module) -> None:
     """The linear layers of `model` compute as is fastest. Layers of adapters do not."""
-    for module in model.modules():
-        if type(module) is torch.nn.Linear:
-            module.forward = partial(_linear_forward, module)  # type: ignore[method-assign]
+    products.install_linear(model, _linear_forward)
 
 
 def _linear_forward(layer: torch.nn.Linear, x: Tensor) -> Tensor:
-    weight, parts = layer.weight, parts_of(x)
-    if fused_attention.computes_narrow(x):
-        factor = getattr(layer, ROUNDED, None)
-        if factor is None:
-            factor = weight.detach().to(torch.get_autocast_dtype("cpu"))
+    weight, parts, joined = layer.weight, parts_of(x), getattr(layer, JOINED, None)
+    if joined is not None:
+        factor = joined.weight
+    elif fused_attention.computes_narrow(x):
+        factor = weight.detach().to(torch.get_autocast_dtype("cpu"))
     elif x.dtype == torch.float32 and (by_onednn() or parts is not None):
         factor = weight.detach()
     else:

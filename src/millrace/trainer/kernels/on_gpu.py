@@ -28,6 +28,7 @@ from torch.nn.functional import embedding
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from millrace.devices.matmul import group_ends, grouped_linear, has_grouped
+from millrace.trainer.kernels.fp8_matmul import QUANTISE, quantised
 from millrace.trainer.kernels.products import SAME_INPUT, products
 
 Tensor = torch.Tensor
@@ -62,6 +63,8 @@ def install_compiled(model: torch.nn.Module, backend: Any = INDUCTOR) -> None:
         elif hasattr(module, "gate_proj") and hasattr(module, "act_fn"):
             module.forward = partial(_gated, module, compiled(_gate, backend))
             setattr(module, SAME_INPUT, ("gate_proj", "up_proj"))
+        if hasattr(module, QUANTISE):
+            setattr(module, QUANTISE, partial(_quantised, compiled(quantised, backend)))
         family = sys.modules[kind.__module__]
         rotate = getattr(family, ROTATE, None)
         if rotate is not None and not isinstance(rotate, partial):
@@ -86,6 +89,10 @@ def _norm(norm: Any, forward: Callable[..., Tensor], x: Any) -> Tensor:
     """`x`: a tensor, or two that are added."""
     x = x[0] + x[1] if isinstance(x, tuple) else x
     return forward(norm, _any_length(x.reshape(-1, x.shape[-1]), 0)).view(x.shape)
+
+
+def _quantised(quantise: Callable[..., tuple[Tensor, Tensor]], rows: Tensor) -> tuple[Tensor, Tensor]:
+    return quantise(_any_length(rows.view_as(rows), 0))
 
 
 def _gate(activation: Callable[[Tensor], Tensor], *parts: Tensor) -> Tensor:
