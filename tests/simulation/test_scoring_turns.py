@@ -209,6 +209,24 @@ def test_a_request_that_kills_its_worker_alone_twice_has_failed():
     assert outcomes == [False, False, True]
 
 
+def test_an_episode_that_begins_again_and_kills_its_workers_has_failed():
+    requests, deaths = ScoreRequests(lanes=4), []
+    requests.put(ask(0))
+    for name in ("a", "b", "c"):
+        worker = Named(name)
+        assert requests.take(worker) == [ask(0)]
+        if deaths:  # the agent that this worker starts asks something else, and its turn is the next request
+            requests.answered(name, 0, Observed(token_array([5]), begins=True))
+            requests.give_back(name, [])
+            requests.put(ask(1))
+            requests.put(ask(0))
+            assert requests.take(worker) == [ask(0)] and requests.take(worker) == []  # alone
+            requests.forget([1])
+        deaths.append(requests.died(name, 0))
+        requests.left(name)
+    assert deaths == [False, False, True]
+
+
 def whole(trajectory_id=0, *, turns=1):
     """The request of a trajectory after so many turns of two tokens, with answers of one token between."""
     stretches = [

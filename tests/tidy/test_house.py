@@ -47,7 +47,7 @@ BUDGETS = {
     "millrace_jax": 2_300,
     "millrace_ray": 1_300,
     "millrace_sandbox": 2_200,
-    "millrace_sim": 5_805,
+    "millrace_sim": 5_812,
     "millrace_sweeps": 1_300,
     "millrace_ui": 4_600,
     "observe": 2_300,

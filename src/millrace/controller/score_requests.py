@@ -5,7 +5,7 @@ for an answer, so its worker has many lanes, each with one request.
 
 The worker that has an episode answers all its turns: another worker would have to repeat the episode. If a
 worker with several lanes dies, any of its requests may be the cause. They are *suspects*, and each is then
-served alone.
+served alone, and so is the next one of an episode that began again instead.
 """
 
 from __future__ import annotations
@@ -154,14 +154,14 @@ class ScoreRequests:
         worker, waiting = handle.name, self._waiting
         if worker in self._alone or (self._several and handle.dead.done()):
             return []
-        if waiting[SUSPECTS]:
+        own, shared = waiting[worker], waiting[ANY]
+        if alone := own if own and own[0][1].trajectory_id in self._suspects else waiting[SUSPECTS]:
             if self.is_busy(worker):
                 return []
             self._alone.add(worker)
-            return [waiting[SUSPECTS].popleft()[1]]
+            return [alone.popleft()[1]]
         taken = list[ScoreRequest]()
         if self._calls[worker] < self._lanes:
-            own, shared = waiting[worker], waiting[ANY]
             while len(taken) < self._most and (own or shared):
                 is_own = own and not (shared and shared[0][0] < own[0][0])
                 taken.append((own if is_own else shared).popleft()[1])
@@ -200,9 +200,10 @@ class ScoreRequests:
     def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
         """Raises: RewardError: too many failed in a row."""
         request = self._taken[worker].pop(trajectory_id)
-        self._deaths.pop(trajectory_id, None)
-        self._suspects.discard(trajectory_id)
         self._forgotten.discard(trajectory_id)
+        if not (isinstance(answer, Observed) and answer.begins):  # what began again may kill again
+            self._deaths.pop(trajectory_id, None)
+            self._suspects.discard(trajectory_id)
         if isinstance(answer, Observed):
             self._homes[trajectory_id] = worker
             before = 0 if answer.begins else len(request.tokens)

@@ -32,7 +32,8 @@ FORKED = -1
 
 
 class SimRewardWorker:
-    """A worker that keeps nothing but when agents were started, so any instance can serve any group.
+    """A worker that keeps nothing but its agents, so any instance can serve any group. Of agents with prompts
+    of their own, some ask something else when another worker starts them again.
 
     The worker scores one completion at a time. With `parallel` it simulates a pool of sandboxes that begin
     all requests of a call at once.
@@ -49,12 +50,14 @@ class SimRewardWorker:
         self._seed, self._costs, self._workload = seed, costs, workload
         self._parallel = parallel
         self._since_s: dict[int, float] = {}  # by trajectory: when its agent was started with the prompt
+        self._agents = set[int]()  # trajectories whose agents are here
 
     async def prompts(
         self, group_ids: list[int], members: Sequence[Sequence[int]] = ()
     ) -> list[Prompt | BadPrompt]:
         for first, *others in members:
             self._since_s |= dict.fromkeys(others, clock.now())
+            self._agents.add(first)
             await asyncio.sleep(self._start_s(first))
         await asyncio.sleep(self._costs.prompts_s * pace.get()())
         return [self._prompt(group_id) for group_id in group_ids]
@@ -63,6 +66,7 @@ class SimRewardWorker:
         return [self._workload.row_id(group_id) for group_id in group_ids]
 
     async def forget(self, trajectory_ids: list[int]) -> dict[str, int]:
+        self._agents.difference_update(trajectory_ids)
         return {}
 
     async def answer(self, packed: PackedRequest) -> Any:
@@ -70,8 +74,10 @@ class SimRewardWorker:
         request = unpack_request(packed)
         if request.known is not None:
             return None
-        if request.begins:
-            ready_s = self._since_s.pop(tid := request.trajectory_id, clock.now()) + self._start_s(tid)
+        tid = request.trajectory_id
+        if request.begins or (tid not in self._agents and self._asks_something_else(tid)):
+            self._agents.add(tid)
+            ready_s = self._since_s.pop(tid, clock.now()) + self._start_s(tid)
             await asyncio.sleep(max(0.0, ready_s - clock.now()))
             return pack_answer(self._begun(request))
         [(_, answer)] = [one async for one in self.score([request])]
@@ -92,6 +98,11 @@ class SimRewardWorker:
         """Seconds until the agent of a trajectory makes its first request."""
         start_s = self._workload.start_s
         return 0.0 if start_s is None else start_s.draw(hash((self._seed, -1)), trajectory_id) * pace.get()()
+
+    def _asks_something_else(self, trajectory_id: int) -> bool:
+        """Where workers die all the time, a run of such agents alone would not end."""
+        has_own = self._workload.start_s is not None and self._workload.own_share > 0
+        return has_own and uniform(self._seed, "another agent", trajectory_id) < 0.2
 
     def _begun(self, request: ScoreRequest) -> Observed:
         """The prompt of an agent: a share of it is its own."""
