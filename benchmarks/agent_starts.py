@@ -2,7 +2,7 @@
 
     python benchmarks/agent_starts.py [--json] [--seeds 3] [--start-s 2]
 
-Four steps of four groups of four, of a random model, with one replica and two reward workers.
+Ten steps of four groups of four, of a random model, with two replicas and two reward workers.
 
 turns_per_s, synchronous_turns_per_s   answered turns a second of the schedules `millrace` and `synchronous`
 starts_a_group, groups                 agents that were started for a group that was trained; trained groups
