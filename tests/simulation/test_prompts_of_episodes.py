@@ -69,12 +69,13 @@ class Worker(Answers):
             raise DeadlineExceeded("no answer") from None
         finally:
             self._now -= 1
-        return [Prompt(group_id, "row", [1], "text") for group_id in group_ids]
+        return [Prompt(group_id, "row", token_array([1]), "text") for group_id in group_ids]
 
     async def stream(self, method, *args):
         for request in args[0]:
             await self._unless_dead(1.0)
-            self._host.answered_s.append(clock.now())
+            if not request.begins:
+                self._host.answered_s.append(clock.now())
             yield request.trajectory_id, Scored(1.0)
 
     async def _unless_dead(self, seconds):
@@ -101,13 +102,20 @@ async def holds_the_interpreter(worker):
     worker.holds = False
 
 
-def prompts(host, wanted=ROWS, *, requests=0):
+def prompts(host, wanted=ROWS, *, requests=0, group_size=None):
     """The first prompts, how many restarts they took, and when they were there."""
 
     async def main():
         taken = []
         pool = RewardPool(
-            Pulse(), Waits(), lambda *_: None, next_group_id=0, prefetch=32, timeout_s=TIMEOUT_S, lanes=64
+            Pulse(),
+            Waits(),
+            lambda *_: None,
+            next_group_id=0,
+            prefetch=32,
+            timeout_s=TIMEOUT_S,
+            lanes=64,
+            group_size=group_size,
         )
 
         def enough():
@@ -115,8 +123,8 @@ def prompts(host, wanted=ROWS, *, requests=0):
                 taken.append(prompt)
             return len(taken) >= wanted
 
-        for trajectory_id in range(requests):
-            pool.request(ScoreRequest(trajectory_id, trajectory_id, token_array(), Finish.TURN))
+        for turn in range(requests):  # of earlier groups
+            pool.request(ScoreRequest(-1 - turn, -1, token_array(), Finish.TURN))
         restarts = await _serve(host, pool, enough)
         return taken, restarts, clock.now()
 
@@ -132,10 +140,11 @@ def test_agents_that_start_slowly_start_beside_each_other_and_cost_no_worker(beg
     assert took_s < begin_s * (ROWS / PROMPT_LANES + 2)
 
 
-def test_turns_are_answered_while_agents_start():
+@pytest.mark.parametrize("group_size", [None, 16, 100])
+def test_turns_are_answered_while_agents_start(group_size):
     host = Host()
-    prompts(host, requests=4)
-    assert max(host.answered_s) < host.begin_s
+    prompts(host, requests=4, group_size=group_size)
+    assert len(host.answered_s) == 4 and max(host.answered_s) < host.begin_s
 
 
 def test_a_death_costs_no_row_and_no_other_one_waits_for_its_deadline():

@@ -360,13 +360,39 @@ def test_the_start_of_an_agent_counts_from_its_group_s_prompt():
     assert millrace_sim.run(main(), seed=0) == 14.0
 
 
-def ahead_of(found):
+def test_the_agents_that_have_started_are_asked_before_other_groups_start():
+    """They have the lanes of their group's prompt."""
+
+    async def main():
+        host = SimpleNamespace(heard=[])
+        session = asyncio.create_task(ahead_of({}, prefetch=9).session(BeginsWithThePrompt("a", 2, host)))
+        await asyncio.sleep(20.0)
+        session.cancel()
+        await asyncio.wait([session])
+        return [at_s for at_s, _, trajectory_id in host.heard if trajectory_id < 4]
+
+    assert millrace_sim.run(main(), seed=0) == [4.0] * 3
+
+
+def test_an_episode_that_begins_again_counts_from_then():
+    """The first member of a group, before its first answer."""
+    requests, here = ScoreRequests(lanes=4), Named("here")
+    requests.begun("here", range(4), 10.0)
+    assert requests.restart(0) == "here"
+    assert (requests.since(0, 50.0), requests.since(1, 50.0)) == (50.0, 10.0)
+    requests.put(begin(2))
+    assert requests.take(here) == [begin(2)]
+    requests.left("here")
+    assert requests.since(2, 50.0) == 50.0
+
+
+def ahead_of(found, prefetch=1):
     return RewardPool(
         Pulse(),
         Waits(),
         found.__setitem__,
         next_group_id=0,
-        prefetch=1,
+        prefetch=prefetch,
         timeout_s=60.0,
         lanes=4,
         group_size=4,

@@ -387,6 +387,54 @@ def test_the_agents_of_a_group_start_together_and_what_nobody_asks_for_is_closed
     assert len(some.open) == 0 and some.open.closed == {Cause.FORGOTTEN: 8}
 
 
+def test_agents_that_start_for_nobody_keep_no_thread_from_the_turns_of_others(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, honest = threading.Event(), Episodes.first
+
+    class Agent(Counter):
+        def reset(self, row: dict[str, Any]) -> None:
+            if "slow" in row:
+                free.wait(600)
+
+    monkeypatch.setattr(Episodes, "first", lambda some, row, member=None: honest(some, {}, member))
+    some = episodes(tokenizer, Agent, timeout_s=5.0)
+    turns = [replace(request(tokenizer, "go"), trajectory_id=1000 + one) for one in range(of_worker.THREADS)]
+
+    async def answers() -> list[Any]:
+        for group in range(4):
+            members = [replace(request(tokenizer), trajectory_id=100 * group + one) for one in range(100)]
+            assert not await some.begun({"slow": True}, members)
+            some.forget([member.trajectory_id for member in members])
+        return await asyncio.gather(*(some.answered(turn, {}) for turn in turns))
+
+    try:
+        assert {type(answer) for answer in asyncio.run(answers())} == {Observed}
+    finally:
+        free.set()
+    some.forget([turn.trajectory_id for turn in turns])
+    some._threads.shutdown()
+    assert len(some.open) == 0
+
+
+def test_more_agents_than_threads_begin(tokenizer: Any) -> None:
+    class Agent(Counter):
+        def reset(self, row: dict[str, Any]) -> Any:
+            return Ids([7, 8])
+
+    some = episodes(tokenizer, Agent, timeout_s=60.0)
+    group = [
+        replace(request(tokenizer), trajectory_id=one, begins=True, prompt=token_array([7, 8]))
+        for one in range(150)
+    ]
+    assert asyncio.run(some.begun({}, group)) == (7, 8)
+    assert [some.answer(one, {}) for one in group[1:]] == [Observed(token_array(), begins=True)] * 149
+    assert len(some.open) == 150
+    some.forget([one.trajectory_id for one in group])
+    some._threads.shutdown()
+    assert len(some.open) == 0
+
+
 def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text("class Half:\n    def reset(self, row): ...\n\ndef f(): ...\n")
     with pytest.raises(RewardError, match="has the public methods reset: an environment is a class with"):

@@ -23,6 +23,7 @@ from millrace.core.types import BadPrompt, Prompt
 
 PROMPT_BATCH = 16  # rows per call with one lane: few enough that PROMPTS_TIMEOUT_S is long for them
 PROMPT_LANES = 16  # calls of one worker at once, if there are several lanes
+PROMPT_EPISODES = 48  # episodes that begin with these: turns have other lanes
 PROMPTS_TIMEOUT_S = 20.0  # to make the rows of a call, without what environments do
 DEATHS_MAX = 2  # a row whose fetch killed this many workers is skipped
 KILLERS_MAX = 8  # after so many such rows in a row the rows are not the cause, and the run ends
@@ -48,6 +49,7 @@ class PromptStream:
         self._waits, self._prefetch = waits, prefetch
         self._several, self._timeout_s = begin_s is not None, PROMPTS_TIMEOUT_S + (begin_s or 0.0)
         self._group_size = group_size
+        self._calls_max = max(1, min(PROMPT_LANES, PROMPT_EPISODES // (group_size or 1)))
         self._first = self._next_group_id = next_group_id  # of the stream, and of those not asked for
         self._fetched: dict[int, Prompt | BadPrompt] = {}
         self._under_way: defaultdict[str, set[int]] = defaultdict(set)  # by worker
@@ -91,7 +93,7 @@ class PromptStream:
         if not self.is_short or (not self._several and self._num_under_way):
             return False
         mine = self._under_way[worker]
-        return not mine if self._lost else len(mine) < PROMPT_LANES and not mine & self._suspects
+        return not mine if self._lost else len(mine) < self._calls_max and not mine & self._suspects
 
     def take(self, worker: str) -> list[int]:
         """The rows of one call, which `wanted` allows. `fetch` or `left` follows."""

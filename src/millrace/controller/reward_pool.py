@@ -13,11 +13,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from millrace.controller.fault import is_workers
-from millrace.controller.prompts import PromptStream
+from millrace.controller.prompts import PROMPT_EPISODES, PromptStream
 from millrace.controller.score_requests import ANY, BATCH, DEATHS_MAX, ScoreRequests
 from millrace.controller.state.begun_ahead import Begun, BegunAhead
 from millrace.controller.supervisor import PlannedRestart
@@ -67,7 +66,7 @@ class RewardPool:
         self.score_s = 0.0  # recent mean time of one score, by one worker
         self.took_s = 0.0  # the newest answer
         self._ahead = BegunAhead(group_size, room)
-        self._begins = group_size or 1  # episodes that begin with a prompt
+        self._begins = min(group_size or 1, PROMPT_EPISODES)  # lanes of a prompt
         self._prompts = PromptStream(
             waits,
             next_group_id=next_group_id,
@@ -212,16 +211,16 @@ class RewardPool:
         began_s = clock.now()
         try:
             prompts = await self._prompts.fetch(handle, ids)
-            self._requests.begun(handle.name, [*chain(*self._prompts.members(ids))], began_s)
-            for prompt in prompts:
-                for request in self._ahead.requests(prompt) if isinstance(prompt, Prompt) else ():
-                    self._put(request)
         except BaseException:
             self._wake()  # another worker can fetch the prompts
             raise
         finally:
             if self._lanes > 1:
                 self._requests.end(handle.name, self._begins)
+        self._requests.begun(handle.name, self._ahead.members(ids), began_s)
+        for prompt in prompts:  # the lanes go to the other agents of its group
+            for request in self._ahead.requests(prompt) if isinstance(prompt, Prompt) else ():
+                self._put(request)
         self._waits.progress(handle.name)
         self._pulse.fire()
         self._wake(handle.name)

@@ -89,19 +89,20 @@ class ScoreRequests:
         suspects = self._waiting[SUSPECTS] or self.is_alone(handle.name)
         return not (suspects or handle.dead.done()) and self._calls[handle.name] < self._lanes
 
-    def begin(self, worker: str, episodes: int) -> None:
-        """The worker begins so many episodes, to know their prompt. `end` follows, unless the worker is
-        lost."""
-        self._calls[worker] += episodes
+    def begin(self, worker: str, lanes: int) -> None:
+        """The worker begins episodes in so many lanes, to know their prompt. `end` follows, unless the worker
+        is lost."""
+        self._calls[worker] += lanes
 
-    def end(self, worker: str, episodes: int) -> None:
-        self._calls[worker] -= episodes
+    def end(self, worker: str, lanes: int) -> None:
+        self._calls[worker] -= lanes
 
     def begun(self, worker: str, ids: Sequence[int], since_s: float) -> None:
-        """The worker has the episodes of these trajectories, which began with the prompt of their group."""
+        """The worker has the episodes of these trajectories, which began with the prompt of their group. That
+        of the first has its prompt: if it begins again, it counts from then."""
         self._homes |= dict.fromkeys(ids, worker)
         self._known |= dict.fromkeys(ids, 0)
-        self._since |= dict.fromkeys(ids, since_s)
+        self._since |= dict.fromkeys(ids[1:], since_s)
 
     def forget(self, ids: Collection[int]) -> set[str]:
         """These trajectories need no answer any more. Returns the workers that are to end an episode."""

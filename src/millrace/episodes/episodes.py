@@ -69,9 +69,10 @@ workers repeat its episodes. The second number is of episodes that cannot be rep
 class Episodes:
     """`begin` gives the messages that a row's conversation begins with; without chat a text.
 
-    Each call of an environment has a thread. A call that is over `timeout_s` fails, and its thread is lost
-    until it ends. `LOST_MAX` lost threads end the worker, and before there are still `THREADS` others. In a
-    `trial` every turn of an environment that can be restored begins with a restored one."""
+    Each call of an environment has a thread, and so have up to `THREADS` agents that start ahead. A call
+    over `timeout_s` fails, and its thread is lost until it ends. `LOST_MAX` lost threads end the worker, and
+    before there are still `THREADS` others. In a `trial` every turn of an environment that can be restored
+    begins with a restored one."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class Episodes:
         self._threads = ThreadPoolExecutor(2 * THREADS + self._lost_max, "environment")
         self._lost = list[Future[Any]]()
         self._starting: dict[int, Future[Episode]] = {}  # by trajectory, which did not ask for it yet
+        self._starts = list[Future[Episode]]()
         self._wants_ids = getattr(kind, "wants_ids", False)
         self.schemas: Sequence[dict[str, Any]] = getattr(kind, "schemas", ())
         self.open = OpenEpisodes()
@@ -115,18 +117,22 @@ class Episodes:
         now. The answer is the first one's, if that has token ids. Raises: as `answered`."""
         ids = [member.trajectory_id for member in members]
         self.forget(ids)
-        for trajectory_id in ids[1:THREADS]:
-            starts = partial(_of_one_process, partial(self._started, row))
-            self._starting[trajectory_id] = self._threads.submit(starts)
-        first = members[0] if members else None
-        return await self._in_time(partial(self.first, row, first), partial(self.forget, ids[:1]))
+        self._starts = [one for one in self._starts if not one.done()]
+        starts = partial(_of_one_process, partial(self._started, row))
+        for trajectory_id in ids[1 : 1 + THREADS - len(self._starts)]:
+            self._starting[trajectory_id] = start = self._threads.submit(starts)
+            self._starts.append(start)
+        return await self._in_time(partial(self.first, row, *members[:1]), partial(self.forget, ids[:1]))
 
     def forget(self, trajectory_ids: list[int]) -> Future[None] | None:
         """These trajectories have ended, or begin again. A `close` that hangs takes a thread. Returns what
         removes their snapshots; None: they have none."""
         for trajectory_id in trajectory_ids:
-            if (starting := self._starting.pop(trajectory_id, None)) is not None and not starting.cancel():
+            starting = self._starting.pop(trajectory_id, None)
+            if starting is not None and starting.done():
                 self._threads.submit(self._close_started, starting)
+            elif starting is not None and not starting.cancel():
+                starting.add_done_callback(self._close_started)  # in its thread
         for episode in self.open.forget(trajectory_ids):
             self._threads.submit(self.open.close, episode, Cause.FORGOTTEN)
         if self._recovery == "restored":
