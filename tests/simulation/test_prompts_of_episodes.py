@@ -167,3 +167,16 @@ def test_the_begin_of_an_episode_may_hold_the_interpreter_until_its_deadline():
     host = Host(begin_s=1.0, trouble=holds_the_interpreter)
     taken, restarts, _ = prompts(host)
     assert restarts == 0 and not any(isinstance(one, BadPrompt) for one in taken)
+
+
+def test_rows_that_are_lost_when_no_more_prompts_are_wanted_start_no_agents():
+    async def main():
+        host = Host(death_s=5.0)
+        pool = RewardPool(
+            Pulse(), Waits(), lambda *_: None, next_group_id=0, prefetch=4, timeout_s=TIMEOUT_S, lanes=64
+        )
+        asyncio.get_running_loop().call_later(2.0, pool.end_prompts)
+        restarts = await _serve(host, pool, lambda: clock.now() >= 10.0)
+        return restarts, host.calls
+
+    assert millrace_sim.run(main(), seed=0) == (1, [[0], [1], [2], [3]])

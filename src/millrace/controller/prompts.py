@@ -62,12 +62,12 @@ class PromptStream:
     @property
     def is_short(self) -> bool:
         """Whether rows are to be fetched."""
-        return bool(self._lost) or len(self._fetched) + self._num_under_way < self._prefetch
+        num_here = len(self._fetched) + self._num_under_way
+        return bool(self._prefetch and self._lost) or num_here < self._prefetch
 
     def end(self) -> None:
         """No more prompts are wanted."""
         self._prefetch = 0
-        self._lost.clear()
 
     def next(self) -> Prompt | BadPrompt | None:
         """The next prompt of the stream, or None: not fetched yet.
