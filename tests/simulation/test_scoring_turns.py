@@ -227,6 +227,19 @@ def test_an_episode_that_begins_again_and_kills_its_workers_has_failed():
     assert deaths == [False, False, True]
 
 
+def test_a_worker_with_a_suspect_begins_no_prompt_before_it():
+    """Also with one whose episode began again on this worker."""
+    requests, here = ScoreRequests(lanes=4), Named("here")
+    requests.put(ask(0))
+    requests.take(here)
+    requests.died("lost", 0)
+    assert requests.may_begin(here)
+    requests.answered("here", 0, Observed(token_array([5]), begins=True))
+    requests.give_back("here", [])
+    requests.put(ask(0))
+    assert not requests.may_begin(here) and requests.may_begin(Named("other"))
+
+
 def whole(trajectory_id=0, *, turns=1):
     """The request of a trajectory after so many turns of two tokens, with answers of one token between."""
     stretches = [

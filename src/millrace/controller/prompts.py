@@ -46,9 +46,8 @@ class PromptStream:
         begin_s: float | None = None,
         group_size: int | None = None,
     ) -> None:
-        self._waits, self._prefetch = waits, prefetch
+        self._waits, self._prefetch, self._group_size = waits, prefetch, group_size
         self._several, self._timeout_s = begin_s is not None, PROMPTS_TIMEOUT_S + (begin_s or 0.0)
-        self._group_size = group_size
         self._calls_max = max(1, min(PROMPT_LANES, PROMPT_EPISODES // (group_size or 1)))
         self._first = self._next_group_id = next_group_id  # of the stream, and of those not asked for
         self._fetched: dict[int, Prompt | BadPrompt] = {}

@@ -66,7 +66,7 @@ class RewardPool:
         self.score_s = 0.0  # recent mean time of one score, by one worker
         self.took_s = 0.0  # the newest answer
         self._ahead = BegunAhead(group_size, room)
-        self._begins = min(group_size or 1, PROMPT_EPISODES)  # lanes of a prompt
+        self._begins = min(group_size or 1, PROMPT_EPISODES) if lanes > 1 else 0  # lanes of a prompt
         self._prompts = PromptStream(
             waits,
             next_group_id=next_group_id,
@@ -215,8 +215,7 @@ class RewardPool:
             self._wake()  # another worker can fetch the prompts
             raise
         finally:
-            if self._lanes > 1:
-                self._requests.end(handle.name, self._begins)
+            self._requests.end(handle.name, self._begins)
         self._requests.begun(handle.name, self._ahead.members(ids), began_s)
         for prompt in prompts:  # the lanes go to the other agents of its group
             for request in self._ahead.requests(prompt) if isinstance(prompt, Prompt) else ():

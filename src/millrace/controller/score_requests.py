@@ -86,7 +86,8 @@ class ScoreRequests:
 
     def may_begin(self, handle: Handle) -> bool:
         """Whether this worker may begin episodes now, to know their prompt. Suspects go first."""
-        suspects = self._waiting[SUSPECTS] or self.is_alone(handle.name)
+        mine = any(one.trajectory_id in self._suspects for _, one in self._waiting[handle.name])
+        suspects = mine or self._waiting[SUSPECTS] or self.is_alone(handle.name)
         return not (suspects or handle.dead.done()) and self._calls[handle.name] < self._lanes
 
     def begin(self, worker: str, lanes: int) -> None:
