@@ -212,7 +212,10 @@ class NativePass:
         if not self._space or len(self._space[0]) < rows:
             self._space = self._allocate(rows, layers[0].layer)
         x, normed, qkv, attended, gate_up, gated = (each[:rows] for each in self._space)
-        x.copy_(weights.embedding[tokens_M])
+        if weights.embedding.dtype == x.dtype:
+            torch.index_select(weights.embedding, 0, tokens_M, out=x)
+        else:
+            x.copy_(weights.embedding[tokens_M])
         if self._architecture.embedding_scale != 1.0:
             x *= self._architecture.embedding_scale
         shape, width = ctypes.byref(self._shape), gated.shape[1]
@@ -233,7 +236,9 @@ class NativePass:
         return normed
 
     def _norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        (rows, width), weight = x.shape, weight.float()
+        rows, width = x.shape
+        if weight.dtype != x.dtype:
+            weight = weight.float()
         addresses = (x.data_ptr(), weight.data_ptr(), out.data_ptr())
         self._code.norm(ctypes.byref(self._shape), rows, *addresses, width)
 
