@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from millrace.controller.state.groups import members_of
 from millrace.controller.supervisor import PlannedRestart
 from millrace.controller.waits import Waits
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, WorkerDied
@@ -110,11 +111,6 @@ class PromptStream:
         """The worker is gone, and with it calls that were cancelled before they began."""
         self._lose(worker, [*self._under_way[worker]])
 
-    def members(self, ids: Iterable[int]) -> list[Sequence[int]]:
-        """The trajectories of each group that go on with episodes begun with its prompt."""
-        size = self._group_size
-        return [] if size is None else [range(group_id * size, (group_id + 1) * size) for group_id in ids]
-
     async def fetch(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         """Fetch these prompts from this worker. Raises: PlannedRestart: the fetch killed the worker. A later
         fetch gets the same prompts."""
@@ -134,7 +130,8 @@ class PromptStream:
     async def _ask(self, handle: Handle, ids: list[int]) -> list[Prompt | BadPrompt]:
         deaths = self._deaths.get(ids[0], [])
         if len(deaths) < DEATHS_MAX:
-            asked, timeout_s = (ids, self.members(ids)), self._timeout_s
+            size, timeout_s = self._group_size, self._timeout_s
+            asked = ids, [members_of(group_id, size) for group_id in ids if size is not None]
             fetched: list[Prompt | BadPrompt] = await handle.call("prompts", *asked, timeout_s=timeout_s)
             self._killers = 0
             return fetched

@@ -202,7 +202,7 @@ class RewardPool:
 
     def _begin_prompt(self, handle: Handle, group: asyncio.TaskGroup, calls: OpenCalls) -> bool:
         """Begin the call of one row, if this worker may begin episodes now."""
-        if may := self._requests.may_begin(handle) and self._prompts.wanted(handle.name):
+        if may := self._prompts.wanted(handle.name) and self._requests.may_begin(handle):
             self._requests.begin(handle.name, self._begins)
             calls.hold(group.create_task(self._fetch(handle, self._prompts.take(handle.name))))
         return may

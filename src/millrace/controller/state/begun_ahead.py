@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from millrace.controller.state.groups import members_of
 from millrace.core.completion.columns import token_array
 from millrace.core.types import Finish, Observed, Prompt, Score, ScoreRequest
 
@@ -33,8 +34,7 @@ class BegunAhead:
         self._begun: dict[int, Begun] = {}
 
     def members(self, group_ids: Iterable[int]) -> list[int]:
-        size = self._group_size or 0
-        return [tid for group_id in group_ids for tid in range(group_id * size, (group_id + 1) * size)]
+        return [tid for group_id in group_ids for tid in members_of(group_id, self._group_size or 0)]
 
     def requests(self, prompt: Prompt) -> list[ScoreRequest]:
         """Of all members but the first, whose first request is the prompt."""

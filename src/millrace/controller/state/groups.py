@@ -8,6 +8,11 @@ from millrace.core.types import Batch, Finish, Group, State, TrainGroup, TrainSe
 from millrace.schedule.view import GroupView
 
 
+def members_of(group_id: int, group_size: int) -> range:
+    """The trajectories of a group."""
+    return range(group_id * group_size, (group_id + 1) * group_size)
+
+
 class GroupRecord:
     """A live group, and its view for decisions. `birth` never decreases; see `schedule.view`."""
 

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable
 
 from millrace.controller import episode
 from millrace.controller.run_numbers import RunNumbers
-from millrace.controller.state.groups import GroupRecord
+from millrace.controller.state.groups import GroupRecord, members_of
 from millrace.controller.state.replicas import Replicas
 from millrace.core.rounding import all_equal
 from millrace.core.turns.turn_bounds import EpisodeBounds
@@ -81,8 +81,7 @@ class Trajectories:
     def admit(self, prompt: Prompt, replica: str, *, now_s: float) -> tuple[Group, list[Work]]:
         """A new group, with its members leased to `replica`, except those that are held back, or that wait
         for a prompt of their own. The episode of the first member has begun with the group's prompt."""
-        first = prompt.group_id * self.numbers.group_size
-        ids = range(first, first + self.numbers.group_size)
+        ids = members_of(prompt.group_id, self.numbers.group_size)
         members = [Trajectory(tid, prompt.group_id, bounds=EpisodeBounds(prompt.bounds)) for tid in ids]
         group = Group(prompt.group_id, prompt.row_id, prompt.tokens, prompt.text, members, prompt.row_digest)
         record, samples = self.replicas[replica], self.numbers.screen_samples
