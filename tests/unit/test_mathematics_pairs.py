@@ -10,6 +10,7 @@ from millrace.rewards.mathematics.math_reward import MathReward
 from millrace.rewards.mathematics.plain_numbers import read_number
 
 REWARD = MathReward()
+MATRIX = r"B^{-1}=\left[\begin{array}{rr}3 & 7 \\ 5 & 12\end{array}\right]"
 
 RIGHT = [
     # where the answer is
@@ -47,7 +48,30 @@ RIGHT = [
     (r"\boxed{x = 42}", "42"),
     (r"\boxed{f(3) = 42}", "42"),
     (r"$x = 5$ and so $y = 42$", "42"),
+    # several answers
+    ("The answer is $x=0$ or $x=2$.", "$x=0$ or $x=2$"),
+    ("The solutions are $2$, $0$.", "0, 2"),
+    (r"The solutions are $1$, $\sqrt{2}$, and $4$.", r"1, \sqrt{2}, 4"),
+    (r"The answer is \(5\); \(10\).", "$5$;$10$"),
+    ("The answer is $B$ and $C$.", "BC"),
+    (r"The answer is $\frac{1}{2}$ or $0.5$.", "1/2"),
+    (r"\boxed{\frac{1}{2} \text{ or } 50\%}", "0.5"),
+    ("It takes 3 days or 72 hours.", "72"),
+    ("For $n=4$, $f(n)=16$.", "16"),
+    ("The answer is not $A$ but $D$.", "D"),
+    ("The answer is $B$ because $x = 3$.", "B"),
+    (r"\boxed{P(A, B) = 0.5}", "1/2"),
+    # matrices and sets without a box
+    (r"<answer>\begin{pmatrix}3 & 7 \\ 5 & 12\end{pmatrix}</answer>", MATRIX),
+    (r"<answer>\left[\begin{array}{cc}3 & 7 \\ 5 & 12\end{array}\right]</answer>", MATRIX),
+    (r"Final answer: \begin{bmatrix}3 & 7 \\ 5 & 12\end{bmatrix}", MATRIX),
+    (r"\boxed{x \ge 0}", r"$\{x \mid x \geq 0\}$"),
+    (r"\boxed{[-2,1)}", r"$\{x|-2\leq x < 1\}$"),
+    (r"\boxed{1-i}", r"1-\mathrm{i}"),
     # how a number is written
+    ("The answer is 9.", "9 (apples)"),
+    ("The answer is 9 apples.", "9 (apples)"),
+    ("The answer is 3 (lemon heads).", "3"),
     (r"\boxed{42.}", "42"),
     (r"\boxed{42.0}", "42"),
     (r"\boxed{042}", "42"),
@@ -307,7 +331,25 @@ WRONG = [
     ("The answer is not $x+1$", "x+1"),
     ("The answer is not $B$", "B"),
     ("The answer is Paris, not London.", "London"),
+    # several answers
+    *((text, one) for one in ("5", "6") for text in (
+        "The answer is $5$ or $6$.", "The answer is $6$ or maybe $5$.", "Answer: $5$, $6$", "$5$ and $6$",
+        r"\(5\) or \(6\)", "Either 5 apples or 6 apples", "It is 5 apples or 6.", "$5$ or 6", "5 or $6$",
+        r"\boxed{5 \text{ or } x=6}", r"\boxed{6 \text{ or } y=5}", r"\boxed{x=5, x=6}",
+        "<answer>5 or x = 6</answer>", "The answer is $x=5$ or $x=6$.", "The answers are $5$, $7$, and $6$.",
+    )),
+    (r"The answer is $\sqrt{3}$ or $\sqrt{2}$.", r"\sqrt{2}"),
+    (r"The answer is $\sqrt{2}$ or $\sqrt{3}$.", r"\sqrt{2}"),
+    ("The answer is $x=2$.", "$x=0$ or $x=2$"),
+    *(("The answer is $A$ or $D$.", one) for one in "AD"),
+    *(("It is $A$. Or is it $D$?", one) for one in "AD"),
+    ("The answer is not $A$ but $D$.", "A"),
+    (r"Final answer: \begin{bmatrix}3 & 7 \\ 5 & 13\end{bmatrix}", MATRIX),
+    (r"\boxed{(-2,1)}", r"$\{x|-2\leq x < 1\}$"),
+    ("The answer is 8 (apples).", "9 (apples)"),
     # numbers that look alike
+    ("42 (mod 7)", "42"),
+    (r"\boxed{42(m)}", "42"),
     (r"\boxed{42x}", "42"),
     (r"\boxed{42^2}", "42"),
     (r"\boxed{42i}", "42"),

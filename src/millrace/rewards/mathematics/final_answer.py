@@ -20,6 +20,7 @@ from millrace.rewards.mathematics.plain_numbers import (
     NO_UNITS,
     PlainNumber,
     read_number,
+    same_number,
     tidy,
     unwrapped_text,
 )
@@ -45,6 +46,7 @@ _TOKEN = re.compile(
     rf"(?<![A-Za-z\d\u0370-\u03ff.^_{{\\])(?:\d+\s+\d+\s*/\s*\d+|\d*\s*\\frac\s*(?:\{{-?\d+\}}|\d)\s*(?:\{{-?\d+\}}|\d)|\d+\s*/\s*\d+|(?:{DECIMAL})"
     rf"(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|×|·|\*)\s*10\s*\^\s*\{{?\s*[+-]?\d+\s*\}}?)?)(?:\s*\\?%)?"
 )
+_ITEM = re.compile(rf"{_FORMULA.pattern}|(?P<number>{_TOKEN.pattern})", re.DOTALL)
 _BEFORE = re.compile(
     r"(.*?)([-+*/×÷^·]|\\times|\\cdot|\\div|\b(?:or|and|oder|und|ou|et|o|y|или|и)\b(?:\s+(?:maybe|perhaps|possibly|even))?"
     r"|[,，、或和])?\s*$",
@@ -54,6 +56,15 @@ _BEHIND = re.compile(
     r"\s*(?:[+*/×÷^·]|!(?=\S)|-\s*[\d(\\]|\\(?:times|cdot|div|pi|sqrt|frac)|[a-zA-Z](?![a-zA-Z])|[百千万萬亿億만억])"
 )
 _RELATION = re.compile(r"(?:\\(?:neq?|leq?|geq?|lt|gt)\b|!=|[≠≤≥]|(?<![-=])[\w)}]\s*[<>]=?)\s*$")
+_LETTERS = r"[^\W\d_]+"
+_OR = r"(?:\b(?:or|oder|ou|o|или)\b|\\text\s*\{\s*or\s*\}|或)"
+_AND = r"(?:\b(?:and|und|et|y|и)\b|\\text\s*\{\s*and\s*\}|和)"
+_BETWEEN = re.compile(
+    rf"\s*[,;，、；]?\s*(?:({_OR})|({_AND}))?\s*(?:\b(?:maybe|perhaps|possibly|even|also)\s+)?"
+)
+"""Between two answers, if it is not empty."""
+_OR_BETWEEN = re.compile(rf"\s*,?\s*{_OR}\s*")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[clr|\s]*\})?")
 _MARKUP = re.compile(r"</?[A-Za-z][^<>]*>")
 LENGTH_MAX = 200
 """Characters of an arithmetic expression that is checked."""
@@ -81,7 +92,7 @@ def final_answer(completion: str) -> FinalAnswer | None:
             return FinalAnswer(box, True)
     for tag in reversed(_TAG.findall(text)):
         if tag.strip():
-            return _asserted(tag) if _PROSE.search(tag) else FinalAnswer(_phrase(tag), True)
+            return _asserted(tag) if _has_prose(tag) else FinalAnswer(_phrase(tag), True)
     return _asserted(text)
 
 
@@ -127,7 +138,14 @@ def _phrase(text: str) -> str:
 def number_of(answer: FinalAnswer) -> PlainNumber | None:
     """The plain number that an answer is, also behind a variable (`x = 42`), or behind a sum (`7 + 5 = 12`)
     that is true. None: it is none, or an arithmetic expression that nobody has evaluated."""
-    for text in [answer.text] if answer.is_whole else [*reversed(formulas(answer.text)), answer.text]:
+    given = [] if answer.is_whole else answers(answer.text)
+    several = given[-1] if given else _OR_BETWEEN.split(answer.text.strip(" .$"))
+    if len(several) > 1:
+        numbers = [_last_side(one) for one in several]
+        equal = all(one and numbers[-1] and same_number(one, numbers[-1]) for one in numbers)
+        if equal or given:
+            return numbers[-1] if equal else None
+    for text in [*(" ".join(one) for one in reversed(given)), answer.text]:
         if not is_true(text):
             return None
         number = _last_side(text)
@@ -138,10 +156,39 @@ def number_of(answer: FinalAnswer) -> PlainNumber | None:
     return None
 
 
-def formulas(text: str) -> list[str]:
-    """The contents of `$...$` and the like, without what is prose between two signs of a currency."""
-    found = (next(filter(None, match.groups())) for match in _FORMULA.finditer(text))
-    return [one for one in found if not _PROSE.search(re.sub(r"\\[a-zA-Z]+(?:\{[^{}]*\})?", "", one))]
+def answers(text: str) -> list[list[str]]:
+    """The contents of `$...$` and the like, without what is denied, and what is prose between two signs of a
+    currency. Those with only "or", "and" or a comma between them are several answers in one, also with a
+    number in place of one."""
+    found = list[list[re.Match[str]]]()
+    for item in _ITEM.finditer(text):
+        is_formula = item["number"] is None
+        if is_formula and (_has_prose(_content(item)) or is_denied(text, *item.span())):
+            continue
+        if found and _go_together(found[-1][-1], item):
+            found[-1].append(item)
+        else:
+            found.append([item])
+    return [[*map(_content, all_)] for all_ in found if any(one["number"] is None for one in all_)]
+
+
+def _content(item: re.Match[str]) -> str:
+    return next(filter(None, item.groups()))
+
+
+def _go_together(one: re.Match[str], other: re.Match[str]) -> bool:
+    """`$x = 1$, $x = 2$` do, and `$x = 1$, $y = 2$` do not. With "or" any two do."""
+    between = one.string[one.end() : other.start()]
+    found = _BETWEEN.fullmatch(between) if between.strip() else None
+    if found is None or found[1]:
+        return found is not None
+    left, right = ([*map(str.strip, _SIDES.split(_content(each)))][:-1] for each in (one, other))
+    return left == right and (found[2] is not None or not (one["number"] or other["number"]))
+
+
+def _has_prose(text: str) -> bool:
+    bare = re.sub(r"\\[a-zA-Z]+(?:\{[^{}]*\})?", "", _ENVIRONMENT.sub("", text))
+    return _PROSE.search(bare) is not None
 
 
 def sides(text: str) -> list[str]:
@@ -168,6 +215,8 @@ def _last_side(text: str) -> PlainNumber | None:
 def _is_quantity(side: str) -> bool:
     """Whether a side of an equation may stand before its number. Nothing: `= 42`."""
     side = side.strip("$ ")
+    if re.search(r"[,;]|\b(?:or|and)\b", re.sub(r"\([^()]*\)|\{[^{}]*\}", "", unwrapped_text(side))):
+        return False  # it has another answer in it
     if not side or _VARIABLE.fullmatch(side) or _value(side) is not None or "\\" in side:
         return True
     words = set(re.findall(r"[a-z]+", side.lower()))
@@ -192,7 +241,9 @@ def _last_number(text: str) -> PlainNumber | None:
         case "-" | "+":
             is_alone = not has_operand
         case _:  # a word or a comma between two answers
-            is_alone = sign[0] not in "*/×÷^·\\" and re.search(r"\d\s*$", left) is None
+            unit = re.match(r"\s*\(?([^\W\d_]+)", text[token.end() :])
+            other = rf"\d\s*(?:\(?{unit[1] if unit else _LETTERS}\)?)?\s*$"
+            is_alone = sign[0] not in "*/×÷^·\\" and re.search(other, left) is None
     if not is_alone or _BEHIND.match(text, token.end()) or _RELATION.search(_MARKUP.sub(" ", left)):
         return None
     return read_number(("-" if sign == "-" else "") + token[0])

@@ -11,9 +11,9 @@ from typing import Any
 from millrace.core.errors import DataError
 from millrace.rewards.mathematics.final_answer import (
     FinalAnswer,
+    answers,
     boxes,
     final_answer,
-    formulas,
     is_true,
     number_of,
     sides,
@@ -38,7 +38,7 @@ FUNCTIONS = frozenset(
     "log", "exp", "max", "min", "gcd", "lcm", "mod", "sqrt", "det", "dim", "ker", "deg", "and", "infty"}
 )  # fmt: skip
 _NO_UNITS = NO_UNITS | {"for", "when", "with", "where", "even", "odd", "only", "all", "any", "in"}
-_COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+")
+_COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[clr|\s]*\})?|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _OPTION = re.compile(
     r"(?:\(([A-J])\)|([A-J])[).:]|([A-J])(?=,? (?:because|since)\b))(?=\s|,)"
@@ -52,6 +52,10 @@ _UNIT_BEHIND = re.compile(
     r"(?<=[\d}\w])\s*\\(?:text|mbox|mathrm)\s*\{\s*([A-Za-z]+\.?(?: [A-Za-z]+\.?)?)\s*\}"
     r"\s*(?:\^\s*\{?\d\}?)?\s*$"
 )
+_SEVERAL = re.compile(r"[,;]|\\(?:pm|mp|cup)\b")
+"""In a reference that may be several answers."""
+_UPRIGHT = re.compile(r"\\math(?:rm|bf|it|sf)\s*\{\s*([A-Za-z])\s*\}")
+_SET = re.compile(r"\\?\{\s*[A-Za-z]\s*(?:\\mid\b|\||:)([^{}]*?)\\?\}")
 _ENDS = " \t\n.,;:!?。，．،।\"'“”‘’`*_$"
 
 
@@ -153,7 +157,7 @@ def normal_answer(completion: str) -> str:
     number = number_of(given)
     if number is not None:
         return f"{number.value}%" if number.is_percent else str(number.value)
-    text = given.text if given.is_whole else (formulas(given.text) or [given.text])[-1]
+    text = given.text if given.is_whole else ", ".join((answers(given.text) or [[given.text]])[-1])
     return plain_words(text) if is_words(text) else re.sub(r"\s+", "", as_formula(text))
 
 
@@ -199,21 +203,26 @@ def plain_words(text: str) -> str:
 
 
 def _wordings(text: str) -> list[str]:
-    """The whole phrase, its formulas, and what follows the last "is" or ":"."""
+    """The whole phrase, its formulas if these are no different words, and what follows the last "is" or
+    ":"."""
     behind = re.split(r"[:：=]", text)[-1]
     last = re.split(r"\b(?:is|es|est|ist)\b|是(?=.)", behind)[-1]
     options = [_OPTION.match(one.strip(_ENDS)) for one in (unwrapped_text(tidy(text)), last)]
-    return [text, *formulas(text), behind, last, *(one[one.lastindex or 1] for one in options if one)]
+    inside = [", ".join(one) for one in answers(text)]
+    if len({plain_words(one) for one in inside if is_words(one)}) > 1:
+        inside = []
+    return [text, *inside, behind, last, *(one[one.lastindex or 1] for one in options if one)]
 
 
 def _formulations(given: FinalAnswer, reference: str) -> list[str]:
     """The formula of an answer. Prose is none: it has letters that the reference has not."""
     if given.is_whole:
         return [given.text]
-    if inside := formulas(given.text):
-        return [inside[-1]]
+    if inside := answers(given.text):
+        is_one = len(inside[-1]) == 1 or _SEVERAL.search(reference)
+        return [", ".join(inside[-1])] if is_one else []
     phrase = given.text.strip().rstrip(".")
-    last = re.split(r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|is|are|be|get)\b[\s:]*|:\s", phrase)[-1] or phrase
+    last = re.split(r"(?<![\\{A-Za-z])(?:[A-Za-z]{4,}|is|are|be|get)\b[\s:]*|:\s", phrase)[-1] or phrase
     unknown = set(_letters(sides(last)[-1])) - set(_letters(reference))
     return [] if unknown or len(last) > PROSE_MAX else [last]
 
@@ -224,7 +233,7 @@ def _letters(text: str) -> str:
 
 def as_formula(text: str) -> str:
     """A formula without layout, with "or" and "and" as commas."""
-    text = tidy(text).strip().strip("$").strip()
+    text = re.sub(r"(?<!\\)\$", "", tidy(text)).strip()
     text = re.sub(r"^\\[(\[]|\\[)\]]$", "", text).strip()
     text = re.sub(r",?\s*(?:\\(?:text|mbox|mathrm)\s*\{\s*,?\s*(?:or|and)\s*\}|\b(?:or|and)\b)", ",", text)
     text = _without_unit(text.replace("\\varnothing", "\\emptyset"))
@@ -243,15 +252,16 @@ def _without_unit(text: str) -> str:
 
 @lru_cache(CACHED)
 def _parsed(formula: str) -> tuple[Any, ...]:
-    """What math-verify makes of exactly this text; empty: nothing."""
+    """What math-verify makes of exactly this text, or of the same without what it cannot read: upright
+    letters and sets of the form {x | condition}. Empty: nothing."""
     import math_verify
 
-    if not _balanced(formula):
-        return ()
     latex = (math_verify.LatexExtractionConfig(),)
-    return tuple(
-        math_verify.parse(f"\\boxed{{{formula}}}", latex, fallback_mode="no_fallback", parsing_timeout=None)
-    )
+    plainer = _SET.sub(r"\1", _UPRIGHT.sub(r" \1 ", formula))
+    for text in (formula, plainer) if _balanced(formula) else ():
+        if found := math_verify.parse(f"\\boxed{{{text}}}", latex, "no_fallback", parsing_timeout=None):
+            return tuple(found)
+    return ()
 
 
 def _balanced(text: str) -> bool:

@@ -45,6 +45,7 @@ _ATTACHED = re.compile(
     r"(?:[mckdµμn]?m|[kmµμ]?g|lbs?|oz|[km]?[Ll]|[mnµμ]?s|min|hrs?|h|[kM]?W|kWh|[kM]?J|[kM]?Pa|[kMG]?Hz|k?N|[mk]?V|m?A|ft|in|mi|yd|mph|km/h"
     r"|st|nd|rd|th|°|º|\^\s*\{?\s*\\circ|\\circ|['′″])"
 )  # fmt: skip
+_BRACKETED = re.compile(rf"\s+\(((?:{_LETTERS}|[\s.-])+)\)\s*")
 _OPERATOR = re.compile(r"\s*(?:[-·²³]|\\?cdot|\^(?!\s*\{?\s*\\circ))")
 _SINGLE = frozenset("mgshLNJWVAKCF")
 NO_UNITS = frozenset(
@@ -208,8 +209,9 @@ def _decimal(text: str) -> tuple[PlainNumber, str] | None:
 
 
 def _is_unit(rest: str, *, attached: bool) -> bool:
-    """Whether what follows a number is a unit, or nothing. `42x` is no number, and `42 or 43` is none."""
-    rest = _CURRENCY.sub("", rest)
+    """Whether what follows a number is a unit, or nothing. `42x` is no number, and `42 or 43` is none. A unit
+    may be in parentheses: `9 (apples)`."""
+    rest = _BRACKETED.sub(r" \1", _CURRENCY.sub("", rest))
     if not rest.strip():
         return True
     if not _UNIT.fullmatch(rest) or _OPERATOR.match(rest):
