@@ -10,6 +10,7 @@ decode                     of each family, how often a layer launches which oper
 training_launches_a_layer  a step of the trainer in bfloat16 with one row, whose completions share a prompt
 training                   as `decode`. What torch compiles counts as the kernels that torch 2.13 makes of it
                            for compute capability 9.0. A call for many tensors is one launch
+lora_launches_a_layer, lora  the same, of a step that trains a LoRA adapter of all matrices
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
-from millrace.config.tables.training import Optimizer
+from millrace.config.tables.training import Adapter, Optimizer
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.accelerated.fused import FusedPass
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.attention import Kernel
 from millrace.engines.own.parameters import Parameters
+from millrace.trainer.adapted_linear import adapt
 from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.optimizer import grad_norm
 from millrace.trainer.row_attention import NAME
@@ -86,11 +88,13 @@ def recorded_steps(
     return flash.RecordedSteps(whole, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
 
 
-def training_launches(family: str, layers: int) -> Counter[str]:
+def training_launches(family: str, layers: int, *, lora: bool = False) -> Counter[str]:
     """Of a step with one row: forward, backward and optimizer."""
     config = FAMILIES[family](**SHAPE, num_hidden_layers=layers)
     with META:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
+        if lora:
+            adapt(model, Adapter(rank=8), published=torch.bfloat16, seed=0)
     with trained_as_on_gpu(model) as watch:
         settings = StepSettings(Optimizer(), ROW, ROW, 1.0, torch.bfloat16, torch.bfloat16)
         trainer = PolicyTrainer(model, build(PolicyGradient()), settings)
@@ -112,6 +116,7 @@ def training_launches(family: str, layers: int) -> Counter[str]:
 KINDS: dict[str, dict[str, Callable[[int], Counter[str]]]] = {
     "decode": {family: partial(decode_launches, family) for family in FAMILIES},
     "training": {family: partial(training_launches, family) for family in FAMILIES},
+    "lora": {family: partial(training_launches, family, lora=True) for family in FAMILIES},
 }
 """What is counted, and of which models: a figure each, the most that a layer of these launches."""
 

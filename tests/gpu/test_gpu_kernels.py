@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from engine_models import CONFIGS
+from test_trainer_adapter import with_adapter
 from trainer_doubles import make_batch, make_trainer, tiny_model
 
 from millrace.core.types import Sampling
@@ -119,18 +120,21 @@ def test_groups_meet_their_matrices(gpu):
     assert error(found, torch.einsum("mo,moi->mi", slope.double(), weight[groups].double())) < 0.01
 
 
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapted"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_compiled_model_gives_the_same_gradient(dtype, gpu, monkeypatch):
+def test_a_compiled_model_gives_the_same_gradient(dtype, adapted, gpu, monkeypatch):
     gradients = []
     for compiles in (False, True):
-        model = tiny_model().to(gpu)
+        model = tiny_model()
+        model = (with_adapter(model, published=dtype) if adapted else model).to(gpu)
         module = sys.modules[type(model).__module__]
         monkeypatch.setattr(module, on_gpu.ROTATE, getattr(module, on_gpu.ROTATE))
         if compiles:
             products.install_linear(model)
             on_gpu.install_compiled(model)
         make_trainer(model=model, dtype=dtype, published=dtype).accumulate(make_batch())
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in trained]))
     assert error(gradients[1], gradients[0].double()) < (1e-4 if dtype == torch.float32 else 0.05)
 
 

@@ -111,9 +111,10 @@ def test_a_micro_batch_in_bfloat16_of_every_family_waits_for_nothing(family, ada
     assert watch.waits == [] and watch.launches
 
 
-def test_a_layer_of_a_step_of_the_trainer_launches_few_operations():
-    found = launches.figures("training")
-    assert found["training_launches_a_layer"] <= TRAINING_LAUNCHES_MAX, found["training"]
+@pytest.mark.parametrize("kind", ["training", "lora"])
+def test_a_layer_of_a_step_of_the_trainer_launches_few_operations(kind):
+    found = launches.figures(kind)
+    assert found[f"{kind}_launches_a_layer"] <= TRAINING_LAUNCHES_MAX, found[kind]
 
 
 def steps_of(name, device):

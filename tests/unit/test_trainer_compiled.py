@@ -129,9 +129,12 @@ def test_a_compiled_mixture_trains_the_experts_that_were_sampled(recompute, coun
     assert relative_error(gradient(ours, batch).values(), gradient(model, batch).values()) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
-def test_queries_keys_and_values_are_one_matmul(family, counter, monkeypatch):
-    model, seen = installed(tiny_model(family), counter, monkeypatch), list[int]()
+@pytest.mark.parametrize(("family", "adapted"), [("qwen3", False), ("qwen2", False), ("qwen2", True)])
+def test_queries_keys_and_values_are_one_matmul(family, adapted, counter, monkeypatch):
+    model, seen = tiny_model(family), list[int]()
+    if adapted:
+        with_adapter(model, published=torch.bfloat16)
+    installed(model, counter, monkeypatch)
     multiplied = products._multiplied
     monkeypatch.setattr(
         products, "_multiplied", lambda joined, x: seen.append(len(joined.layers)) or multiplied(joined, x)

@@ -108,18 +108,18 @@ def matmul_wide(a_MK: torch.Tensor, b_KN: torch.Tensor) -> torch.Tensor:
     return matmul(a_MK.to(b_KN.dtype), b_KN)
 
 
-def add_matmul(sum_MN: torch.Tensor, a_MK: torch.Tensor, b_KN: torch.Tensor) -> None:
-    """sum += a b, without a gradient. A GPU whose matmul cannot add needs memory for `ROWS_ADDED` rows of the
-    result."""
+def add_matmul(sum_MN: torch.Tensor, a_MK: torch.Tensor, b_KN: torch.Tensor, scale: float = 1.0) -> None:
+    """sum += scale a b, without a gradient. A GPU whose matmul cannot add needs memory for `ROWS_ADDED` rows
+    of the result."""
     if _narrow_on_gpu(a_MK) and adds(a_MK.device, a_MK.dtype):
-        torch.addmm(sum_MN, a_MK, b_KN, out_dtype=torch.float32, out=sum_MN)
+        torch.addmm(sum_MN, a_MK, b_KN, alpha=scale, out_dtype=torch.float32, out=sum_MN)
     elif _narrow_on_gpu(a_MK):
         for sum_rows, rows in zip(sum_MN.split(ROWS_ADDED), a_MK.split(ROWS_ADDED), strict=True):
-            sum_rows += matmul_wide(rows, b_KN)
+            sum_rows.add_(matmul_wide(rows, b_KN), alpha=scale)
     elif a_MK.dtype == sum_MN.dtype and not by_onednn():
-        sum_MN.addmm_(a_MK, b_KN.to(a_MK.dtype))
+        sum_MN.addmm_(a_MK, b_KN.to(a_MK.dtype), alpha=scale)
     else:
-        sum_MN += matmul(a_MK, b_KN.to(a_MK.dtype))
+        sum_MN.add_(matmul(a_MK, b_KN.to(a_MK.dtype)), alpha=scale)
 
 
 def _narrow_on_gpu(x: torch.Tensor) -> bool:

@@ -44,7 +44,7 @@ class AdaptedLinear(torch.nn.Linear):
             return super().forward(x)
         cast_to = torch.is_autocast_enabled(x.device.type)
         computing = torch.get_autocast_dtype(x.device.type) if cast_to else x.dtype
-        return cast(torch.Tensor, _AdaptedMatmul.apply(x, *self._tensors(), self.bias, self, computing))
+        return cast(torch.Tensor, _AdaptedMatmul.apply(x, self, computing, self.bias, *self._tensors()))
 
     @torch.no_grad()
     def merged(self) -> torch.Tensor:
@@ -66,23 +66,12 @@ class _AdaptedMatmul(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        down: torch.Tensor,
-        up: torch.Tensor,
-        magnitude: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        layer: AdaptedLinear,
-        computing: torch.dtype,
-    ) -> torch.Tensor:
-        ctx.layer, ctx.computing = layer, computing
+    def forward(ctx: Any, x: torch.Tensor, layer: AdaptedLinear, *given: Any) -> torch.Tensor:
+        ctx.layer, (ctx.computing, bias, *tensors) = layer, given
         with torch.autocast(x.device.type, enabled=False):
-            merged = _rounded(ctx, weight, down, up, magnitude)
-            y = F.linear(x.to(computing), merged)
-            ctx.save_for_backward(x, weight, down, up, magnitude, None if magnitude is None else y)
-            return y if bias is None else y + bias.to(computing)
+            y = F.linear(x.to(ctx.computing), _rounded(ctx, *tensors))
+            ctx.save_for_backward(x, *tensors, None if layer.lora_magnitude is None else y)
+            return y if bias is None else y + bias.to(y.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -98,7 +87,7 @@ class _AdaptedMatmul(torch.autograd.Function):
             grad_TO = grad_TO * factor_O.to(grad.dtype)
         of_up = scale * (grad_TO.T @ (x_TI @ down.to(grad.dtype).T)).to(up.dtype)
         of_down = scale * ((grad_TO @ up.to(grad.dtype)).T @ x_TI).to(down.dtype)
-        return grad_x, None, of_down, of_up, of_magnitude, None, None, None
+        return grad_x, None, None, None, None, of_down, of_up, of_magnitude
 
 
 def _rounded(ctx: Any, *tensors: torch.Tensor | None) -> torch.Tensor:

@@ -14,7 +14,6 @@ allowed tokens of all tokens of a row.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,6 +26,7 @@ import torch
 
 from millrace.devices.gpu import has_own_memory, on
 from millrace.devices.matmul import add_matmul, matmul, matmul_wide, wide_factor
+from millrace.devices.operators import agrees
 from millrace.trainer.kernels.row_threads import turns_of
 from millrace.trainer.kernels.softmax import Upstream, slopes, statistics
 from millrace.trainer.recorded import TokenMasks
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 Tensor = torch.Tensor
-LOG = logging.getLogger(__name__)
 
 CHUNK_LOGITS, GPU_CHUNK_LOGITS = 1 << 23, 1 << 27  # logits computed at once: 32 and 512 MiB in float32
 TURN = threading.Lock()  # rows that are computed at the same time have one row's memory here
@@ -258,19 +257,14 @@ def softmax_on(device: torch.device, dtype: torch.dtype, softcap: float | None) 
 @cache
 def fused(device: torch.device) -> Softmax | None:
     """The kernels in Triton, if Triton runs there and they agree with the general way on a small example."""
-    try:
-        from millrace.trainer.kernels import trainer_tiles
+    fuses = agrees("log-probs are computed", lambda: disagreement(_kernels(), device), TOLERANCE)
+    return _kernels() if fuses else None
 
-        kernels = Softmax(trainer_tiles.statistics, trainer_tiles.slopes)
-        gap = disagreement(kernels, device)
-    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
-        LOG.warning("log-probs are computed without a fused kernel: %s", error)
-        return None
-    if not gap < TOLERANCE:
-        LOG.warning("log-probs are computed without a fused kernel: it is off by %g", gap)
-        return None
-    LOG.info("log-probs are computed with a fused kernel")
-    return kernels
+
+def _kernels() -> Softmax:
+    from millrace.trainer.kernels import trainer_tiles
+
+    return Softmax(trainer_tiles.statistics, trainer_tiles.slopes)
 
 
 def disagreement(kernels: Softmax, device: torch.device) -> float:

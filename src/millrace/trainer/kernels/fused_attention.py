@@ -11,7 +11,6 @@ row is one call, D = head dimension.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,11 +24,10 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from millrace.core.supported import SINKS
 from millrace.devices.gpu import has_flash, on
-from millrace.devices.operators import OPERATORS, define
+from millrace.devices.operators import OPERATORS, agrees, define
 from millrace.trainer.batch.packing import RowSegment
 
 Tensor = torch.Tensor
-LOG = logging.getLogger(__name__)
 
 
 def computes_narrow(x: Tensor) -> bool:
@@ -201,16 +199,12 @@ def sums_repeats(device: torch.device) -> bool:
 
 
 def sums_right(sums: Callable[..., Tensor], device: torch.device) -> bool:
-    keys_K = torch.tensor([2, 0, 1, 2, 0, 2], device=device)
-    rows_KC = torch.arange(6.0 * 600, device=device).view(6, 600).bfloat16()
-    begins = torch.tensor([0, 2, 3, 6], dtype=torch.int32, device=device)
-    expected = torch.zeros((3, 600), device=device).index_add_(0, keys_K, rows_KC.float())
-    try:
+    def gap() -> float:
+        keys_K = torch.tensor([2, 0, 1, 2, 0, 2], device=device)
+        rows_KC = torch.arange(6.0 * 600, device=device).view(6, 600).bfloat16()
+        begins = torch.tensor([0, 2, 3, 6], dtype=torch.int32, device=device)
+        expected = torch.zeros((3, 600), device=device).index_add_(0, keys_K, rows_KC.float())
         found = sums(rows_KC, keys_K.argsort(stable=True).int(), begins)
-        right = torch.allclose(found.float(), expected, rtol=2**-6)  # bfloat16 rounds
-    except Exception as error:  # Triton, its compiler and its driver raise errors of every kind
-        LOG.warning("gradients of shared keys are summed without a fused kernel: %s", error)
-        return False
-    if not right:
-        LOG.warning("gradients of shared keys are summed without a fused kernel: it is wrong")
-    return right
+        return ((found.float() - expected).abs() / expected.clamp_min(1.0)).max().item()
+
+    return agrees("gradients of shared keys are summed", gap, 2**-6)  # bfloat16 rounds

@@ -5,7 +5,11 @@ autocast rounds a matrix wherever a row uses it, and the gradient of each row. H
 matrices before the first row. On a GPU a matmul adds the gradient of a matrix to the sum over rows, in
 float32. Layers in fp8 (`fp8_matmul`) have their copies here, too.
 
-Shape suffixes: T = tokens, I = inputs, O = outputs of all joined layers.
+On a GPU the rounded copy of a matrix has its LoRA adapter in it. Base and adapter were rounded before
+(`adapted_linear.begin`, `served_weights`), to the format that a GPU computes in. So their copies are exact,
+and their sum is rounded once, as that of replicas. DoRA's layers compute as in `adapted_linear`.
+
+Shape suffixes: T = tokens, I = inputs, O = outputs of all joined layers, R = ranks of all their adapters.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -20,22 +25,34 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from millrace.devices.low_rank import DOWN, MAGNITUDE
 from millrace.devices.matmul import add_matmul, matmul_wide
 from millrace.trainer.kernels.fp8_matmul import QUANTISE, Fp8Weight, fp8_weight
 
 Tensor = torch.Tensor
-Layers = Sequence[torch.nn.Linear]
+Layers = Sequence[Any]  # of torch.nn.Linear
 ROUNDED = "rounded"  # attribute of a layer that is not in fp8: its weight in the format of matmuls
 JOINED = "joined"  # attribute of a layer, or of the first of several
 SAME_INPUT = "same_input"  # attribute of a module: the names of its layers that are joined
 
 
+class RoundedAdapter(NamedTuple):
+    """The rounded B of a layer's adapter, and which outputs and ranks of the joined layers are its own."""
+
+    layer: Any
+    outputs: slice
+    ranks: slice
+    up: Tensor
+
+
 class RoundedLayers(NamedTuple):
-    """The rounded weights of `layers` as one matrix."""
+    """The rounded weights of `layers` as one matrix, and the rounded A of their adapters as another."""
 
     layers: Layers
     weight: Tensor | Fp8Weight  # (O, I)
     bias_O: Tensor | None
+    down_RI: Tensor
+    adapters: Sequence[RoundedAdapter]
 
 
 @contextmanager
@@ -63,13 +80,14 @@ def rounded_once(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
 def _groups(model: torch.nn.Module) -> list[Layers]:
     """The layers that are joined, and each other layer alone."""
     named = ([getattr(m, name) for name in getattr(m, SAME_INPUT, ())] for m in model.modules())
-    groups: list[Layers] = [layers for layers in named if layers and all(map(_is_plain, layers))]
+    groups: list[Layers] = [layers for layers in named if layers and all(map(_is_rounded, layers))]
     inside = {layer for layers in groups for layer in layers}
-    return groups + [[m] for m in model.modules() if _is_plain(m) and m not in inside]  # type: ignore[list-item]
+    return groups + [[m] for m in model.modules() if _is_rounded(m) and m not in inside]
 
 
-def _is_plain(module: Any) -> bool:
-    return type(module) is torch.nn.Linear and not isinstance(module.weight, DTensor)
+def _is_rounded(module: Any) -> bool:
+    plain = type(module) is torch.nn.Linear or (hasattr(module, DOWN) and "forward" in vars(module))
+    return plain and not isinstance(module.weight, DTensor)
 
 
 def _outputs(layers: Layers) -> list[int]:
@@ -78,94 +96,119 @@ def _outputs(layers: Layers) -> list[int]:
 
 def _unfilled(layers: Layers, dtype: torch.dtype) -> RoundedLayers:
     """Weights in fp8 are there at once."""
-    outputs, weights = sum(_outputs(layers)), [layer.weight.detach() for layer in layers]
-    bias_O = None if layers[0].bias is None else weights[0].new_empty(outputs, dtype=dtype)
-    weight_OI = weights[0].new_empty((outputs, layers[0].in_features), dtype=dtype)
+    weights, ranks, adapters = [layer.weight.detach() for layer in layers], 0, []
+    new = partial(weights[0].new_empty, dtype=dtype)
+    for layer, end in zip(layers, accumulate(_outputs(layers)), strict=True):
+        if hasattr(layer, DOWN):
+            outputs, own = slice(end - layer.out_features, end), slice(ranks, ranks + len(layer.lora_A))
+            adapters.append(RoundedAdapter(layer, outputs, own, new(layer.lora_B.shape)))
+            ranks = own.stop
+    weight_OI, down_RI = (new((rows, layers[0].in_features)) for rows in (sum(_outputs(layers)), ranks))
+    bias_O, weight = None if layers[0].bias is None else new(len(weight_OI)), weight_OI
     if (quantise := getattr(layers[0], QUANTISE, None)) is not None:
-        return RoundedLayers(layers, fp8_weight(torch.cat(weights, out=weight_OI), quantise), bias_O)
-    return RoundedLayers(layers, weight_OI, bias_O)
+        weight = fp8_weight(torch.cat(weights, out=weight_OI), quantise)
+    return RoundedLayers(layers, weight, bias_O, down_RI, adapters)
 
 
 @torch.no_grad()
 def _fill(joined: Sequence[RoundedLayers]) -> None:
-    """All copies in one call."""
+    """All copies in one call. Then adapters are added to their matrices."""
     targets, sources = list[Tensor](), list[Tensor]()
-    for layers, weight, bias_O in joined:
+    for layers, weight, bias_O, down_RI, adapters in joined:
         for whole, name in ((weight, "weight"), (bias_O, "bias")):
             if isinstance(whole, Tensor):
                 targets += whole.split(_outputs(layers))
                 sources += (getattr(layer, name) for layer in layers)
+        for layer, _, ranks, up in adapters:
+            targets += down_RI[ranks], up
+            sources += layer.lora_A, layer.lora_B
     if targets:
         torch._foreach_copy_(targets, sources)
+    for *_, down_RI, adapters in joined:
+        for layer, _, ranks, up in adapters:
+            layer.rounded.addmm_(up, down_RI[ranks], alpha=layer.scale)
 
 
 class _Products(torch.autograd.Function):
-    """x weight^T + bias of all layers, side by side. `parameters`: the weight of each layer, then the biases.
-    The gradient of a weight that has a sum is added to the sum."""
+    """x weight^T + bias of all layers, side by side. `parameters`: the weight of each layer, then the biases,
+    then A and B of each adapter. The gradient of a matrix that has a sum is added to the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, joined: RoundedLayers, *parameters: Tensor) -> Tensor:
-        weight = joined.weight
+        weight, bias_O = joined.weight, joined.bias_O
         x_TI = x.reshape(-1, x.shape[-1]).to(weight.dtype)
-        ctx.layers, ctx.given = joined.layers, (x.shape, x.dtype)
-        if isinstance(weight, Fp8Weight):
-            ctx.fp8 = weight
-            ctx.save_for_backward(x_TI, None)
-            y_TO = weight.output(x_TI)
-            y_TO = y_TO if joined.bias_O is None else y_TO.add_(joined.bias_O)
+        ctx.joined, ctx.given = joined, (x.shape, x.dtype)
+        ctx.save_for_backward(x_TI)
+        if isinstance(weight, Tensor):
+            y_TO = F.linear(x_TI, weight, bias_O)
         else:
-            ctx.save_for_backward(x_TI, weight)
-            y_TO = F.linear(x_TI, weight, joined.bias_O)
+            y_TO = weight.output(x_TI)
+            y_TO = y_TO if bias_O is None else y_TO.add_(bias_O)
         return y_TO.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_TI, weight_OI = ctx.saved_tensors
-        shape, dtype = ctx.given
-        grad_TO, of_x = grads[0].reshape(-1, grads[0].shape[-1]), None
+        (x_TI,), (shape, dtype), joined = ctx.saved_tensors, ctx.given, ctx.joined
+        grad_TO, of_x, weight = grads[0].reshape(-1, grads[0].shape[-1]), None, joined.weight
         if ctx.needs_input_grad[0]:
-            grad_TI = ctx.fp8.input_gradient(grad_TO) if weight_OI is None else grad_TO @ weight_OI
+            whole = isinstance(weight, Tensor)
+            grad_TI = grad_TO @ weight if whole else weight.input_gradient(grad_TO)
             of_x = grad_TI.view(shape).to(dtype)
-        blocks = grad_TO.split(_outputs(ctx.layers), dim=1)
+        outputs = _outputs(joined.layers)
         of_weights = [
-            _weight_gradient(layer.weight, block, x_TI)
-            for layer, block in zip(ctx.layers, blocks, strict=True)
+            _matrix_gradient(layer.weight, block.t(), x_TI)
+            for layer, block in zip(joined.layers, grad_TO.split(outputs, dim=1), strict=True)
         ]
-        biases = ctx.needs_input_grad[2 + len(blocks) :]
-        of_biases: Sequence[Tensor | None] = [None] * len(biases)
-        if any(biases):
-            of_biases = grad_TO.sum(0, dtype=torch.float32).split(_outputs(ctx.layers))
-        return of_x, None, *of_weights, *of_biases
+        of_biases: Sequence[Tensor | None] = [] if joined.bias_O is None else [None] * len(outputs)
+        if of_biases and joined.layers[0].bias.requires_grad:
+            of_biases = grad_TO.sum(0, dtype=torch.float32).split(outputs)
+        return of_x, None, *of_weights, *of_biases, *_adapter_gradients(joined, grad_TO, x_TI)
 
 
-def _weight_gradient(weight: Tensor, grad_TO: Tensor, x_TI: Tensor) -> Tensor | None:
+def _adapter_gradients(joined: RoundedLayers, grad_TO: Tensor, x_TI: Tensor) -> Iterator[Tensor | None]:
+    """dA = scale (G B)^T x and dB = scale G^T (x A^T) of each adapter."""
+    x_TR = x_TI @ joined.down_RI.t() if joined.adapters else x_TI
+    for layer, outputs, ranks, up in joined.adapters:
+        grad = grad_TO[:, outputs]
+        yield _matrix_gradient(layer.lora_A, (grad @ up).t(), x_TI, layer.scale)
+        yield _matrix_gradient(layer.lora_B, grad.t(), x_TR[:, ranks], layer.scale)
+
+
+def _matrix_gradient(weight: Tensor, a_MT: Tensor, b_TN: Tensor, scale: float = 1.0) -> Tensor | None:
+    """scale a b, if `weight` is trained and has no sum."""
     if not weight.requires_grad:
         return None
     if weight.grad is None:
-        return matmul_wide(grad_TO.t(), x_TI).to(weight.dtype)
-    add_matmul(weight.grad, grad_TO.t(), x_TI)
+        return scale * matmul_wide(a_MT, b_TN).to(weight.dtype)
+    add_matmul(weight.grad, a_MT, b_TN, scale)
     return None
 
 
-def linear_forward(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+def _joined(layer: torch.nn.Linear) -> RoundedLayers | None:
+    """None: `layer` computes by itself. Nothing is rounded, or adapters are switched off."""
     joined: RoundedLayers | None = getattr(layer, JOINED, None)
+    return joined if joined and all(getattr(each, "switched_on", True) for each in joined.layers) else None
+
+
+def linear_forward(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    joined = _joined(layer)
     alone = joined is not None and len(joined.layers) == 1
-    return _multiplied(joined, x) if joined and alone else F.linear(x, layer.weight, layer.bias)
+    return _multiplied(joined, x) if joined and alone else type(layer).forward(layer, x)
 
 
-def install_linear(
-    model: torch.nn.Module, forward: Callable[[torch.nn.Linear, Tensor], Tensor] = linear_forward
-) -> None:
-    """The linear layers of `model` compute with rounded copies, where `rounded_once` has made them."""
+def install_linear(model: torch.nn.Module, forward: Callable[[Any, Tensor], Tensor] = linear_forward) -> None:
+    """The linear layers of `model` compute with rounded copies, where `rounded_once` has made them. With
+    `linear_forward` LoRA's layers do so, too."""
     for module in model.modules():
-        if type(module) is torch.nn.Linear:
-            module.forward = partial(forward, module)  # type: ignore[method-assign]
+        lora = forward is linear_forward and getattr(module, MAGNITUDE, module) is None
+        if type(module) is torch.nn.Linear or lora:
+            module.forward = partial(forward, module)
 
 
 def products(layers: Layers, x: Tensor) -> tuple[Tensor, ...]:
     """What `layers` make of `x`: their results side by side in one tensor if the layers are joined, else a
     tensor each."""
-    joined: RoundedLayers | None = getattr(layers[0], JOINED, None)
+    joined = _joined(layers[0])
     if joined is None or len(joined.layers) < len(layers):
         return tuple(layer(x) for layer in layers)
     return (_multiplied(joined, x),)
@@ -174,5 +217,6 @@ def products(layers: Layers, x: Tensor) -> tuple[Tensor, ...]:
 def _multiplied(joined: RoundedLayers, x: Tensor) -> Tensor:
     biases = [] if joined.bias_O is None else [layer.bias for layer in joined.layers]
     weights = [layer.weight for layer in joined.layers]
-    out: Tensor = _Products.apply(x, joined, *weights, *biases)
+    thin = [matrix for layer, *_ in joined.adapters for matrix in (layer.lora_A, layer.lora_B)]
+    out: Tensor = _Products.apply(x, joined, *weights, *biases, *thin)
     return out

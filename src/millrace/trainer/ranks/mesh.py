@@ -198,12 +198,7 @@ def all_or_none(ranks: Ranks) -> Iterator[None]:
 
 def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     """The small results of `work` on every rank. A collective call that raises as `all_or_none`."""
-    answer: T | None = None
-    mine: Exception | None = None
-    try:
-        answer = work()
-    except Exception as error:
-        mine = error
+    answer, mine = _tried(work)
     answers = ranks.gather((answer, _fault(ranks, mine)))
     _raise_first([fault for _, fault in answers], mine)
     return [cast(T, answer) for answer, _ in answers]
@@ -211,15 +206,17 @@ def agreed(ranks: Ranks, work: Callable[[], T]) -> list[T]:
 
 def first_alone(ranks: Ranks, work: Callable[[], T]) -> T:
     """The result of `work` on the first rank, which alone calls it. Raises as `all_or_none`."""
-    answer: T | None = None
-    mine: Exception | None = None
-    try:
-        answer = work() if ranks.rank == 0 else None
-    except Exception as error:
-        mine = error
+    answer, mine = _tried(work) if ranks.rank == 0 else (None, None)
     answer, fault = ranks.broadcast((answer, _fault(ranks, mine)))
     _raise_first([fault], mine)
     return cast(T, answer)
+
+
+def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 def _fault(ranks: Ranks, error: Exception | None) -> Fault | None:
