@@ -48,6 +48,15 @@ RIGHT = [
     (r"\boxed{x = 42}", "42"),
     (r"\boxed{f(3) = 42}", "42"),
     (r"$x = 5$ and so $y = 42$", "42"),
+    # what stands behind a number in prose
+    ("Her salary is $57,500/year.", "57500"),
+    ("So he pays $720 a year.", "720"),
+    ("He runs 60*12=720 miles a week.", "720"),
+    ("They drink 3 a day.", "3"),
+    ("Mary got 762 M&Ms.", "762"),
+    ("The answer is 7:30 p.m.", "7:30 PM"),
+    (r"\boxed{4:30 \text{ pm}}", r"\text{4:30 p.m.}"),
+    ("故选 B", "B"),
     # several answers
     ("The answer is $x=0$ or $x=2$.", "$x=0$ or $x=2$"),
     ("The solutions are $2$, $0$.", "0, 2"),
@@ -348,6 +357,8 @@ WRONG = [
     (r"\boxed{(-2,1)}", r"$\{x|-2\leq x < 1\}$"),
     ("The answer is 8 (apples).", "9 (apples)"),
     # numbers that look alike
+    *((text, "42") for text in ("It is 42a and b.", "It is 42 a.", "It is 42/7.", "It is 42/x.")),
+    ("The answer is 7:30 a.m.", "7:30 PM"),
     ("42 (mod 7)", "42"),
     (r"\boxed{42(m)}", "42"),
     (r"\boxed{42x}", "42"),

@@ -33,7 +33,7 @@ _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNO
 _SAID = re.compile(
     r"####|\b(?:answer|result|solution|option|choice)\**\s*(?:is\b|[:=])+[\s:*]*"
     r"|(?:答案|答え|정답|\b(?:respuesta|réponse|antwort|resposta|risposta|ответ))\**\s*"
-    r"(?:(?:es|est|ist|é|è)\b|[是为為は:：])+[\s:：*]*",
+    r"(?:(?:es|est|ist|é|è)\b|[是为為は:：])+[\s:：*]*|故选[\s:：]*",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$((?:[^$\\]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -53,7 +53,8 @@ _BEFORE = re.compile(
     re.DOTALL,
 )
 _BEHIND = re.compile(
-    r"\s*(?:[+*/×÷^·]|!(?=\S)|-\s*[\d(\\]|\\(?:times|cdot|div|pi|sqrt|frac)|[a-zA-Z](?![a-zA-Z])|[百千万萬亿億만억])"
+    r"(?!\s+a [a-z]{2}|/[A-Za-z]{2})\s*(?:[+*/×÷^·]|!(?=\S)|-\s*[\d(\\]|\\(?:times|cdot|div|pi|sqrt|frac)"
+    r"|[a-zA-Z](?![a-zA-Z&])|[百千万萬亿億만억])"
 )
 _RELATION = re.compile(r"(?:\\(?:neq?|leq?|geq?|lt|gt)\b|!=|[≠≤≥]|(?<![-=])[\w)}]\s*[<>]=?)\s*$")
 _LETTERS = r"[^\W\d_]+"

@@ -191,6 +191,7 @@ def _is_greek(letters: str) -> bool:
 def plain_words(text: str) -> str:
     """Words without layout, in small letters; a single letter keeps its case, as B and b are two points."""
     text = re.sub(r"\\\s|\\[()\[\]]", " ", unwrapped_text(tidy(text)))
+    text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", text, flags=re.IGNORECASE)
     text = re.sub(r"_\{(\w+)\}", r"_\1", text)
     text = re.sub(r"\s*:\s*", ":", re.sub(r"\s+", " ", text)).strip(_ENDS)
     if re.fullmatch(r"\(\w\)|\[\w\]", text):
