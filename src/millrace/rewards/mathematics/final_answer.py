@@ -163,14 +163,14 @@ def answers(text: str) -> list[list[str]]:
     number in place of one."""
     found = list[list[re.Match[str]]]()
     for item in _ITEM.finditer(text):
-        is_formula = item["number"] is None
-        if is_formula and (_has_prose(_content(item)) or is_denied(text, *item.span())):
+        if item["number"] is None and is_denied(text, *item.span()):
             continue
         if found and _go_together(found[-1][-1], item):
             found[-1].append(item)
         else:
             found.append([item])
-    return [[*map(_content, all_)] for all_ in found if any(one["number"] is None for one in all_)]
+    all_answers = [[*map(_content, items)] for items in found if any(not one["number"] for one in items)]
+    return [one for one in all_answers if not all(map(_has_prose, one))]
 
 
 def _content(item: re.Match[str]) -> str:
@@ -244,6 +244,7 @@ def _last_number(text: str) -> PlainNumber | None:
         case _:  # a word or a comma between two answers
             unit = re.match(r"\s*\(?([^\W\d_]+)", text[token.end() :])
             other = rf"\d\s*(?:\(?{unit[1] if unit else _LETTERS}\)?)?\s*$"
+            other = r"\d[^\d.;:!?]{0,40}$" if re.match(_OR, sign) else other
             is_alone = sign[0] not in "*/×÷^·\\" and re.search(other, left) is None
     if not is_alone or _BEHIND.match(text, token.end()) or _RELATION.search(_MARKUP.sub(" ", left)):
         return None

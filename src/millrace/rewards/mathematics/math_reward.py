@@ -54,6 +54,7 @@ _UNIT_BEHIND = re.compile(
 )
 _SEVERAL = re.compile(r"[,;]|\\(?:pm|mp|cup)\b")
 """In a reference that may be several answers."""
+_UNEQUAL = re.compile(r"\\neq?\b|≠|!=")
 _UPRIGHT = re.compile(r"\\math(?:rm|bf|it|sf)\s*\{\s*([A-Za-z])\s*\}")
 _SET = re.compile(r"\\?\{\s*[A-Za-z]\s*(?:\\mid\b|\||:)([^{}]*?)\\?\}")
 _ENDS = " \t\n.,;:!?。，．،।\"'“”‘’`*_$"
@@ -114,11 +115,14 @@ class MathReward:
                 return any(self._equal(one, text, parsed) for one in _formulations(given, text))
 
     def _equal(self, given: str, text: str, parsed: tuple[Any, ...]) -> bool:
-        if len(given) > FORMULA_MAX or not is_true(given):
+        is_other = bool(_UNEQUAL.search(given)) is not bool(_UNEQUAL.search(text))
+        if is_other or len(given) > FORMULA_MAX or not is_true(given):
             return False
         given = as_formula(given)
         if given == text:
             return True
+        if _are_several(given) and not _SEVERAL.search(text):
+            return False
         found = _parsed(given)
         return bool(found) and self._verify(
             list(parsed), list(found), timeout_seconds=None, raise_on_error=True
@@ -146,6 +150,14 @@ def read_reference(text: str) -> Reference:
             "can read"
         )
     return Formula(formula, parsed)
+
+
+def _are_several(formula: str) -> bool:
+    """Whether a comma or a semicolon stands outside of all brackets, and is no separator of thousands."""
+    before = None
+    while before != formula:
+        before, formula = formula, re.sub(r"[(\[{][^()\[\]{}]*[)\]}]", "", formula)
+    return re.search(r",(?!\d{3}(?!\d))|;", formula) is not None
 
 
 def normal_answer(completion: str) -> str:
@@ -220,8 +232,7 @@ def _formulations(given: FinalAnswer, reference: str) -> list[str]:
     if given.is_whole:
         return [given.text]
     if inside := answers(given.text):
-        is_one = len(inside[-1]) == 1 or _SEVERAL.search(reference)
-        return [", ".join(inside[-1])] if is_one else []
+        return [", ".join(inside[-1])]
     phrase = given.text.strip().rstrip(".")
     last = re.split(r"(?<![\\{A-Za-z])(?:[A-Za-z]{4,}|is|are|be|get)\b[\s:]*|:\s", phrase)[-1] or phrase
     unknown = set(_letters(sides(last)[-1])) - set(_letters(reference))
@@ -254,10 +265,12 @@ def _without_unit(text: str) -> str:
 @lru_cache(CACHED)
 def _parsed(formula: str) -> tuple[Any, ...]:
     """What math-verify makes of exactly this text, or of the same without what it cannot read: upright
-    letters and sets of the form {x | condition}. Empty: nothing."""
+    letters and sets of the form {x | condition}. It cannot compare `\\neq`, and gets an equation. Empty:
+    nothing."""
     import math_verify
 
     latex = (math_verify.LatexExtractionConfig(),)
+    formula = _UNEQUAL.sub("=", formula)
     plainer = _SET.sub(r"\1", _UPRIGHT.sub(r" \1 ", formula))
     for text in (formula, plainer) if _balanced(formula) else ():
         if found := math_verify.parse(f"\\boxed{{{text}}}", latex, "no_fallback", parsing_timeout=None):
