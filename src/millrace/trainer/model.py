@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
-from millrace.devices.gpu import on
+from millrace.devices.gpu import has_own_memory, on
 from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.model_directory import indexed_files
@@ -157,13 +157,17 @@ def served_weights(
     small = [weight for weight in rounded if weight.numel() <= SMALL]  # a layer has many: one call for all
     try:
         for weights in (small, *([weight] for weight in rounded if weight.numel() > SMALL)):
-            narrow = [torch.empty_like(weight, dtype=published) for weight in weights]
-            _copy(weights, narrow)
-            _copy(narrow, weights)
+            _round(weights, published)
         with rounded_once(model, computing):
             yield
     finally:
         _copy(masters, rounded)
+
+
+def _round(weights: list[torch.Tensor], dtype: torch.dtype) -> None:
+    narrow = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+    _copy(weights, narrow)
+    _copy(narrow, weights)
 
 
 def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
@@ -185,7 +189,7 @@ def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
     output projection. A CPU computes logits in float32, so their projection must be rounded before."""
     matrices = {module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)}
     matrices.discard(model.get_input_embeddings().weight)
-    if model.device.type == "cpu":
+    if not has_own_memory(model.device):
         matrices.discard(model.get_output_embeddings().weight)
     return matrices
 
