@@ -32,6 +32,7 @@ from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
 from millrace.devices.gpu import has_own_memory, on
 from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
+from millrace.placement.memory.activation_memory import spares
 from millrace.placement.model_directory import indexed_files
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels import on_cpu, on_gpu, products
@@ -165,8 +166,7 @@ def served_weights(
 
 
 def _round(weights: list[torch.Tensor], dtype: torch.dtype) -> None:
-    narrow = [torch.empty_like(weight, dtype=dtype) for weight in weights]
-    _copy(weights, narrow)
+    _copy(weights, narrow := [torch.empty_like(weight, dtype=dtype) for weight in weights])
     _copy(narrow, weights)
 
 
@@ -312,11 +312,13 @@ def install_kernels(
     if quantised:
         quantise_layers(model, device)
     if device.type == "cpu" and ranks.undivided_matmuls:
+        sparing = spares(model.num_parameters())
         on_cpu.install_linear(model)
-        on_cpu.install_gate(model)
+        if sparing:
+            on_cpu.install_gate(model)
         if ranks.alone:
             on_cpu.install_lookup(model)
-        on_cpu.install_norm(model)
+        on_cpu.install_norm(model, sparing=sparing)
     if device.type == "cuda":
         on_gpu.activate(device)
         if ranks.tensor == 1:
