@@ -29,6 +29,7 @@ from millrace.config.schema import Config
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.types import Batch, TrainGroup, TrainSequence
 from millrace.devices import matmul
+from millrace.trainer import model as trainer_model
 from millrace.trainer import row_logprobs
 from millrace.trainer.batch.batch_step import StepSettings
 from millrace.trainer.kernels import products
@@ -43,7 +44,8 @@ from millrace.trainer.trainer import PolicyTrainer
 
 PROMPT, GROUP = 512, 4
 ON_GPU = [
-    (row_logprobs, "CHUNK_LOGITS", row_logprobs.GPU_CHUNK_LOGITS),
+    (row_logprobs, "has_own_memory", lambda device: True),
+    (trainer_model, "has_own_memory", lambda device: True),
     (row_logprobs, "wide_factor", lambda x, dtype: x.to(dtype)),
     (matmul, "_narrow_on_gpu", lambda x: x.dtype.itemsize < 4),
 ]
@@ -183,6 +185,7 @@ def _trainer(shape: Mapping[str, Any], config: Config, ranks: Ranks) -> PolicyTr
         divide(model, ranks, _pair_logprobs, dtype)
     if config.trainer.quantization is not None:
         quantise_layers(model, torch.device("cpu"))
+    if ranks.tensor == 1:
         products.install_linear(model)
     if config.model.recompute:
         recompute_layers(model)

@@ -327,7 +327,7 @@ def flops_of(trainer: PolicyTrainer, batch: Batch, row_tokens: int) -> tuple[flo
     tokens that are forwarded."""
     config = trainer.model.config
     linear = [m for m in trainer.model.base_model.modules() if isinstance(m, torch.nn.Linear)]
-    rows = pack(flatten(batch, trainer.algorithm, max_tokens=row_tokens).trees, row_tokens)
+    rows = pack(flatten(batch, trainer.algorithm, max_tokens=row_tokens).minibatches[0], row_tokens)
     forwarded, trained = sum(len(row.tokens_T) for row in rows), sum(len(row.targets_N) for row in rows)
     pairs = sum(s.length * (len(s.prefix_P) + (s.length + 1) / 2) for row in rows for s in row.segments)
     heads = config.num_attention_heads

@@ -83,7 +83,7 @@ def test_in_bfloat16_one_call_and_blocks_give_the_same(family, gpu, monkeypatch)
 def test_nothing_waits_for_the_gpu_inside_a_micro_batch(dtype, gpu):
     trainer = make_trainer(model=tiny_model().to(gpu), dtype=dtype, published=dtype)
     flat = flatten(make_batch(), trainer.algorithm, max_tokens=24)
-    rows = pack(flat.trees, 64)
+    rows = pack(flat.minibatches[0], 64)
     trainer._backward(rows[0], flat, 0.0, first=True)  # what is made once
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -36,7 +36,7 @@ def loss_and_gradient(path: Path, algorithm: Any, batch: Any, budget: int) -> tu
     options = {"count": sequences(flat), "temperature": 1.0, "recompute": False}
     program = jax.jit(partial(rows_gradient, shape=shape, algorithm=algorithm, **options))
     total, gradient = 0.0, jax.tree.map(jnp.zeros_like, weights)
-    for row in pack(flat.trees, budget):
+    for row in pack(flat.minibatches[0], budget):
         arrays = arrays_of([row])
         loss, (of_row, _), *_ = program(weights, None, arrays, tokens_of(flat, arrays, np.float32), 0.0)
         total, gradient = total + float(loss), jax.tree.map(jnp.add, gradient, of_row)

@@ -104,7 +104,7 @@ def test_the_gradient_of_log_probs_is_that_of_torch_in_float64(kind: str) -> Non
         program = jax.jit(
             jax.grad(partial(token_loss, algorithm=algorithm, count=sequences(flat), progress=0.5))
         )
-        for row in pack(flat.trees, 60):
+        for row in pack(flat.minibatches[0], 60):
             arrays = arrays_of([row])
             valid = arrays.flat_RN >= 0
             logprobs = np.where(valid, pi[arrays.flat_RN], 0.0)

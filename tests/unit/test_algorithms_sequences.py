@@ -194,7 +194,7 @@ def test_every_sampled_token_is_trained_once_with_the_advantage_of_its_own_seque
     flat = flatten(batch, share, max_tokens=MAX_TOKENS)
     plain = flatten(batch, build(PolicyGradient(normalize=normalize)), max_tokens=MAX_TOKENS)
     assert np.array_equal(flat.weights_C, plain.weights_C)
-    rows = pack(flat.trees, 20)
+    rows = pack(flat.minibatches[0], 20)
     where, times = np.unique(np.concatenate([row.flat_N for row in rows]), return_counts=True)
     assert (times == 1).all() and np.array_equal(where, np.flatnonzero(flat.weights_C))
     first, several = 0, 0

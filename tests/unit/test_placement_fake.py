@@ -18,6 +18,7 @@ CASES = [
     Case("0.5b", {}, recompute=False),
     Case("0.5b", {"quantization": "fp8"}, recompute=False),
     Case("7b", {"shard": 8}),
+    Case("7b", {}),
     Case("7b", {"shard": 4, "tensor": 2}),
     Case("70b", {"shard": 32}),
 ]

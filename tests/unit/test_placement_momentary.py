@@ -26,6 +26,7 @@ from millrace.config.schema import Config
 from millrace.core.placement import Gpu, Host
 from millrace.placement.assign import assign
 from millrace.placement.describe import table, warnings
+from millrace.placement.memory import activation_memory
 from millrace.placement.memory.activation_memory import (
     CHUNK_BYTES,
     GPU_CHUNK_BYTES,
@@ -111,13 +112,15 @@ FAMILIES: dict[str, tuple[Any, Shape]] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "number", "group", "on_gpu"),
-    covering(FAMILIES, [(torch.float32, 4), (torch.bfloat16, 2)], [1, 4], [True, False]),
+    ("family", "number", "group", "place"),
+    covering(FAMILIES, [(torch.float32, 4), (torch.bfloat16, 2)], [1, 4], ["gpu", "cpu", "cpu, large model"]),
 )
 def test_activations_are_about_what_torch_saves(
-    family: str, number: tuple[torch.dtype, int], group: int, on_gpu: bool
+    family: str, number: tuple[torch.dtype, int], group: int, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dtype, size = number
+    (dtype, size), on_gpu = number, place == "gpu"
+    if place == "cpu, large model":
+        monkeypatch.setattr(activation_memory, "SPARING_MIN", 0)
     kind, shape = FAMILIES[family]
     longest = {"max_sequence_tokens": 32 + (TOKENS - 32) // group}
     estimated_bytes = (

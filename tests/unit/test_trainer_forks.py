@@ -91,7 +91,7 @@ def test_every_sampled_token_is_trained_once_behind_what_its_own_sequence_saw(se
                 expected.append(wanted)
     for budget in SIZES:
         found, times = np.full(len(expected), np.nan), np.zeros(len(expected), int)
-        for row in pack(flat.trees, budget):
+        for row in pack(flat.minibatches[0], budget):
             logprobs_N = row_logprobs(model, row, temperature=1.0, dtype=torch.float32)[0]
             found[row.flat_N] = logprobs_N.detach().numpy()
             np.add.at(times, row.flat_N, 1)
@@ -105,11 +105,14 @@ def test_trees_are_told_apart_by_the_advantages_of_their_own_tokens(seed):
     equal = [msgspec.structs.replace(one, reward=1.0) for one in first.sequences]
     batch = Batch(0, [*others, msgspec.structs.replace(first, sequences=equal)])
     flat = flatten(batch, build(PolicyGradient()), max_tokens=99)
-    advantaged, idle = flat.by_advantage(flat.trees)
-    assert idle and len(advantaged) + len(idle) == len(flat.trees)
-    for tree in flat.trees:
+    advantaged, idle = flat.by_advantage(flat.minibatches[0])
+    assert idle and len(advantaged) + len(idle) == len(flat.minibatches[0])
+    for tree in flat.minibatches[0]:
         slopes = [flat.advantages_C[row.flat_N].any() for row in pack([tree], 10_000)]
         assert any(slopes) == any(tree is one for one in advantaged)
+    tokens = sum(branch.num_forwarded for tree in idle for branch in tree.branches)
+    assert flat.by_advantage(flat.minibatches[0], tokens)[1] == idle
+    assert flat.by_advantage(flat.minibatches[0], tokens + 1) == (flat.minibatches[0], [])
 
 
 def gradient(batch, algorithm, budget):
@@ -154,7 +157,7 @@ def test_experts_are_replayed_in_the_sequence_that_recorded_them():
     one = msgspec.structs.replace(group.sequences[0], columns=columns, mask=columns.sampled())
     group = TrainGroup(0, [8, 9], [one, msgspec.structs.replace(one, trajectory_id=1)])
     flat = flatten(Batch(0, [group]), build(PolicyGradient()), max_tokens=9)
-    [row] = pack(flat.trees[:1], 100)
+    [row] = pack(flat.minibatches[0][:1], 100)
     assert row.tokens_T.tolist() == [3, 4, 8, 9, 1] and row.sources_N.tolist() == [1, 3, 4]
     assert row.routing_TW is not None and row.routing_TW[:, 0].tolist() == [13, 14, -1, 10, 11]
 

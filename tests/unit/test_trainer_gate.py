@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.long import covering
+from trainer_doubles import tiny_model
 from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3MLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from millrace.placement.memory import activation_memory
 from millrace.trainer.kernels import on_cpu
+from millrace.trainer.model import install_kernels
+from millrace.trainer.ranks.mesh import ALONE
 
 SIZES = {"hidden_size": 32, "intermediate_size": 96}
 KINDS = {
@@ -77,3 +81,15 @@ def test_two_tensors_of_the_width_of_the_mlp_are_kept(narrow: bool) -> None:
 
     theirs, ours = pair("llama")
     assert wide(ours) == 2 < wide(theirs)
+
+
+@pytest.mark.parametrize("sparing", [False, True])
+def test_only_a_large_model_spares_memory_in_more_time(
+    sparing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(activation_memory, "SPARING_MIN", model.num_parameters() + (not sparing))
+    install_kernels(model, torch.device("cpu"), ALONE)
+    assert ["forward" in vars(layer.mlp) for layer in model.model.layers] == [sparing] * len(
+        model.model.layers
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -10,10 +11,12 @@ import torch.nn.functional as F
 from torch.func import functional_call
 from trainer_doubles import tiny_model
 
+from millrace.trainer import model as trainer_model
 from millrace.trainer import row_logprobs
 from millrace.trainer.kernels import fused_attention, on_cpu
 from millrace.trainer.kernels.on_cpu import install_linear
 from millrace.trainer.kernels.products import rounded_once
+from millrace.trainer.model import served_weights
 from millrace.trainer.row_logprobs import token_logprobs
 
 Tensor = torch.Tensor
@@ -75,6 +78,21 @@ def test_rows_share_one_rounded_copy_of_a_weight_while_the_weights_are_served(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model.model(torch.tensor([[1, 2, 3]]))
     assert {x.data_ptr() for x in used}.isdisjoint(x.data_ptr() for x in first)
+
+
+def narrow_storages() -> set[int]:
+    tensors = [x for x in gc.get_objects() if type(x) is Tensor and x.dtype == torch.bfloat16]
+    return {x.untyped_storage().data_ptr() for x in tensors}
+
+
+def test_a_copy_that_only_rounds_a_weight_is_freed_before_the_first_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_model, "SMALL", 0)
+    model, others = tiny_model(attention="eager"), narrow_storages()
+    with served_weights(model, published=torch.bfloat16, computing=torch.bfloat16):
+        copies = narrow_storages() - others
+    assert len(copies) == sum(type(module) is torch.nn.Linear for module in model.modules())
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -12,24 +12,27 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from millrace.trainer.kernels import on_cpu
 
 
-def pair(kind: type[torch.nn.Module], size: int) -> tuple[torch.nn.Module, torch.nn.Module]:
+def pair(
+    kind: type[torch.nn.Module], size: int, *, sparing: bool = True
+) -> tuple[torch.nn.Module, torch.nn.Module]:
     """The norm of transformers, and the same one quickened."""
     found = kind(size), kind(size)
     for each in found:
         with torch.no_grad():
             each.weight.copy_(torch.linspace(0.5, 1.5, size))
-    on_cpu.install_norm(found[1])
+    on_cpu.install_norm(found[1], sparing=sparing)
     return found
 
 
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, Phi3RMSNorm, Qwen3RMSNorm, Gemma3RMSNorm])
 @pytest.mark.parametrize("shape", [(1, 40, 96), (1, 40, 3, 32), (1, 0, 96)])
 @pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("sparing", [False, True])
 def test_outputs_are_equal_and_gradients_close(
-    kind: type[torch.nn.Module], shape: tuple[int, ...], frozen: bool
+    kind: type[torch.nn.Module], shape: tuple[int, ...], frozen: bool, sparing: bool
 ) -> None:
     torch.manual_seed(0)
-    norms = pair(kind, shape[-1])
+    norms = pair(kind, shape[-1], sparing=sparing)
     x, slope = torch.randn(shape), torch.randn(shape)
     inputs = [x.clone().requires_grad_() for _ in norms]
     outputs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -88,9 +89,11 @@ class Large(torch.nn.Linear):
 def test_a_small_model_keeps_whole_micro_batches_on_one_thread(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert row_threads(tiny_model(), 8192) == RowThreads(8192, 1, 4, full=8192)
-    large = Large(5000, 6000, bias=False)
-    assert row_threads(large, 8192) == RowThreads(1111, 4, 1, full=1111, in_turn=True)
-    assert row_threads(large, 8192, several=False) == RowThreads(1111, 1, 4, full=1111, in_turn=True)
-    assert row_threads(large, 8192, alone=False) == RowThreads(8192)
-    assert row_threads(large, 512) == RowThreads(512, 1, 4, full=512, in_turn=True)
+    tiny = tiny_model()
+    apart = 10**8 // tiny.num_parameters()
+    assert row_threads(tiny, 8192) == RowThreads(8192, 1, 4, full=8192, apart=apart)
+    large, more = Large(5000, 6000, bias=False), {"in_turn": True, "apart": 3}
+    assert row_threads(large, 8192) == RowThreads(1111, 4, 1, full=1111, **more)
+    assert row_threads(large, 8192, several=False) == RowThreads(1111, 1, 4, full=1111, **more)
+    assert row_threads(large, 8192, alone=False) == RowThreads(8192, apart=sys.maxsize)
+    assert row_threads(large, 512) == RowThreads(512, 1, 4, full=512, **more)

@@ -14,7 +14,7 @@ from millrace.trainer.ranks.mesh import ALONE, Ranks
 
 
 def packed(budget: int = 40):
-    return pack(flatten(make_batch(groups=6), build(PolicyGradient()), max_tokens=24).trees, budget)
+    return pack(flatten(make_batch(groups=6), build(PolicyGradient()), max_tokens=24).minibatches[0], budget)
 
 
 @given(st.lists(st.integers(1, 1000), max_size=30), st.integers(1, 6))

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+import sys
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -22,7 +23,7 @@ from millrace.config.tables.training import Optimizer
 from millrace.core.completion.columns import TokenColumns
 from millrace.core.errors import DataError, TrainingError, WeightsError
 from millrace.core.types import Batch
-from millrace.trainer.batch.batch_step import SAVED_MAX, BatchStep, save_rejected
+from millrace.trainer.batch.batch_step import SAVED_MAX, save_rejected
 from millrace.trainer.batch.flat_batch import flatten
 from millrace.trainer.batch.packing import pack
 from millrace.trainer.model import recompute_layers, row_logprobs
@@ -95,7 +96,8 @@ def test_a_row_without_a_slope_has_no_backward_pass_and_the_gradient_stays(
     equal = without_signal(make_batch(version=1, groups=6), 0, 2, 3)
     options = {"token_budget": budget, "reference": passes}
     trainer, all_passes = make_trainer(algorithm, **options), make_trainer(algorithm, **options)
-    monkeypatch.setattr(all_passes, "_packed", partial(BatchStep._packed, all_passes))
+    trainer._rows = replace(trainer._rows, apart=0)
+    all_passes._rows = replace(all_passes._rows, apart=sys.maxsize)
     calls = []
     backward = torch.autograd.backward
     monkeypatch.setattr(torch.autograd, "backward", lambda *args, **to: calls.append(backward(*args, **to)))
@@ -185,7 +187,9 @@ def test_recomputed_layers_keep_less_for_the_backward_pass():
             found[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no address comes twice
             return tensor
 
-        row, *_ = pack(flatten(make_batch(version=1), build(PolicyGradient()), max_tokens=24).trees, 4096)
+        row, *_ = pack(
+            flatten(make_batch(version=1), build(PolicyGradient()), max_tokens=24).minibatches[0], 4096
+        )
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             row_logprobs(model, row, temperature=1.0, dtype=torch.float32)
         weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}

@@ -29,9 +29,10 @@ from transformers.utils import logging
 
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
-from millrace.devices.gpu import on
+from millrace.devices.gpu import has_own_memory, on
 from millrace.devices.low_rank import KINDS
 from millrace.devices.matmul import by_onednn, tile
+from millrace.placement.memory.activation_memory import spares
 from millrace.placement.model_directory import indexed_files
 from millrace.trainer.batch.packing import Row, padded
 from millrace.trainer.kernels import on_cpu, on_gpu, products
@@ -157,13 +158,16 @@ def served_weights(
     small = [weight for weight in rounded if weight.numel() <= SMALL]  # a layer has many: one call for all
     try:
         for weights in (small, *([weight] for weight in rounded if weight.numel() > SMALL)):
-            narrow = [torch.empty_like(weight, dtype=published) for weight in weights]
-            _copy(weights, narrow)
-            _copy(narrow, weights)
+            _round(weights, published)
         with rounded_once(model, computing):
             yield
     finally:
         _copy(masters, rounded)
+
+
+def _round(weights: list[torch.Tensor], dtype: torch.dtype) -> None:
+    _copy(weights, narrow := [torch.empty_like(weight, dtype=dtype) for weight in weights])
+    _copy(narrow, weights)
 
 
 def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
@@ -185,7 +189,7 @@ def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
     output projection. A CPU computes logits in float32, so their projection must be rounded before."""
     matrices = {module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)}
     matrices.discard(model.get_input_embeddings().weight)
-    if model.device.type == "cpu":
+    if not has_own_memory(model.device):
         matrices.discard(model.get_output_embeddings().weight)
     return matrices
 
@@ -308,11 +312,13 @@ def install_kernels(
     if quantised:
         quantise_layers(model, device)
     if device.type == "cpu" and ranks.undivided_matmuls:
+        sparing = spares(model.num_parameters())
         on_cpu.install_linear(model)
-        on_cpu.install_gate(model)
+        if sparing:
+            on_cpu.install_gate(model)
         if ranks.alone:
             on_cpu.install_lookup(model)
-        on_cpu.install_norm(model)
+        on_cpu.install_norm(model, sparing=sparing)
     if device.type == "cuda":
         on_gpu.activate(device)
         if ranks.tensor == 1:

@@ -86,11 +86,10 @@ class PolicyTrainer(BatchStep):
         return [with_token_masks(row, flat.masks_C) for row in rows_of_rank(rows, self.ranks)]
 
     def _packed(self, flat: FlatBatch) -> list[list[Row]]:
-        """Trees without an advantage have rows of their own, because these need no backward pass."""
-        if not self.ranks.alone:
-            return super()._packed(flat)
+        """Many trees without an advantage have rows of their own, because these need no backward pass."""
         packed = partial(pack, token_budget=self._rows.tokens, full=self._rows.full)
-        return [[*packed(some), *packed(others)] for some, others in map(flat.by_advantage, flat.minibatches)]
+        sides = [flat.by_advantage(trees, self._rows.apart) for trees in flat.minibatches]
+        return [[*packed(some), *packed(others)] for some, others in sides]
 
     def _evaluate(
         self, rows: list[Row], flat: FlatBatch, *, reference: bool = False

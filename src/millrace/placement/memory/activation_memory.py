@@ -5,7 +5,8 @@
               attention and MLP add 25 H, and E experts a token 12 E H. With caps of scores or sinks, each
               query head adds 10 bytes for every token that it may see. Clamped gates keep 22 I, not 4 I size.
               A trainer alone on a CPU keeps 2 I size of a dense MLP (3 with an adapter), 12 H where no norm
-              is after a layer, and 16 (Q + K) in float32.
+              is after a layer, and 16 (Q + K) in float32. A smaller one (`SPARING_MIN`) keeps 4 I size, and
+              20 H in float32.
               Head: 12 H a token, `CHUNKS` chunks of logits, and copies and gradients of the projection.
               Layer: all of one layer again with `model.recompute`; 16 H + 2 size I a token of gradients;
               copies and gradients of the layer's weights. With `trainer.quantization` also 10 I a token, and
@@ -36,8 +37,16 @@ would cost more for the gradient of the whole projection than for its own logits
 CHUNKS = 3
 SAMPLING_BYTES, CUT_BYTES, EDIT_BYTES = 20, 48, 6
 SCORE_BYTES = 12
+SPARING_MIN = 10**7
+"""Parameters from which the layers of a trainer on a CPU keep less for the gradient, and compute it again.
+Activations of a smaller model are small, and its step would take a tenth longer."""
 UPDATE_BYTES = 56
 """torchao's update of 8-bit moments, not compiled."""
+
+
+def spares(parameters: int) -> bool:
+    """Whether a trainer on a CPU spares memory for activations and gradients of a model of this size."""
+    return parameters >= SPARING_MIN
 
 
 @dataclass(frozen=True)
@@ -170,11 +179,13 @@ def _layer_token_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool)
     divided = (22 if shape.clamped else 4 * size) * shape.intermediate + 5 * size * heads
     divided += shape.composed * 10 * shape.query_heads * config.rollout.max_sequence_tokens
     whole = (28 + 25 * shape.norms_after + 12 * shape.routed) * shape.hidden
-    if alone:  # `trainer.kernels.gate` and `norm` keep less than autograd
+    if alone:  # `trainer.kernels.on_cpu` keeps less than autograd
+        sparing = spares(shape.parameters)
         spared = 1 if config.adapter.rank is not None else 2  # an adapter keeps the product of the gate
-        divided -= 0 if shape.routed else spared * size * shape.intermediate
+        divided -= spared * size * shape.intermediate if sparing and not shape.routed else 0
         divided -= size * heads if size == 4 else 0
-        whole -= 0 if shape.norms_after else (12 if shape.routed else 16) * shape.hidden
+        normed = (12 if shape.routed else 16) - (0 if sparing or size < 4 else 8)
+        whole -= 0 if shape.norms_after else normed * shape.hidden
     return whole + divided // config.trainer.tensor
 
 

@@ -36,6 +36,10 @@ class Shape:
     clamped: bool = False
 
     @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_weights + self.other_weights
+
+    @property
     def projection(self) -> int:
         """Weights of the output projection."""
         return self.vocabulary * self.hidden

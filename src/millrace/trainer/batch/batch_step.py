@@ -33,7 +33,7 @@ from millrace.core.completion.columns import LOGPROB_MAX, TokenColumns
 from millrace.core.errors import DigestMismatchError, TrainingError, WeightsError, writing
 from millrace.core.types import Batch, StepResult
 from millrace.trainer.batch.flat_batch import FlatBatch, flatten, mask_loss, penalties
-from millrace.trainer.batch.packing import Row, pack
+from millrace.trainer.batch.packing import Row
 from millrace.trainer.metrics import Statistics, batch_metrics, value_metrics
 
 
@@ -93,9 +93,9 @@ class BatchStep(ABC):
 
     # ------------------------------------------------------------ of a backend
 
-    def _row_tokens(self) -> int:
-        """The most tokens of a row, of several sequences."""
-        return self.settings.token_budget
+    @abstractmethod
+    def _packed(self, flat: FlatBatch) -> list[list[Row]]:
+        """The rows of each minibatch."""
 
     @abstractmethod
     def _evaluate(
@@ -237,10 +237,6 @@ class BatchStep(ABC):
             if algorithm.loss_mask is not None:
                 mask_loss(flat, algorithm.loss_mask)
         return PreparedBatch(flat, rows, has_proximal, self._statistics())
-
-    def _packed(self, flat: FlatBatch) -> list[list[Row]]:
-        """The rows of each minibatch."""
-        return [pack(trees, self._row_tokens()) for trees in flat.minibatches]
 
 
 @contextmanager

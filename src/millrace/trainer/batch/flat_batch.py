@@ -51,19 +51,16 @@ class FlatBatch:
     num_trained: int
     masks_C: TokenMasks | None  # None: every token could come everywhere
 
-    @property
-    def trees(self) -> list[Tree]:
-        """The trees of the whole batch."""
-        return [tree for trees in self.minibatches for tree in trees]
-
-    def by_advantage(self, trees: list[Tree]) -> tuple[list[Tree], list[Tree]]:
-        """Trees with a trained token whose advantage is not 0, and the other trees."""
+    def by_advantage(self, trees: list[Tree], apart: int = 0) -> tuple[list[Tree], list[Tree]]:
+        """Trees with a trained token whose advantage is not 0, and the other trees. All trees, and none, if
+        the others have fewer than `apart` tokens."""
         advantaged, others = list[Tree](), list[Tree]()
         for tree in trees:
-            trained = [branch.first_index + np.flatnonzero(branch.mask) for branch in tree.branches]
+            trained = (branch.first_index + np.flatnonzero(branch.mask) for branch in tree.branches)
             found = any(self.advantages_C[tokens].any() for tokens in trained)
             (advantaged if found else others).append(tree)
-        return advantaged, others
+        few = sum(branch.num_forwarded for tree in others for branch in tree.branches) < apart
+        return (trees, []) if few else (advantaged, others)
 
 
 def flatten(
@@ -108,13 +105,14 @@ def flatten(
     trees = trees_of(batch.groups, masks, whole=algorithm.compares_sequences)
     behavior_C = np.concatenate([np.asarray(s.columns.logprobs) for s in sequences])
     advantages_C = np.concatenate(advantages)
+    versions_C = np.concatenate([versions_of(s) for s in sequences])
     return FlatBatch(
         minibatches=[list(chain(*trees[groups])) for groups, members in slices if trained_S[members].any()],
         behavior_C=behavior_C,
         advantages_C=_over_batch(algorithm, advantages_C.copy(), np.concatenate(masks)),
         weights_C=np.concatenate(weights),
-        staleness_C=batch.version - np.concatenate([versions_of(s) for s in sequences]),
-        after_swap_C=np.concatenate([versions_of(s) != s.columns.version_first for s in sequences]),
+        staleness_C=batch.version - versions_C,
+        after_swap_C=versions_C != np.repeat([s.columns.version_first or 0 for s in sequences], lengths),
         sequence_C=np.repeat(np.arange(len(masks)), lengths),
         trained_S=trained_S,
         proximal_C=np.full(len(behavior_C), np.nan),
@@ -232,6 +230,8 @@ def numbers_of(sequence: TrainSequence) -> NDArray[np.int64]:
 
 
 def _repeated(runs: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    if len(runs) == 1:  # of most sequences
+        return np.full(runs[0][1], runs[0][0])
     value, count = np.array(runs, dtype=np.int64).reshape(-1, 2).T
     return np.repeat(value, count)
 

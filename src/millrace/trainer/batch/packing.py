@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from millrace.trainer.recorded import OWN, TokenMasks, num_equal
 Tokens = Sequence[int] | NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Branch:
     """One completion. `first_index` is the index of its first token in the batch's flat arrays, which
     hold every completion token, trained or not. `routing_CW`: the experts of the token before each token;
@@ -38,7 +39,7 @@ class Branch:
     first_index: int
     routing_CW: NDArray[np.int32] | None = None
 
-    @property
+    @cached_property
     def num_forwarded(self) -> int:
         """Tokens that some trained token looks back at, without the prompt."""
         trained = np.flatnonzero(self.mask)
@@ -215,9 +216,8 @@ def _lay_out(subtrees: Sequence[_Subtree]) -> Row:
             )
             if branch.routing_CW is not None:
                 recorded = branch.routing_CW[: branch.num_forwarded + 1]
-                unknown = len(sequence) - len(
-                    recorded
-                )  # -1 without a prompt: nothing precedes the first token
+                # -1 without a prompt: nothing precedes the first token
+                unknown = len(sequence) - len(recorded)
                 before = np.full((max(unknown, 0), recorded.shape[1]), OWN, np.int32)
                 routing.append(np.concatenate([before, recorded[max(-unknown, 0) :]])[shared:])
     tokens_T, positions_T, sources_N, targets_N, flat_N = map(np.concatenate, zip(*columns, strict=True))

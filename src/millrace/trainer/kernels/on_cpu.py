@@ -26,7 +26,7 @@ from millrace.trainer.kernels.products import JOINED
 from millrace.trainer.kernels.row_threads import IN_TURN, turns_of
 
 Tensor = torch.Tensor
-PARTS = "parts"  # attribute of a product
+PARTS = "parts"  # attribute of a product: its `GateParts`
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -54,12 +54,6 @@ class _Product(torch.autograd.Function):
             active = ctx.activation(gate)
         (of_gate,) = torch.autograd.grad(active, gate, grads[0] * up)
         return None, of_gate, active.detach().mul_(grads[0])
-
-
-def parts_of(x: Tensor) -> GateParts | None:
-    """What `x` is a product of."""
-    parts: GateParts | None = getattr(x, PARTS, None)
-    return parts
 
 
 def install_gate(model: torch.nn.Module) -> None:
@@ -118,16 +112,12 @@ class _Linear(torch.autograd.Function):
         if of_weight:
             x = kept[0] if ctx.activation is None else GateParts(ctx.activation, *kept).product()
             grad_weight = _weight_gradient(grad_TO, x.reshape(-1, shape[-1]).to(grad_TO.dtype))
+            grad_weight = grad_weight.to(weight_dtype)
         if of_x:
             grad_x = matmul(grad_TO, factor_OI) if ctx.fp8 is None else ctx.fp8.input_gradient(grad_TO)
             grad_x = grad_x.view(shape).to(dtype)
-        return (
-            grad_x,
-            None if grad_weight is None else grad_weight.to(weight_dtype),
-            grad_TO.sum(0, dtype=weight_dtype) if of_bias else None,
-            None,
-            None,
-        )
+        grad_bias = grad_TO.sum(0, dtype=weight_dtype) if of_bias else None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 def _weight_gradient(grad_TO: Tensor, x_TI: Tensor) -> Tensor:
@@ -143,7 +133,7 @@ def install_linear(model: torch.nn.Module) -> None:
 
 
 def _linear_forward(layer: torch.nn.Linear, x: Tensor) -> Tensor:
-    weight, parts, joined = layer.weight, parts_of(x), getattr(layer, JOINED, None)
+    weight, parts, joined = layer.weight, getattr(x, PARTS, None), getattr(layer, JOINED, None)
     if joined is not None:
         factor = joined.weight
     elif fused_attention.computes_narrow(x):
@@ -195,41 +185,44 @@ def _lookup_forward(layer: torch.nn.Embedding, ids: Tensor) -> Tensor:
 
 
 WEIGHT_MIN = 1e-10
-"""A norm all of whose weights are larger keeps its output, which the next layer keeps too, and divides."""
+"""A sparing norm all of whose weights are larger keeps its output, which the next layer keeps too, and
+divides."""
 
 
 class _RMSNorm(torch.autograd.Function):
     """y = w n,   n = r x,   r = 1 / sqrt(mean(x^2) + epsilon)"""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight_H: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight_H: Tensor, epsilon: float, sparing: bool) -> Tensor:
         r = x.pow(2).mean(-1, keepdim=True).add_(epsilon).rsqrt_()
         n = x * r
         y = weight_H * n
-        ctx.divides = bool((weight_H.abs() > WEIGHT_MIN).all())
+        ctx.divides = sparing and bool((weight_H.abs() > WEIGHT_MIN).all())
         ctx.save_for_backward(y if ctx.divides else n, r, weight_H)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kept, r, weight_H = ctx.saved_tensors
         n = kept / weight_H if ctx.divides else kept
         of_weight = grads[0] * n
         along = (of_weight @ weight_H).div_(-len(weight_H))[..., None]
         of_x = (grads[0] * weight_H).addcmul_(n, along).mul_(r)  # dx = r (w dy - n mean(w n dy))
-        return of_x, of_weight.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None, None
+        return of_x, of_weight.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None, None, None
 
 
-def install_norm(model: torch.nn.Module) -> None:
-    """Give this gradient to the norms of `model` if they are Llama's. Gemma's norms differ."""
+def install_norm(model: torch.nn.Module, *, sparing: bool = True) -> None:
+    """Give this gradient to the norms of `model` if they are Llama's. Gemma's norms differ. `sparing`: with
+    less memory, in more time."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
-            module.forward = partial(_norm_forward, module)
+            module.forward = partial(_norm_forward, module, sparing)
 
 
-def _norm_forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    single = x.dtype == norm.weight.dtype == torch.float32
-    out: torch.Tensor = (
-        _RMSNorm.apply(x, norm.weight, norm.variance_epsilon) if single else type(norm).forward(norm, x)
-    )
+def _norm_forward(norm: Any, sparing: bool, x: Tensor) -> Tensor:
+    out: Tensor
+    if x.dtype == norm.weight.dtype == torch.float32:
+        out = _RMSNorm.apply(x, norm.weight, norm.variance_epsilon, sparing)
+    else:
+        out = type(norm).forward(norm, x)
     return out

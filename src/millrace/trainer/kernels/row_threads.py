@@ -11,6 +11,7 @@ embeddings add after all rows.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from millrace.devices.threads import threads_of_process
+from millrace.placement.memory.activation_memory import spares
 from millrace.placement.thread_plan import divided, row_full, row_tokens
 
 R = TypeVar("R")
@@ -30,8 +32,9 @@ T = TypeVar("T")
 
 
 IN_TURN = "in_turn"  # attribute of a parameter
-IN_TURN_MIN = 10**7
-"""Of a smaller model a gradient of the vocabulary is small, and bits stay those of an offloaded trainer."""
+APART_MIN = 10**8
+"""Tokens times parameters. The calls of one more row of a small model take as long as the backward pass of
+these tokens."""
 
 
 class _AtWork(threading.local):
@@ -49,13 +52,15 @@ class _Abandoned(Exception):
 @dataclass(frozen=True, slots=True)
 class RowThreads:
     """Rows of at most `tokens` tokens, `count` rows at a time, each on `each` threads of torch. `full`: see
-    `pack`. `in_turn`: output projection and embedding add to sums themselves."""
+    `pack`. `in_turn`: output projection and embedding add to sums themselves. `apart`: so many tokens without
+    an advantage have rows of their own."""
 
     tokens: int
     count: int = 1
     each: int = 1
     full: int | None = None
     in_turn: bool = False
+    apart: int = 0
 
     def run(self, work: Callable[[R], T], rows: Sequence[R], parameters: Sequence[torch.Tensor]) -> list[T]:
         """`work(row)` of every row. It adds to the gradients of `parameters`, and changes nothing else that
@@ -101,13 +106,14 @@ def row_threads(
     On a CPU torch computes with `each` threads from then on.
     """
     if model.device.type != "cpu" or not alone:
-        return RowThreads(token_budget)
+        return RowThreads(token_budget, apart=0 if alone else sys.maxsize)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = row_tokens(parameters, token_budget)
     full = row_full(parameters, token_budget, narrow=narrow)
     count, each = divided(threads_of_process(), cut=several and tokens < token_budget)
     torch.set_num_threads(each)
-    return RowThreads(tokens, count, each, full, in_turn=parameters >= IN_TURN_MIN)
+    # In a smaller model a gradient of the vocabulary is small, and bits stay those of an offloaded trainer.
+    return RowThreads(tokens, count, each, full, in_turn=spares(parameters), apart=APART_MIN // parameters)
 
 
 class RowTurns:
