@@ -71,7 +71,7 @@ class RewardPool:
             waits,
             next_group_id=next_group_id,
             prefetch=prefetch,
-            begin_s=timeout_s if lanes > 1 else None,
+            begin_s=timeout_s + GRACE_S if lanes > 1 else None,
             group_size=group_size,
         )
 
