@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.chat_templates import STYLES, make_tokenizer
 
 from millrace.config.tables.reward_kinds import AgentSection
+from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
+from millrace.core.types import Failed, Finish, ScoreRequest
+from millrace.episodes.bridge import PlainBridge
+from millrace.episodes.environment import Budgets
+from millrace.episodes.episodes import Episodes
+from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts
 from millrace.episodes.gateway.local_agents import LocalAgents, WorkersDirectory
 from millrace.episodes.gateway.rendering import make_rendering
+from millrace.episodes.gateway.replies import Replies
+from millrace.episodes.open_episodes import Cause
+from millrace.episodes.snapshots import Snapshots
 
 ASKS = """
 import http.client, json, os, urllib.parse
@@ -72,3 +85,47 @@ def test_the_agents_of_a_worker_that_is_gone_leave_no_directory_behind_the_next_
     new = WorkersDirectory(tmp_path / "agents")
     assert {*(tmp_path / "agents").iterdir()} == {lives.path, new.path}
     assert (lives.path / "agent-1" / "work").is_dir()
+
+
+SLEEPS = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a')); time.sleep(3600)"
+SOON_S = 60.0
+
+
+def test_agents_that_are_forgotten_while_they_start_end_at_once(tmp_path: Path) -> None:
+    tokenizer, started = make_tokenizer(tmp_path / "tokenizer"), tmp_path / "started"
+    rendering, directory = make_rendering(tokenizer, {}), tmp_path / "agents"
+    started.touch()
+    agents = LocalAgents(
+        AgentSection(command=(sys.executable, "-c", SLEEPS, str(started))), rendering, directory
+    )
+    replies = Replies(tokenizer, end_ids=set(), stop=())
+    parts = AgentParts(agents, rendering, replies, lambda end, row: 0.0, timeout_s=3600.0, end_s=60.0,
+                       max_tokens=9, stop=(), num_tokens=len(tokenizer))  # fmt: skip
+
+    def made() -> AgentEnvironment:
+        return AgentEnvironment(parts)
+
+    made.wants_ids = True  # type: ignore[attr-defined]
+    some = Episodes(made, name="agent", file=None, bridge=PlainBridge(tokenizer), decode=tokenizer.decode,
+                    budgets=Budgets(8), snapshots=Snapshots(None, 0), timeout_s=3600.0)  # type: ignore[arg-type]  # fmt: skip
+    first, ahead, asked = [ScoreRequest(one, 0, token_array(), Finish.TURN) for one in range(3)]
+
+    async def forgotten() -> list[object]:
+        calls = some.begun({}, [first, ahead]), some.answered(replace(asked, begins=True), {})
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        while len(started.read_text().split()) < 3:  # noqa: ASYNC110 - other processes write
+            await asyncio.sleep(0.01)
+        some.forget([0, 1, 2])
+        async with asyncio.timeout(SOON_S):
+            return [await task for task in tasks]
+
+    assert all(isinstance(answer, Failed) for answer in asyncio.run(forgotten()))
+    deadline_s = time.monotonic() + SOON_S
+    while len(some.open):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert some.open.closed == {Cause.FAILED: 3}
+    assert not list(directory.iterdir()) and not agents._sessions
+    for pid in map(int, started.read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -14,13 +14,19 @@ from tests.long import few, long
 from tests.runs import events, summary, train, weights
 from tests.turn_runs import make_agent_start
 
+from millrace.config.load import load
 from millrace.conversations.tokenizer import load_tokenizer
+from millrace.core.errors import DataError
 from millrace.core.types import Finish
 from millrace.episodes.agents.agent_process import DIRECTORY
+from millrace.evaluation.evaluate import evaluate
+from millrace.evaluation.trials import play
 from millrace.ledger.reading import LedgerReader
 from millrace.run_directory.run_directory import RunDirectory
+from millrace_curation.curate import CurationOptions, curate
 
 pytestmark = pytest.mark.usefixtures("warm")
+SAMPLES = 2
 
 
 @pytest.fixture
@@ -200,10 +206,58 @@ def with_own_requests(config: Path) -> Path:
 def test_agents_that_ask_something_of_their_own_train_and_start_once(agents, tmp_path):
     run = train(with_own_requests(agents), tmp_path / "run", "steps=2")
     check_own_prompts(run)
-    starts = Counter(map(int, (tmp_path / "starts").read_text().split()))
+    found = starts(tmp_path)
     with LedgerReader(run.ledger) as reader:
         numbers = [int(group.row_id.rpartition(":")[2]) + 1 for group in reader.groups()]
-    assert [starts[number] for number in numbers] == [4] * len(numbers)
+    assert [found[number] for number in numbers] == [4] * len(numbers)
+
+
+def test_each_agent_of_an_evaluation_starts_once(agents, tmp_path):
+    config = load(with_own_requests(agents), [])
+    rows = tmp_path / "acting.py"
+    rows.write_text(rows.read_text().replace("range(1, 99)", "range(1, 5)"))
+    result = evaluate(config, prompts=3, samples=SAMPLES)
+    assert result.num_prompts == 3 and result.num_unscored == 0
+    assert sorted(starts(tmp_path).values()) == [1 + SAMPLES] * 3
+    (tmp_path / "starts").unlink()
+    assert play(config, ["a", "b"])["turns"] and sum(starts(tmp_path).values()) == 1
+    (tmp_path / "starts").unlink()
+    options = CurationOptions(samples=SAMPLES, keep_hard=True, keep_easy=True, near=None)
+    rates = curate(config, options, tmp_path / "attempts.sqlite").rates
+    assert all(rate.scored == SAMPLES for rate in rates.values())
+    assert starts(tmp_path) == dict.fromkeys(range(1, 5), SAMPLES) and len(rates) == 4
+
+
+def test_an_evaluation_whose_agents_ask_nothing_says_why(agents, tmp_path):
+    agent = "def solve(row):\n    assert row is None\n\ndef reward(end): ..."
+    (tmp_path / "acting_agent.py").write_text(agent)
+    with pytest.raises(DataError, match=r"no episode has begun; .* ended without a call: .*AssertionError"):
+        evaluate(load(agents, []), prompts=2, samples=1)
+
+
+def test_each_agent_of_an_evaluation_in_a_run_starts_once(agents, tmp_path):
+    rows = with_own_requests(agents).parent / "acting.py"
+    others = "\n\ndef others():\n    return [{'prompt': 'a>', 'number': 1000 + one} for one in range(4)]\n"
+    rows.write_text(rows.read_text() + others)
+    agent = tmp_path / "acting_agent.py"  # one of the rows has an agent that never asks
+    told = "    said: list[str] = []\n"
+    assert told in agent.read_text()
+    agent.write_text(agent.read_text().replace(told, f"{told}    assert row['number'] != 1003, 'no'\n"))
+    task = f'{{ kind = "function", path = "{rows}:others", answer = "none" }}'
+    evaluation = f'{{ name = "held-out", every = 1, prompts = 4, samples = {SAMPLES}, task = {task} }}'
+    run = train(agents, tmp_path / "run", "steps=2", f"evaluations=[{evaluation}]")
+    versions = [event.fields["version"] for event in events(run, "evaluated")]
+    found = starts(tmp_path)
+    assert versions and [found[1000 + one] for one in range(4)] == [len(versions) * (1 + SAMPLES)] * 4
+    with LedgerReader(run.ledger) as reader:
+        attempts = reader.attempts("held-out", versions[-1])
+    failed = [one.reason for one in attempts if one.reward is None]
+    assert len(failed) == 1 + SAMPLES and all("no" in reason for reason in failed)
+
+
+def starts(directory: Path) -> Counter[int]:
+    """How often an agent of each row started."""
+    return Counter(map(int, (directory / "starts").read_text().split()))
 
 
 def test_agents_that_ask_something_else_after_a_kill_begin_again(agents, tmp_path):

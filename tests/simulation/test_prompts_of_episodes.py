@@ -16,7 +16,7 @@ from millrace.core.completion.columns import token_array
 from millrace.core.errors import DeadlineExceeded, WorkerDied
 from millrace.core.progress import Vitals
 from millrace.core.pulse import Pulse
-from millrace.core.types import BadPrompt, Finish, Prompt, Scored, ScoreRequest
+from millrace.core.types import BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
 from tests.simulation.test_scoring import HEARTBEAT_S, Answers, _serve
 
 TIMEOUT_S, ROWS, KILLER = 60.0, 40, 5
@@ -29,7 +29,7 @@ class Host:
     def __init__(self, *, begin_s=20.0, trouble=None, death_s=None):
         self.begin_s, self.trouble, self.death_s = begin_s, trouble, death_s
         self.calls, self.most, self.workers = [], Counter(), 0
-        self.answered_s = []
+        self.answered_s, self.stops_at, self.begun = [], None, Counter()
 
     async def spawn(self, name, target, kwargs=None, **how):
         self.workers += 1
@@ -37,7 +37,7 @@ class Host:
 
 
 class Worker(Answers):
-    suspended = False
+    suspended = stops = False
 
     def __init__(self, name, epoch, host):
         self.name, self.epoch, self._host, self._now, self.holds = name, epoch, host, 0, False
@@ -73,6 +73,8 @@ class Worker(Answers):
 
     async def stream(self, method, *args):
         for request in args[0]:
+            self._host.begun[request.trajectory_id] += request.begins
+            self.stops |= request.trajectory_id == self._host.stops_at
             await self._unless_dead(1.0)
             if not request.begins:
                 self._host.answered_s.append(clock.now())
@@ -80,12 +82,17 @@ class Worker(Answers):
 
     async def _unless_dead(self, seconds):
         done, _ = await asyncio.wait([self.dead], timeout=seconds)
-        if done:
+        if done or (self.stops and await self.dead):
             raise WorkerDied("killed by signal 9 (SIGKILL)")
 
     def kill(self):
-        if not self.dead.done():
-            self.dead.set_result("killed")
+        """Its calls learn of it a moment later."""
+
+        def end():
+            if not self.dead.done():
+                self.dead.set_result("killed")
+
+        asyncio.get_running_loop().call_later(0.01, end)
 
 
 async def kills(worker):
@@ -94,6 +101,10 @@ async def kills(worker):
 
 async def hangs(worker):
     await asyncio.sleep(1e9)
+
+
+async def stops(worker):
+    worker.stops = True
 
 
 async def holds_the_interpreter(worker):
@@ -180,3 +191,38 @@ def test_rows_that_are_lost_when_no_more_prompts_are_wanted_start_no_agents():
         return restarts, host.calls
 
     assert millrace_sim.run(main(), seed=0) == (1, [[0], [1], [2], [3]])
+
+
+def ahead(host, groups):
+    """The prompts of groups of two, the restarts, and what the agents asked that started ahead."""
+
+    async def main():
+        taken = []
+        scores = dict(next_group_id=0, prefetch=groups, timeout_s=TIMEOUT_S, lanes=64, group_size=2)
+        pool = RewardPool(Pulse(), Waits(), lambda *_: None, **scores)
+
+        def enough():
+            while len(taken) < groups and (prompt := pool.next_prompt()) is not None:
+                taken.append(prompt)
+            return clock.now() > 8 * TIMEOUT_S
+
+        restarts = await _serve(host, pool, enough)
+        begins = [ScoreRequest(2 * i + 1, i, token_array(), Finish.TURN, begins=True) for i in range(groups)]
+        return taken, restarts, {one.group_id: pool.request(one) for one in begins}
+
+    return millrace_sim.run(main(), seed=0)
+
+
+def test_a_row_that_stops_its_worker_is_skipped_though_agents_start_beside_it():
+    taken, restarts, begun = ahead(Host(begin_s=1.0, trouble=stops), 16)
+    assert [one.group_id for one in taken if isinstance(one, BadPrompt)] == [KILLER] and restarts == 3
+    failed = [one for one in begun.values() if one is not None and isinstance(one.answer, Failed)]
+    assert len(failed) <= 1  # one may begin in the same moment
+
+
+def test_an_agent_that_stops_its_worker_ahead_of_need_fails_and_does_not_start_again():
+    host = Host(begin_s=1.0)
+    host.stops_at = 1
+    taken, restarts, begun = ahead(host, 1)
+    assert [one.group_id for one in taken] == [0] and restarts == 1
+    assert isinstance(begun[0].answer, Failed) and host.begun[1] == 1

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from millrace.controller.score_requests import ScoreRequests
+from millrace.controller.score_requests import FAILURES_MAX, ScoreRequests
 from millrace.core.completion.columns import token_array
-from millrace.core.types import Finish, Observed, ScoreRequest
+from millrace.core.types import Failed, Finish, Observed, ScoreRequest
 
 
 @pytest.fixture
@@ -93,3 +93,14 @@ def test_what_a_lost_worker_was_being_told_another_is_told(worker):
     requests.told("other")
     requests.left("other")
     assert requests.ended("third") == []
+
+
+def test_the_worker_that_begins_a_forgotten_episode_is_told_of_it_and_its_failure_does_not_count(worker):
+    requests = ScoreRequests(lanes=2 * FAILURES_MAX)
+    for trajectory_id in range(2 * FAILURES_MAX):
+        requests.put(request(trajectory_id))
+        requests.take(worker)
+        assert requests.forget([trajectory_id]) == {"w"}
+    assert requests.ended("w") == [*range(2 * FAILURES_MAX)]
+    for trajectory_id in range(2 * FAILURES_MAX):
+        requests.answered("w", trajectory_id, Failed("it was ended"))

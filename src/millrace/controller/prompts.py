@@ -25,7 +25,7 @@ from millrace.core.types import BadPrompt, Prompt
 PROMPT_BATCH = 16  # rows per call with one lane: few enough that PROMPTS_TIMEOUT_S is long for them
 PROMPT_LANES = 16  # calls of one worker at once, if there are several lanes
 PROMPT_EPISODES = 48  # episodes that begin with these: turns have other lanes
-PROMPTS_TIMEOUT_S = 20.0  # to make the rows of a call, without what environments do
+PROMPTS_TIMEOUT_S = 20.0  # to make the rows of a call with one lane
 DEATHS_MAX = 2  # a row whose fetch killed this many workers is skipped
 KILLERS_MAX = 8  # after so many such rows in a row the rows are not the cause, and the run ends
 BAD_PROMPTS_MAX = 1000  # skipped prompts in a row that stop the run
@@ -35,7 +35,8 @@ class PromptStream:
     """Prompts in the order of their group ids, at least `prefetch` of them where workers keep up.
 
     A row is in one place: nobody has asked for it, it is under way, it was lost, or it is fetched. `begin_s`:
-    the deadline of the begin of an episode; None: rows are no episodes, and there is one lane. `group_size`:
+    the deadline of a call that begins an episode, as of every call of its worker: else others would be late
+    before a row that holds their worker. None: rows are no episodes, and there is one lane. `group_size`:
     the trajectories of a group go on with episodes that begin with its prompt; None: they begin later."""
 
     def __init__(
@@ -48,7 +49,7 @@ class PromptStream:
         group_size: int | None = None,
     ) -> None:
         self._waits, self._prefetch, self._group_size = waits, prefetch, group_size
-        self._several, self._timeout_s = begin_s is not None, PROMPTS_TIMEOUT_S + (begin_s or 0.0)
+        self._several, self._timeout_s = begin_s is not None, begin_s or PROMPTS_TIMEOUT_S
         self._calls_max = max(1, min(PROMPT_LANES, PROMPT_EPISODES // (group_size or 1)))
         self._first = self._next_group_id = next_group_id  # of the stream, and of those not asked for
         self._fetched: dict[int, Prompt | BadPrompt] = {}

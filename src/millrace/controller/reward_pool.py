@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -71,7 +71,7 @@ class RewardPool:
             waits,
             next_group_id=next_group_id,
             prefetch=prefetch,
-            begin_s=timeout_s if lanes > 1 else None,
+            begin_s=timeout_s + GRACE_S if lanes > 1 else None,
             group_size=group_size,
         )
 
@@ -263,8 +263,9 @@ class RewardPool:
                 calls.ended.fire()
 
     async def _score(self, handle: Handle, requests: list[ScoreRequest]) -> None:
+        """Raises: PlannedRestart: the worker is lost."""
         waiting, began_s, most_s = deque(requests), clock.now(), self._timeout_s + GRACE_S
-        with self._serving(handle, waiting):
+        try:
             async with aclosing(handle.stream("score", requests)) as scores, asyncio.timeout(most_s) as limit:
                 while waiting:
                     what = f"the reward of trajectory {waiting[0].trajectory_id}"
@@ -276,20 +277,13 @@ class RewardPool:
                     if waiting:
                         limit.reschedule(began_s + most_s)
                     self._finish(handle.name, trajectory_id, score)
-
-    @contextmanager
-    def _serving(self, handle: Handle, waiting: deque[ScoreRequest]) -> Iterator[None]:
-        """A call for these requests. What leaves `waiting` is answered; the first one may be the cause of an
-        error. Raises: PlannedRestart: the worker is lost."""
-        try:
-            yield
         except Exception as error:
             raise self._cause(handle, waiting, error) from None
         finally:
             self._end_call(handle.name, waiting)
 
     def _end_call(self, worker: str, waiting: Sequence[ScoreRequest]) -> None:
-        """`waiting`: its requests without an answer."""
+        """`waiting`: its requests without an answer. The first one may be the cause of an error."""
         self._requests.give_back(worker, waiting)
         if waiting or self._lanes == 1:
             self._wake()

@@ -114,11 +114,12 @@ class ScoreRequests:
             self._suspects.discard(trajectory_id)
             self._deaths.pop(trajectory_id, None)
             self._since.pop(trajectory_id, None)
-            if any(trajectory_id in taken for taken in self._taken.values()):
+            busy = next((name for name, taken in self._taken.items() if trajectory_id in taken), ANY)
+            if busy != ANY:
                 self._forgotten.add(trajectory_id)
             if self._several:
                 self._known.pop(trajectory_id, None)
-                workers.add(home := self._homes.pop(trajectory_id, ANY))
+                workers.add(home := self._homes.pop(trajectory_id, busy))
                 self._ended.setdefault(home, []).append(trajectory_id)
         return workers
 
@@ -201,7 +202,7 @@ class ScoreRequests:
 
     def answered(self, worker: str, trajectory_id: int, answer: Score | Observed) -> None:
         """Raises: RewardError: too many failed in a row."""
-        request = self._taken[worker].pop(trajectory_id)
+        request, is_wanted = self._taken[worker].pop(trajectory_id), trajectory_id not in self._forgotten
         self._forgotten.discard(trajectory_id)
         if not (isinstance(answer, Observed) and answer.begins):  # what began again may kill again
             self._deaths.pop(trajectory_id, None)
@@ -213,7 +214,8 @@ class ScoreRequests:
         else:
             self._homes.pop(trajectory_id, None)
             self._known.pop(trajectory_id, None)
-        self._failures = self._failures + 1 if isinstance(answer, Failed) else 0
+        if is_wanted:  # its worker ends what nobody waits for
+            self._failures = self._failures + 1 if isinstance(answer, Failed) else 0
         if self._failures >= FAILURES_MAX and isinstance(answer, Failed):
             raise RewardError(
                 f"{self._failures} rewards in a row failed, the last: {answer.reason}\n"

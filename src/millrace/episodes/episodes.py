@@ -118,15 +118,16 @@ class Episodes:
         ids = [member.trajectory_id for member in members]
         self.forget(ids)
         self._starts = [one for one in self._starts if not one.done()]
-        starts = partial(_of_one_process, partial(self._started, row))
         for trajectory_id in ids[1 : 1 + THREADS - len(self._starts)]:
-            self._starting[trajectory_id] = start = self._threads.submit(starts)
+            start = self._threads.submit(_of_one_process, partial(self._started, row, trajectory_id))
+            self._starting[trajectory_id] = start
             self._starts.append(start)
         return await self._in_time(partial(self.first, row, *members[:1]), partial(self.forget, ids[:1]))
 
     def forget(self, trajectory_ids: list[int]) -> Future[None] | None:
         """These trajectories have ended, or begin again. A `close` that hangs takes a thread. Returns what
         removes their snapshots; None: they have none."""
+        self.open.end_at_once(trajectory_ids)
         for trajectory_id in trajectory_ids:
             starting = self._starting.pop(trajectory_id, None)
             if starting is not None and starting.done():
@@ -157,24 +158,15 @@ class Episodes:
         """As `begun`."""
         return self._twice(partial(self._begun, row, member), again=True)
 
-    def _begun(self, row: Row, member: ScoreRequest | None) -> More | Ids | Failed:
-        """Raises: EpisodeLost."""
-        episode = None
-        try:
-            episode = self.open.open(self._kind, row)
-            begun = to_begin(self._name, episode.environment.reset(own_copy(row)))
-            if member is not None and isinstance(begun, Ids):
-                member = replace(member, prompt=token_array(begun))
-                self.open.keep(member, Observed(token_array(), begins=True), episode)
-                episode = None
-            return begun
-        except BaseException as error:
-            if isinstance(error, MemoryError | EpisodeLost):
-                raise
-            return raised(self._name, error, self._file)
-        finally:
-            if episode is not None:
-                self.open.close(episode, Cause.PROMPT)
+    def _begun(self, row: Row, member: ScoreRequest | None) -> More | Ids:
+        episode = self._started(row, -1 if member is None else member.trajectory_id)
+        begun = episode.begun
+        if member is not None and isinstance(begun, Ids):
+            member = replace(member, prompt=token_array(begun))
+            self.open.keep(member, Observed(token_array(), begins=True), episode)
+        else:
+            self.open.close(episode, Cause.PROMPT)
+        return begun
 
     def answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """The answer to the last turn of the request. An exception of the environment becomes a Failed. An
@@ -183,17 +175,20 @@ class Episodes:
             partial(self._answer, request, row), again=request.begins or self._recovery == "replayed"
         )
 
-    def _twice(self, call: Callable[[], T], *, again: bool) -> T | Failed:
+    def _twice(self, call: Callable[[], T], *, again: bool, words: str = "") -> T | Failed:
         """`again`: a call whose episode is lost is made once more."""
         try:
             return call()
         except EpisodeLost as lost:
-            if not again:
-                return Failed(f"{self._name}: {lost}")
-        try:
-            return call()
-        except EpisodeLost as lost:
-            return Failed(f"{self._name}: {lost}, twice")
+            if again:
+                return self._twice(call, again=False, words=", twice")
+            return Failed(f"{self._name}: {lost}{words}")
+        except RecoveryError as error:
+            return Failed(f"{self._name}: {error}")
+        except MemoryError:
+            raise
+        except BaseException as error:  # not even SystemExit may leave the thread
+            return raised(self._name, error, self._file)
 
     def _answer(self, request: ScoreRequest, row: Row) -> Score | Observed:
         """Raises: EpisodeLost."""
@@ -213,12 +208,6 @@ class Episodes:
             answer = self._step(episode, request, turns)
             score, cause = self._judge(request, row, episode, answer)
             return score
-        except RecoveryError as error:
-            return Failed(f"{self._name}: {error}")
-        except BaseException as error:  # not even SystemExit may leave the thread
-            if isinstance(error, MemoryError | EpisodeLost):
-                raise
-            return raised(self._name, error, self._file)
         finally:
             if episode is not None and cause is not None:
                 self.open.close(episode, cause)
@@ -226,34 +215,32 @@ class Episodes:
     def _begin_anew(
         self, request: ScoreRequest, row: Row, episode: Episode | None = None
     ) -> Observed | Failed:
-        """Begin the episode of a trajectory, without what it had. Raises: EpisodeLost."""
+        """Begin the episode of a trajectory, without what it had. Raises: as `_started`."""
         starting = self._starting.pop(request.trajectory_id, None)
-        self.forget([request.trajectory_id])
+        for earlier in self.open.forget([request.trajectory_id]):
+            self._threads.submit(self.open.close, earlier, Cause.FORGOTTEN)
         try:
             if episode is None:
-                episode = self._started(row) if starting is None else starting.result()
-            begun = episode.begun
-            observed = _own_prompt(request, begun)
+                start = partial(self._started, row, request.trajectory_id)
+                episode = start() if starting is None else starting.result()
+            self._follow(episode, row)
+            observed = _own_prompt(request, episode.begun)
             room = request.room + num_seen(request.forks, len(request.tokens), len(request.prompt))
-            if isinstance(begun, Ids) and len(begun) >= room:
+            if isinstance(episode.begun, Ids) and len(episode.begun) >= room:
                 return Failed(
-                    f"{self._name}: the first request of the agent has {len(begun)} tokens, and a sequence "
-                    f"has {room} (`rollout.max_sequence_tokens`)"
+                    f"{self._name}: the first request of the agent has {len(episode.begun)} tokens, and a "
+                    f"sequence has {room} (`rollout.max_sequence_tokens`)"
                 )
             self.open.keep(request, observed, episode)
             episode = None
             return observed
-        except BaseException as error:  # not even SystemExit may leave the thread
-            if isinstance(error, MemoryError | EpisodeLost):
-                raise
-            return raised(self._name, error, self._file)
         finally:
             if episode is not None:
                 self.open.close(episode, Cause.FAILED)
 
-    def _started(self, row: Row) -> Episode:
+    def _started(self, row: Row, trajectory_id: int) -> Episode:
         """An episode before its first turn. Raises: EpisodeLost. What the environment raises."""
-        episode = self.open.open(self._kind, row)
+        episode = self.open.open(self._kind, row, trajectory_id)
         try:
             self._reset(episode, row)
         except BaseException:
@@ -272,7 +259,7 @@ class Episodes:
             raise RecoveryError("the process of the episode is gone, and it cannot be repeated")
         if not turns and self._recovery == "restored":  # what is left of an earlier begin is of no use
             self._snapshots.forget([request.trajectory_id])
-        episode = self.open.open(self._kind, row)
+        episode = self.open.open(self._kind, row, request.trajectory_id)
         try:
             if turns and self._recovery == "restored":
                 self._restore(episode, request, row, turns)
@@ -295,14 +282,18 @@ class Episodes:
         episode.rewards.update(snapshot.rewards)
 
     def _reset(self, episode: Episode, row: Row) -> None:
-        episode.begun = begun = to_begin(self._name, episode.environment.reset(own_copy(row)))
-        if not isinstance(begun, Ids):
+        episode.begun = to_begin(self._name, episode.environment.reset(own_copy(row)))
+
+    def _follow(self, episode: Episode, row: Row) -> None:
+        """Note what its conversation begins with."""
+        if not isinstance(episode.begun, Ids):
             messages = self._begin(row)
-            episode.before = () if isinstance(messages, str) else followed(messages, begun)
+            episode.before = () if isinstance(messages, str) else followed(messages, episode.begun)
 
     def _repeat(self, episode: Episode, request: ScoreRequest, row: Row, turns: int) -> None:
         """Raises: RecoveryError: the episode differs from the recorded one. OtherRequest: an agent's."""
         self._reset(episode, row)
+        self._follow(episode, row)
         begun = episode.begun
         asked = context(request.prompt, request.tokens, request.forks, request.turns[0][0])
         if isinstance(begun, Ids) and request.prompt and token_array(begun) != asked:

@@ -30,6 +30,9 @@ LOOK_S = 10.0
 
 REFERENCE = "the reference answer"
 
+PROBED = -1
+"""A trajectory whose agent starts for its first request alone."""
+
 
 class TriedCompletion(msgspec.Struct, frozen=True):
     """A completion of a row to score. `kind` describes the completion in words. `full` and `member` are those
@@ -52,7 +55,8 @@ class FirstLook(TaskRewardWorker):
         was usable."""
         until_s = time.monotonic() + LOOK_S
         for group_id in range(first, min(self._parts.rows, PROBED_ROWS)):
-            [prompt] = await self.prompts([group_id])
+            [prompt] = await self.prompts([group_id], [[PROBED]])
+            await self.forget([PROBED])
             yield prompt
             any_usable = any_usable or isinstance(prompt, Prompt)
             if any_usable and time.monotonic() >= until_s:

@@ -43,8 +43,8 @@ class Episode:
     """One environment, after its last answer. `seen`: the last request, with the answer behind it. `before`:
     what its conversation began with, for the bridge. `begun`: what its environment began with."""
 
-    def __init__(self, environment: Environment, row: Row) -> None:
-        self.environment, self.row = environment, row
+    def __init__(self, environment: Environment, row: Row, trajectory_id: int) -> None:
+        self.environment, self.row, self.trajectory_id = environment, row, trajectory_id
         self.turns = 0
         self.reward = 0.0
         self.rewards = Counter[str]()  # by name, over the turns
@@ -60,6 +60,7 @@ class OpenEpisodes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Episode] = OrderedDict()
+        self._running: dict[int, Episode] = {}  # each begins or answers in a thread
         self.opened = 0
         self.closed: Counter[Cause] = Counter()
 
@@ -72,10 +73,11 @@ class OpenEpisodes:
             closed = {cause.name.lower(): num for cause, num in self.closed.items()}
         return {"open": len(self), **closed}
 
-    def open(self, make: Callable[[], Environment], row: Row) -> Episode:
-        episode = Episode(make(), row)
+    def open(self, make: Callable[[], Environment], row: Row, trajectory_id: int) -> Episode:
+        episode = Episode(make(), row, trajectory_id)
         with self._lock:
             self.opened += 1
+            self._running[trajectory_id] = episode
         return episode
 
     def keep(self, request: ScoreRequest, observed: Observed, episode: Episode) -> None:
@@ -84,6 +86,7 @@ class OpenEpisodes:
         with self._lock:
             others = [self._kept.pop(request.trajectory_id, None)]
             self._kept[request.trajectory_id] = episode
+            self._rest(episode)
             while len(self._kept) > KEPT_MAX:
                 others.append(self._kept.popitem(last=False)[1])
         for other in filter(None, others):
@@ -94,6 +97,8 @@ class OpenEpisodes:
         is closed first."""
         with self._lock:
             episode = self._kept.pop(request.trajectory_id, None)
+            if episode is not None:
+                self._running[request.trajectory_id] = episode
         if episode is None or goes_on(episode.seen, request):
             return episode
         self.close(episode, Cause.OTHER_TOKENS)
@@ -113,11 +118,24 @@ class OpenEpisodes:
             kept = [self._kept.pop(trajectory_id, None) for trajectory_id in trajectory_ids]
         return [episode for episode in kept if episode is not None]
 
+    def end_at_once(self, trajectory_ids: Sequence[int]) -> None:
+        """Nobody waits for these trajectories: agents that run for them end, and so their threads are free.
+        Other environments end their answer."""
+        with self._lock:
+            running = [self._running[one] for one in trajectory_ids if one in self._running]
+        for episode in running:
+            getattr(episode.environment, "end_at_once", lambda: None)()
+
+    def _rest(self, episode: Episode) -> None:
+        if self._running.get(episode.trajectory_id) is episode:
+            del self._running[episode.trajectory_id]
+
     def close(self, episode: Episode, cause: Cause) -> None:
         with suppress(BaseException):  # not even SystemExit may leave the thread
             getattr(episode.environment, "close", lambda: None)()
         with self._lock:
             self.closed[cause] += 1
+            self._rest(episode)
 
 
 def answered(request: ScoreRequest, observed: Observed) -> ScoreRequest:

@@ -113,6 +113,7 @@ class TaskRewardWorker:
     ) -> list[Prompt | BadPrompt]:
         """The prompts of these groups, in order; an unusable row comes with the reason. `members`: the
         trajectories of each group. Their agents start together. The first one's request is the prompt.
+        Without members no agent starts, and the prompt is empty: each episode begins with one of its own.
 
         Raises: OutOfMemory: this process is at its limit.
         """
@@ -241,6 +242,8 @@ class TaskRewardWorker:
         try:
             columns = await self._in_rows(lambda: asked_columns(part, row, ""))
             asked = [ScoreRequest(member, group_id, token_array(), Finish.TURN) for member in members]
+            if self._config.own_prompts and not asked:
+                return Prompt(group_id, part.row_id(row), token_array(), "", row_digest=row_digest(columns))
             more = await episodes.begun(columns, asked)
         except DataError as error:
             return BadPrompt(group_id, part.row_id(row), str(error))

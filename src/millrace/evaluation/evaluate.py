@@ -13,7 +13,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.task import GymTaskSection, MixtureTaskSection
 from millrace.controller.evaluation.prompt_attempt import attempts_of
 from millrace.core.completion.columns import token_array
-from millrace.core.errors import ConfigError
+from millrace.core.errors import ConfigError, DataError
 from millrace.core.types import Finish, Prompt, Sampling, ScoreRequest
 from millrace.estimates.evaluation import Attempt, Evaluation, summarize
 from millrace.evaluation import scoring
@@ -107,10 +107,12 @@ def evaluate(
 async def _played(
     config: Config, prompts: list[Prompt], engine: Engine, samples: int, on_end: Callable[[], None]
 ) -> list[list[Attempt]]:
-    """Play every episode; a row per prompt."""
+    """Play every episode; a row per prompt. Raises: DataError: no agent makes a request."""
     attempts = attempts_of(prompts, samples, own_prompts=config.own_prompts)
     async with episode_player(config, engine) as player:
         await player.play(attempts, plain_sampling(config), config.seed, on_end)
+    if not any(one.trajectory.columns for one in attempts):
+        raise DataError(f"no episode has begun; the last one: {getattr(attempts[-1].score, 'reason', '')}")
     played = [one.result() for one in attempts]
     return [played[start : start + 1 + samples] for start in range(0, len(played), 1 + samples)]
 

@@ -71,6 +71,7 @@ NEWER_SCHEDULES: tuple[Schedule, ...] = (
 NEWER_SHARE = 1 / 3
 STEPS_MAX = 12  # of a user's own configuration: a broken promise shows early
 TIME_MAX_S = 5_000.0
+AGENTS_TIME_MAX_S = 15_000.0  # a worker that is cut off is lost a minute later, and its agents start again
 HEARTBEAT_TIMEOUT_S = 4.0
 RESTART_WINDOW_S = 15.0  # short, so that waits before restarts are short too: workers die often here
 
@@ -146,16 +147,13 @@ def random_world(seed: int, config: Config | None = None) -> Scenario:
 def with_turns(scenario: Scenario, *, agents: bool = False) -> Scenario:
     """The world with an environment: up to four turns, whose answers take from moments to minutes. `agents`:
     each trajectory has one, which starts slowly and asks something of its own."""
-    config, limits = (
-        scenario.config,
-        scenario.config.reward.model_dump(include=set(RewardLimits.model_fields)),
-    )
-    agent = AgentSection(command=("simulated",)) if agents else None
-    limits |= {"timeout_s": 60.0}
+    config, agent = scenario.config, AgentSection(command=("simulated",)) if agents else None
+    limits = config.reward.model_dump(include=set(RewardLimits.model_fields)) | {"timeout_s": 60.0}
     reward = EnvironmentRewardSection(path="simulated:Environment", agent=agent, **limits)
     sampling = config.sampling.model_copy(update={"max_tokens": 60})
     return replace(
         scenario,
+        time_max_s=max(scenario.time_max_s, AGENTS_TIME_MAX_S) if agents else scenario.time_max_s,
         config=config.model_copy(update={"reward": reward, "sampling": sampling}),
         workload=replace(
             scenario.workload,

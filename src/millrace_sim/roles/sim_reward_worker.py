@@ -60,7 +60,8 @@ class SimRewardWorker:
             self._agents.add(first)
             await asyncio.sleep(self._start_s(first))
         await asyncio.sleep(self._costs.prompts_s * pace.get()())
-        return [self._prompt(group_id) for group_id in group_ids]
+        is_own = self._workload.start_s is not None and not members
+        return [self._prompt(group_id, is_own=is_own) for group_id in group_ids]
 
     async def row_ids(self, group_ids: list[int]) -> list[str]:
         return [self._workload.row_id(group_id) for group_id in group_ids]
@@ -106,8 +107,9 @@ class SimRewardWorker:
 
     def _begun(self, request: ScoreRequest) -> Observed:
         """The prompt of an agent: a share of it is its own."""
-        kept = round(len(request.prompt) * (1 - self._workload.own_share))
-        num_own = len(request.prompt) - kept
+        length = len(request.prompt)
+        kept = round(length * (1 - self._workload.own_share))
+        num_own = length - kept if length else self._workload.prompt_length(self._seed, request.group_id)
         if not num_own:
             return Observed(token_array(), begins=True)
         return Observed(token_array([FORKED] * num_own), after=0, kept=kept, begins=True)
@@ -145,11 +147,12 @@ class SimRewardWorker:
         if u < workload.unanswered_fraction + workload.starved_fraction:
             raise OutOfMemory("simulated: the reward raised MemoryError")
 
-    def _prompt(self, group_id: int) -> Prompt | BadPrompt:
+    def _prompt(self, group_id: int, *, is_own: bool) -> Prompt | BadPrompt:
+        """`is_own`: each episode begins with a prompt of its own."""
         row_id = self._workload.row_id(group_id)
         if uniform(self._seed, "bad prompt", group_id) < self._workload.bad_prompt_fraction:
             return BadPrompt(group_id, row_id, "simulated: the row is broken")
-        length = self._workload.prompt_length(self._seed, group_id)
+        length = 0 if is_own else self._workload.prompt_length(self._seed, group_id)
         return Prompt(group_id, row_id, token_array(range(length)), text=row_id)
 
     def _score(self, request: ScoreRequest) -> Score:

@@ -110,8 +110,9 @@ class PromptAttempt:
         return Attempt(self.score, truncated=self.trajectory.finish is Finish.LENGTH)
 
     def record(self) -> EvaluationAttempt:
-        finish, score = self.trajectory.finish, self.score
-        assert finish is not None and score is not None, self
+        """An episode that failed before its first turn has no finish of its own."""
+        finish, score = self.trajectory.finish or Finish.STOP, self.score
+        assert score is not None, self
         scored = score if isinstance(score, Scored) else None
         return EvaluationAttempt(
             self.prompt_index,

@@ -68,8 +68,9 @@ class BegunAhead:
             self.take(trajectory_id)
 
     def left(self, worker: str) -> list[ScoreRequest]:
-        """A worker is gone: these episodes are to begin again."""
-        lost = [tid for tid, one in self._begun.items() if one.worker == worker]
-        for trajectory_id in lost:
-            del self._begun[trajectory_id]
+        """A worker is gone: these episodes are to begin again. One that has failed does not: else it could
+        end worker after worker."""
+        here = (tid for tid, one in self._begun.items() if one.worker == worker)
+        lost = [tid for tid in here if isinstance(self._begun[tid].answer, Observed)]
+        self._begun = {tid: one for tid, one in self._begun.items() if tid not in lost}
         return [self._asked[trajectory_id] for trajectory_id in lost]

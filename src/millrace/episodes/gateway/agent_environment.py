@@ -120,7 +120,7 @@ class AgentEnvironment:
         self._agent: RunningAgent | None = None
         self._asked: tuple[PendingCall, CallPlace] | None = None
         self._texts = list[str]()
-        self._spent_s, self._is_late = 0.0, False
+        self._spent_s, self._is_late, self._is_forgotten = 0.0, False, False
 
     def reset(self, row: Row) -> Ids:
         """The prompt of the first call.
@@ -129,7 +129,7 @@ class AgentEnvironment:
         """
         self._row = row
         self._agent = self._parts.agents.start(row)
-        self._asked = self._next(self._agent)
+        self._asked = None if self._is_forgotten else self._next(self._agent)
         if self._asked is None:
             end = self._agent.wait(0)
             if self._is_late:
@@ -171,6 +171,12 @@ class AgentEnvironment:
             self._agent.kill()
             end = self._agent.wait(self._parts.end_s)
         return sum(by_name(self._score(end)).values()) if end else 0.0
+
+    def end_at_once(self) -> None:
+        """Nobody waits for its answer. Any thread may call it, also while the agent starts."""
+        self._is_forgotten = True
+        if self._agent is not None:
+            self._agent.kill()
 
     def close(self) -> None:
         if self._agent is not None:
@@ -245,8 +251,8 @@ class AgentEnvironment:
 
 
 def _not_killed(end: AgentEnd | None) -> AgentEnd | None:
-    """Raises: EpisodeLost: SIGKILL ended the agent."""
-    if end is not None and end.signal == "SIGKILL":
+    """Raises: EpisodeLost: somebody else's SIGKILL ended the agent."""
+    if end is not None and end.signal == "SIGKILL" and not end.killed:
         raise EpisodeLost(_said(end))
     return end
 
