@@ -82,6 +82,7 @@ RIGHT = [
     ("The answer is 9.", "9 (apples)"),
     ("The answer is 9 apples.", "9 (apples)"),
     ("The answer is 3 (lemon heads).", "3"),
+    ("It is 61.", "61 (pieces of gum)"),
     (r"\boxed{42.}", "42"),
     (r"\boxed{42.0}", "42"),
     (r"\boxed{042}", "42"),

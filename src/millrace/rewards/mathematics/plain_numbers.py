@@ -211,7 +211,7 @@ def _decimal(text: str) -> tuple[PlainNumber, str] | None:
 def _is_unit(rest: str, *, attached: bool) -> bool:
     """Whether what follows a number is a unit, or nothing. `42x` is no number, and `42 or 43` is none. A unit
     may be in parentheses: `9 (apples)`."""
-    rest = _BRACKETED.sub(r" \1", _CURRENCY.sub("", rest))
+    rest = _BRACKETED.sub(lambda found: " " + found[1].replace(" of ", " "), _CURRENCY.sub("", rest))
     if not rest.strip():
         return True
     if not _UNIT.fullmatch(rest) or _OPERATOR.match(rest):
