@@ -76,6 +76,10 @@ RIGHT = [
     (r"\boxed{x \ge 0}", r"$\{x \mid x \geq 0\}$"),
     (r"\boxed{[-2,1)}", r"$\{x|-2\leq x < 1\}$"),
     (r"\boxed{1-i}", r"1-\mathrm{i}"),
+    (r"\boxed{3i+4}", r"4+3\mathrm{i}"),
+    (r"\boxed{62+5i}", r"62+5 i"),
+    (r"\boxed{\pi i}", r"\pi\mathrm{i}"),
+    (r"\boxed{x^2\mathrm{e}^{x}}", "x^2e^x"),
     (r"\boxed{x \ne 5}", r"x \neq 5"),
     (r"\boxed{5 \neq x}", r"x \neq 5"),
     # how a number is written
@@ -361,6 +365,10 @@ WRONG = [
     *((text, r"x \neq 5") for text in (r"\boxed{x = 5}", r"\boxed{x \neq 6}", r"\boxed{x > 5}", "5")),
     (r"\boxed{x \neq 5}", r"x > 5"),
     ("The answer is 8 (apples).", "9 (apples)"),
+    (r"\boxed{7}", r"4+3\mathrm{i}"),
+    (r"\boxed{\pi}", r"\pi\mathrm{i}"),
+    ("$2$", r"2\mathrm{e}"),
+    (r"\boxed{x^2}", r"x^2\mathrm{e}^{x}"),
     # numbers that look alike
     *((text, "42") for text in ("It is 42a and b.", "It is 42 a.", "It is 42/7.", "It is 42/x.")),
     ("The answer is 7:30 a.m.", "7:30 PM"),

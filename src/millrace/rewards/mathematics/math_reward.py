@@ -37,7 +37,7 @@ FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan",
     "log", "exp", "max", "min", "gcd", "lcm", "mod", "sqrt", "det", "dim", "ker", "deg", "and", "infty"}
 )  # fmt: skip
-_NO_UNITS = NO_UNITS | {"for", "when", "with", "where", "even", "odd", "only", "all", "any", "in"}
+_NO_UNITS = NO_UNITS | {"i", "e", "for", "when", "with", "where", "even", "odd", "only", "all", "any", "in"}
 _COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[clr|\s]*\})?|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _OPTION = re.compile(
@@ -264,15 +264,14 @@ def _without_unit(text: str) -> str:
 
 @lru_cache(CACHED)
 def _parsed(formula: str) -> tuple[Any, ...]:
-    """What math-verify makes of exactly this text, or of the same without what it cannot read: upright
-    letters and sets of the form {x | condition}. It cannot compare `\\neq`, and gets an equation. Empty:
-    nothing."""
+    """What math-verify makes of exactly this text, or of the condition of a set {x | condition}. It loses
+    upright letters, and cannot compare `\\neq`: it gets plain letters and an equation. Empty: nothing."""
     import math_verify
 
     latex = (math_verify.LatexExtractionConfig(),)
-    formula = _UNEQUAL.sub("=", formula)
-    plainer = _SET.sub(r"\1", _UPRIGHT.sub(r" \1 ", formula))
-    for text in (formula, plainer) if _balanced(formula) else ():
+    formula = _UNEQUAL.sub("=", _UPRIGHT.sub(r" \1 ", formula))
+    formula = re.sub(r"(?<=\d)\s+i(?![A-Za-z])", "i", formula)  # else it would be a variable
+    for text in (formula, _SET.sub(r"\1", formula)) if _balanced(formula) else ():
         if found := math_verify.parse(f"\\boxed{{{text}}}", latex, "no_fallback", parsing_timeout=None):
             return tuple(found)
     return ()
