@@ -148,6 +148,43 @@ def test_calls_as_data_sets_write_them_are_those_of_openai(tmp_path, calls):
     assert messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
 
 
+ADD = {"name": "add", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        ({"from": "function_call", "value": json.dumps(ADD)}, {"from": "observation", "value": "2"}),
+        ({"from": "function_call", "value": json.dumps([ADD])}, {"from": "function_response", "value": "2"}),
+        (
+            {"role": "assistant", "content": None, "function_call": ADD | {"arguments": '{"a": 1}'}},
+            {"role": "function", "name": "add", "content": "2"},
+        ),
+    ],
+)
+def test_calls_and_results_of_sharegpt_and_of_old_openai_messages(tmp_path, call, result):
+    task = made(tmp_path, [{"prompt": [ASK, call, result, ASK, call], "answer": "2"}])
+    messages, _ = prompt(task)
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "user"]
+    assert messages[1]["content"] == "" and "function_call" not in messages[1]
+    assert messages[1]["tool_calls"] == [{"type": "function", "function": ADD}]
+    assert messages[2]["content"] == "2"
+
+
+def test_the_reference_of_a_row_that_ends_with_a_call_of_sharegpt_is_its_text(tmp_path):
+    row = {"conversations": [ASK, {"from": "function_call", "value": json.dumps(ADD)}]}
+    task = made(tmp_path, [row], prompt="conversations", answer="conversations")
+    assert prompt(task)[0] == [ASK] and json.loads(reference(task)) == ADD
+
+
+@pytest.mark.parametrize("value", ["add", "7", "[7]", '{"a": 1}'])
+def test_a_call_of_sharegpt_that_is_none_is_refused_with_its_row(tmp_path, value):
+    call = {"from": "function_call", "value": value}
+    said = r"message 2.* (has a call without a name|is no list of calls)"
+    with pytest.raises(DataError, match=said):
+        made(tmp_path, [{"prompt": [ASK, call, ASK], "answer": "2"}])
+
+
 @pytest.mark.parametrize(
     "calls", [[{"arguments": {"a": 1}}], [{"function": {"arguments": {}}}], "add", [7], 7]
 )

@@ -18,9 +18,16 @@ from millrace.conversations.conversation_text import ConversationText
 from millrace.core.errors import DataError
 from millrace.tasks.rows import Row, find_column
 
-ROLES = {"human": "user", "gpt": "assistant"}
-"""The names that ShareGPT has for roles."""
-READ = ("role", "content", "from", "value", "tool_calls")
+CALL = "function_call"
+"""A role of ShareGPT, whose text is a call or a list of them; a key of OpenAI's old messages."""
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    CALL: "assistant",
+    **dict.fromkeys(("observation", "function", "function_response"), "tool"),
+}
+"""Names that ShareGPT and OpenAI's old messages have for roles."""
+READ = ("role", "content", "from", "value", "tool_calls", CALL)
 """The keys of a message that are written anew."""
 Message = dict[str, Any]
 More = str | Sequence[Message]
@@ -159,10 +166,13 @@ def _message(one: Message, where: str) -> Message:
     role = _role(one)
     if not role:
         raise DataError(f"{where} has no `role`, only {sorted(one)}: a message is {{role, content}}")
-    given = _tables(one.get("tool_calls"), f"{where}: `tool_calls`", "calls")
+    content = _content(_content_of(one), where)
+    key, named = "tool_calls", one.get("tool_calls")
+    if CALL in (one.get("role"), one.get("from")):
+        key, named, content = CALL, content, ""
+    given = _tables(named or one.get(CALL), f"{where}: `{key}`", "calls")
     calls = [_call(call, where) for call in given or ()]
     rest = {key: value for key, value in one.items() if key not in READ}
-    content = _content(_content_of(one), where)
     return {
         "role": role,
         "content": content,
@@ -214,6 +224,7 @@ def _tables(value: Any, where: str, of: str) -> list[Message] | None:
     """Tools, or calls. Raises: DataError: they are no list of tables."""
     try:
         value = json.loads(value) if isinstance(value, str) and value.strip() else value
+        value = [value] if isinstance(value, dict) else value
         tables = [json.loads(one) if isinstance(one, str) else one for one in value or ()]
     except (TypeError, ValueError) as error:
         raise DataError(f"{where} is no list of {of}: {error}") from error
