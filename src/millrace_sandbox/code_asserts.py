@@ -107,14 +107,22 @@ def code_given(prompt: str, function: str) -> str:
     return ast.unparse(ast.Module(body, []))
 
 
-def is_continuation(code: str, function: str, prompt: str) -> bool:
-    """Whether a program goes on where a prompt ends, in the body of `function`: models without a chat do."""
+def continued(code: str, function: str, prompt: str) -> str:
+    """The program, behind its prompt if it goes on there in the body of `function`: models without a chat do.
+
+    The prompt may end with the indent of the next line. A tokenizer may leave out the first space of a
+    completion, so the first line has the next indent that the body has.
+    """
+    tree = None if f"def {function}" in code else _beginning(prompt, function)
     first = next((line for line in code.split("\n") if line.strip()), "")
-    return (
-        first[:1] in (" ", "\t")
-        and f"def {function}" not in code
-        and _beginning(prompt, function) is not None
-    )
+    level = len(first) - len(first.lstrip())
+    given = 0 if level else len(prompt) - len(prompt.rstrip(" \t"))
+    if tree is None or not level + given:
+        return code
+    body = [statement for node in tree.body for statement in getattr(node, "body", ())]
+    columns = {node.col_offset for each in body for node in ast.walk(each) if isinstance(node, ast.stmt)}
+    column = min((one for one in columns if one >= level + given), default=level)
+    return f"{prompt.rstrip()}\n{code.replace(first, ' ' * (column - level) + first, 1)}"
 
 
 def _beginning(prompt: str, function: str) -> ast.Module | None:
@@ -191,7 +199,11 @@ def _is_one(side: ast.expr) -> bool:
 def _called(trees: Sequence[ast.Module]) -> str:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    if len(names := sorted(calls - _bound_in(trees))) != 1:
+    bound = _bound_in(trees)
+    names = sorted(calls - bound)
+    if not names and _loaded(trees) <= bound:  # a function of the program has the name of a builtin one
+        names = sorted(calls & {*dir(builtins)})
+    if len(names) != 1:
         raise DataError(f"the tests call {names or 'no function'}: name the one in `entry_point` of the row")
     return names[0]
 

@@ -9,7 +9,7 @@ from millrace.core.errors import DataError
 from millrace.rewards.program_text import program_of
 from millrace.tasks.chat import is_messages
 from millrace.tasks.rows import Row, find_column
-from millrace_sandbox.code_asserts import code_given, is_continuation, read_asserts
+from millrace_sandbox.code_asserts import code_given, continued, read_asserts
 from millrace_sandbox.code_tests import judge, read_tests
 from millrace_sandbox.inside.limits import Limits, MiB
 from millrace_sandbox.program import ProgramOutcome
@@ -54,8 +54,7 @@ class CodeReward:
         code, given = program_of(completion, tests.function), ""
         if tests.function is not None:
             given = code_given(prompt, tests.function)
-            if is_continuation(code, tests.function, prompt):
-                code = f"{prompt.rstrip()}\n{code}"
+            code = continued(code, tests.function, prompt)
         verdict = judge(self._sandbox, code, tests, self._limits, given=given)
         share = verdict.num_passed / verdict.num_tests
         passed = verdict.outcome is ProgramOutcome.PASSED

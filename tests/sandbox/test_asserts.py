@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from millrace.config.tables.task import CodeRewardSection
-from millrace.core.errors import DataError, SandboxError
+from millrace.core.errors import DataError
 from millrace_sandbox.code_asserts import read_asserts
-from millrace_sandbox.code_reward import CodeReward
 from millrace_sandbox.code_tests import judge
 from millrace_sandbox.inside.limits import Limits
 from millrace_sandbox.inside.values import decode, encode
@@ -217,84 +214,6 @@ def test_tests_and_programs_may_import_numpy(any_level: Sandbox) -> None:
 )
 def test_numpy_is_whole(isolated: Sandbox, code: str) -> None:
     assert verdict_of(isolated, "def f(x): return x", [code]).num_passed == 1
-
-
-PROMPT = '''import math
-from typing import List
-
-LIMIT = 10
-
-def poly(xs: List[float], x: float) -> float:
-    """Evaluate."""
-    return sum(each * math.pow(x, power) for power, each in enumerate(xs))
-
-
-def find_zero(xs: List[float]) -> float:
-    """Find a zero of the polynomial."""
-'''
-ZERO = (
-    "def check(candidate):\n"
-    "    for xs in ([-1, 1], [-4, 2]):\n"
-    "        assert abs(poly(xs, candidate(xs))) < 1e-4\n"
-)
-FINDS = (
-    "def find_zero(xs: List[float]) -> float:\n"
-    "    assert abs(poly(xs, 0)) < LIMIT\n"
-    "    return -xs[0] / xs[1]\n"
-)
-
-
-@pytest.fixture(scope="module")
-def reward(sandboxes: dict[str, Any]) -> Iterator[CodeReward]:
-    try:
-        made = CodeReward(CodeRewardSection(timeout_s=30))
-    except SandboxError as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize(
-    ("completion", "value"),
-    [
-        (f"```python\n{FINDS}```", 1.0),
-        (f"```python\n{PROMPT}    return -xs[0] / xs[1]\n```", 1.0),
-        ("    return -xs[0] / xs[1]\n", 1.0),
-        (f"from __future__ import annotations\n{FINDS}", 1.0),
-        (f"```python\n{FINDS.replace('-xs', 'xs')}```", 0.0),
-        ("def poly(*_): return 0\ndef find_zero(xs): return 1", 0.0),
-        ("def zero(xs): return 1", 0.0),
-        ("", 0.0),
-    ],
-)
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        PROMPT,
-        f"Complete the function.\n```python\n{PROMPT}```\n",
-        [{"role": "system", "content": "x"}, {"role": "user", "content": f"Complete:\n```\n{PROMPT}```"}],
-    ],
-    ids=["code", "block", "messages"],
-)
-def test_program_and_tests_have_the_code_of_the_prompt(
-    reward: CodeReward, prompt: Any, completion: str, value: float
-) -> None:
-    if prompt is not PROMPT and completion.startswith("    "):
-        value = 0.0  # only a prompt that is code can be continued
-    row = {"prompt": prompt, "tests": ZERO, "entry_point": "find_zero"}
-    assert reward(completion, None, row)["reward"] == value
-
-
-def test_a_prompt_whose_code_cannot_run_is_a_failure_of_the_row(reward: CodeReward) -> None:
-    row = {"prompt": f"import no_such_module\n{PROMPT}", "tests": ["assert find_zero([1, 1]) == -1"]}
-    with pytest.raises(DataError, match=r"code of the prompt cannot be run.*no_such_module"):
-        reward(FINDS, None, row)
-
-
-def test_a_prompt_in_words_gives_no_code(reward: CodeReward) -> None:
-    for prompt in ("Square", "square the number x", "print(1)", "", None, "def other(): 1 / 0\nother()"):
-        row = {"prompt": prompt, "tests": ["assert f(2) == 4"]}
-        assert reward("def f(x): return x * x", None, row)["reward"] == 1.0
 
 
 BROKEN = {
