@@ -113,11 +113,12 @@ def continued(code: str, function: str, prompt: str) -> str:
     The prompt may end with the indent of the next line. A tokenizer may leave out the first space of a
     completion, so the first line has the next indent that the body has.
     """
-    tree = None if f"def {function}" in code else _beginning(prompt, function)
     first = next((line for line in code.split("\n") if line.strip()), "")
     level = len(first) - len(first.lstrip())
-    given = 0 if level else len(prompt) - len(prompt.rstrip(" \t"))
-    if tree is None or not level + given:
+    is_whole = level or re.search(rf"^(async )?def {function}\b", code, re.MULTILINE)
+    given = 0 if is_whole else len(prompt) - len(prompt.rstrip(" \t"))
+    tree = _beginning(prompt, function) if level + given else None
+    if tree is None:
         return code
     body = [statement for node in tree.body for statement in getattr(node, "body", ())]
     columns = {node.col_offset for each in body for node in ast.walk(each) if isinstance(node, ast.stmt)}

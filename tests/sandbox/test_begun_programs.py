@@ -87,10 +87,15 @@ BODY = "    y = -xs[0]\n    return y / xs[1]\n"
         (PROMPT, BODY[1:], 1.0),  # a tokenizer of SentencePiece leaves out the first space
         (PROMPT, f"\n{BODY[1:]}\n\ndef other(): pass\n", 1.0),
         (PROMPT, BODY[1:].replace("-xs", "xs"), 0.0),
+        (PROMPT, f"{BODY}\n\ndef find_zero_2(xs):\n    return 1\n", 1.0),
+        (PROMPT, f"{BODY}\n\n{FINDS}", 1.0),  # the model begins anew
+        (PROMPT, f"{BODY}\n\ndef find_zero(xs):\n    return 1\n", 0.0),
+        (PROMPT, f"    {FINDS}".replace("\n", "\n    "), 1.0),
         (PROMPT, BODY[4:], 0.0),
         (f"{PROMPT}    ", BODY[4:], 1.0),
         (f"{PROMPT}    ", BODY, 1.0),
         (f"{PROMPT}    ", FINDS, 1.0),
+        (f"{PROMPT}    ", f"{BODY[4:]}\n\ndef find_zero_2(xs):\n    return 1\n", 1.0),
         (f"{PROMPT}    if not xs:\n        xs = [0, 1]\n", BODY[1:], 1.0),
         (f"{PROMPT}    if not xs:\n        xs = [0, 1]\n        ", f"xs = list(xs)\n{BODY}", 1.0),
         (f"{PROMPT}    if not xs:\n        xs = [0, 1]\n", f"       xs = list(xs)\n{BODY}", 1.0),
