@@ -243,6 +243,39 @@ def test_a_program_may_recurse_deeply_and_ask_for_a_large_stack(any_level: Sandb
     assert any_level.run(asks, b"", LIMITS).stdout == b"67108864\n"
 
 
+THREAD = "import sys, threading, time\ndef main():\n    time.sleep(0.1)\n    print(int(input()) + 1)\n"
+THREADS = {
+    "started": "threading.Thread(target=main).start()",
+    "and the program raises": "threading.Thread(target=main).start()\nraise ValueError",
+    "and the program exits": "threading.Thread(target=main).start()\nsys.exit()",
+    "in a pool": "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(main)",
+    "that starts another": "threading.Thread(target=threading.Thread(target=main).start).start()",
+}
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_a_program_ends_when_its_threads_have_ended_as_in_any_python(bare: Sandbox, name: str) -> None:
+    assert bare.run(THREAD + THREADS[name], b"1\n", LIMITS).stdout == b"2\n"
+    daemon = "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+    assert bare.run(f"{daemon}\nprint(1)", b"", LIMITS).stdout == b"1\n"
+
+
+ALONE = {
+    "joined": "thread = threading.Thread(target=main)\nthread.start()\nthread.join()",
+    "a class": "class T(threading.Thread):\n    def run(self): main()\nT().start()",
+    "raises": "threading.Thread(target=lambda: (main(), 1 / 0)).start()",
+    "exits": "threading.Thread(target=lambda: (main(), sys.exit(1))).start()",
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_thread_that_programs_begin_for_its_stack_runs_at_every_level(
+    any_level: Sandbox, name: str
+) -> None:
+    code = THREAD + "threading.stack_size(2**27)\n" + ALONE[name]
+    assert any_level.run(code, b"1\n", LIMITS).stdout == b"2\n"
+
+
 @pytest.mark.parametrize(
     ("column", "columns"),
     [
