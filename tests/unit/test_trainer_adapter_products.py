@@ -14,6 +14,7 @@ from millrace.trainer.files.checkpoint import load_checkpoint
 from millrace.trainer.kernels import products
 from millrace.trainer.kernels.products import JOINED, ROUNDED, SAME_INPUT
 from millrace.trainer.kernels.row_threads import RowThreads
+from millrace.trainer.model import recompute_layers
 
 NARROW = torch.bfloat16
 TARGETS = pytest.mark.parametrize("targets", [(), ("q_proj", "v_proj")], ids=["all", "some"])
@@ -112,3 +113,13 @@ def test_lora_is_in_the_rounded_copies_and_dora_computes_by_itself(adapter, roun
     alone = make_narrow(with_adapter(tiny_model(), adapter, published=NARROW))  # as on a CPU
     with alone._serving():
         assert not any(hasattr(m, ROUNDED) for m in adapted_layers(alone.model).values())
+
+
+def test_with_recompute_no_copy_of_all_adapted_matrices_is_made():
+    model = joined_model()
+    recompute_layers(model)
+    layer, x = projections(model)[0], torch.randn(1, 3, 32, dtype=NARROW)
+    with products.rounded_once(model, NARROW):
+        assert not any(hasattr(each, ROUNDED) or hasattr(each, JOINED) for each in projections(model))
+        layer(x).sum().backward()
+    assert layer.lora_B.grad is not None

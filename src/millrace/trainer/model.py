@@ -30,7 +30,7 @@ from transformers.utils import logging
 from millrace.core.errors import DataError, boundary
 from millrace.core.supported import TRAINER, is_no_parameter, refuse_unsupported
 from millrace.devices.gpu import has_own_memory, on
-from millrace.devices.low_rank import KINDS
+from millrace.devices.low_rank import DOWN, KINDS
 from millrace.devices.matmul import by_onednn, tile
 from millrace.placement.memory.activation_memory import spares
 from millrace.placement.model_directory import indexed_files
@@ -272,7 +272,11 @@ def _pair_logprobs(
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Keep each layer's input only, and compute the layer again in the backward pass."""
+    """Keep each layer's input only, and compute the layer again in the backward pass. Matrices with an
+    adapter are merged for one product, as copies of all of them would cost what is spared."""
+    for module in model.modules():
+        if hasattr(module, DOWN):
+            vars(module).pop("forward", None)
     for layer in model.base_model.layers:
         setattr(layer, on_gpu.ADDS, True)
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

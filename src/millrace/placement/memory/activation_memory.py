@@ -158,7 +158,7 @@ def _rounded_bytes(config: Config, shape: Shape, size: int, *, on_gpu: bool) -> 
     if config.trainer.quantization is not None:
         return 2 * layers + (size * shape.projection if size < 4 else 0)
     if size < 4 and (_rounds_once(config) if on_gpu else config.trainer.ranks == 1):
-        layers = 0 if config.adapter.rank is not None and not on_gpu else layers
+        layers = 0 if config.adapter.rank is not None and (config.model.recompute or not on_gpu) else layers
         return size * (layers + shape.projection)
     if size == 4 or config.model.recompute or _gathers(config):
         return 0
