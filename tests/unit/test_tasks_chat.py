@@ -195,12 +195,15 @@ def test_what_is_no_call_is_refused_with_its_row(tmp_path, calls):
 
 
 def test_parts_of_text_are_joined_and_other_parts_refused(tmp_path):
-    parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1 ="}]
+    parts = [{"type": "text", "text": "1 + "}, {"type": "text", "value": "1 ="}]
     assert prompt(made(tmp_path, [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]))[0] == [
         ASK
     ]
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(DataError, match="message 1 has a part of type 'image_url'"):
+        made(tmp_path, [{"prompt": image, "answer": "2"}])
+    image[0]["content"] = [{"type": "image", "value": "x.png"}]
+    with pytest.raises(DataError, match="message 1 has a part of type 'image'"):
         made(tmp_path, [{"prompt": image, "answer": "2"}])
 
 

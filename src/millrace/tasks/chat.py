@@ -195,12 +195,18 @@ def _content(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
-    texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in parts]
+    texts = [*map(_text, parts)]
     for part, text in zip(parts, texts, strict=True):
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise DataError(f"{where} has a part of type {kind!r}: a message is text, or parts of text")
     return "".join(texts)
+
+
+def _text(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return part.get("text", part.get("value") if part.get("type") == "text" else None)
 
 
 def _call(call: Message, where: str) -> Message:

@@ -109,7 +109,9 @@ def _lacks(columns: Row, key: str, name: str) -> str:
         return f"has no assistant's message at the end of `{name}`, which is the reference answer{none}"
     if has_column(columns, name):
         return f"has nothing (null) as `{name}`: give it a value or leave the row out{none}"
-    return f"has no `{name}`, only {sorted(columns)}: name the right column as `{key}`{none}"
+    unnamed = not all(str(one).replace(" ", "_").isidentifier() for one in columns)
+    hint = ". The first line of a CSV or TSV file has to name its columns" if unnamed else ""
+    return f"has no `{name}`, only {sorted(columns)}: name the right column as `{key}`{none}{hint}"
 
 
 def first_usable(task: Task) -> Row:
