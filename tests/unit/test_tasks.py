@@ -179,7 +179,7 @@ def test_a_last_line_without_a_newline_and_a_byte_that_is_no_text_are_handled(tm
         ("rows.jsonl", b'{"prompt": null, "answer": 1}', r":1 has nothing \(null\) as `prompt`"),
         (
             "rows.tsv",
-            b"What is 1 + 1?\t2\nWhat is 1 + 2?\t3\n",
+            b"What is 1 + 1?\t2\nAnd 1 + 2?\t3\n",
             r"no `prompt`.* first line .* name its columns",
         ),
         ("rows.jsonl", b'{"prompt": "x"}', r":1 has no `answer`, only \['prompt'\].*`task.answer`.*none"),
