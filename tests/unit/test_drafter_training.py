@@ -102,6 +102,19 @@ def test_a_batch_of_which_nothing_is_trained_changes_no_drafter(tmp_path):
     assert same(before, trainer.drafter.tensors())
 
 
+@pytest.mark.parametrize("reference", [False, True])
+def test_a_batch_without_an_advantage_teaches_the_drafter(reference, tmp_path):
+    batch, trainer = make_batch(0), drafting(reference=reference)
+    equal_rewards = [
+        replace(group, sequences=[replace(one, reward=1.0) for one in group.sequences])
+        for group in batch.groups
+    ]
+    before = trainer.drafter.head.fuse.clone()
+    apply(trainer, [replace(batch, groups=equal_rewards)], tmp_path)
+    trainer.drafter.finish()
+    assert not torch.equal(trainer.drafter.head.fuse, before)
+
+
 def test_hidden_states_are_kept_of_a_bounded_number_of_tokens(monkeypatch):
     monkeypatch.setattr(drafter_training, "TOKENS_MIN", 8)
     trainer = drafting()

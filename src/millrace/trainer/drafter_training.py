@@ -12,7 +12,7 @@ import threading
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -186,13 +186,13 @@ class HiddenStates:
         return Passage.joined([passage for _, _, passage in kept]) if kept else None
 
     @contextmanager
-    def of(self, row: Row) -> Iterator[None]:
-        """Inside the block, this thread computes the final states of `row`."""
-        self._own.row = row
+    def of(self, row: Row | None) -> Iterator[None]:
+        """Inside the block, this thread computes the final states of `row`; None: they are not kept."""
+        before, self._own.row = getattr(self._own, "row", None), row
         try:
             yield
         finally:
-            self._own.row = None
+            self._own.row = before
 
     def _note(self, module: Any, inputs: Any, output: Any) -> None:
         row: Row | None = getattr(self._own, "row", None)
@@ -249,10 +249,13 @@ class DraftingTrainer(PolicyTrainer):
         return result
 
     def _forward(self, row: Row, *, reference: bool = False) -> tuple[torch.Tensor, ...]:
-        if reference or not torch.is_grad_enabled():
+        with self.drafter.states.of(None) if reference else nullcontext():
             return super()._forward(row, reference=reference)
+
+    def _backward(self, row: Row, *args: Any, **kwargs: Any) -> Any:
+        """Rows without an advantage teach the drafter, too."""
         with self.drafter.states.of(row):
-            return super()._forward(row)
+            return super()._backward(row, *args, **kwargs)
 
 
 def policy_trainer(config: Config, *args: Any, **kwargs: Any) -> PolicyTrainer:

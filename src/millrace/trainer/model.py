@@ -274,9 +274,8 @@ def _pair_logprobs(
 def recompute_layers(model: PreTrainedModel) -> None:
     """Keep each layer's input only, and compute the layer again in the backward pass. Matrices with an
     adapter are merged for one product, as copies of all of them would cost what is spared."""
-    for module in model.modules():
-        if hasattr(module, DOWN):
-            vars(module).pop("forward", None)
+    for adapted in (module for module in model.modules() if hasattr(module, DOWN)):
+        vars(adapted).pop("forward", None)
     for layer in model.base_model.layers:
         setattr(layer, on_gpu.ADDS, True)
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
