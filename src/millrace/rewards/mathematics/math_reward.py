@@ -55,7 +55,7 @@ _UNIT_BEHIND = re.compile(
 _SEVERAL = re.compile(r"[,;]|\\(?:pm|mp|cup)\b")
 """In a reference that may be several answers."""
 _UNEQUAL = re.compile(r"\\neq?\b|≠|!=")
-_UPRIGHT = re.compile(r"\\math(?:rm|bf|it|sf)\s*\{\s*([A-Za-z])\s*\}")
+_UPRIGHT = re.compile(r"\\math(?:(?:rm|it|sf)\s*\{\s*([ie])|bf\s*\{\s*([A-Za-z]))\s*\}")
 _SET = re.compile(r"\\?\{\s*[A-Za-z]\s*(?:\\mid\b|\||:)([^{}]*?)\\?\}")
 _ENDS = " \t\n.,;:!?。，．،।\"'“”‘’`*_$"
 
@@ -264,12 +264,13 @@ def _without_unit(text: str) -> str:
 
 @lru_cache(CACHED)
 def _parsed(formula: str) -> tuple[Any, ...]:
-    """What math-verify makes of exactly this text, or of the condition of a set {x | condition}. It loses
-    upright letters, and cannot compare `\\neq`: it gets plain letters and an equation. Empty: nothing."""
+    """What math-verify makes of exactly this text, or of the condition of a set {x | condition}. It loses an
+    upright i or e and bold letters, and cannot compare `\\neq`: it gets plain letters and an equation.
+    Empty: nothing."""
     import math_verify
 
     latex = (math_verify.LatexExtractionConfig(),)
-    formula = _UNEQUAL.sub("=", _UPRIGHT.sub(r" \1 ", formula))
+    formula = _UNEQUAL.sub("=", _UPRIGHT.sub(r" \1\2 ", formula))
     formula = re.sub(r"(?<=\d)\s+i(?![A-Za-z])", "i", formula)  # else it would be a variable
     for text in (formula, _SET.sub(r"\1", formula)) if _balanced(formula) else ():
         if found := math_verify.parse(f"\\boxed{{{text}}}", latex, "no_fallback", parsing_timeout=None):
