@@ -82,8 +82,8 @@ def written(reference: Any) -> str:
     return whole[1] if whole else text.strip()
 
 
-def test_set(path: Path, column: str) -> dict[str, str]:
-    """One row of the table."""
+def figures_of(path: Path, column: str) -> dict[str, str]:
+    """One row of the table: counts and shares by name, as text."""
     counts, known = Counter[str](), list[tuple[str, str]]()
     for line in path.read_text().splitlines():
         value = json.loads(line)[column]
@@ -135,7 +135,7 @@ def verdicts(qwen: Path, gsm8k: Path) -> Iterator[tuple[str, str, bool, bool]]:
 def main() -> None:
     signal.signal(signal.SIGALRM, _late)
     qwen, gsm8k = map(Path, sys.argv[1:])
-    rows = {name: test_set(qwen / f"evaluation/data/{name}/test.jsonl", one) for name, one in SETS.items()}
+    rows = {name: figures_of(qwen / f"evaluation/data/{name}/test.jsonl", one) for name, one in SETS.items()}
     names = ["set", *next(iter(rows.values()))]
     lines = [names, ["---"] * len(names), *([name, *row.values()] for name, row in rows.items())]
     counts, agreed = Counter[str](), Counter[str]()

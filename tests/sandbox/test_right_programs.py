@@ -262,6 +262,7 @@ def test_a_program_ends_when_its_threads_have_ended_as_in_any_python(bare: Sandb
 
 ALONE = {
     "joined": "thread = threading.Thread(target=main)\nthread.start()\nthread.join()",
+    "watched": "t = threading.Thread(target=time.time)\nt.start()\nwhile t.is_alive(): ...\nmain()",
     "a class": "class T(threading.Thread):\n    def run(self): main()\nT().start()",
     "raises": "threading.Thread(target=lambda: (main(), 1 / 0)).start()",
     "exits": "threading.Thread(target=lambda: (main(), sys.exit(1))).start()",

@@ -84,7 +84,10 @@ def run_threads_in_place() -> None:
     def join(thread: Any, timeout: float | None = None) -> None:
         """It has ended."""
 
-    for method in (start, join):
+    def is_alive(thread: Any) -> bool:
+        return thread is threading.main_thread()
+
+    for method in (start, join, is_alive):
         setattr(threading.Thread, method.__name__, method)
 
 

@@ -47,25 +47,22 @@ _TOKEN = re.compile(
     rf"(?:[eE][+-]?\d+|\s*(?:\\times|\\cdot|×|·|\*)\s*10\s*\^\s*\{{?\s*[+-]?\d+\s*\}}?)?)(?:\s*\\?%)?"
 )
 _ITEM = re.compile(rf"{_FORMULA.pattern}|(?P<number>{_TOKEN.pattern})", re.DOTALL)
+_OR = r"(?:\b(?:or|oder|ou|o|или)\b|\\text\s*\{\s*or\s*\}|或)"
+_AND = r"(?:\b(?:and|und|et|y|и)\b|\\text\s*\{\s*and\s*\}|和)"
+_HEDGE = r"(?:\s+(?:maybe|perhaps|possibly|even|also)\b)?"
+_OR_BETWEEN = re.compile(rf"\s*,?\s*{_OR}\s*")
+_BETWEEN = re.compile(rf"\s*[,;，、；]?\s*(?:({_OR})|({_AND}))?{_HEDGE}\s*")
+"""Between two answers, if it is not empty."""
 _BEFORE = re.compile(
-    r"(.*?)([-+*/×÷^·]|\\times|\\cdot|\\div|\b(?:or|and|oder|und|ou|et|o|y|или|и)\b(?:\s+(?:maybe|perhaps|possibly|even))?"
-    r"|[,，、或和])?\s*$",
-    re.DOTALL,
+    rf"(.*?)([-+*/×÷^·]|\\times|\\cdot|\\div|(?:{_OR}|{_AND}){_HEDGE}|[,，、])?\s*$", re.DOTALL
 )
 _BEHIND = re.compile(
     r"(?!\s+a [a-z]{2}|/[A-Za-z]{2})\s*(?:[+*/×÷^·]|!(?=\S)|-\s*[\d(\\]|\\(?:times|cdot|div|pi|sqrt|frac)"
     r"|[a-zA-Z](?![a-zA-Z&])|[百千万萬亿億만억])"
 )
 _RELATION = re.compile(r"(?:\\(?:neq?|leq?|geq?|lt|gt)\b|!=|[≠≤≥]|(?<![-=])[\w)}]\s*[<>]=?)\s*$")
-_LETTERS = r"[^\W\d_]+"
-_OR = r"(?:\b(?:or|oder|ou|o|или)\b|\\text\s*\{\s*or\s*\}|或)"
-_AND = r"(?:\b(?:and|und|et|y|и)\b|\\text\s*\{\s*and\s*\}|和)"
-_BETWEEN = re.compile(
-    rf"\s*[,;，、；]?\s*(?:({_OR})|({_AND}))?\s*(?:\b(?:maybe|perhaps|possibly|even|also)\s+)?"
-)
-"""Between two answers, if it is not empty."""
-_OR_BETWEEN = re.compile(rf"\s*,?\s*{_OR}\s*")
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[clr|\s]*\})?")
+_WORD = r"[^\W\d_]+"
+ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[clr|\s]*\})?")
 _MARKUP = re.compile(r"</?[A-Za-z][^<>]*>")
 LENGTH_MAX = 200
 """Characters of an arithmetic expression that is checked."""
@@ -188,7 +185,7 @@ def _go_together(one: re.Match[str], other: re.Match[str]) -> bool:
 
 
 def _has_prose(text: str) -> bool:
-    bare = re.sub(r"\\[a-zA-Z]+(?:\{[^{}]*\})?", "", _ENVIRONMENT.sub("", text))
+    bare = re.sub(r"\\[a-zA-Z]+(?:\{[^{}]*\})?", "", ENVIRONMENT.sub("", text))
     return _PROSE.search(bare) is not None
 
 
@@ -242,8 +239,8 @@ def _last_number(text: str) -> PlainNumber | None:
         case "-" | "+":
             is_alone = not has_operand
         case _:  # a word or a comma between two answers
-            unit = re.match(r"\s*\(?([^\W\d_]+)", text[token.end() :])
-            other = rf"\d\s*(?:\(?{unit[1] if unit else _LETTERS}\)?)?\s*$"
+            unit = re.match(rf"\s*\(?({_WORD})", text[token.end() :])
+            other = rf"\d\s*(?:\(?{unit[1] if unit else _WORD}\)?)?\s*$"
             other = r"\d[^\d.;:!?]{0,40}$" if re.match(_OR, sign) else other
             is_alone = sign[0] not in "*/×÷^·\\" and re.search(other, left) is None
     if not is_alone or _BEHIND.match(text, token.end()) or _RELATION.search(_MARKUP.sub(" ", left)):

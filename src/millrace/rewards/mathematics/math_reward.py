@@ -10,6 +10,7 @@ from typing import Any
 
 from millrace.core.errors import DataError
 from millrace.rewards.mathematics.final_answer import (
+    ENVIRONMENT,
     FinalAnswer,
     answers,
     boxes,
@@ -38,7 +39,7 @@ FUNCTIONS = frozenset(
     "log", "exp", "max", "min", "gcd", "lcm", "mod", "sqrt", "det", "dim", "ker", "deg", "and", "infty"}
 )  # fmt: skip
 _NO_UNITS = NO_UNITS | {"i", "e", "for", "when", "with", "where", "even", "odd", "only", "all", "any", "in"}
-_COMMANDS = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[clr|\s]*\})?|\\[a-zA-Z]+")
+_COMMANDS = re.compile(rf"{ENVIRONMENT.pattern}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _OPTION = re.compile(
     r"(?:\(([A-J])\)|([A-J])[).:]|([A-J])(?=,? (?:because|since)\b))(?=\s|,)"
