@@ -6,18 +6,20 @@ import asyncio
 import gc
 import json
 import os
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from millrace.config.tables import task as table
-from millrace.core.errors import DeadlineExceeded, RewardError
+from millrace.core.errors import DeadlineExceeded, OutOfMemory, RewardError
 from millrace.core.types import Failed, Score, Scored
 from millrace.rewards.reward_calls import PLAIN, Calls, make_calls
+from millrace.rewards.reward_process import TOGETHER_BYTES
 from millrace.tasks.tasks import make_task
 
 MAIN_THREAD = """
-import asyncio, contextvars, os, signal, subprocess, sys, threading
+import asyncio, contextvars, os, signal, subprocess, sys, threading, time
 from math_verify import parse, verify
 
 IMPORTED = os.getpid()
@@ -110,6 +112,19 @@ def leaves_an_alarm(completion, answer):
     left_s, _ = signal.getitimer(signal.ITIMER_REAL)
     signal.alarm(60)
     return {"reward": 1.0, "left_s": left_s}
+
+calls = 0
+
+def counts(completion, answer):
+    global calls
+    calls += 1
+    if completion == "no memory":
+        raise MemoryError
+    if completion == "hangs":
+        threading.Event().wait()
+    while completion.startswith("/") and not os.path.exists(completion):
+        time.sleep(0.001)
+    return {"reward": float(answer in completion), "calls": calls}
 
 def keeps(completion, answer, row):
     row["seen"] = row.get("seen", 0) + 1
@@ -225,6 +240,77 @@ def test_the_process_ends_with_what_calls_it(calls):
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+# ---------------------------------------------------------------- several calls together
+
+
+def together(calls, *arguments: tuple[str, str, object]) -> list[object]:
+    """The scores, and the error that ended them."""
+
+    async def all_of_them() -> list[object]:
+        scored = list[object]()
+        async with aclosing(calls.scores(arguments)) as scores:
+            try:
+                while True:
+                    scored.append(await anext(scores))
+            except StopAsyncIteration:
+                return scored
+            except (DeadlineExceeded, OutOfMemory) as error:
+                return [*scored, error]
+
+    return asyncio.run(all_of_them())
+
+
+def test_calls_that_are_sent_together_are_scored_one_after_the_other(calls):
+    long = "x" * (TOGETHER_BYTES // 3)
+    completions = ["2", long, "3", long, long, long + "2", "2"] * 3
+    scored = together(calls("counts"), *((one, "2", ROW) for one in completions))
+    assert scored == [
+        Scored(float("2" in one), {"calls": float(number)}) for number, one in enumerate(completions, 1)
+    ]
+    assert together(calls("counts")) == []
+
+
+def test_of_calls_that_are_sent_together_what_cannot_be_sent_fails_alone(calls):
+    first, failed, last = together(
+        calls("counts"), ("2", "2", ROW), ("2", "2", {**ROW, "row": lambda: 1}), ("2", "2", ROW)
+    )
+    assert (first, last) == (Scored(1.0, {"calls": 1.0}), Scored(1.0, {"calls": 2.0}))
+    assert isinstance(failed, Failed) and "cannot be sent" in failed.reason
+
+
+@pytest.mark.parametrize(("last", "error"), [("hangs", DeadlineExceeded), ("no memory", OutOfMemory)])
+def test_a_call_that_ends_its_process_takes_no_score_before_it(calls, last, error):
+    one = calls("counts", 0.5 if last == "hangs" else 600.0)
+    *scored, ended = together(one, *((text, "2", ROW) for text in ("2", "3", last, "2")))
+    assert scored == [Scored(1.0, {"calls": 1.0}), Scored(0.0, {"calls": 2.0})]
+    assert isinstance(ended, error)
+
+
+def test_who_closes_leaves_out_the_calls_that_have_not_begun(calls, tmp_path):
+    one, goes_on = calls("counts"), tmp_path / "goes on"
+
+    async def run() -> Score:
+        async with aclosing(
+            one.scores([(text, "2", ROW) for text in ("2", str(goes_on), *"2222")])
+        ) as scores:
+            await anext(scores)
+        goes_on.touch()
+        return await one.score("2", "2", ROW)
+
+    score = asyncio.run(run())
+    assert isinstance(score, Scored) and score.metrics["calls"] in (2.0, 3.0)  # one may have begun
+
+
+def test_calls_at_the_same_time_take_turns(calls):
+    one = calls("counts")
+
+    async def run() -> list[Score]:
+        return await asyncio.gather(*(one.score("2", "2", ROW) for _ in range(4)))
+
+    for begun in (0, 4):
+        assert asyncio.run(run()) == [Scored(1.0, {"calls": begun + n}) for n in (1.0, 2.0, 3.0, 4.0)]
 
 
 # ---------------------------------------------------------------- on the loop

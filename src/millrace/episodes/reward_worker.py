@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from contextlib import aclosing
+from functools import cached_property
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +34,8 @@ from millrace.rewards.limits import limit_process_memory
 from millrace.rewards.mathematics.math_reward import normal_answer
 from millrace.rewards.program_text import program_of
 from millrace.rewards.references import Extract
-from millrace.rewards.reward_calls import make_calls
+from millrace.rewards.reward_calls import PlainCalls, make_calls
+from millrace.rewards.reward_process import Arguments
 from millrace.rewards.scores import shortened
 from millrace.tasks.asked_row import asked_columns, row_digest
 from millrace.tasks.chat import More, Tools, find_reference
@@ -44,8 +47,8 @@ from millrace.tasks.tasks import Task
 T = TypeVar("T")
 _ADVICE = "Raise `reward.memory_mb`, or look for what keeps so much."
 
-Inputs = tuple[str, Row] | Failed | OutOfMemory
-"""A completion's text and its row's columns, or the reason why they are missing."""
+Inputs = Arguments | Failed | OutOfMemory
+"""What a reward is called with, or the reason why it is missing."""
 
 Scorable = tuple[Part, Inputs]
 
@@ -155,8 +158,9 @@ class TaskRewardWorker:
         inputs = await self._in_rows(lambda: [self._inputs(request) for request in requests])
         pairs = list(zip((request.trajectory_id for request in requests), inputs, strict=True))
         if not any(self._calls[part.name].is_async for part, _ in inputs):
-            for trajectory_id, one in pairs:
-                yield trajectory_id, await self._score(one)
+            async with aclosing(self._in_order(inputs)) as scores:
+                for request in requests:
+                    yield request.trajectory_id, await anext(scores)
             return
         exhausted = None
         async with asyncio.TaskGroup() as group:
@@ -189,11 +193,13 @@ class TaskRewardWorker:
         return pack_answer(await self._answered(self._episodes, request))
 
     async def _answered(self, episodes: Episodes, request: ScoreRequest) -> Score | Observed:
-        columns = await self._in_rows(partial(self._columns, request))
-        if not isinstance(columns, Failed):
-            return await episodes.answered(request, columns)
-        episodes.forget([request.trajectory_id])
-        return columns
+        part, row = self._parts.locate(request.group_id)
+        try:
+            columns = await self._in_rows(lambda: asked_columns(part, row, request.row_digest))
+        except DataError as error:
+            episodes.forget([request.trajectory_id])
+            return Failed(str(error))
+        return await episodes.answered(request, columns)
 
     async def _attempt(self, inputs: Scorable) -> Score | OutOfMemory | DeadlineExceeded:
         """The score. What ends this process is returned, because the task group would wrap an error."""
@@ -202,6 +208,18 @@ class TaskRewardWorker:
         except (OutOfMemory, DeadlineExceeded) as error:
             return error
 
+    async def _in_order(self, inputs: Sequence[Scorable]) -> AsyncGenerator[Score, None]:
+        """The scores. Calls of a plain function, one after the other, go to its process together."""
+        for name, run in groupby(inputs, key=lambda one: one[0].name if isinstance(one[1], tuple) else ""):
+            if not isinstance(calls := self._calls.get(name), PlainCalls):
+                for scorable in run:
+                    yield await self._score(scorable)
+                continue
+            together: list[Any] = list(run)
+            async with aclosing(calls.scores([arguments for _, arguments in together])) as scores:
+                for part, (completion, *_) in together:
+                    yield await self._finished(part, await anext(scores), completion)
+
     async def _score(self, scorable: Scorable) -> Score:
         part, inputs = scorable
         match inputs:
@@ -209,32 +227,31 @@ class TaskRewardWorker:
                 return inputs
             case OutOfMemory():
                 raise inputs
-            case completion, columns:
-                answer = None if part.task.answer is None else find_reference(columns, part.task.answer)
+            case completion, answer, columns:
                 score = await self._calls[part.name].score(completion, answer, columns)
-                return await self._with_answer(part, self._parts.measured(part, score), completion)
+                return await self._finished(part, score, completion)
 
-    async def _with_answer(self, part: Part, score: Score, completion: str) -> Score:
-        find = self._answers.get(part.name)
+    async def _finished(self, part: Part, score: Score, completion: str) -> Score:
+        """With the metrics of its part, and the answer if answers are wanted."""
+        score, find = self._parts.measured(part, score), self._answers.get(part.name)
         if find is None or not isinstance(score, Scored):
             return score
         return replace(score, answer=await self._in_rows(lambda: find(completion)))
 
     def _inputs(self, request: ScoreRequest) -> Scorable:
         part, row = self._parts.locate(request.group_id)
-        return part, self._text_and_columns(request, part, row)
-
-    def _text_and_columns(self, request: ScoreRequest, part: Part, row: int) -> Inputs:
         try:
             with needing_memory("a reward worker", "a completion and its row", _ADVICE):
                 text = self._tokenizer.decode(
                     list(request.tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
                 )
-                return text, asked_columns(part, row, request.row_digest)
+                columns = asked_columns(part, row, request.row_digest)
+                answer = None if part.task.answer is None else find_reference(columns, part.task.answer)
+                return part, (text, answer, columns)
         except DataError as error:
-            return Failed(str(error))
+            return part, Failed(str(error))
         except OutOfMemory as error:
-            return error
+            return part, error
 
     async def _begun(self, episodes: Episodes, group_id: int, members: Sequence[int]) -> Prompt | BadPrompt:
         """The prompt with what the environment adds. Of a bad prompt no episode is left."""
@@ -320,13 +337,6 @@ class TaskRewardWorker:
                 f"{row_id}: the prompt has {num_tokens} tokens, there is room for {room} "
                 "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
             )
-
-    def _columns(self, request: ScoreRequest) -> Row | Failed:
-        part, row = self._parts.locate(request.group_id)
-        try:
-            return asked_columns(part, row, request.row_digest)
-        except DataError as error:
-            return Failed(str(error))
 
     async def _in_rows(self, make: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._rows, make)

@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -76,12 +76,20 @@ class PlainCalls:
     async def score(
         self, completion: str, answer: Any, columns: Row, *, ends_s: float | None = None
     ) -> Score:
-        """As `Calls.score`. Raises: DeadlineExceeded: the function is over its deadline, and its process was
-        killed."""
-        if ends_s is None:
-            ends_s = asyncio.get_running_loop().time() + self._timeout_s
+        """As `Calls.score`. Raises: as `scores`."""
+        left_s = self._timeout_s if ends_s is None else ends_s - asyncio.get_running_loop().time()
+        async with aclosing(self.scores([(completion, answer, columns)], left_s)) as scores:
+            return await anext(scores)
+
+    def scores(
+        self, calls: Iterable[Arguments], timeout_s: float | None = None
+    ) -> AsyncGenerator[Score, None]:
+        """The scores of calls, in order: see `RewardProcess.scores`. `timeout_s`: of each call.
+
+        Raises: OutOfMemory; DeadlineExceeded: a call is over its deadline, and its process was killed."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         late = too_long(self._made.name, self._timeout_s)
-        return await self._process.score(self._made.number, (completion, answer, columns), ends_s, late)
+        return self._process.scores(self._made.number, calls, limit_s, late)
 
 
 def score_plainly(

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import select
 import signal
-import socket
-import struct
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from millrace.core.errors import DeadlineExceeded, MillraceError, OutOfMemory, RewardError
@@ -30,10 +31,9 @@ from millrace.rewards.scores import shortened
 from millrace.tasks.rows import Row
 
 PR_SET_PDEATHSIG = 1
-_LENGTH = struct.Struct("!Q")
-_CHUNK_BYTES = 1 << 20
+TOGETHER_BYTES = 1 << 20
+"""Calls that are sent together have no more, or are one."""
 ENDED_S = 5.0
-
 
 Arguments = tuple[str, Any, Row]
 """A completion, the answer and the columns of its row."""
@@ -66,6 +66,8 @@ class RewardProcess:
         self._thread = ThreadPoolExecutor(1, "reward")
         self._pid, self._channel = self._thread.submit(_fork, make, score).result()
         self._end = weakref.finalize(self, _end, self._pid, self._channel)
+        self._is_busy = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def make(self, config: Any) -> MadeReward:
         """Make the reward of a configuration there. Raises: what making it raises."""
@@ -76,45 +78,81 @@ class RewardProcess:
         """Let the memory of the process grow by so much from now on."""
         self._ask(("limit", extra_mb))
 
-    async def score(self, number: int, arguments: Arguments, ends_s: float, too_long: str) -> Score:
-        """Raises: OutOfMemory; DeadlineExceeded: the process is over its deadline, and was killed."""
+    async def scores(
+        self, number: int, calls: Iterable[Arguments], timeout_s: float, too_long: str
+    ) -> AsyncGenerator[Score, None]:
+        """The scores of calls, in order. Each call begins when the one before it has ended. Closing the
+        iterator leaves out calls that have not begun.
+
+        Raises: OutOfMemory; DeadlineExceeded: a call took longer than `timeout_s`. The process was killed.
+        """
         loop = asyncio.get_running_loop()
-        left_s = ends_s - loop.time()
+        ends_s = loop.time() + timeout_s
+        if self._loop is not loop:
+            self._loop, self._turn = loop, asyncio.Lock()
         try:
             async with asyncio.timeout_at(ends_s):
-                score: Score = await loop.run_in_executor(
-                    self._thread, self._exchange, ("score", number, arguments, left_s)
-                )
+                await self._turn.acquire()
+            try:
+                for together in _together(calls):
+                    while self._is_busy:  # with a call whose score nobody waits for any more
+                        await self._answer(ends_s)
+                    self._send(("score", number, ends_s - loop.time(), together))
+                    self._is_busy = True
+                    while (answer := await self._answer(ends_s)) is not None:
+                        yield answer
+                        ends_s = loop.time() + timeout_s
+            finally:
+                if self._is_busy and self._end.alive:
+                    self._send(("leave out",))
+                self._turn.release()
         except TimeoutError:
             self.end()
             raise DeadlineExceeded(too_long) from None
-        return score
 
     def end(self) -> None:
         self._end()
 
-    def _ask(self, message: tuple[Any, ...]) -> Any:
-        return self._thread.submit(self._exchange, message).result()
+    async def _answer(self, ends_s: float) -> Any:
+        """The next score of the calls that were sent; None: there is none left."""
+        if not _has_message(self._channel):
+            loop, came = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(self._channel, came.set)
+            try:
+                async with asyncio.timeout_at(ends_s):
+                    await came.wait()
+            finally:
+                loop.remove_reader(self._channel)
+        return self._receive()
 
-    def _exchange(self, message: tuple[Any, ...]) -> Any:
+    def _ask(self, message: tuple[Any, ...]) -> Any:
+        self._send(message)
+        return self._receive()
+
+    def _send(self, message: tuple[Any, ...]) -> None:
         try:
-            packed = pickle.dumps(message)
-        except Exception as error:  # any object of a row may refuse
-            return Failed(f"the row cannot be sent to the process of the reward: {shortened(error)}")
+            self._channel.send_bytes(pickle.dumps(message))
+        except OSError:
+            self._ended()
+
+    def _receive(self) -> Any:
         try:
-            _send(self._channel, packed)
-            answer = pickle.loads(_receive(self._channel))
+            answer = pickle.loads(self._channel.recv_bytes())
         except (EOFError, OSError):
-            if not self._end.alive:
-                raise DeadlineExceeded("the process of the reward was ended") from None
-            _end_alike(self._pid)
+            self._ended()
+        self._is_busy = isinstance(answer, Score)
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
+    def _ended(self) -> NoReturn:
+        if not self._end.alive:
+            raise DeadlineExceeded("the process of the reward was ended") from None
+        _end_alike(self._pid)
 
-def _fork(*functions: Any) -> tuple[int, socket.socket]:
-    ours, theirs = socket.socketpair()
+
+def _fork(*functions: Any) -> tuple[int, Connection]:
+    ours, theirs = Pipe()
     parent = os.getpid()
     with warnings.catch_warnings():  # the process has threads, and none of them holds a lock of Python here
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -131,7 +169,7 @@ def _fork(*functions: Any) -> tuple[int, socket.socket]:
 
 
 def _serve(
-    channel: socket.socket,
+    channel: Connection,
     make: Callable[[Any], Reward],
     score: ScoreFunction,
 ) -> None:
@@ -143,24 +181,38 @@ def _serve(
     rewards, loop = list[Reward](), asyncio.new_event_loop()
     while True:
         try:
-            message = pickle.loads(_receive(channel))
+            message = pickle.loads(channel.recv_bytes())
         except (EOFError, OSError):
             return
-        loop = asyncio.new_event_loop() if loop.is_closed() else loop
-        asyncio.set_event_loop(loop)  # a function may have set another, or none
+        answer: Any = None
+        loop = _set(loop)
         try:
             match message:
                 case ("make", config):
                     rewards.append(reward := make(config))
-                    answer: Any = MadeReward(len(rewards) - 1, reward.name, reward.is_async)
+                    answer = MadeReward(len(rewards) - 1, reward.name, reward.is_async)
                 case ("limit", extra_mb):
-                    answer = None
                     limit_process_memory(extra_mb)
-                case ("score", number, arguments, left_s):
-                    answer = score(rewards[number], arguments, left_s, loop)
+                case ("score", number, left_s, calls):
+                    for packed in calls:
+                        loop, arguments = _set(loop), pickle.loads(packed)
+                        if not isinstance(one := arguments, Failed):
+                            one = score(rewards[number], arguments, left_s, loop)
+                        channel.send_bytes(pickle.dumps(one))
+                        if _has_message(channel):
+                            break
+                case ("leave out",):
+                    continue
         except BaseException as error:  # not even SystemExit may leave
             answer = _crossing(error)
-        _send(channel, pickle.dumps(answer))
+        channel.send_bytes(pickle.dumps(answer))
+
+
+def _set(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    """This loop, or a new one, is the one of the thread. A function may have set another, or none."""
+    loop = asyncio.new_event_loop() if loop.is_closed() else loop
+    asyncio.set_event_loop(loop)
+    return loop
 
 
 def _crossing(error: BaseException) -> BaseException:
@@ -186,32 +238,33 @@ def _leave_sockets(kept: int) -> None:
     os.close(nowhere)
 
 
-def _send(channel: socket.socket, packed: bytes) -> None:
-    channel.sendall(_LENGTH.pack(len(packed)) + packed)
+def _together(calls: Iterable[Arguments]) -> Iterator[list[bytes]]:
+    """Pickled calls that go to the process in one message. A row that cannot be sent is a Failed instead."""
+    together, num_bytes = list[bytes](), 0
+    for call in calls:
+        try:
+            packed = pickle.dumps(call)
+        except Exception as error:  # any object of a row may refuse
+            reason = f"the row cannot be sent to the process of the reward: {shortened(error)}"
+            packed = pickle.dumps(Failed(reason))
+        if together and num_bytes + len(packed) > TOGETHER_BYTES:
+            yield together
+            together, num_bytes = [], 0
+        together.append(packed)
+        num_bytes += len(packed)
+    yield together
 
 
-def _receive(channel: socket.socket) -> bytes:
-    """Raises: EOFError: the other side is gone."""
-    length = _LENGTH.unpack(_exactly(channel, _LENGTH.size))[0]
-    return _exactly(channel, length)
+def _has_message(channel: Connection) -> bool:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(0))
 
 
-def _exactly(channel: socket.socket, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        part = channel.recv(min(length - len(parts), _CHUNK_BYTES))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
-
-
-def _end(pid: int, channel: socket.socket) -> None:
+def _end(pid: int, channel: Connection) -> None:
     with suppress(OSError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    with suppress(OSError):
-        channel.shutdown(socket.SHUT_RDWR)  # which wakes the thread that waits for an answer
     channel.close()
 
 
