@@ -41,8 +41,9 @@ class Grammar(Protocol):
 
 
 def literal(text: str) -> str:
-    """A pattern for what a template writes between names and values: models vary the space."""
-    words = text.split()
+    """A pattern for what a template writes between names and values: models vary the space, also between
+    marks."""
+    words = re.sub(r"(?<=\S)(?=[<\[])", " ", text).split()
     edge = (r"\s*" if text[:1].isspace() else "", r"\s*" if text[-1:].isspace() else "")
     return edge[0] + r"\s*".join(map(re.escape, words)) + (edge[1] if words else "")
 
@@ -160,7 +161,8 @@ class NamedCalls(NamedTuple):
 
 class TaggedCalls(NamedTuple):
     """A name, and each argument with its key between marks. The marks are patterns. `end`: behind the last
-    argument. `on_lines`: a value stands on lines of its own."""
+    argument. The group `text` of `before_value` is the mark of a text. `on_lines`: a value stands on lines of
+    its own."""
 
     behind_name: str
     before_key: str
@@ -186,7 +188,8 @@ class TaggedCalls(NamedTuple):
             key, value = found["key"].strip(), found["value"]
             if self.on_lines:
                 value = value.removeprefix("\n").removesuffix("\n")
-            arguments[key] = of_schema(value, schema.get(key))
+            marked = {"type": "string"} if found.groupdict().get("text") else None
+            arguments[key] = of_schema(value, schema.get(key) or marked)
             at = found.end()
         closed = re.compile(rf"\s*(?:{self.end})").match(text, at)
         if closed is None:
@@ -232,7 +235,8 @@ class BracedCalls(NamedTuple):
             value, stop = self._value(text, found.end())
         except (ValueError, RecursionError, IndexError) as error:
             return Read([Malformed(f"the arguments of {found[1]} cannot be read: {error}")], found.end())
-        return Read([checked(found[1], value)], stop)
+        call = checked(found[1], value)
+        return Read([_of_types(call, tools) if isinstance(call, ToolCall) else call], stop)
 
     def _value(self, text: str, at: int) -> tuple[Any, int]:
         """Raises: ValueError, IndexError: no value stands there."""
@@ -282,7 +286,8 @@ def of_schema(text: str, schema: Any) -> Any:
     schema = schema if isinstance(schema, Mapping) else {}
     options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
     types = {kind for one in options for kind in _as_list(one.get("type")) if isinstance(one, Mapping)}
-    if "string" in types and not (text.strip() in ("null", "None") and "null" in types):
+    is_text = any(str(kind).startswith("str") for kind in types)  # some data sets write `str, optional`
+    if is_text and not (text.strip() in ("null", "None") and "null" in types):
         return text
     for parse in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
