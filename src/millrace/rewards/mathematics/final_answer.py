@@ -36,6 +36,9 @@ _SAID = re.compile(
     r"(?:(?:es|est|ist|é|è)\b|[是为為は:：])+[\s:：*]*|故选[\s:：]*",
     re.IGNORECASE,
 )
+_SAID_IN_TEXT = re.compile(
+    rf"\\(?:text|mbox)\w*\s*\{{([^{{}}]{{0,80}}(?:{_SAID.pattern})[^{{}}]{{0,80}})\}}", re.IGNORECASE
+)
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$((?:[^$\\]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SIDES = re.compile(r"(?<![<>!:\\])=|\\approx\b|≈|\\equiv\b")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*(?:\([^()=]*\))?'?")
@@ -120,6 +123,7 @@ def boxes(text: str) -> Iterator[str]:
 def _phrase(text: str) -> str:
     """What follows the last "answer is" and the like; else the last line that has a number; else the last
     line."""
+    text = _SAID_IN_TEXT.sub(r"\1 ", text)
     said = list(_SAID.finditer(text))
     for found in reversed(said):
         lines = text[found.end() :].splitlines()

@@ -42,7 +42,7 @@ _NO_UNITS = NO_UNITS | {"i", "e", "for", "when", "with", "where", "even", "odd",
 _COMMANDS = re.compile(rf"{ENVIRONMENT.pattern}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _OPTION = re.compile(
-    r"(?:\(([A-J])\)|([A-J])[).:]|([A-J])(?=,? (?:because|since)\b))(?=\s|,)"
+    r"(?:\(([A-J])\)[.:]?|([A-J])[).:]|([A-J])(?=,? (?:because|since)\b))(?=\s|,)"
     r"(?!.*(?:\b[A-J][).:]|\([A-J]\)))(?!.*(?:\bor|\band|,)\s+\(?[A-J]\b)",
     re.DOTALL,
 )
