@@ -326,7 +326,9 @@ def test_a_mark_of_texts_tells_the_type_of_an_argument_without_a_schema() -> Non
     """DeepSeek's `string="true"`. A schema has the last word."""
     template = FAMILIES["DeepSeek V3.2"]
     given = {"days": "12", "zip": "012", "code": "7", "count": 7, "on": True}
-    read_as = read(template, turn(template, ("look", given))).calls
+    properties = {**SCHEMAS["look"]["properties"], "code": {"type": "any"}, "zip": True}  # type: ignore[dict-item]
+    tools = {"look": {"type": "object", "properties": properties}}
+    read_as = read(template, turn(template, ("look", given)), tools).calls
     assert read_as == (ToolCall("look", {**given, "days": 12}),)
 
 
@@ -365,3 +367,29 @@ def test_thinking_is_none_of_the_content_also_between_special_tokens(begin: str,
     unmarked = TurnText(f"{plain}I could {call}", f"{begin}I could {call}")
     if begin:
         assert CallReader().read(unmarked, SCHEMAS) == TurnParts(f"I could {call}", "")
+
+
+@pytest.mark.parametrize("family", ["Qwen3-Coder, Qwen 3.5", "GLM-4.5", "MiniMax M2", "DeepSeek V3.2"])
+def test_an_argument_that_has_another_one_in_it_does_not_end(family: str) -> None:
+    """A model that leaves out the end of an argument would else call with both as one."""
+    template = FAMILIES[family]
+    whole = turn(template, ("get-weather", {"city": "Paris", "days": 2}))
+    written = style(template).form.grammar.behind_value.replace("\\", "")  # type: ignore[union-attr]
+    lost = whole.replace(written, "", 1)
+    assert lost != whole
+    [call] = read(template, lost).calls
+    assert isinstance(call, Malformed) and "does not end" in call.reason
+    inner = whole.partition("Paris")[0].rpartition("get-weather")[2] + "Paris"
+    for given in ({"city": f"a {inner} b", "days": 2}, {"city": f"a {inner.replace('city', 'zip')} b"}):
+        assert read(template, turn(template, ("get-weather", given))).calls == (
+            ToolCall("get-weather", given),
+        )
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "any"}, {"anyOf": [True]}, True, {"enum": ["12"]}])
+@pytest.mark.parametrize("family", ["Gemma", "OLMo 3"])
+def test_a_quoted_value_of_any_type_is_a_text(family: str, schema: Any) -> None:
+    template = MARKED_TEXTS[family]
+    text = turn(template, ("look", {"city": "12", "days": 12}))
+    tools = {"look": {"type": "object", "properties": {"city": schema, "days": schema}}}
+    assert read(template, text, tools).calls == (ToolCall("look", {"city": "12", "days": 12}),)

@@ -178,24 +178,24 @@ class TaggedCalls(NamedTuple):
         if name is None:
             return Read([Malformed("a call has the name of a tool, and then its arguments")], at)
         schema = tools.get(name[1], {}).get("properties") or {}
+        begins = rf"(?:{self.before_key})\s*(?P<key>[^<>\n]+?)(?:{self.before_value})"
         one = re.compile(
-            rf"\s*(?:{self.before_key})\s*(?P<key>[^<>\n]+?)(?:{self.before_value})(?P<value>.*?)(?:{self.behind_value})"
+            rf"\s*{begins}(?P<value>.*?)(?:{self.behind_value})"
             rf"(?=\s*(?:{self.before_key}|{self.end or '$'}))",
             re.DOTALL,
         )
-        arguments, at = dict[str, Any](), name.end()
+        arguments, at, texts = dict[str, Any](), name.end(), ""
         while found := one.match(text, at):
             key, value = found["key"].strip(), found["value"]
             if self.on_lines:
                 value = value.removeprefix("\n").removesuffix("\n")
-            marked = {"type": "string"} if found.groupdict().get("text") else None
-            arguments[key] = of_schema(value, schema.get(key) or marked)
-            at = found.end()
+            is_text = found.groupdict().get("text") and not _is_typed(schema.get(key))
+            arguments[key] = value if is_text else of_schema(value, schema.get(key))
+            at, texts = found.end(), texts + value
+        inside = {inner["key"].strip() for inner in re.finditer(begins, texts)}
         closed = re.compile(rf"\s*(?:{self.end})").match(text, at)
-        if closed is None:
-            return Read(
-                [Malformed(f"the call of {name[1]} does not end, or an argument has no begin or end")], at
-            )
+        if closed is None or inside & schema.keys() - arguments.keys():
+            return Read([Malformed(f"the call of {name[1]}, or an argument of it, does not end")], at)
         return Read([ToolCall(name[1], arguments)], at)
 
 
@@ -283,16 +283,24 @@ def checked(name: str, arguments: Any) -> ToolCall | Malformed:
 
 def of_schema(text: str, schema: Any) -> Any:
     """The value of an argument that stands between tags: a text as it is, where the schema takes a text."""
-    schema = schema if isinstance(schema, Mapping) else {}
-    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    types = {kind for one in options for kind in _as_list(one.get("type")) if isinstance(one, Mapping)}
-    is_text = any(str(kind).startswith("str") for kind in types)  # some data sets write `str, optional`
+    types = _types(schema)
+    is_text = any(kind.startswith("str") for kind in types)  # some data sets write `str, optional`
     if is_text and not (text.strip() in ("null", "None") and "null" in types):
         return text
     for parse in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return parse(text.strip())
     return text
+
+
+def _types(schema: Any) -> set[str]:
+    schema = schema if isinstance(schema, Mapping) else {}
+    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return {str(kind) for one in options if isinstance(one, Mapping) for kind in _as_list(one.get("type"))}
+
+
+def _is_typed(schema: Any) -> bool:
+    return bool(_types(schema) - {"any", "None"})
 
 
 def python_call(name: str, arguments: str) -> ToolCall | Malformed:
@@ -316,10 +324,10 @@ def _on_one_line(text: re.Match[str]) -> str:
 
 
 def _of_types(call: ToolCall, tools: Schemas) -> ToolCall:
-    """Some templates write each value as a text, so models do."""
+    """Some templates write each value as a text, so models do. Where any type will do, a text is a text."""
     schema = tools.get(call.name, {}).get("properties") or {}
     arguments = {
-        key: of_schema(value, schema[key]) if isinstance(value, str) and key in schema else value
+        key: of_schema(value, schema[key]) if isinstance(value, str) and _is_typed(schema.get(key)) else value
         for key, value in call.arguments.items()
     }
     return ToolCall(call.name, arguments, call.positional)
