@@ -237,9 +237,10 @@ def test_bare_json_counts_at_the_end_of_a_turn_alone() -> None:
 
 
 def test_a_quoted_key_behind_a_space_has_no_quotes() -> None:
-    text = "look{nested:{<escape>a<escape>: 1, <escape>b<escape>: <escape>x<escape>}}"
+    text = "look{nested:{<escape>a<escape>: 1, <escape>b<escape>: <escape>None<escape>},none:None}"
     read = BracedCalls("<escape>").read(text, 0, {})
-    assert read is not None and read.calls == [ToolCall("look", {"nested": {"a": 1, "b": "x"}})]
+    wanted = ToolCall("look", {"nested": {"a": 1, "b": "None"}, "none": None})
+    assert read is not None and read.calls == [wanted]
 
 
 @pytest.mark.parametrize("family", ["Llama 4", "GLM-4-0414", "Mistral without marks", "Llama 3.1"])

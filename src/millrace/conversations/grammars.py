@@ -252,7 +252,7 @@ class BracedCalls(NamedTuple):
         try:
             return json.loads(word), found.end()
         except ValueError:
-            return word, found.end()
+            return (None if word == "None" else word), found.end()
 
     def _several(self, text: str, at: int, keyed: bool) -> tuple[Any, int]:
         table, values = dict[str, Any](), list[Any]()

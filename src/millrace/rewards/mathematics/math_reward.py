@@ -177,9 +177,9 @@ def normal_answer(completion: str) -> str:
 
 def is_words(text: str) -> bool:
     """Whether a text is compared as text: letters alone, or something with a word of a language. A date, a
-    time and a number to another base are text too."""
+    time, a number to another base and a pictograph are text too."""
     text = _without_unit(tidy(text))
-    if re.search(r"\d{4}-\d\d-\d\d|\d\s*:\s*\d|^\w+_\{?\d+\}?$", text):
+    if re.search(r"\d{4}-\d\d-\d\d|\d\s*:\s*\d|^\w+_\{?\d+\}?$|^[☀-➿㈀-㏿🌀-🫿]+$", text):
         return True
     bare = _COMMANDS.sub(" ", unwrapped_text(text))
     letters = _LETTERS.findall(bare)
