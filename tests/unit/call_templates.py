@@ -106,6 +106,11 @@ FAMILIES = {
         "</tool_calls>",
         "\n",
     ),
+    "Solar Open": writes(
+        "<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>"
+        "{{ f.arguments | tojson }}<|tool_call:end|>",
+        "<|tool_calls|>",
+    ),
     "Granite": writes("{{ c | tojson }}", "<|tool_call|>[", "]", ", "),
     "functionary": writes("<function={{ f.name }}>{{ f.arguments }}</function>"),
 }
@@ -117,6 +122,12 @@ MARKED_TEXTS = {
         + "{{ k }}:{% if v is string %}<escape>{{ v }}"
         "<escape>{% else %}{{ v | tojson | replace('\"', '<escape>') }}{% endif %}{% if not loop.last %},"
         "{% endif %}{% endfor %}{{ '}' }}<end_function_call>"
+    ),
+    "Gemma, with each value as a text": writes(
+        "<start_function_call>call:{{ f.name }}{{ '{' }}"
+        + ITEMS
+        + "{{ k }}:<escape>{{ v }}<escape>{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}"
+        "<end_function_call>"
     ),
     "Llama 4": writes("{{ f.name }}(" + ITEMS + '{{ k }}="{{ v }}"' + PYTHON, "[", "]", ", "),
     "OLMo 3": writes(

@@ -192,12 +192,6 @@ RIGHT = [
     (r"\boxed{Area = 24}", "24"),
     (r"\boxed{= 42}", "42"),
     (r"\boxed{\approx 3.14}", "3.14"),
-    # the letter of an option, and its text
-    (r"\boxed{C. 24}", "C"),
-    (r"\boxed{\textbf{(D) } 14}", "D"),
-    ("The correct answer is C) 24", "C"),
-    ("The answer is (B) salt and pepper.", "B"),
-    ("The correct answer is **C. Paris**.", "C"),
     # other languages
     ("所以一共有42个苹果。", "42"),
     (r"\boxed{42元}", "42"),
@@ -236,14 +230,6 @@ RIGHT = [
     (r"\boxed{\frac{1}{6}}", r"0.1\overline{6}"),
     (r"\boxed{0.\bar{3}}", "1/3"),
     (r"\boxed{2.\overline{45}}", r"\frac{27}{11}"),
-    # several options
-    (r"\boxed{\text{A},\text{C}}", "A,C"),
-    (r"\boxed{A, C}", "AC"),
-    (r"\boxed{AC}", "A, C"),
-    (r"\boxed{C, A}", "A,C"),
-    ("Answer: (A), (B) and (D)", "A, B, D"),
-    (r"\boxed{\text{A and C}}", "AC"),
-    ("So the answer is B because 3 is odd.", "B"),
     # what is not the answer stands beside it
     ("The answer is 5, not 6.", "5"),
     ("It is 5 (not 4, as one may think).", "5"),
@@ -312,15 +298,6 @@ WRONG = [
     (r"\boxed{x=1 or x=42}", "42"),
     (r"\boxed{x=1, y=42}", "42"),
     (r"\boxed{m+n=3=4}", "4"),
-    # several options
-    ("A. 12, B. 24", "A"),
-    ("(A) or (B)", "A"),
-    ("(A) (B) (C) (D)", "A"),
-    ("(A) is wrong. (B)", "A"),
-    ("A. and C.", "A"),
-    (r"\boxed{A, B}", "A,C"),
-    (r"\boxed{A}", "A,C"),
-    (r"\boxed{A, B, C}", "A,C"),
     (r"\boxed{0.\overline{3}}", "0.3"),
     (r"\boxed{\color{red}{4}}", "5"),
     (r"\boxed{\color{5}}", "5"),

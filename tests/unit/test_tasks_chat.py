@@ -7,10 +7,11 @@ import json
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tests.unit.call_templates import FAMILIES, rendered
 
 from millrace.config.tables import task as table
 from millrace.core.errors import DataError
-from millrace.tasks.chat import find_reference
+from millrace.tasks.chat import conversation, find_reference, render
 from millrace.tasks.tasks import make_task
 
 ASK = {"role": "user", "content": "1 + 1 ="}
@@ -167,8 +168,8 @@ def test_calls_and_results_of_sharegpt_and_of_old_openai_messages(tmp_path, call
     messages, _ = prompt(task)
     assert [one["role"] for one in messages] == ["user", "assistant", "tool", "user"]
     assert messages[1]["content"] == "" and "function_call" not in messages[1]
-    assert messages[1]["tool_calls"] == [{"type": "function", "function": ADD}]
-    assert messages[2]["content"] == "2"
+    assert messages[1]["tool_calls"] == [{"type": "function", "function": ADD, "id": "call00000"}]
+    assert messages[2]["content"] == "2" and messages[2]["tool_call_id"] == "call00000"
 
 
 def test_the_reference_of_a_row_that_ends_with_a_call_of_sharegpt_is_its_text(tmp_path):
@@ -205,6 +206,92 @@ def test_parts_of_text_are_joined_and_other_parts_refused(tmp_path):
     image[0]["content"] = [{"type": "image", "value": "x.png"}]
     with pytest.raises(DataError, match="message 1 has a part of type 'image'"):
         made(tmp_path, [{"prompt": image, "answer": "2"}])
+
+
+THOUGHTS = [
+    {"type": "reasoning", "value": "Add."},
+    {"type": "reasoning", "text": "Add."},
+    {"type": "thinking", "thinking": "Add.", "signature": "x"},
+    {"type": "thinking", "thinking": [{"type": "text", "text": "Add."}]},
+]
+
+
+@pytest.mark.parametrize("part", THOUGHTS)
+def test_parts_of_thinking_are_no_content(tmp_path, part):
+    parts = [part, {"type": "text", "text": "2"}]
+    turns = [ASK, {"role": "assistant", "content": parts}]
+    task = made(tmp_path, [{"prompt": [*turns, ASK, turns[1]]}], answer="prompt")
+    thought = {"role": "assistant", "content": "2", "reasoning_content": "Add."}
+    assert prompt(task)[0] == [ASK, thought, ASK] and reference(task) == "2"
+
+
+def test_parts_with_calls_are_calls(tmp_path):
+    """As LLaMA-Factory writes them."""
+    parts = [{"type": "tool_call", "value": json.dumps(ADD)}, {"type": "tool_call", "value": ADD}]
+    turns = [ASK, {"role": "assistant", "content": [THOUGHTS[0], *parts]}, {"role": "tool", "content": "2"}]
+    messages, _ = prompt(made(tmp_path, [{"prompt": turns, "answer": "2"}]))
+    assert [call["function"] for call in messages[1]["tool_calls"]] == [ADD, ADD]
+    assert messages[1]["content"] == "" and messages[1]["reasoning_content"] == "Add."
+    parts[0]["value"] = "add"
+    with pytest.raises(DataError, match=r"message 2.* is no list of calls"):
+        made(tmp_path, [{"prompt": turns, "answer": "2"}])
+
+
+class Kimi:
+    chat_template = FAMILIES["Kimi K2"]
+
+    def apply_chat_template(self, messages, *, tools=None, add_generation_prompt, tokenize):
+        return rendered(self.chat_template, messages, prompt=add_generation_prompt, tools=tools)
+
+
+def call_of(*ids):
+    calls = [{"function": ADD, **({} if one is None else {"id": one})} for one in ids]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def result_of(one=None):
+    return {"role": "tool", "content": "2", **({} if one is None else {"tool_call_id": one})}
+
+
+@pytest.mark.parametrize(
+    ("turns", "results"),
+    [
+        ([call_of(None), result_of(), call_of(None), result_of()], [0, 1]),
+        ([call_of("call_abc", "call_def"), result_of("call_def"), result_of("call_abc")], [1, 0]),
+        ([call_of("a", "b"), result_of(), result_of()], [0, 1]),
+        ([call_of("a", "b"), result_of(), call_of("c"), result_of()], [0, 2]),
+        ([call_of("a"), result_of("a"), call_of("a"), result_of("a")], [0, 1]),
+        ([call_of("a"), result_of("other")], [0]),
+        ([call_of(0, 1), result_of(1), result_of(0)], [1, 0]),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_calls_have_ids_that_any_template_takes_and_results_have_those_of_their_calls(turns, results, named):
+    """Mistral's templates take ids of nine letters alone. Kimi's writes `functions.NAME:0` as names."""
+    tokenizer = Kimi() if named else Written()
+    messages = conversation(table.FileTaskSection(path="x"), tokenizer, {}, [ASK, *turns], "row 1")
+    ids = [call["id"] for one in messages for call in one.get("tool_calls", ())]
+    assert ids == [f"functions.add:{n}" if named else f"call{n:05}" for n in range(len(ids))]
+    assert [one["tool_call_id"] for one in messages if one["role"] == "tool"] == [ids[n] for n in results]
+
+
+def test_tools_without_the_word_function_around_them_are_those_of_openai(tmp_path):
+    """Some templates fail on others."""
+    for tools in ([TOOL["function"]], json.dumps(TOOL["function"]), [json.dumps(TOOL["function"])]):
+        assert prompt(made(tmp_path, [{"prompt": [ASK], "answer": "2", "tools": tools}]))[1] == [TOOL]
+
+
+def test_tools_of_an_environment_that_the_template_hides_are_named():
+    class Hiding(Written):
+        def apply_chat_template(self, messages, *, tools, **given):
+            return json.dumps([messages, tools if messages[0]["role"] == "system" else None])
+
+    task = table.FileTaskSection(path="rows.jsonl", tools=None)
+    with pytest.raises(DataError, match=r"row 1: the environment has tools.*hides 'add'.*\n.*task.system"):
+        render(task, Hiding(), {}, [ASK], "row 1", own_tools=[TOOL])
+    assert "add" in render(
+        task, Hiding(), {}, [{"role": "system", "content": "x"}, ASK], "", own_tools=[TOOL]
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.unit.call_templates import FAMILIES, MARKED_TEXTS, NO_CALLS, UNKNOWN,
 from millrace.conversations.call_forms import CallStyle, learn_style
 from millrace.conversations.call_reader import CallReader
 from millrace.conversations.grammars import BracedCalls
-from millrace.conversations.tool_calls import Malformed, ToolCall, TurnParts
+from millrace.conversations.tool_calls import Malformed, ToolCall, TurnParts, TurnText
 from millrace.core.errors import ConfigError
 
 TYPES = {
@@ -208,6 +208,9 @@ def test_a_template_without_calls_has_the_marks_that_families_tell_their_models(
         f"<tool_call>{look}</tool_call>",
         f"<|tool_call|>[{look}]<|/tool_call|>",
         f"functools[{look}]",
+        "<|tool_call_start|>[look(**)]<|tool_call_end|>".replace(
+            "**", ", ".join(f"{key}={value!r}" for key, value in HARD.items())
+        ),
         look,
     ):
         assert read(NO_CALLS, text).calls == (ToolCall("look", HARD),)
@@ -234,9 +237,10 @@ def test_bare_json_counts_at_the_end_of_a_turn_alone() -> None:
 
 
 def test_a_quoted_key_behind_a_space_has_no_quotes() -> None:
-    text = "look{nested:{<escape>a<escape>: 1, <escape>b<escape>: <escape>x<escape>}}"
+    text = "look{nested:{<escape>a<escape>: 1, <escape>b<escape>: <escape>None<escape>},none:None}"
     read = BracedCalls("<escape>").read(text, 0, {})
-    assert read is not None and read.calls == [ToolCall("look", {"nested": {"a": 1, "b": "x"}})]
+    wanted = ToolCall("look", {"nested": {"a": 1, "b": "None"}, "none": None})
+    assert read is not None and read.calls == [wanted]
 
 
 @pytest.mark.parametrize("family", ["Llama 4", "GLM-4-0414", "Mistral without marks", "Llama 3.1"])
@@ -276,3 +280,117 @@ def test_functions_in_one_block_or_without_it_are_calls(family: str) -> None:
         assert read(template, text) == TurnParts("", "", (wanted, wanted))
     for text in (bare, f"{bare}{closing}", f"{opening}{bare}"):
         assert read(template, f"I look.\n{text}") == TurnParts("", "I look.", (wanted,))
+
+
+@pytest.mark.parametrize("head", ["\n", "<|x|>", "\n\n<|x|>\n"])
+def test_a_message_with_calls_may_begin_in_another_way_than_an_answer(head: str) -> None:
+    """The prompt of a turn begins as it does."""
+    template = FAMILIES["Llama 3.1"].replace("{{ '<|assistant|>' if", "{{ head + '<|assistant|>' if")
+    template = f"{{% set head = {head!r} %}}" + template.replace(
+        "%}<|assistant|>{% endif", "%}{{ head }}<|assistant|>{% endif"
+    ).replace("{{ head + '", "{{ (head if m.tool_calls else '') + '")
+    call = '{"name": "look", "parameters": {"days": 1}}'
+    assert read(template, call) == TurnParts("", "", (ToolCall("look", {"days": 1}),))
+
+
+@pytest.mark.parametrize(
+    "marks", [("<|python_start|>", "<|python_end|>"), ("<|text_start|>", "<|text_end|>")]
+)
+def test_marks_around_the_text_of_a_message_are_none_of_its_calls(marks: tuple[str, str]) -> None:
+    text = "{% if m.tool_calls %}" + "{{ m.content }}".join(marks) + "{% else %}{{ m.content }}{% endif %}"
+    template = writes('{{ {"name": f.name, "parameters": f.arguments} | tojson }}').replace(
+        "{{ m.content }}", text
+    )
+    call = '{"name": "look", "parameters": {"days": 1}}'
+    assert read(template, call) == TurnParts("", "", (ToolCall("look", {"days": 1}),))
+    marked = TurnText(f"I look.\n{call}", f"{marks[0]}I look.\n{marks[1]}{call}")
+    assert read(template, marked).calls == (ToolCall("look", {"days": 1}),)
+
+
+@pytest.mark.parametrize("mark", [">>>", "@", "<|call|>"])
+def test_a_prompt_that_ends_with_the_mark_of_a_call_is_refused(mark: str) -> None:
+    """The first call of a turn would have no mark, and a second one would be text."""
+    template = writes(mark + "{{ f.name }}\n{{ f.arguments | tojson }}").replace(
+        "%}<|assistant|>{% endif", f"%}}<|assistant|>{mark}{{% endif"
+    )
+    with pytest.raises(ConfigError, match=r"model\.path.*xsecondx"):
+        style(template)
+
+
+def test_tools_that_a_system_prompt_alone_shows_are_shown() -> None:
+    for role in ("system", "developer or system"):
+        shows = "{% if tools and messages[0].role in '" + role + "' %}"
+        assert style(FAMILIES["Llama 3.1"].replace("{% if tools %}", shows)).form is not None
+
+
+def test_a_mark_of_texts_tells_the_type_of_an_argument_without_a_schema() -> None:
+    """DeepSeek's `string="true"`. A schema has the last word."""
+    template = FAMILIES["DeepSeek V3.2"]
+    given = {"days": "12", "zip": "012", "code": "7", "count": 7, "on": True}
+    properties = {**SCHEMAS["look"]["properties"], "code": {"type": "any"}, "zip": True}  # type: ignore[dict-item]
+    tools = {"look": {"type": "object", "properties": properties}}
+    read_as = read(template, turn(template, ("look", given)), tools).calls
+    assert read_as == (ToolCall("look", {**given, "days": 12}),)
+
+
+def test_models_vary_the_space_between_marks() -> None:
+    wanted = ToolCall("look", {"days": 2})
+    for family, text in {
+        "Kimi K2": "<|tool_calls_section_begin|> <|tool_call_begin|>functions.look:0 "
+        '<|tool_call_argument_begin|> {"days": 2} <|tool_call_end|>\n<|tool_calls_section_end|>',
+        "GLM-4.5": "<tool_call>look<arg_key>days</arg_key> <arg_value>2</arg_value></tool_call>",
+        "Solar Open": "<|tool_calls|>\n<|tool_call:begin|>a-1 <|tool_call:name|>look"
+        '<|tool_call:args|> {"days": 2} <|tool_call:end|>',
+        "Apertus": '<|tools_prefix|> [{"look": {"days": 2}}] <|tools_suffix|>',
+    }.items():
+        assert read(FAMILIES[family], text) == TurnParts("", "", (wanted,))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("<think>", "</think>"),
+        ("[THINK]", "[/THINK]"),
+        ("<|channel>thought\n", "<channel|>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("", "\n[BEGIN FINAL RESPONSE]\n"),
+    ],
+)
+def test_thinking_is_none_of_the_content_also_between_special_tokens(begin: str, end: str) -> None:
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    plain = begin.replace("<|channel>", "") if "channel" in begin else ""
+    for behind, calls in {"Paris": (), f"Paris {call}": (ToolCall("look", {}),)}.items():
+        marked = f"{begin}I could {call}{end}{behind}"
+        wanted = TurnParts(f"I could {call}", "Paris", calls)
+        assert CallReader().read(marked, SCHEMAS) == wanted
+        unmarked = TurnText(f"{plain}I could {call}{behind}", marked)
+        assert CallReader().read(unmarked, SCHEMAS) == wanted
+    unmarked = TurnText(f"{plain}I could {call}", f"{begin}I could {call}")
+    if begin:
+        assert CallReader().read(unmarked, SCHEMAS) == TurnParts(f"I could {call}", "")
+
+
+@pytest.mark.parametrize("family", ["Qwen3-Coder, Qwen 3.5", "GLM-4.5", "MiniMax M2", "DeepSeek V3.2"])
+def test_an_argument_that_has_another_one_in_it_does_not_end(family: str) -> None:
+    """A model that leaves out the end of an argument would else call with both as one."""
+    template = FAMILIES[family]
+    whole = turn(template, ("get-weather", {"city": "Paris", "days": 2}))
+    written = style(template).form.grammar.behind_value.replace("\\", "")  # type: ignore[union-attr]
+    lost = whole.replace(written, "", 1)
+    assert lost != whole
+    [call] = read(template, lost).calls
+    assert isinstance(call, Malformed) and "does not end" in call.reason
+    inner = whole.partition("Paris")[0].rpartition("get-weather")[2] + "Paris"
+    for given in ({"city": f"a {inner} b", "days": 2}, {"city": f"a {inner.replace('city', 'zip')} b"}):
+        assert read(template, turn(template, ("get-weather", given))).calls == (
+            ToolCall("get-weather", given),
+        )
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "any"}, {"anyOf": [True]}, True, {"enum": ["12"]}])
+@pytest.mark.parametrize("family", ["Gemma", "OLMo 3"])
+def test_a_quoted_value_of_any_type_is_a_text(family: str, schema: Any) -> None:
+    template = MARKED_TEXTS[family]
+    text = turn(template, ("look", {"city": "12", "days": 12}))
+    tools = {"look": {"type": "object", "properties": {"city": schema, "days": schema}}}
+    assert read(template, text, tools).calls == (ToolCall("look", {"city": "12", "days": 12}),)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import product, takewhile
 from typing import Any, NamedTuple
 
-from millrace.conversations.call_reader import END_OF_THINKING, CallForm
+from millrace.conversations.call_reader import BEGINS_OF_THINKING, END_OF_THINKING, CallForm
 from millrace.conversations.grammars import (
     BareJsonCalls,
     BracedCalls,
@@ -29,7 +29,9 @@ from millrace.conversations.grammars import (
 from millrace.conversations.tool_calls import ToolCall
 from millrace.core.errors import ConfigError
 
-_ASK, _SAY = "xbeginx", "xreplyx"
+_ASK, _SAY, _ID = "xbeginx", "xreplyx", "xcall0xxx"
+_EMPTY = re.compile(r"<\|(\w+)_start\|><\|\1_end\|>")
+"""Marks around the text of a message, if it has none."""
 _CALLS = (
     ("xfirstx", {"xkeyax": "xvalax", "xkeybx": 40719}),
     ("xsecondx", {"xkeycx": "xvalcx", "xkeydx": 40729}),
@@ -88,8 +90,10 @@ def learn_style(render: Render) -> CallStyle:
     shows, opens = _shows_tools(render), _opens_thinking(render)
     if not shows:
         return CallStyle(None, False, _wants_text(render), opens_thinking=opens)
-    written, num_rendered, failure = "", 0, Exception()
+    written, num_rendered, failure, several = "", 0, Exception(), False
     for as_text, named_ids, count, results in product((False, True), (False, True), (2, 1), (False, True)):
+        if several and count == 1:  # a form that reads the first of two calls alone
+            continue
         try:
             text = _rendered(render, count, as_text=as_text, named_ids=named_ids, results=results)
         except Exception as error:  # a template is a program
@@ -103,6 +107,7 @@ def learn_style(render: Render) -> CallStyle:
         form = _form(probe)
         if form is not None and _reads(form, probe):
             return CallStyle(form, True, as_text, named_ids, opens)
+        several = several or (count == 2 and _CALLS[1][0] in probe.text)
     if not num_rendered:
         raise ConfigError(
             "the chat template of the model (`model.path`) shows tools, and fails on messages with calls of "
@@ -119,10 +124,13 @@ def learn_style(render: Render) -> CallStyle:
 
 
 def _shows_tools(render: Render) -> bool:
-    try:
-        return _CALLS[0][0] in render([{"role": "user", "content": _ASK}], prompt=True, tools=PROBE_TOOLS)
-    except Exception:  # a template is a program
-        return False
+    """Some templates show them in the system prompt alone."""
+    asked = {"role": "user", "content": _ASK}
+    for messages in ([asked], [{"role": "system", "content": _SAY}, asked]):
+        with suppress(Exception):  # a template is a program
+            if _CALLS[0][0] in render(messages, prompt=True, tools=PROBE_TOOLS):
+                return True
+    return False
 
 
 def _opens_thinking(render: Render) -> bool:
@@ -130,7 +138,7 @@ def _opens_thinking(render: Render) -> bool:
         prompt = render([{"role": "user", "content": _ASK}], prompt=True).rpartition(_ASK)[2]
     except Exception:
         return False
-    return bool(re.search(r"(<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>|◁think▷)\s*$", prompt))
+    return bool(re.search(rf"(?:{BEGINS_OF_THINKING})\s*$", prompt))
 
 
 def _rendered(render: Render, count: int, *, as_text: bool, named_ids: bool, results: bool) -> str:
@@ -159,15 +167,15 @@ def _wants_text(render: Render) -> bool:
 
 def _behind_head(render: Render, text: str, count: int) -> _Probe:
     """Without what the template writes around each message of the assistant, and without thinking."""
-    body = text.rpartition(_ASK)[2]
-    try:
-        messages = [{"role": "user", "content": _ASK}, {"role": "assistant", "content": _SAY}]
+    body, asked, reply, prompt = text.rpartition(_ASK)[2], {"role": "user", "content": _ASK}, "", ""
+    with suppress(Exception):
+        prompt = render([asked], prompt=True, tools=PROBE_TOOLS).rpartition(_ASK)[2].rstrip()
+        messages = [asked, {"role": "assistant", "content": _SAY}]
         reply = render(messages, prompt=False, tools=PROBE_TOOLS).rpartition(_ASK)[2]
-    except Exception:
-        reply = ""
     head, _, end = reply.partition(_SAY)
-    shared = head.rstrip() if body.startswith(head.rstrip()) else _to_boundary(_shared_begin(head, body))
-    body = body[len(shared) :]
+    shared = _to_boundary(_shared_begin(head, body))
+    shared = max([one for one in (prompt, head.rstrip()) if body.startswith(one)] or [shared], key=len)
+    body = _EMPTY.sub("", re.sub(r"xcall\dxxx", _ID, body[len(shared) :]))
     begin = body[: body.index(_CALLS[0][0])]
     thought = [found.end() for found in END_OF_THINKING.finditer(begin)]
     body = body[max(thought, default=0) :]
@@ -222,11 +230,13 @@ def _form(probe: _Probe) -> CallForm | None:
         grammar, closes = _closed(grammar, closes, ending, opens if block else "")
     return CallForm(
         grammar,
-        literal(_mark(opens)),
-        literal(closes.strip()),
-        literal(section.strip()),
-        literal(ends.strip()),
+        *(_pattern(one) for one in (_mark(opens), closes.strip(), section.strip(), ends.strip())),
     )
+
+
+def _pattern(text: str) -> str:
+    """Each call has an id of its own."""
+    return literal(text).replace(_ID, r"[\w\-.:]*")
 
 
 def _mark(opens: str) -> str:
@@ -288,8 +298,7 @@ def _core(text: str, at: int, name: str, arguments: Mapping[str, Any]) -> _Core 
         if all(paths):
             return _Core(start, stop, JsonCalls(paths[0][0], paths[1][0]))
         if value == arguments and named < start:
-            between = literal(re.sub(r"\d+", "0", text[named + len(name) : start]))
-            between = between.replace("xcall0xxx", r"[\w\-.:]*").replace("0", r"\d+")
+            between = _pattern(re.sub(r"\d+", "0", text[named + len(name) : start])).replace("0", r"\d+")
             return _Core(named, stop, NamedCalls(between))
     return _by_argument(text, named, name, arguments)
 
@@ -336,13 +345,14 @@ def _by_argument(text: str, named: int, name: str, arguments: Mapping[str, Any])
     (before, value_1), (between, value_2) = places
     if before.strip() == "(" and value_1.strip().startswith("="):
         return _Core(named, _closing(text, named + len(name)), PythonCalls())
-    if before.strip() == "{" and value_1.strip().startswith(":") and value_2.strip() == ":":
+    if before.strip() == "{" and value_1.strip()[:1] == ":" and value_2.strip() in (":", value_1.strip()):
         return _Core(named, _closing(text, named + len(name)), BracedCalls(value_1.strip()[1:]))
     before_key = _shared_end(before, between)
     if not before_key.strip():
         return None
     behind_value = between[: len(between) - len(before_key)]
-    values = "|".join(dict.fromkeys(literal(one.strip()) for one in (value_1, value_2)))
+    of_text, other = (literal(one.strip()) for one in (value_1, value_2))
+    values = other if of_text == other else f"(?P<text>{of_text})|{other}"
     grammar = TaggedCalls(
         literal(before[: len(before) - len(before_key)].strip()),
         literal(before_key.strip()),

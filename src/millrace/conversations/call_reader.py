@@ -9,6 +9,7 @@ from millrace.conversations.grammars import (
     BareJsonCalls,
     Grammar,
     JsonCalls,
+    PythonCalls,
     Schemas,
     python_call,
 )
@@ -21,8 +22,14 @@ from millrace.conversations.tool_calls import (
     TurnText,
 )
 
-BEGIN_OF_THINKING = re.compile(r"\s*(<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>|◁think▷)")
-END_OF_THINKING = re.compile(r"</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>|◁/think▷")
+BEGINS_OF_THINKING = (
+    r"<think>|\[THINK\]|<seed:think>|<\|START_THINKING\|>|◁think▷|<\|channel>thought"
+    "|Here are my reasoning steps:"
+)
+BEGIN_OF_THINKING = re.compile(rf"\s*({BEGINS_OF_THINKING})")
+END_OF_THINKING = re.compile(
+    r"</think>|\[/THINK\]|</seed:think>|<\|END_THINKING\|>|◁/think▷|<channel\|>|\[BEGIN FINAL RESPONSE\]"
+)
 BARE_MAX = 100
 """A call without an opening mark begins at one of so many lines."""
 _LINE = re.compile(r"\s*([A-Za-z_]\w*)(\(.*)")
@@ -78,7 +85,7 @@ def _at_end(found: list[tuple[int, int, Calls]], text: str) -> list[tuple[int, i
     return found[first:]
 
 
-MARKS = "<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "functools["
+MARKS = "<tool_call>", "<|tool_call|>", "[TOOL_CALLS]", "functools[", "<|tool_call_start|>"
 KNOWN_MARKS = CallForm(
     JsonCalls(),
     opens=r"<tool_call>|<\|tool_call\|>|\[TOOL_CALLS\]|functools(?=\[)",
@@ -106,7 +113,9 @@ class CallReader:
         if isinstance(text, TurnText) and text.parts is not None:
             return text.parts if tools else TurnParts(text.parts.reasoning, text.parts.content)
         reasoning, rest = self._thought(str(text), tools, is_cut)
-        _, marked = self._thought(getattr(text, "marked", str(text)), tools, is_cut)
+        thought, marked = self._thought(getattr(text, "marked", str(text)), tools, is_cut)
+        if thought and not reasoning and thought in rest:  # its marks are special tokens
+            reasoning, rest = thought, rest.partition(thought)[2].strip()
         firsts = list[tuple[int, str, Calls]]()
         for form in self._forms if tools else ():
             of_form = marked if form.opens else rest
@@ -160,5 +169,6 @@ def plain_calls(text: str, tools: Schemas) -> list[ToolCall | Malformed]:
     return calls
 
 
-DEFAULT_FORMS = KNOWN_MARKS, CallForm(BareJsonCalls())
+LFM2 = CallForm(PythonCalls(), opens=r"<\|tool_call_start\|>", closes=r"<\|tool_call_end\|>")
+DEFAULT_FORMS = KNOWN_MARKS, LFM2, CallForm(BareJsonCalls())
 """Of a template that writes no calls."""

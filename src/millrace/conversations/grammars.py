@@ -41,8 +41,9 @@ class Grammar(Protocol):
 
 
 def literal(text: str) -> str:
-    """A pattern for what a template writes between names and values: models vary the space."""
-    words = text.split()
+    """A pattern for what a template writes between names and values: models vary the space, also between
+    marks."""
+    words = re.sub(r"(?<=\S)(?=[<\[])", " ", text).split()
     edge = (r"\s*" if text[:1].isspace() else "", r"\s*" if text[-1:].isspace() else "")
     return edge[0] + r"\s*".join(map(re.escape, words)) + (edge[1] if words else "")
 
@@ -160,7 +161,8 @@ class NamedCalls(NamedTuple):
 
 class TaggedCalls(NamedTuple):
     """A name, and each argument with its key between marks. The marks are patterns. `end`: behind the last
-    argument. `on_lines`: a value stands on lines of its own."""
+    argument. The group `text` of `before_value` is the mark of a text. `on_lines`: a value stands on lines of
+    its own."""
 
     behind_name: str
     before_key: str
@@ -176,23 +178,24 @@ class TaggedCalls(NamedTuple):
         if name is None:
             return Read([Malformed("a call has the name of a tool, and then its arguments")], at)
         schema = tools.get(name[1], {}).get("properties") or {}
+        begins = rf"(?:{self.before_key})\s*(?P<key>[^<>\n]+?)(?:{self.before_value})"
         one = re.compile(
-            rf"\s*(?:{self.before_key})\s*(?P<key>[^<>\n]+?)(?:{self.before_value})(?P<value>.*?)(?:{self.behind_value})"
+            rf"\s*{begins}(?P<value>.*?)(?:{self.behind_value})"
             rf"(?=\s*(?:{self.before_key}|{self.end or '$'}))",
             re.DOTALL,
         )
-        arguments, at = dict[str, Any](), name.end()
+        arguments, at, texts = dict[str, Any](), name.end(), ""
         while found := one.match(text, at):
             key, value = found["key"].strip(), found["value"]
             if self.on_lines:
                 value = value.removeprefix("\n").removesuffix("\n")
-            arguments[key] = of_schema(value, schema.get(key))
-            at = found.end()
+            is_text = found.groupdict().get("text") and not _is_typed(schema.get(key))
+            arguments[key] = value if is_text else of_schema(value, schema.get(key))
+            at, texts = found.end(), texts + value
+        inside = {inner["key"].strip() for inner in re.finditer(begins, texts)}
         closed = re.compile(rf"\s*(?:{self.end})").match(text, at)
-        if closed is None:
-            return Read(
-                [Malformed(f"the call of {name[1]} does not end, or an argument has no begin or end")], at
-            )
+        if closed is None or inside & schema.keys() - arguments.keys():
+            return Read([Malformed(f"the call of {name[1]}, or an argument of it, does not end")], at)
         return Read([ToolCall(name[1], arguments)], at)
 
 
@@ -232,7 +235,8 @@ class BracedCalls(NamedTuple):
             value, stop = self._value(text, found.end())
         except (ValueError, RecursionError, IndexError) as error:
             return Read([Malformed(f"the arguments of {found[1]} cannot be read: {error}")], found.end())
-        return Read([checked(found[1], value)], stop)
+        call = checked(found[1], value)
+        return Read([_of_types(call, tools) if isinstance(call, ToolCall) else call], stop)
 
     def _value(self, text: str, at: int) -> tuple[Any, int]:
         """Raises: ValueError, IndexError: no value stands there."""
@@ -248,7 +252,7 @@ class BracedCalls(NamedTuple):
         try:
             return json.loads(word), found.end()
         except ValueError:
-            return word, found.end()
+            return (None if word == "None" else word), found.end()
 
     def _several(self, text: str, at: int, keyed: bool) -> tuple[Any, int]:
         table, values = dict[str, Any](), list[Any]()
@@ -279,15 +283,24 @@ def checked(name: str, arguments: Any) -> ToolCall | Malformed:
 
 def of_schema(text: str, schema: Any) -> Any:
     """The value of an argument that stands between tags: a text as it is, where the schema takes a text."""
-    schema = schema if isinstance(schema, Mapping) else {}
-    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    types = {kind for one in options for kind in _as_list(one.get("type")) if isinstance(one, Mapping)}
-    if "string" in types and not (text.strip() in ("null", "None") and "null" in types):
+    types = _types(schema)
+    is_text = any(kind.startswith("str") for kind in types)  # some data sets write `str, optional`
+    if is_text and not (text.strip() in ("null", "None") and "null" in types):
         return text
     for parse in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             return parse(text.strip())
     return text
+
+
+def _types(schema: Any) -> set[str]:
+    schema = schema if isinstance(schema, Mapping) else {}
+    options = [schema, *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
+    return {str(kind) for one in options if isinstance(one, Mapping) for kind in _as_list(one.get("type"))}
+
+
+def _is_typed(schema: Any) -> bool:
+    return bool(_types(schema) - {"any", "None"})
 
 
 def python_call(name: str, arguments: str) -> ToolCall | Malformed:
@@ -311,10 +324,10 @@ def _on_one_line(text: re.Match[str]) -> str:
 
 
 def _of_types(call: ToolCall, tools: Schemas) -> ToolCall:
-    """Some templates write each value as a text, so models do."""
+    """Some templates write each value as a text, so models do. Where any type will do, a text is a text."""
     schema = tools.get(call.name, {}).get("properties") or {}
     arguments = {
-        key: of_schema(value, schema[key]) if isinstance(value, str) and key in schema else value
+        key: of_schema(value, schema[key]) if isinstance(value, str) and _is_typed(schema.get(key)) else value
         for key, value in call.arguments.items()
     }
     return ToolCall(call.name, arguments, call.positional)

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 LINE_CHARACTERS_MAX = 10_000
+CALL_ID = "call{:05}"
+"""The id of a call in its result: nine letters and digits, because some templates want these."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple, Protocol
 from millrace.conversations.conversation_text import ConversationText
 from millrace.conversations.encoding import Encoding, encodable
 from millrace.conversations.tokenizer import encode_prompt
+from millrace.conversations.tool_calls import CALL_ID
 from millrace.core.errors import ConfigError, DataError
 from millrace.episodes.environment import Message
 
 _REPLY, _CONTENT = "xReplyx", "xContent{}x"
 _THINKING = re.compile(r"<think>\s*(</think>\s*)?$")
 _DIGITS = re.compile(r"\d+")
-CALL_ID = "call{:05}"
-"""The id of a call in its result: nine letters and digits, because some templates want these."""
 
 FRAMES_MAX = 256
 """Kinds of observations whose frames are kept: roles and names, in order, behind one begin."""

@@ -13,8 +13,9 @@ from datetime import date
 from typing import Any
 
 from millrace.config.tables import task as table
-from millrace.conversations.call_forms import style_of
+from millrace.conversations.call_forms import CallStyle, style_of
 from millrace.conversations.conversation_text import ConversationText
+from millrace.conversations.tool_calls import CALL_ID
 from millrace.core.errors import DataError
 from millrace.tasks.rows import Row, find_column
 
@@ -29,6 +30,8 @@ ROLES = {
 """Names that ShareGPT and OpenAI's old messages have for roles."""
 READ = ("role", "content", "from", "value", "tool_calls", CALL)
 """The keys of a message that are written anew."""
+THINKING, CALLED = ("reasoning", "thinking"), ("tool_call",)
+"""Types of parts of a content that are none of its text."""
 Message = dict[str, Any]
 More = str | Sequence[Message]
 """What follows a prompt."""
@@ -57,19 +60,20 @@ def render(
     tools = (
         None if column is None else _tables(find_column(columns, column), f"{row_id}: `{column}`", "tools")
     )
-    shown = [*(tools or ()), *own_tools]
+    shown = [*map(_of_function, tools or ()), *own_tools]
     written = ConversationText(tokenizer, template_arguments(config))
     try:
         text = written.checked(messages, shown)
     except DataError as error:
         raise DataError(f"{row_id}: {error}") from error
-    names = [_name_of(tool) for tool in tools or ()]
+    names = [_name_of(tool) for tool in shown]
     knows = "tools" in str(tokenizer.chat_template)
     if gone := [name for name in names if not knows or name not in text]:
+        whose = f"the row has `{column}`" if tools else "the environment has tools"
         raise DataError(
-            f"{row_id}: the row has `{column}`, and the model's chat template knows no tools, or hides "
-            f"{gone[0]!r}.\n"
-            '  Take a model for tools, or leave them out: task.tools = "none"'
+            f"{row_id}: {whose}, and the model's chat template knows no tools, or hides {gone[0]!r}.\n"
+            '  Take a model for tools, or leave them out: task.tools = "none". Some templates show tools in '
+            "a system message alone: set task.system"
         )
     return text
 
@@ -102,7 +106,8 @@ def conversation(
         )
     if config.system is not None and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": config.system}, *messages]
-    return [_as_taken(one, tokenizer, config) for one in messages]
+    style = style_of(tokenizer, template_arguments(config), refuses=False)
+    return _identified([_as_taken(one, style) for one in messages], style)
 
 
 def followed(messages: list[Message], more: More) -> list[Message]:
@@ -113,12 +118,34 @@ def followed(messages: list[Message], more: More) -> list[Message]:
     return [*messages, *more]
 
 
-def _as_taken(one: Message, tokenizer: Any, config: table.Task) -> Message:
+def _as_taken(one: Message, style: CallStyle) -> Message:
     """A message with the arguments of its calls as text, for a template that takes text."""
     calls = one.get("tool_calls")
-    if not calls or not style_of(tokenizer, template_arguments(config), refuses=False).as_text:
-        return one
-    return {**one, "tool_calls": [_as_text(call) for call in calls]}
+    return {**one, "tool_calls": [*map(_as_text, calls)]} if calls and style.as_text else one
+
+
+def _identified(messages: list[Message], style: CallStyle) -> list[Message]:
+    """Each call has an id that any template takes, and its result has the same. Rows have other ids, or none:
+    then a result is of the first call before it that has none."""
+    made, ids, waiting, num_calls = list[Message](), dict[str, str](), list[str](), 0
+    for one in messages:
+        if calls := one.get("tool_calls"):
+            waiting = [
+                f"functions.{call['function']['name']}:{number}"
+                if style.named_ids
+                else CALL_ID.format(number)
+                for number, call in enumerate(calls, num_calls)
+            ]
+            num_calls += len(calls)
+            ids |= {str(call.get("id", own)): own for call, own in zip(calls, waiting, strict=True)}
+            calls = [{**call, "id": own} for call, own in zip(calls, waiting, strict=True)]
+            one = {**one, "tool_calls": calls}
+        elif one["role"] == "tool" and waiting:
+            result = ids.get(str(one.get("tool_call_id")), waiting[0])
+            waiting = [own for own in waiting if own != result]
+            one = {**one, "tool_call_id": result}
+        made.append(one)
+    return made
 
 
 def _as_text(call: Message) -> Message:
@@ -170,12 +197,15 @@ def _message(one: Message, where: str) -> Message:
     key, named = "tool_calls", one.get("tool_calls")
     if CALL in (one.get("role"), one.get("from")):
         key, named, content = CALL, content, ""
-    given = _tables(named or one.get(CALL), f"{where}: `{key}`", "calls")
+    named = named or one.get(CALL) or _inside(_content_of(one), CALLED)
+    given = _tables(named, f"{where}: `{key}`", "calls")
     calls = [_call(call, where) for call in given or ()]
     rest = {key: value for key, value in one.items() if key not in READ}
+    thinking = "".join(_content(part, where) for part in _inside(_content_of(one), THINKING))
     return {
         "role": role,
         "content": content,
+        **({"reasoning_content": thinking} if thinking else {}),
         **without_nulls(rest),
         **({"tool_calls": calls} if calls else {}),
     }
@@ -191,22 +221,38 @@ def _content_of(one: Message) -> Any:
 
 
 def _content(content: Any, where: str) -> str:
-    """Raises: DataError: a part of the content is no text."""
+    """Without thinking and calls. Raises: DataError: a part of the content is no text."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
+    parts = [one for one in parts if _type(one) not in (*THINKING, *CALLED)]
     texts = [*map(_text, parts)]
     for part, text in zip(parts, texts, strict=True):
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            kind = _type(part) or type(part).__name__
             raise DataError(f"{where} has a part of type {kind!r}: a message is text, or parts of text")
     return "".join(texts)
+
+
+def _inside(content: Any, types: Sequence[str]) -> list[Any]:
+    """What the parts of these types have."""
+    parts = [one for one in (content if isinstance(content, list) else ()) if _type(one) in types]
+    return [next((one[key] for key in (one["type"], "value", "text") if one.get(key)), None) for one in parts]
+
+
+def _type(part: Any) -> Any:
+    return part.get("type") if isinstance(part, dict) else None
 
 
 def _text(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return part.get("text", part.get("value") if part.get("type") == "text" else None)
+
+
+def _of_function(tool: Message) -> Message:
+    """A tool as chat templates take it: some data sets write the function alone."""
+    return {"type": "function", "function": tool} if "function" not in tool and "name" in tool else tool
 
 
 def _call(call: Message, where: str) -> Message:

@@ -18,8 +18,9 @@ from millrace.conversations.call_forms import NO_STYLE, CallStyle, style_of
 from millrace.conversations.conversation_text import ConversationText
 from millrace.conversations.encoding import Encoding, encodable
 from millrace.conversations.tokenizer import encode_prompt
+from millrace.conversations.tool_calls import CALL_ID
 from millrace.core.errors import ConfigError, DataError
-from millrace.episodes.bridge import CALL_ID, Bridge
+from millrace.episodes.bridge import Bridge
 from millrace.episodes.gateway.calls import ChatTurn, RefusedCall
 from millrace.episodes.harmony import make_chat_bridge
 

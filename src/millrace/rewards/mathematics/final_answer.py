@@ -31,11 +31,12 @@ _BRACES = re.compile(
 )
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _SAID = re.compile(
-    r"####|\b(?:answer|result|solution|option|choice)\**\s*(?:is\b|[:=])+[\s:*]*"
+    r"####|\b(?:answer|result|solution|option|choice)\**\s*(?:\([^()\n]{1,40}\)\s*)?(?:is\b|[:=])+[\s:*]*"
     r"|(?:答案|答え|정답|\b(?:respuesta|réponse|antwort|resposta|risposta|ответ))\**\s*"
     r"(?:(?:es|est|ist|é|è)\b|[是为為は:：])+[\s:：*]*|故选[\s:：]*",
     re.IGNORECASE,
 )
+_SAID_IN_TEXT = re.compile(rf"\\[tm]\w+\s*\{{([^{{}}]{{0,80}}(?:{_SAID.pattern})[^{{}}]{{0,80}})\}}", re.I)
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$((?:[^$\\]|\\.)+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SIDES = re.compile(r"(?<![<>!:\\])=|\\approx\b|≈|\\equiv\b")
 _VARIABLE = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*(?:\([^()=]*\))?'?")
@@ -120,6 +121,7 @@ def boxes(text: str) -> Iterator[str]:
 def _phrase(text: str) -> str:
     """What follows the last "answer is" and the like; else the last line that has a number; else the last
     line."""
+    text = _SAID_IN_TEXT.sub(r"\1 ", text)
     said = list(_SAID.finditer(text))
     for found in reversed(said):
         lines = text[found.end() :].splitlines()

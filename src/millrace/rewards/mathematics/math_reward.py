@@ -42,11 +42,12 @@ _NO_UNITS = NO_UNITS | {"i", "e", "for", "when", "with", "where", "even", "odd",
 _COMMANDS = re.compile(rf"{ENVIRONMENT.pattern}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _OPTION = re.compile(
-    r"(?:\(([A-J])\)|([A-J])[).:]|([A-J])(?=,? (?:because|since)\b))(?=\s|,)"
+    r"(?:(?:\(([A-J])\)[.:]?|([A-J])[).:]|([A-J])(?= (?:because|since)\b|, ))(?=\s|,)"
+    r"|((?i:yes|no|true|false))(?=[,;:.]\s| [-–—] )(?!(?i:.*\b(?:yes|no|true|false)\b\W*(?:[,.;!]|$))))"
     r"(?!.*(?:\b[A-J][).:]|\([A-J]\)))(?!.*(?:\bor|\band|,)\s+\(?[A-J]\b)",
     re.DOTALL,
 )
-"""The letter of one option, before its text."""
+"""The letter of one option, or a truth value, before its text."""
 _OPTIONS = re.compile(r"\(?[A-J]\)?(?:(?:\s*[,;&、]\s*(?:and\s+)?|\s+and\s+|\s*)\(?[A-J]\)?)+")
 """Letters of several options."""
 _UNIT_BEHIND = re.compile(
@@ -176,9 +177,9 @@ def normal_answer(completion: str) -> str:
 
 def is_words(text: str) -> bool:
     """Whether a text is compared as text: letters alone, or something with a word of a language. A date, a
-    time and a number to another base are text too."""
+    time, a number to another base and a pictograph are text too."""
     text = _without_unit(tidy(text))
-    if re.search(r"\d{4}-\d\d-\d\d|\d\s*:\s*\d|^\w+_\{?\d+\}?$", text):
+    if re.search(r"\d{4}-\d\d-\d\d|\d\s*:\s*\d|^\w+_\{?\d+\}?$|^[☀-➿㈀-㏿🌀-🫿]+$", text):
         return True
     bare = _COMMANDS.sub(" ", unwrapped_text(text))
     letters = _LETTERS.findall(bare)
