@@ -8,36 +8,61 @@ import ast
 import builtins
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from millrace.core.errors import DataError
 from millrace.rewards.program_text import program_of
+from millrace_sandbox.inside.values import VALUES
 
 CHECK, CANDIDATE = "check", "candidate"
-SETUP = ("test_setup_code", "test_imports", "challenge_setup")
+SETUP = ("import_statement", "test_setup_code", "test_imports", "challenge_setup")
+"""Columns with code that runs before the tests: of ClassEval, and of MBPP."""
+PYTHON = ("functional", "assert_case")
+"""The keys below which rLLM and verl have tests that are Python."""
 PROGRAM = "solution"
 """The module from which tests of pytest import the program's function."""
 _IN_CLASS = re.compile(r"\bSolution(?:\(\))?\.(?=[A-Za-z_])")
-PACKAGES = ("numpy",)
-"""Packages that programs and tests may import beside the standard library."""
+PACKAGES = ("numpy", "sortedcontainers")
+"""Packages that programs and tests may import beside the standard library, as far as they are installed."""
+NOT_SHARED = {
+    *("exec", "open", "tempfile", "shutil", "zipfile", "sqlite3", "tmp_path", "tmpdir"),
+    *("capsys", "capfd", "redirect_stdout", "monkeypatch", "patch", "mocker"),
+}
+PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.(makedirs|mkdir|remove)\(")
+"""What a test can only do with a program in its own process."""
+OF_VALUES = {name for kind in (*VALUES, np.ndarray) for name in dir(kind)}
+"""The attributes of what is no object of a program's class."""
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class CodeAsserts:
-    """Tests that call `function`. `setup` runs before the first of them. `packages` are what they import.
+    """Tests that use `names` of the program, `function` first. `setup` runs before the first of them.
 
-    `unbound` are names that they load and nobody defines. `sees_changes`: they look at what a call that
-    returns something has left in its arguments.
+    `classes` are those of the names that are classes. `given` is code of the prompt that the tests use, too,
+    and `shared` are its classes.
+    `packages` are what the tests import. `unbound` are names that they load and nobody defines.
+    `sees_changes`: they look at what a call that returns something has left in its arguments.
     """
 
-    function: str
+    names: list[str]
     setup: str
     tests: list[str]
+    classes: frozenset[str] = frozenset()
+    shared: list[str] = field(default_factory=list)
     packages: list[str] = field(default_factory=list)
     unbound: frozenset[str] = frozenset()
     sees_changes: bool = False
+    given: str = ""
+
+    @property
+    def function(self) -> str:
+        return self.names[0]
 
 
 def read_asserts(
@@ -45,40 +70,57 @@ def read_asserts(
 ) -> CodeAsserts | None:
     """The asserts of a row, or None: the column has no Python.
 
-    A list of texts: each is a test, as MBPP's `test_list`. `test_setup_code` and `test_imports` of the row
-    run first. A text that defines `check(candidate)`, as HumanEval's `test`: one test. A text with functions
-    `test_...`, or with classes of such methods, as pytest and unittest have them: each is a test. Another
-    text of Python: one test.
+    A list of texts: each is a test, as MBPP's `test_list`. A text that defines `check(candidate)`, as
+    HumanEval's `test`: one test. A text with functions `test_...`, or with classes of such methods, as pytest
+    and unittest have them: each is a test. Another text of Python: one test. The code in the columns `SETUP`
+    runs first, or with the first test if it calls the program.
 
     Args:
-        function: the function to call, before `entry_point` of the row, and the one that the tests name.
+        function: the function to call, before the one that the row names, and the ones that the tests name.
         prompt: the tests get its code if they use a name that it defines (see `code_given`).
     Raises:
         DataError: they are no Python, compare identity, or name several functions and the row none.
     """
-    function = function_of(function or columns.get("entry_point"))
-    if isinstance(column, str) and column.lstrip().startswith("["):
-        column = _from_json(column)
+    column = _python_in(column)
+    named = function_of(function or columns.get("entry_point"))
+    names = [named] if named else []
+    lines = [columns.get(name) or "" for name in SETUP]
+    setup = "\n".join(each if isinstance(each, str) else "\n".join(each) for each in lines).strip()
     if isinstance(column, str) and f"def {CHECK}(" in column:
-        setup, tests = "", [f"{column}\n{CHECK}({CANDIDATE})"]
+        is_called = re.search(rf"^{CHECK}\(", column, re.MULTILINE)
+        tests = [column if is_called else f"{column}\n{CHECK}({CANDIDATE})"]
     elif isinstance(column, str) and not column.lstrip().startswith(("{", "[")):
-        setup, tests, imported = _of_module(column)
-        function = function or imported
+        more, tests, imported = _of_module(column)
+        setup, names = f"{setup}\n{more}", names or imported
     elif isinstance(column, list | tuple) and column and all(isinstance(each, str) for each in column):
-        lines = [columns.get(name) or "" for name in SETUP]
-        setup = "\n".join(each if isinstance(each, str) else "\n".join(each) for each in lines)
         tests = list(column)
     else:
         return None
     setup, *tests = (_without_class(each) for each in (setup, *tests))
     trees = [_parsed(each) for each in (setup, *tests)]
-    function = function or _called(trees)
-    unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE, function}
-    given = code_given(prompt, function)
-    if defined := unbound & _bound_in([ast.parse(given)]):
-        setup, unbound = f"{given}\n{setup}", unbound - defined
-    sees = sees_changes(trees, {CANDIDATE, function})
-    return CodeAsserts(function, setup, tests, _packages(trees), frozenset(unbound), sees)
+    _refuse_what_is_not_shared(trees)
+    unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE}
+    names = _of_program(names, trees, unbound)
+    texts = [text for text in (prompt, columns.get("prompt")) if isinstance(text, str)]
+    given = code_given(prompt, names[0]) or next(filter(None, map(_definitions, map(_python, texts))), "")
+    tree = ast.parse(given)
+    found = (unbound & _bound_in([tree])) - {names[0]}
+    defined = found if found - {*names} else set()
+    names = [name for name in names if name not in defined]
+    setup = f"{given}\n{setup}" if defined else setup
+    if {_maker(node) for line in next(_scopes(trees[0])) for node in ast.walk(line)} & {*names}:
+        setup, tests[0] = "", f"{setup}\n{tests[0]}"
+    return CodeAsserts(
+        names,
+        setup,
+        tests,
+        _classes(trees, names),
+        [node.name for node in tree.body if isinstance(node, ast.ClassDef)] if defined else [],
+        _packages(trees),
+        frozenset(unbound - found - {*names}),
+        sees_changes(trees, {CANDIDATE, *names}),
+        given if found else "",
+    )
 
 
 def function_of(name: str | None) -> str | None:
@@ -95,16 +137,22 @@ def code_given(prompt: str, function: str) -> str:
     """The imports, functions, classes and values that a prompt gives beside `function`, which it begins,
     as in HumanEval. The prompt is Python, or has a block of it. Empty: it does not begin the function."""
     tree = _beginning(prompt, function) or _beginning(program_of(prompt, function), function)
-    if tree is None:
-        return ""
-    names = [getattr(node, "name", None) for node in tree.body]
-    kept = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign
-    body: list[ast.stmt] = [
-        node
-        for node, name in zip(tree.body, names, strict=True)
-        if isinstance(node, kept) and name != function
-    ]
-    return ast.unparse(ast.Module(body, []))
+    return _definitions(tree, function)
+
+
+def _definitions(tree: ast.Module | None, function: str = "") -> str:
+    kept = ast.Import | ast.ImportFrom | _FUNCTIONS | ast.ClassDef | ast.Assign
+    body = [one for one in (tree.body if tree else ()) if isinstance(one, kept) and not _is_begun(one)]
+    return ast.unparse(ast.Module([one for one in body if getattr(one, "name", None) != function], []))
+
+
+def _is_begun(node: ast.stmt) -> bool:
+    """Whether it is a function without a body, or a class of such functions: the program has these."""
+    if isinstance(node, ast.ClassDef):
+        methods = [one for one in node.body if isinstance(one, _FUNCTIONS)]
+        return bool(methods) and all(map(_is_begun, methods))
+    empty = ast.Pass | ast.Expr
+    return isinstance(node, _FUNCTIONS) and all(isinstance(one, empty) for one in node.body)
 
 
 def continued(code: str, function: str, prompt: str) -> str:
@@ -128,34 +176,40 @@ def continued(code: str, function: str, prompt: str) -> str:
 
 def _beginning(prompt: str, function: str) -> ast.Module | None:
     """A prompt that is Python and begins a function; None: another prompt."""
-    if f"def {function}" not in prompt:
-        return None
+    tree = _python(prompt) if f"def {function}" in prompt else None
+    return tree if tree and function in [getattr(node, "name", None) for node in tree.body] else None
+
+
+def _python(text: str) -> ast.Module | None:
     try:
-        tree = ast.parse(prompt)
+        return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return tree if function in [getattr(node, "name", None) for node in tree.body] else None
 
 
-def _from_json(column: str) -> Any:
-    """A list of asserts as text of JSON; the text, if it is something else."""
-    try:
-        found = json.loads(column)
-    except (ValueError, RecursionError):
-        return column
+def _python_in(column: Any) -> Any:
+    """The asserts in a table, and those that are text of JSON; the column, if it is something else."""
+    found = column
+    if isinstance(column, str) and re.match(r"\s*\[|\s*\{.*\"assert_case\"", column, re.DOTALL):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(column)
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in PYTHON if found.get(key)), None)
     is_asserts = isinstance(found, list) and found and all(isinstance(each, str) for each in found)
-    return found if is_asserts else column
+    return found if is_asserts or isinstance(found, str) else column
 
 
-def _of_module(code: str) -> tuple[str, list[str], str | None]:
-    """Setup, tests and the imported function of a text that is a module."""
+def _of_module(code: str) -> tuple[str, list[str], list[str]]:
+    """Setup, tests and the imported names of a text that is a module."""
     tree = _parsed(code)
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == PROGRAM]
-    imported = [alias.name for node in imports for alias in node.names]
+    imported = [alias.name for node in imports for alias in node.names if alias.name != "*"]
     tests = [test for node in tree.body for test in _tests_of(node)]
-    rest = ast.unparse(ast.Module([node for node in tree.body if node not in imports], []))
-    name = imported[0] if len(imported) == 1 and imported[0] != "*" else None
-    return (rest, tests, name) if tests else ("", [rest], name)
+    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _tests_of(node)}
+    left_out = [node for node in tree.body if isinstance(node, ast.Expr) and _maker(node.value) in own]
+    body = [node for node in tree.body if node not in imports and node not in left_out]
+    rest = ast.unparse(ast.Module(body, []))
+    return (rest, tests, imported) if tests else ("", [rest], imported)
 
 
 def _tests_of(node: ast.stmt) -> list[str]:
@@ -176,7 +230,9 @@ def _parsed(code: str) -> ast.Module:
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"the tests are no Python: {error}: {code[:80]!r}") from None
+        raise DataError(
+            f"the tests are no Python: {error}: {code[:80]!r}. Rows in other languages cannot be judged"
+        ) from None
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and _is_identity(node):
             raise DataError(
@@ -184,6 +240,19 @@ def _parsed(code: str) -> ast.Module:
                 "write == instead of `is`"
             )
     return tree
+
+
+def _refuse_what_is_not_shared(trees: Sequence[ast.Module]) -> None:
+    """Raises: DataError: the tests look at files or at what a program prints, or patch its process."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = _loaded(trees) | {node.arg for node in nodes if isinstance(node, ast.arg)}
+    found = sorted(names & NOT_SHARED)
+    found += [each[0] for tree in trees if (each := PATCHED.search(ast.unparse(tree)))]
+    if found:
+        raise DataError(
+            f"the tests use {found[0]!r}, and a program and its tests are two processes: they share no "
+            "files, no output and no patches. Leave such rows out"
+        )
 
 
 def _is_identity(node: ast.Compare) -> bool:
@@ -197,16 +266,50 @@ def _is_one(side: ast.expr) -> bool:
     return isinstance(side, ast.Constant) or (isinstance(side, ast.Name) and side.id in dir(builtins))
 
 
-def _called(trees: Sequence[ast.Module]) -> str:
+def _of_program(named: list[str], trees: Sequence[ast.Module], unbound: set[str]) -> list[str]:
+    """The names that tests use of the program: those that the row names, and classes; else the one function.
+
+    Raises: DataError: they call several functions, and the row names none.
+    """
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    bound = _bound_in(trees)
-    names = sorted(calls - bound)
-    if not names and _loaded(trees) <= bound:  # a function of the program has the name of a builtin one
-        names = sorted(calls & {*dir(builtins)})
-    if len(names) != 1:
-        raise DataError(f"the tests call {names or 'no function'}: name the one in `entry_point` of the row")
-    return names[0]
+    calls = {_maker(node) for node in nodes}
+    owners = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    classes = sorted(name for name in unbound & (calls | owners) if name[0].isupper())
+    own = {node.name for node in nodes if isinstance(node, _FUNCTIONS)}
+    called = (node for node in nodes if isinstance(node, ast.Call) and _maker(node) in own)
+    passed = {ast.unparse(each) for node in called for each in node.args}
+    functions = sorted(((calls | passed) & unbound).difference(classes))
+    if not (named or unbound):  # a function of the program has the name of a builtin one
+        functions = sorted(calls & {*dir(builtins)})
+    if not named and (len(functions) > 1 or not (functions or classes)):
+        names = functions or "no function"
+        raise DataError(f"the tests call {names}: name the one in `entry_point` of the row")
+    return list(dict.fromkeys([*(named or functions), *classes]))
+
+
+def _classes(trees: Sequence[ast.Module], names: Sequence[str]) -> frozenset[str]:
+    """Those of the names that are of classes. They begin with a capital letter, as functions may, too. So
+    they are called without arguments, or what their call gives has an attribute that no value has."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    holds = _holders(nodes, names)
+    used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in OF_VALUES]
+    found = {_maker(node.value) or holds.get(ast.unparse(node.value)) for node in used}
+    found |= {_maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
+    return frozenset(name for name in names if name in found & {*holds})
+
+
+def _holders(nodes: list[ast.AST], names: Iterable[str]) -> dict[str, str]:
+    """The names that may be of classes, and what holds an object of one: by text, which one."""
+    holds = {name: name for name in names if name[0].isupper()}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and (name := _maker(node.value)) in holds:
+            holds.update((ast.unparse(target), name) for target in node.targets)
+    return holds
+
+
+def _maker(node: ast.AST) -> str:
+    """The name that is called in an expression."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
 def _loaded(trees: Sequence[ast.Module]) -> set[str]:
@@ -242,9 +345,6 @@ def _packages(trees: Sequence[ast.Module]) -> list[str]:
 # ---------------------------------------------------------------- changed arguments
 
 
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-
-
 def sees_changes(trees: Sequence[ast.Module], functions: set[str]) -> bool:
     """Whether an assert compares an argument of a call with something that the program cannot change, as in
     `k = f(xs)` and then `assert xs[:k] == [1, 2]`.
@@ -267,13 +367,16 @@ def _scopes(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 
 def _compared(body: list[ast.stmt], functions: set[str]) -> Iterator[tuple[bool, bool]]:
     """Of each comparison in asserts: whether it has an argument of a call in it, and whether the program can
-    change all its sides."""
+    change all its sides, one by an argument."""
     nodes = [node for statement in body for node in ast.walk(statement)]
+    functions = functions | {name for name in _holders(nodes, functions) if name.isidentifier()}
     calls = [node for node in nodes if isinstance(node, ast.Call) and _names(node.func) & functions]
     if not calls:
         return
     arguments = {name for call in calls for name in _passed(call)}
-    changed = _derived(nodes, arguments | functions, min(call.lineno for call in calls))
+    first_line = min(call.lineno for call in calls)
+    changed = _derived(nodes, arguments | functions, first_line)
+    by_arguments = _derived(nodes, arguments, first_line)
     inside = {id(node) for call in calls for node in ast.walk(call)}
     for sides in _sides(nodes):
         names = [_names(side, with_index=False) for side in sides]
@@ -284,7 +387,8 @@ def _compared(body: list[ast.stmt], functions: set[str]) -> Iterator[tuple[bool,
             if isinstance(node, ast.Name) and id(node) not in inside
         }
         has_argument = bool(outside & arguments)
-        yield has_argument, all(each & changed for each in names)
+        is_loose = all(each & changed for each in names) and any(each & by_arguments for each in names)
+        yield has_argument, is_loose
 
 
 def _sides(nodes: list[ast.AST]) -> Iterator[list[ast.expr]]:

@@ -53,7 +53,7 @@ class CodeReward:
         tests = read_asserts(column, columns, function, prompt) or read_tests(column, function, columns)
         code, given = program_of(completion, tests.function), ""
         if tests.function is not None:
-            given = code_given(prompt, tests.function)
+            given = getattr(tests, "given", "") or code_given(prompt, tests.function)
             code = continued(code, tests.function, prompt)
         verdict = judge(self._sandbox, code, tests, self._limits, given=given)
         share = verdict.num_passed / verdict.num_tests

@@ -26,6 +26,12 @@ NAMES = (("inputs", "outputs"), ("input", "output"))
 CASES = "test_cases"
 CALLS = ("functional", "function_call", "call")
 """How public data sets mark a test that calls a function."""
+BEYOND = ("generated_checker", "interaction_format", "input_file", "input_mode")
+"""Columns of open-r1's Codeforces and of CodeContests. Equal texts are not all that is right there."""
+ROOM = 4
+"""So many bytes may stand for a character of an expected output."""
+STREAMS = ("stdin", "stdout")
+"""The keys below which SandboxFusion has a text."""
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -69,8 +75,14 @@ def read_tests(column: Any, function: str | None = None, columns: Mapping[str, A
         function: the function to call, instead of `fn_name`. Without both, a program that reads and prints.
         columns: the row, whose `metadata` may name the function, as in LiveCodeBench.
     Raises:
-        DataError: the column has another form; or no test, so that any program would pass.
+        DataError: the column has another form; or no test, so that any program would pass; or the row says
+            that its tests need more than texts to be compared.
     """
+    if needs := [name for name in BEYOND if columns.get(name) not in (None, "", "stdio")]:
+        raise DataError(
+            f"the row has {needs[0]!r}: a file, a partner or a checker of its own decides what is right, and "
+            "here texts are compared. Leave such rows out"
+        )
     if isinstance(column, str):
         column = _from_json(column, "the tests are")
     if isinstance(column, Mapping) and CASES in column:
@@ -153,6 +165,8 @@ def _arguments(given: Any) -> list[Any]:
 
 
 def _text(given: Any) -> str:
+    if isinstance(given, Mapping) and len(given) == 1 and set(given) <= {*STREAMS}:
+        given = next(iter(given.values()))
     if isinstance(given, list | tuple) and not any(isinstance(one, list | tuple | Mapping) for one in given):
         return "\n".join(map(str, given))
     if isinstance(given, str | int | float) and not isinstance(given, bool):
@@ -177,6 +191,7 @@ def judge(
         return _verdict(execution, [error is None for error in errors], len(tests.tests), errors)
     if tests.function is None:
         return _judge_printed(sandbox, code, tests, limits)
+    limits = _with_room(limits, json.dumps(tests.outputs, default=str))
     execution = sandbox.call(code, tests.function, tests.inputs, limits, given=given)
     passed = max((_passed(execution.answers, outputs) for outputs in _readings(tests.outputs)), key=sum)
     shown = [_given(answer) for answer in execution.answers]
@@ -209,7 +224,8 @@ def _judge_printed(sandbox: Sandbox, code: str, tests: CodeTests, limits: Limits
     passed: list[bool] = []
     for text, output in zip(tests.inputs, tests.outputs, strict=True):
         left_s = limits.wall_s - sum(run.wall_s for run in runs)
-        run = sandbox.run(code, text.encode(errors="surrogatepass"), replace(limits, wall_s=max(0.1, left_s)))
+        bounds = _with_room(replace(limits, wall_s=max(0.1, left_s)), output)
+        run = sandbox.run(code, text.encode(errors="surrogatepass"), bounds)
         runs.append(run)
         passed.append(run.fault is None and prints_the_same(run.stdout.decode(errors="replace"), output))
         if run.fault is ProgramOutcome.TIMED_OUT:
@@ -222,6 +238,11 @@ def _judge_printed(sandbox: Sandbox, code: str, tests: CodeTests, limits: Limits
     execution = replace(shown, reason=reason, cpu_s=sum(run.cpu_s for run in runs))
     given = ["what it printed is not the expected output"] * len(passed)
     return _verdict(execution, passed, len(tests.inputs), given)
+
+
+def _with_room(limits: Limits, expected: str) -> Limits:
+    """Limits in which a program may write what is expected of it."""
+    return replace(limits, output_bytes=limits.output_bytes + ROOM * len(expected))
 
 
 def _verdict(
@@ -363,6 +384,8 @@ def prints_the_same(printed: str, expected: str) -> bool:
     expected number or of 1. An expected integer is exact (see `TOLERANCE`), and two integers are the same
     text.
     """
+    if printed == expected:
+        return True
     lines = [[line.split() for line in text.strip().splitlines()] for text in (printed, expected)]
     return len(lines[0]) == len(lines[1]) and all(map(_same_words, *lines))
 

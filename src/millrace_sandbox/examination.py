@@ -37,7 +37,8 @@ class Examination:
     ) -> None:
         self._program, self._start, self._asserts, self._limits = program, start, asserts, limits
         self._answers, self._has_called = answers, False
-        self._names = list(dict.fromkeys([CANDIDATE, asserts.function]))
+        self._names = {name: [name, name in asserts.classes] for name in asserts.names}
+        self._names[CANDIDATE] = self._names[asserts.function]
 
     def run(self, code: str, given: str) -> None:
         """Load both, and run each test.
@@ -47,12 +48,19 @@ class Examination:
             DataError: the row's tests cannot be run, whatever the program is.
             SandboxError.
         """
-        sees_changes = self._asserts.sees_changes
-        self._program.load(code, self._asserts.function, given=given, plain=True, sees_changes=sees_changes)
+        asserts = self._asserts
         tester = self._start(self._left())
         try:
-            self._ended(tester, {"code": self._asserts.setup, "names": self._names}, -1)
-            for index, test in enumerate(self._asserts.tests):
+            self._ended(tester, self._begin(), -1)
+            self._program.load(
+                code,
+                asserts.function,
+                given=given,
+                plain=True,
+                sees_changes=asserts.sees_changes,
+                shared=asserts.shared,
+            )
+            for index, test in enumerate(asserts.tests):
                 self._answers.append(CallAnswer(error=self._ended(tester, test, index)))
         finally:
             tester.end()
@@ -60,6 +68,10 @@ class Examination:
             raise DataError("the tests never call the program, so that any program would pass")
         if self._program.read_rest():
             raise EndOfProgram(ProgramOutcome.MALFORMED, "the program went on answering after its last call")
+
+    def _begin(self) -> dict[str, Any]:
+        asserts = self._asserts
+        return {"code": asserts.setup, "names": self._names, "shared": asserts.shared}
 
     def _left(self) -> Limits:
         left_s = max(LEAST_S, self._limits.wall_s - self._program.wall_s)
@@ -69,11 +81,11 @@ class Examination:
         """Why a test failed; None: it passed. Calls go to the program until then. -1: the setup has none."""
         while True:
             match self._asked(tester, message).get("value"):
-                case ["call", arguments, keywords]:
+                case ["call", *question]:
                     if index < 0:
                         raise DataError("the setup of the tests calls the program, which only tests may")
                     self._has_called = True
-                    message = self._program.ask([arguments, keywords])
+                    message = self._program.ask(question)
                     if not self._asserts.sees_changes:
                         message.pop("changed", None)
                     if message.get("memory"):
@@ -94,11 +106,12 @@ class Examination:
 
     def _asked(self, tester: Program, message: Any) -> Any:
         """Raises: DataError: the tests end before any call, so that it is no work of the program."""
+        began_s = tester.wall_s
         try:
             return tester.ask(message)
         except EndOfProgram as end:
             is_slow = end.outcome is ProgramOutcome.TIMED_OUT
-            was_short = is_slow and tester.wall_s < OWN_SHARE * self._limits.wall_s
+            was_short = is_slow and tester.wall_s - began_s < OWN_SHARE * self._limits.wall_s
             if self._has_called or was_short:
                 raise EndOfProgram(end.outcome, f"the tests: {end}") from None
             raise DataError(
@@ -125,14 +138,7 @@ class Examination:
         tester = self._start(self._left())
         asserts = self._asserts
         try:
-            reply = tester.ask(
-                {
-                    "code": asserts.setup,
-                    "names": self._names,
-                    "instead": asserts.tests[: index + 1],
-                    "error": error,
-                }
-            )
+            reply = tester.ask({**self._begin(), "instead": asserts.tests[: index + 1], "error": error})
             return bool(reply.get("value") == ["same"])
         except EndOfProgram:
             return False

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -99,18 +100,28 @@ class Program:
             self._step()
         return bytes(self._received)
 
-    def load(self, code: str, function: str, *, given: str, plain: bool, sees_changes: bool = False) -> None:
+    def load(
+        self,
+        code: str,
+        function: str,
+        *,
+        given: str,
+        plain: bool,
+        sees_changes: bool = False,
+        shared: Sequence[str] = (),
+    ) -> None:
         """Have the program executed, so that it answers calls of `function` (inside/guest.py).
 
         Args:
             given: code of the row, which is executed before. Then nothing of the program is there yet.
             sees_changes: of a call that returns something, also tell what it has left in its arguments.
+            shared: classes of the code that is given, whose objects pass between the program and its tests.
         Raises:
             EndOfProgram: the program raises, or ends. SandboxError.
             DataError: the code that is given raises, or ends.
         """
         begin: dict[str, Any] = {"code": code, "given": given, "function": function}
-        begin |= {"plain": plain, "sees_changes": sees_changes}
+        begin |= {"plain": plain, "sees_changes": sees_changes, "shared": shared}
         if given:
             try:
                 why = self.ask({**begin, "code": None}).get("error")

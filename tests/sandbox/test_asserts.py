@@ -163,7 +163,11 @@ def test_a_program_without_the_answer_passes_no_assert(any_level: Sandbox, name:
         (["assert f(1) == g(2)"], {}, r"call \['f', 'g'\].*`entry_point`"),
         (["assert f(1) =="], {}, "no Python"),
         (["assert f(1)"], {"test_setup_code": "import no_such_module"}, "setup.*no_such_module"),
-        (["assert f(1)"], {"test_setup_code": "value = f(1)"}, "setup of the tests calls the program"),
+        (
+            ["assert g(1)"],
+            {"test_setup_code": "class A:\n    value = g(1)"},
+            "setup of the tests calls the pro",
+        ),
         (["def f(x): return 1\nassert f(1)"], {"entry_point": "f"}, "they define f themselves"),
     ],
     ids=lambda value: str(value)[:24],
@@ -225,7 +229,7 @@ BROKEN = {
     "a missing key": ["expected = {}\nassert f(1) == expected['one']"],
     "a reference that raises": ["def reference(x): return x / 0\nassert f(1) == reference(1)"],
     "an import behind a call": ["assert f(1) == 1\nimport no_such_module"],
-    "an import of pytest": ["import pytest\nassert f(1) == 1"],
+    "an import of a library": ["import torch\nassert f(1) == 1"],
     "an exit": ["assert f(1) == 1\nraise SystemExit(1)"],
     "return": ["assert f(1) == 1\nreturn"],
     "a later test": ["assert f(1) == 1", "assert f(1) == undefined"],
@@ -292,9 +296,12 @@ def test_a_slow_program_does_not_make_the_setup_of_its_tests_seem_broken(bare: S
     tests = ["assert f(1) == 1"]
     limits = Limits(**{**LIMITS.to_json(), "wall_s": 2.0})
     code = "import time\ntime.sleep(1.5)\ndef f(x): return 2"
-    setup = "import time\ntime.sleep(30)"
-    verdict = verdict_of(bare, code, tests, limits, test_setup_code=setup)
-    assert (verdict.outcome, verdict.num_passed) == (ProgramOutcome.TIMED_OUT, 0)
+    setup, slow = "import time\ntime.sleep(1.2)", ["import time\ntime.sleep(0.8)\nassert f(1) == 1"]
+    for test_setup_code, asserts in ((setup, tests), ("", slow)):
+        verdict = verdict_of(bare, code, asserts, limits, test_setup_code=test_setup_code)
+        assert (verdict.outcome, verdict.num_passed) == (ProgramOutcome.TIMED_OUT, 0)
+    with pytest.raises(DataError, match="took longer"):
+        verdict_of(bare, code, tests, limits, test_setup_code="import time\ntime.sleep(30)")
 
 
 def test_tests_that_want_more_memory_after_an_answer_say_so(bare: Sandbox) -> None:

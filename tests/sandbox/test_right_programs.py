@@ -373,6 +373,47 @@ def test_an_object_of_the_programs_own_class_is_what_its_attributes_are(
     assert verdict_of(bare, OWN, [f"assert {claim}"], entry_point="f").num_passed == is_right
 
 
-def test_a_test_that_needs_a_class_of_the_program_is_the_rows_fault(bare: Sandbox) -> None:
-    with pytest.raises(DataError, match="'P' is not defined"):
-        verdict_of(bare, OWN, ["assert f('p') == [P(1)]"], entry_point="f")
+def test_a_test_may_make_an_object_of_a_class_of_the_program(bare: Sandbox) -> None:
+    assert verdict_of(bare, OWN, ["assert f('p') == [P(1)]"], entry_point="f").num_passed == 1
+    assert verdict_of(bare, OWN, ["assert f('d')[2] == D(3)"], entry_point="f").num_passed == 0
+
+
+MANY = 300_000
+
+
+@pytest.mark.parametrize(
+    ("right", "tests"),
+    [
+        (
+            "print(*range(int(input())))",
+            {"inputs": [f"{MANY}\n"], "outputs": [" ".join(map(str, range(MANY)))]},
+        ),
+        ("def f(n): return [*range(n)]", {"fn_name": "f", "inputs": [[MANY]], "outputs": [[*range(MANY)]]}),
+        ("def f(x): return x[::-1]", [f"x = [*range({MANY})]\nassert f(x) == x[::-1]"]),
+    ],
+)
+def test_a_program_may_give_as_much_as_is_expected(bare: Sandbox, right: str, tests: Any) -> None:
+    assert verdict_of(bare, right, tests).outcome is ProgramOutcome.PASSED
+    assert verdict_of(bare, f"{right}[1:]" if "def" in right else f"{right}, print(1)", tests).num_passed == 0
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [{"input": {"stdin": "1\n"}, "output": {"stdout": "2\n"}}],
+        {"inputs": [{"stdin": "1\n"}], "outputs": [{"stdout": "2\n"}]},
+    ],
+)
+def test_texts_of_sandbox_fusion(bare: Sandbox, column: Any) -> None:
+    assert verdict_of(bare, "print(int(input()) + 1)", column).outcome is ProgramOutcome.PASSED
+    assert verdict_of(bare, "print(int(input()))", column).num_passed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("generated_checker", "import sys"), ("input_mode", "file"), ("input_file", "in.txt")]
+)
+def test_a_row_with_a_checker_or_files_of_its_own_is_a_failure(name: str, value: str) -> None:
+    column = [{"input": "1\n", "output": "2\n"}]
+    with pytest.raises(DataError, match=f"'{name}'.*Leave such rows out"):
+        read_tests(column, None, {name: value})
+    assert read_tests(column, None, {name: None, "input_mode": "stdio"}).outputs == ["2\n"]

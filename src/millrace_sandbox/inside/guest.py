@@ -35,7 +35,16 @@ from typing import Any, TextIO
 from millrace.devices.syscalls import call, prctl
 from millrace_sandbox.inside import landlock, seccomp
 from millrace_sandbox.inside.limits import Limits, MiB, apply
-from millrace_sandbox.inside.values import PROGRAM, decode, encode, to_json
+from millrace_sandbox.inside.values import (
+    FUNCTION,
+    PROGRAM,
+    Here,
+    decode,
+    encode,
+    numbered,
+    resolved,
+    to_json,
+)
 
 CALLS, REPLIES = 3, 4
 COMMON = (
@@ -100,6 +109,7 @@ def run(program: dict[str, Any]) -> None:
     """Execute `program["code"]`; with `program["function"]`, answer calls until there are no more."""
     function = program["function"]
     module = begun(NAME if function else "__main__")
+    Here.names, Here.given = module.__dict__, frozenset(program.get("shared", ()))
     sys.setrecursionlimit(RECURSION_MAX)
     stack_size = threading.stack_size
     threading.stack_size = lambda size=0: stack_size(min(size, STACK_BYTES))
@@ -194,12 +204,12 @@ def serve(code: str, function: str, module: ModuleType, plain: bool, sees_change
     the value None, `left` may have the arguments as they are after the call; with another value and
     `sees_changes`, `changed` may have them.
 
-    `plain`: a call has arguments and keywords, and they and the answers are as inside/values.py has them.
+    `plain`: a call is as `called_plainly` has it, and its values are as inside/values.py has them.
     """
     write, dumps = os.write, json.dumps
     try:
         exec(compile(code, NAME + ".py", "exec"), module.__dict__)
-        called = find(module, function)
+        called = resolved(function)
         reply = b'{"value":null}'
     except BaseException as error:
         called, reply = None, described(error)
@@ -208,7 +218,7 @@ def serve(code: str, function: str, module: ModuleType, plain: bool, sees_change
         arguments = receive(CALLS)
         try:
             told = (
-                called_plainly(called, *arguments, sees_changes=sees_changes)
+                called_plainly(*arguments, sees_changes=sees_changes)
                 if plain
                 else called_once(called, arguments)
             )
@@ -227,30 +237,36 @@ def called_once(called: Any, arguments: list[Any]) -> dict[str, Any]:
 
 
 def called_plainly(
-    called: Any, arguments: list[Any], keywords: dict[str, Any], *, sees_changes: bool
+    owner: int | str,
+    asked: str | None,
+    arguments: list[Any],
+    keywords: dict[str, Any],
+    *,
+    sees_changes: bool,
 ) -> dict[str, Any]:
     """What a call gave. Of a function that gives None, also its arguments, if it has changed them; with
-    `sees_changes` of each function."""
+    `sees_changes` of each function.
+
+    Args:
+        owner: whom the tests ask: a name of the program, or the number of an object.
+        asked: None: to call it. `.name`: a method of it. Else an operator, or a built-in function.
+    """
     given = [decode(each) for each in arguments]
     named = {name: decode(each) for name, each in keywords.items()}
-    value = encode(called(*given, **named))
+    found: Any = resolved(owner)
+    if asked is not None and asked.startswith("."):
+        found = getattr(found, asked[1:])
+    elif asked is not None:
+        found = functools.partial(getattr(operator, asked, None) or vars(builtins)[asked], found)
+    result = found(*given, **named)
+    is_type = asked == "getattr" and isinstance(result, type)
+    value = numbered(FUNCTION, result) if is_type else encode(result)
     left = [arguments, keywords]
     if value is None or sees_changes:
         left = [[*map(encode, given)], {name: encode(each) for name, each in named.items()}]
     if left == [arguments, keywords]:
         return {"value": value}
     return {"value": value, "left" if value is None else "changed": left}
-
-
-def find(module: ModuleType, function: str) -> Any:
-    """The function, or the method of that name of a class `Solution`."""
-    found = getattr(module, function, None)
-    solution = getattr(module, "Solution", None)
-    if found is None and solution is not None:
-        found = getattr(solution(), function, None)
-    if not callable(found):
-        raise NameError(f"the program defines no function {function!r}")
-    return found
 
 
 def described(error: BaseException) -> bytes:

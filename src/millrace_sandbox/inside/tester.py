@@ -11,13 +11,19 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import math
 import os
-from collections.abc import Callable
-from types import ModuleType
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import eq
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from millrace_sandbox.inside import guest
-from millrace_sandbox.inside.values import decode, encode, write_back
+from millrace_sandbox.inside.objects import changed_attributes, stand_ins
+from millrace_sandbox.inside.values import Here, decode, encode, write_back
 
 FILE = "tests"
 CALLS_MAX = 10_000
@@ -35,21 +41,27 @@ class NoEnd(BaseException):
 
 
 def run(program: dict[str, Any]) -> None:
-    """Run `program["code"]`, where each of `program["names"]` is the program's function, and then each test
-    that is asked for. Or say whether the tests `program["instead"]` raise in any case."""
+    """Run `program["code"]`, where each of `program["names"]` stands for one of the program, and then each
+    test that is asked for. Or say whether the tests `program["instead"]` raise in any case."""
     names, code = program["names"], program["code"]
+    Here.given = frozenset(program["shared"])
     if "instead" in program:
         tests, error = program["instead"], program["error"]
-        same = all(raises(code, tests, names, value) == error for value in INSTEAD)
+        same = all(raised(code, tests, names, value) == error for value in INSTEAD)
         exchange(["same"] if same else ["other"])
-    module = begun(names, called)
+    named = stand_ins(called, names)
+    module = begun(named)
     while True:
-        code = exchange(ended(code, module, names))
+        code = exchange(ended(code, module, named))
 
 
-def begun(names: list[str], function: Callable[..., Any]) -> ModuleType:
+def begun(named: dict[str, Any]) -> ModuleType:
     module = guest.begun(FILE)
-    module.__dict__.update(dict.fromkeys(names, function))
+    Here.names = module.__dict__
+    pytest: Any = ModuleType("pytest")  # what most tests use of it, which need not be installed
+    pytest.raises, pytest.approx, pytest.mark = raises, Approx, SimpleNamespace(parametrize=parametrize)
+    sys.modules["pytest"] = pytest
+    module.__dict__.update(named)
     return module
 
 
@@ -59,7 +71,7 @@ def exchange(message: list[Any]) -> Any:
     return guest.receive(guest.CALLS)
 
 
-def ended(code: str, module: ModuleType, names: list[str]) -> list[Any]:
+def ended(code: str, module: ModuleType, named: dict[str, Any]) -> list[Any]:
     try:
         exec(compile(code, FILE, "exec"), module.__dict__)
     except CannotBeAsked as error:
@@ -69,8 +81,54 @@ def ended(code: str, module: ModuleType, names: list[str]) -> list[Any]:
             return ["failed", guest.text_of(error)]
         name = getattr(error, "name", None) if isinstance(error, NameError) else None
         return ["raised", guest.text_of(error), place(error), name]
-    changed = [name for name in names if module.__dict__.get(name) is not called]
+    changed = [name for name, stand_in in named.items() if module.__dict__.get(name) is not stand_in]
     return ["refused", f"they define {changed[0]} themselves"] if changed else ["passed"]
+
+
+@contextmanager
+def raises(kind: Any, match: str = "") -> Iterator[SimpleNamespace]:
+    """`pytest.raises`: the block must raise such an exception."""
+    info = SimpleNamespace(value=None)
+    try:
+        yield info
+    except kind as error:
+        info.value = error
+        assert re.search(match, str(error)), f"{match!r} is not in {error}"
+    else:
+        raise AssertionError(f"{kind} was not raised")
+
+
+class Approx:
+    """`pytest.approx`: a number that is near, or a list or a table of such numbers."""
+
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:
+        self.expected, self.abs = expected, 1e-12 if abs is None else abs
+        self.rel = (1e-6 if abs is None else 0.0) if rel is None else rel
+
+    def __eq__(self, value: Any) -> bool:
+        expected = self.expected
+        if isinstance(expected, dict):
+            return value.keys() == expected.keys() and all(self._like(expected[k]) == value[k] for k in value)
+        if isinstance(expected, list | tuple):
+            return len(value) == len(expected) and all(map(eq, map(self._like, expected), value))
+        return math.isclose(value, expected, rel_tol=self.rel, abs_tol=self.abs)
+
+    def _like(self, expected: Any) -> Approx:
+        return Approx(expected, self.rel, self.abs)
+
+
+def parametrize(names: str | Sequence[str], rows: Any) -> Any:
+    """`pytest.mark.parametrize`: a call for each row."""
+    keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+
+    def decorated(test: Any) -> Any:
+        def each(*args: Any, **keywords: Any) -> None:
+            for row in rows:
+                test(*args, **keywords, **dict(zip(keys, row if len(keys) > 1 else [row], strict=True)))
+
+        return each
+
+    return decorated
 
 
 def place(error: BaseException) -> list[Any]:
@@ -92,10 +150,14 @@ def is_of_program(error: BaseException | None) -> bool:
     return False
 
 
-def called(*args: Any, **keywords: Any) -> Any:
-    """Call the program's function. Its exception is raised here, as the built-in exception of that name."""
+def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
+    """Ask the program (see `guest.called_plainly`). Its exception is raised here, as the built-in exception
+    of that name."""
+    for one, name, value in changed_attributes():
+        setattr(one, name, value)
     try:
-        message = ["call", [*map(encode, args)], {name: encode(each) for name, each in keywords.items()}]
+        named = {name: encode(each) for name, each in keywords.items()}
+        message = ["call", owner, what, [*map(encode, args)], named]
     except TypeError as error:
         raise CannotBeAsked(f"an argument of the function: {error}") from None
     answer = exchange(message)
@@ -162,16 +224,17 @@ class _WithoutAsserts(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-def raises(setup: str, tests: list[str], names: list[str], value: Any) -> list[Any] | None:
+def raised(setup: str, tests: list[str], names: dict[str, Any], value: Any) -> list[Any] | None:
     """How the last of the tests raises if each answer is `value` (see `place`); None: it does not."""
     calls = iter(range(CALLS_MAX))
 
-    def stand_in(*_: Any, **__: Any) -> Any:
-        if next(calls, None) is None:
-            raise NoEnd
-        return value
+    class StandIn(Anything):
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            if next(calls, None) is None:
+                raise NoEnd
+            return value
 
-    module, error = begun(names, stand_in), None
+    module, error = begun(dict.fromkeys(names, StandIn())), None
     for code in (setup, *tests):
         try:
             tree = _WithoutAsserts().visit(ast.parse(code))

@@ -1,9 +1,9 @@
 """Plain values as JSON, between a program and the tests that call its functions.
 
 None, True, False, numbers, texts and lists are themselves. Others have a tag: `{"tuple": [...]}`. An object
-of a class of the program has a name and attributes. What is
-decoded consists of types of Python and numpy alone, whoever encoded it: so no value can lie about what it
-equals.
+of a class of the program has a number, and stays in its process: tests have a `Remote` in its place. One of a
+class that the row gives to both has its attributes. All else that is decoded consists of types of Python and
+numpy alone, whoever encoded it: so no value can lie about what it equals.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from decimal import Decimal
-from enum import Enum
 from fractions import Fraction
 from pathlib import PurePath, PurePosixPath
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 _Made = Callable[[Any], Any]
@@ -60,13 +58,40 @@ _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
     "ellipsis": (type(...), str, lambda _: ...),
 }
 """By tag: a type, what JSON has for a value, and what makes the value of that."""
+VALUES = (
+    *(str, int, float, list, set, dict, bytes, tuple, frozenset, deque, Counter, array, Fraction, Decimal),
+    *(datetime.datetime, datetime.timedelta, complex, range, PurePosixPath, UUID),
+)
 _TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
 """Of a `defaultdict`: what it makes for a key that is missing."""
 _BYTES = bytes | bytearray | memoryview
 _TEXTS = datetime.date | datetime.time | datetime.timedelta | complex | UUID | PurePath
 PROGRAM = "solution"
-"""The module of a program. An object of its classes passes as what its attributes are."""
+"""The module of a program."""
+FUNCTION = "function"
+"""The name of what can be called."""
+
+
+class Remote:
+    """In the process of the tests: an object of the program, or what has this name there."""
+
+    def __init__(self, number: int | str) -> None:
+        vars(self)["_number"] = number
+
+
+class Here:
+    """What values mean in this process. `objects` are those of the program's classes, by number. Of a process
+    of tests `remote` makes what stands for them. `given` are the classes that the row gives to both, and
+    `names` those of the module."""
+
+    objects: ClassVar[list[Any]] = []
+    numbers: ClassVar[dict[int, int]] = {}
+    names: ClassVar[dict[str, Any]] = {}
+    given: frozenset[str] = frozenset()
+    remote: Callable[[str, int], Remote] | None = None
+
+
 SET, BYTES, TEXT, NUMBER = "\0set", "\0bytes", "\0text", "\0number"
 """Keys of a table that stands for what JSON has not: its members, its digits, its text, a number and its
 text. Tests that are JSON may expect such a value in several forms (millrace_sandbox/code_tests.py)."""
@@ -92,6 +117,8 @@ def encode(value: Any) -> Any:
         return str.__str__(value)
     if isinstance(value, list):
         return [encode(each) for each in value]
+    if isinstance(value, Remote):
+        return {"object": [type(value).__name__, vars(value)["_number"]]}
     return _composed(value) or _other(value)
 
 
@@ -115,33 +142,31 @@ def _other(value: Any) -> Any:
     for tag, (kind, written, _) in _OTHERS.items():
         if isinstance(value, kind):
             return {tag: written(value)}
+    if (name := type(value).__name__) in Here.given and Here.names.get(name) is type(value):
+        return {"given": [name, {name: encode(each) for name, each in vars(value).items()}]}
     if type(value).__module__ == PROGRAM:
-        return {"object": [type(value).__name__, {name: encode(each) for name, each in _attributes(value)}]}
+        return numbered(name, value)
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
     if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
         return encode(value.item())
     if numpy and isinstance(value, numpy.ndarray):
         return {"ndarray": [value.dtype.str, encode(value.tolist())]}
+    if callable(value) and Here.remote is None:
+        return numbered(FUNCTION, value)
     raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Enum):
-        return [("name", value.name), ("value", value.value)]
-    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
-    return [
-        *getattr(value, "__dict__", {}).items(),
-        *((n, getattr(value, n)) for n in slots if hasattr(value, n)),
-    ]
+def numbered(name: str, value: Any) -> dict[str, Any]:
+    """What stands for an object of the program, which is kept."""
+    if id(value) not in Here.numbers:
+        Here.numbers[id(value)] = len(Here.objects)
+        Here.objects.append(value)
+    return {"object": [name, Here.numbers[id(value)]]}
 
 
 def decode(data: Any) -> Any:
-    """The value. Raises: ValueError, TypeError, ArithmeticError: `encode` did not make that.
-
-    Degenerate:
-        An attribute that can be called, as a type -> it is left out: it could stand for a method.
-    """
+    """The value. Raises: LookupError, ValueError, TypeError, ArithmeticError: `encode` did not make that."""
     if isinstance(data, list):
         return [decode(each) for each in data]
     if not isinstance(data, dict):
@@ -154,10 +179,8 @@ def decode(data: Any) -> Any:
             return _TYPES[inner]
         case "namedtuple":
             return namedtuple(inner[0], inner[1])(*map(decode, inner[2]))
-        case "object":
-            made = type(inner[0], (SimpleNamespace,), {})
-            attributes = {name: decode(each) for name, each in inner[1].items()}
-            return made(**{name: each for name, each in attributes.items() if not callable(each)})
+        case "object" | "given":
+            return _object(tag, inner)
         case "defaultdict":
             return defaultdict(_FACTORIES[inner[0]], _pairs(inner[1]))
         case "ndarray":
@@ -169,6 +192,31 @@ def decode(data: Any) -> Any:
         case _ if tag in _OTHERS:
             return _OTHERS[tag][2](inner)
     raise ValueError(f"no value has the tag {tag!r}")
+
+
+def _object(tag: str, inner: Any) -> Any:
+    if tag == "object":
+        return Here.remote(*inner) if Here.remote else resolved(inner[1])
+    if inner[0] not in Here.given:
+        raise ValueError(f"the row gives no class {inner[0]!r}")
+    made = object.__new__(Here.names[inner[0]])
+    vars(made).update({name: decode(each) for name, each in inner[1].items()})
+    return made
+
+
+def resolved(number: int | str) -> Any:
+    """The object of that number; what has that name, or the method of that name of a class `Solution`.
+
+    Raises: NameError: the program has none.
+    """
+    if isinstance(number, int):
+        return Here.objects[number]
+    found = Here.names.get(number)
+    if found is None and (solution := Here.names.get("Solution")) is not None:
+        found = Here.names[number] = getattr(solution(), number, None)
+    if not callable(found):
+        raise NameError(f"the program defines no function {number!r}")
+    return found
 
 
 def _pairs(data: Any) -> list[tuple[Any, Any]]:
@@ -229,6 +277,9 @@ def write_back(value: Any, left: Any) -> Any:
             for one, other in zip(value, left, strict=True):
                 write_back(one, other)
             return value if value == left else left
+        case _ if type(value) is type(left) and type(value).__name__ in Here.given:
+            for name, each in vars(left).items():
+                vars(value)[name] = write_back(vars(value).get(name), each)
         case _:
             return left
     return value
