@@ -210,8 +210,9 @@ class TaskRewardWorker:
 
     async def _in_order(self, inputs: Sequence[Scorable]) -> AsyncGenerator[Score, None]:
         """The scores. Calls of a plain function, one after the other, go to its process together."""
-        for name, run in groupby(inputs, key=lambda one: one[0].name if isinstance(one[1], tuple) else ""):
-            if not isinstance(calls := self._calls.get(name), PlainCalls):
+        for (name, is_call), run in groupby(inputs, lambda one: (one[0].name, isinstance(one[1], tuple))):
+            calls = self._calls[name]
+            if not is_call or not isinstance(calls, PlainCalls):
                 for scorable in run:
                     yield await self._score(scorable)
                 continue
