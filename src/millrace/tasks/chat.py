@@ -106,6 +106,8 @@ def conversation(
         )
     if config.system is not None and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": config.system}, *messages]
+    if not any("tool_calls" in one for one in messages):
+        return messages
     style = style_of(tokenizer, template_arguments(config), refuses=False)
     return _identified([_as_taken(one, style) for one in messages], style)
 

@@ -31,7 +31,8 @@ _BRACES = re.compile(
 )
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _SAID = re.compile(
-    r"####|\b(?:answer|result|solution|option|choice)\**\s*(?:\([^()\n]{1,40}\)\s*)?(?:is\b|[:=])+[\s:*]*"
+    r"####|\b(?:answer|result|solution|option|choice)\**\s*(?:\([^()\n]{1,40}\)\s*)?"
+    r"(?:(?:is|(?:should|must|would|will)\s+be)\b(?:\s+(?:therefore|thus|hence)\b,?)?|[:=])+[\s:*]*"
     r"|(?:答案|答え|정답|\b(?:respuesta|réponse|antwort|resposta|risposta|ответ))\**\s*"
     r"(?:(?:es|est|ist|é|è)\b|[是为為は:：])+[\s:：*]*|故选[\s:：]*",
     re.IGNORECASE,
@@ -339,10 +340,9 @@ _REFUTED = re.compile(
 )
 """Behind a number: it is said to be wrong."""
 _CONTRAST = re.compile(
-    r"(?:\s*[,;(\u2013\u2014]\s*(?:and\s+|but\s+)?not|\s(?:and\s+not|rather\s+than|instead\s+of|as\s+opposed\s+to))"
+    r"(?i)(?:\s*[,;(\u2013\u2014]\s*(?:and\s+|but\s+)?not|\s(?:and\s+not|rather\s+than|instead\s+of|as\s+opposed\s+to))"
     r"\s[^,;.()\n]{1,40}(?:\.\d+)?[).\s]*$"
     r"|\s*\((?:not|rather\s+than|instead\s+of)\s[^()\n]{1,60}\)[.\s]*$",
-    re.IGNORECASE,
 )
 """`, not 6` behind an answer."""
 _CHECKS = r"(?:(?:sanity|double)[\s-]*)?(?:check|checking|verify|verifying|verification|proof)"

@@ -42,10 +42,10 @@ _NO_UNITS = NO_UNITS | {"i", "e", "for", "when", "with", "where", "even", "odd",
 _COMMANDS = re.compile(rf"{ENVIRONMENT.pattern}|\\[a-zA-Z]+")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _OPTION = re.compile(
-    r"(?:(?:\(([A-J])\)[.:]?|([A-J])[).:]|([A-J])(?= (?:because|since)\b|, ))(?=\s|,)"
+    r"(?s)(?:(?i:option\s+|choice\s+)?(?:\(([A-J])\)[.:]?|([A-J])[).:]"
+    r"|([A-J])(?= (?:because|since)\b|, | \(| [-–—] (?![A-J]\b)|$))(?=\s|,|$)"
     r"|((?i:yes|no|true|false))(?=[,;:.]\s| [-–—] )(?!(?i:.*\b(?:yes|no|true|false)\b\W*(?:[,.;!]|$))))"
     r"(?!.*(?:\b[A-J][).:]|\([A-J]\)))(?!.*(?:\bor|\band|,)\s+\(?[A-J]\b)",
-    re.DOTALL,
 )
 """The letter of one option, or a truth value, before its text."""
 _OPTIONS = re.compile(r"\(?[A-J]\)?(?:(?:\s*[,;&、]\s*(?:and\s+)?|\s+and\s+|\s*)\(?[A-J]\)?)+")
@@ -222,7 +222,9 @@ def _wordings(text: str) -> list[str]:
     ":"."""
     behind = re.split(r"[:：=]", text)[-1]
     last = re.split(r"\b(?:is|es|est|ist)\b|是(?=.)", behind)[-1]
-    options = [_OPTION.match(one.strip(_ENDS)) for one in (unwrapped_text(tidy(text)), last)]
+    options = [
+        _OPTION.match(one.replace("**", "").strip(_ENDS)) for one in (unwrapped_text(tidy(text)), last)
+    ]
     inside = [", ".join(one) for one in answers(text)]
     if len({plain_words(one) for one in inside if is_words(one)}) > 1:
         inside = []
