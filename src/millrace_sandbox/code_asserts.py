@@ -35,6 +35,8 @@ NOT_SHARED = {
 }
 PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.(makedirs|mkdir|remove)\(")
 """What a test can only do with a program in its own process."""
+KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
+"""What asks for the class of an object. The class is the second argument."""
 OF_VALUES = {name for kind in (*VALUES, np.ndarray) for name in dir(kind)}
 """The attributes of what is no object of a program's class."""
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -44,8 +46,8 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 class CodeAsserts:
     """Tests that use `names` of the program, `function` first. `setup` runs before the first of them.
 
-    `classes` are those of the names that are classes. `given` is code of the prompt that the tests use, too,
-    and `shared` are its classes.
+    `classes` are those of the names that are classes. `caught` are the program's exceptions that they catch.
+    `given` is code of the prompt that the tests use, too, and `shared` are its classes.
     `packages` are what the tests import. `unbound` are names that they load and nobody defines.
     `sees_changes`: they look at what a call that returns something has left in its arguments.
     """
@@ -54,6 +56,7 @@ class CodeAsserts:
     setup: str
     tests: list[str]
     classes: frozenset[str] = frozenset()
+    caught: frozenset[str] = frozenset()
     shared: list[str] = field(default_factory=list)
     packages: list[str] = field(default_factory=list)
     unbound: frozenset[str] = frozenset()
@@ -100,7 +103,8 @@ def read_asserts(
     trees = [_parsed(each) for each in (setup, *tests)]
     _refuse_what_is_not_shared(trees)
     unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE}
-    names = _of_program(names, trees, unbound)
+    caught = _caught(trees, unbound)
+    names = _of_program([name for name in names if name not in caught], trees, unbound - caught)
     texts = [text for text in (prompt, columns.get("prompt")) if isinstance(text, str)]
     given = code_given(prompt, names[0]) or next(filter(None, map(_definitions, map(_python, texts))), "")
     tree = ast.parse(given)
@@ -114,10 +118,11 @@ def read_asserts(
         names,
         setup,
         tests,
-        _classes(trees, names),
+        _classes(trees, names, "\n".join(texts)),
+        caught - found,
         [node.name for node in tree.body if isinstance(node, ast.ClassDef)] if defined else [],
         _packages(trees),
-        frozenset(unbound - found - {*names}),
+        frozenset(unbound - found - caught - {*names}),
         sees_changes(trees, {CANDIDATE, *names}),
         given if found else "",
     )
@@ -274,7 +279,8 @@ def _of_program(named: list[str], trees: Sequence[ast.Module], unbound: set[str]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     calls = {_maker(node) for node in nodes}
     owners = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    classes = sorted(name for name in unbound & (calls | owners) if name[0].isupper())
+    kinds = {name for call in _calls(nodes, KINDS) for arg in call.args for name in _names(arg)}
+    classes = sorted(name for name in unbound & (calls | owners | kinds) if name[0].isupper())
     own = {node.name for node in nodes if isinstance(node, _FUNCTIONS)}
     called = (node for node in nodes if isinstance(node, ast.Call) and _maker(node) in own)
     passed = {ast.unparse(each) for node in called for each in node.args}
@@ -287,13 +293,41 @@ def _of_program(named: list[str], trees: Sequence[ast.Module], unbound: set[str]
     return list(dict.fromkeys([*(named or functions), *classes]))
 
 
-def _classes(trees: Sequence[ast.Module], names: Sequence[str]) -> frozenset[str]:
-    """Those of the names that are of classes. They begin with a capital letter, as functions may, too. So
-    they are called without arguments, or what their call gives has an attribute that no value has."""
+def _caught(trees: Sequence[ast.Module], unbound: set[str]) -> frozenset[str]:
+    """The program's classes of exceptions: tests catch them, and ask whether an exception is one.
+
+    Raises: DataError: they do something else with one, too.
+    """
     nodes = [node for tree in trees for node in ast.walk(tree)]
+    catching = [node.type for node in nodes if isinstance(node, ast.ExceptHandler) and node.type]
+    catching += [call.args[0] for call in _calls(nodes, r"(\w*\.)?(assertR|r)aises\w*") if call.args]
+    asking = [arg for call in _calls(nodes, KINDS) for arg in call.args[1:2]]
+    found = unbound & {name for each in catching for name in _names(each)}
+    fine = {id(node) for each in (*catching, *asking) for node in ast.walk(each)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in found and id(node) not in fine:
+            raise DataError(
+                f"a test catches the program's exception {node.id!r}, and can do nothing else with it"
+            )
+    return frozenset(found)
+
+
+def _calls(nodes: Iterable[ast.AST], pattern: str) -> list[ast.Call]:
+    """The calls of what has such a name."""
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    return [call for call in calls if re.fullmatch(pattern, ast.unparse(call.func))]
+
+
+def _classes(trees: Sequence[ast.Module], names: Sequence[str], prompt: str) -> frozenset[str]:
+    """Those of the names that are of classes. They begin with a capital letter, as functions may, too. So
+    the prompt says that it is a class, or the tests ask whether an object is of it, or call it without
+    arguments, or what its call gives has an attribute that no value has."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    found = {name for call in _calls(nodes, KINDS) for arg in call.args[1:] for name in _names(arg)}
+    found |= {name for name in names if re.search(rf"\bclass\s+`?{name}\b", prompt)}
     holds = _holders(nodes, names)
     used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in OF_VALUES]
-    found = {_maker(node.value) or holds.get(ast.unparse(node.value)) for node in used}
+    found |= {_maker(node.value) or holds.get(ast.unparse(node.value)) for node in used}
     found |= {_maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
     return frozenset(name for name in names if name in found & {*holds})
 

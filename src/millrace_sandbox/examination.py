@@ -71,7 +71,8 @@ class Examination:
 
     def _begin(self) -> dict[str, Any]:
         asserts = self._asserts
-        return {"code": asserts.setup, "names": self._names, "shared": asserts.shared}
+        begin = {"code": asserts.setup, "names": self._names, "shared": asserts.shared}
+        return {**begin, "caught": sorted(asserts.caught)}
 
     def _left(self) -> Limits:
         left_s = max(LEAST_S, self._limits.wall_s - self._program.wall_s)

@@ -22,7 +22,10 @@ from millrace.core.errors import DataError, SandboxError
 from millrace_sandbox.inside.guest import MEMORY
 from millrace_sandbox.inside.limits import Limits
 
-KEYS = ({"value"}, {"value", "left"}, {"value", "changed"}, {"error", "memory"})
+KEYS = (
+    *({"value"}, {"value", "left"}, {"value", "changed"}),
+    *({"error", "memory"}, {"error", "memory", "raised"}),
+)
 """Of an answer (see `guest.serve`)."""
 TAIL_BYTES = 2000
 ENDING_S = 0.5

@@ -215,6 +215,45 @@ def test_classes_of_the_prompt_are_those_of_the_program_and_of_its_tests(
     assert verdict_of(bare, wrong, tests, prompt, **row).num_passed == 0
 
 
+ERRORS = """
+class BankError(Exception): pass
+class Low(BankError, ValueError):
+    def __init__(self, need):
+        super().__init__(need)
+        self.need = need
+    def __str__(self): return f"low by {self.need}"
+def f(x):
+    if x == 1: raise Low(5)
+    if x == 2: raise KeyError("b", 2)
+    if x == 3: raise StopIteration(7)
+    return b"\\xff".decode() if x == 4 else "a" * 1000 if x else [].nothing
+"""
+CAUGHT = [
+    "with pytest.raises(Low, match='by 5') as e: f(1)\nassert e.value.need == 5 and e.type.__name__ == 'Low'",
+    "with pytest.raises(BankError) as e: f(1)\nassert isinstance(e.value, Low) and e.value.args == (5,)",
+    "with pytest.raises((TypeError, ValueError)) as e: f(1)\nassert str(e.value) == 'low by 5'",
+    "try:\n    f(1)\n    assert False\nexcept (KeyError, Low) as e: assert e.need == 5",
+    "with pytest.raises(KeyError) as e: f(2)\nassert e.value.args == ('b', 2)",
+    "with pytest.raises(StopIteration) as e: f(3)\nassert e.value.value == 7",
+    "with pytest.raises(UnicodeDecodeError): f(4)",
+]
+
+
+@pytest.mark.parametrize("test", CAUGHT)
+def test_an_exception_has_its_classes_its_text_and_its_attributes(bare: Sandbox, test: str) -> None:
+    tests = f"import pytest\n{test}"
+    verdict = verdict_of(bare, ERRORS, tests, entry_point="f")
+    assert verdict.outcome is ProgramOutcome.PASSED, verdict.reason
+    for wrong in ("def f(x): raise Exception('low by 5')", "def f(x): return 5"):
+        assert verdict_of(bare, wrong, tests, entry_point="f").num_passed == 0
+
+
+def test_an_exception_that_tests_catch_and_make_is_refused(bare: Sandbox) -> None:
+    tests = "try:\n    f(1)\nexcept Low as e:\n    assert e == Low(5)"
+    with pytest.raises(DataError, match="catches the program's exception 'Low', and can do nothing else"):
+        verdict_of(bare, ERRORS, tests, entry_point="f")
+
+
 def test_a_function_or_a_class_that_the_prompt_only_begins_is_the_programs(bare: Sandbox) -> None:
     prompt = "class Stack:\n    def push(self, x):\n        '''Push.'''\n\ndef top(stack):\n    pass\n"
     tests = "from solution import Stack, top\ns = Stack()\ns.push(2)\nassert top(s) == 2"

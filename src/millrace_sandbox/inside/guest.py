@@ -224,7 +224,7 @@ def serve(code: str, function: str, module: ModuleType, plain: bool, sees_change
             )
             reply = dumps(told, default=to_json).encode()
         except BaseException as error:
-            reply = described(error)
+            reply = described(error, **{"raised": parts_of(error)} if plain else {})
         answer(write, reply)
     sys.stdout.flush()
     os._exit(0)
@@ -269,8 +269,19 @@ def called_plainly(
     return {"value": value, "left" if value is None else "changed": left}
 
 
-def described(error: BaseException) -> bytes:
-    return json.dumps({"error": text_of(error), "memory": isinstance(error, MemoryError)}).encode()
+def described(error: BaseException, **more: Any) -> bytes:
+    told = {"error": text_of(error), "memory": isinstance(error, MemoryError), **more}
+    return json.dumps(told).encode()
+
+
+def parts_of(error: BaseException) -> list[Any]:
+    """The names of an exception's classes, its text, its arguments and its attributes."""
+    names = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    text = text_of(error).partition(": ")[2]
+    try:
+        return [names, str(error), encode(error.args), encode(vars(error))]
+    except BaseException:
+        return [names, text, encode((text,)), encode({})]
 
 
 def text_of(error: BaseException) -> str:

@@ -69,8 +69,11 @@ class Object(Remote):
         vars(self)["_ask"](vars(self)["_number"], "setattr", name, value)
 
     def __instancecheck__(self, other: Any) -> bool:
-        is_object = isinstance(other, Object)
-        return is_object and bool(vars(self)["_ask"](vars(other)["_number"], "isinstance", self))
+        if isinstance(other, BaseException):
+            return vars(self)["_number"] in [kind.__name__ for kind in type(other).__mro__]
+        return isinstance(other, Object) and bool(
+            vars(self)["_ask"](vars(other)["_number"], "isinstance", self)
+        )
 
 
 def _operator(name: str, what: str) -> Callable[..., Any]:

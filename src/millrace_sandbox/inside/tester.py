@@ -30,6 +30,8 @@ CALLS_MAX = 10_000
 """More calls of a stand-in are a loop that waits for an answer."""
 _of_program: list[BaseException] = []
 """The exceptions that the program raised, and not a test."""
+_caught: dict[str, type[Exception]] = {}
+"""What stands for the program's classes of exceptions, by name."""
 
 
 class CannotBeAsked(BaseException):
@@ -45,6 +47,8 @@ def run(program: dict[str, Any]) -> None:
     test that is asked for. Or say whether the tests `program["instead"]` raise in any case."""
     names, code = program["names"], program["code"]
     Here.given = frozenset(program["shared"])
+    for name in program["caught"]:
+        _new(name)
     if "instead" in program:
         tests, error = program["instead"], program["error"]
         same = all(raised(code, tests, names, value) == error for value in INSTEAD)
@@ -61,7 +65,7 @@ def begun(named: dict[str, Any]) -> ModuleType:
     pytest: Any = ModuleType("pytest")  # what most tests use of it, which need not be installed
     pytest.raises, pytest.approx, pytest.mark = raises, Approx, SimpleNamespace(parametrize=parametrize)
     sys.modules["pytest"] = pytest
-    module.__dict__.update(named)
+    module.__dict__.update({**named, **_caught})
     return module
 
 
@@ -92,7 +96,7 @@ def raises(kind: Any, match: str = "") -> Iterator[SimpleNamespace]:
     try:
         yield info
     except kind as error:
-        info.value = error
+        info.value, info.type = error, type(error)
         assert re.search(match, str(error)), f"{match!r} is not in {error}"
     else:
         raise AssertionError(f"{kind} was not raised")
@@ -151,8 +155,7 @@ def is_of_program(error: BaseException | None) -> bool:
 
 
 def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
-    """Ask the program (see `guest.called_plainly`). Its exception is raised here, as the built-in exception
-    of that name."""
+    """Ask the program (see `guest.called_plainly`). Its exception is raised here (see `exception_of`)."""
     for one, name, value in changed_attributes():
         setattr(one, name, value)
     try:
@@ -167,12 +170,30 @@ def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -
         write_back(dict(keywords), {name: decode(each) for name, each in named.items()})
     if "error" not in answer:
         return decode(answer["value"])
-    name, _, text = answer["error"].partition(": ")
-    kind: Any = getattr(builtins, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        kind, text = Exception, answer["error"]
-    _of_program.append(kind(text))
+    _of_program.append(exception_of(*answer["raised"]))
     raise _of_program[-1]
+
+
+def exception_of(names: list[str], text: str, arguments: Any, attributes: Any) -> BaseException:
+    """The exception of the program: of the classes of these names."""
+    kinds = [_caught.get(name) or _builtin(name) or _new(name) for name in names]
+    kind = kinds[0]
+    if kind is not _builtin(names[0]):
+        lowest = [one for one in kinds if [*filter(one.__subclasscheck__, kinds)] == [one]]
+        kind = type(names[0], tuple(lowest), {"__str__": lambda _: text})
+    error: BaseException = kind(*decode(arguments))
+    vars(error).update({name: each for name, each in decode(attributes).items() if name not in dir(error)})
+    return error
+
+
+def _builtin(name: str) -> Any:
+    kind = vars(builtins).get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
+
+
+def _new(name: str) -> type[Exception]:
+    """What stands for a class of exceptions of the program."""
+    return _caught.setdefault(name, type(name, (Exception,), {}))
 
 
 # ---------------------------------------------------------------- values in place of the program's
