@@ -37,8 +37,8 @@ PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.
 """What a test can only do with a program in its own process."""
 KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
 """What asks for the class of an object. The class is the second argument."""
-OF_VALUES = {name for kind in (*VALUES, np.ndarray) for name in dir(kind)}
-"""The attributes of what is no object of a program's class."""
+OF_VALUES = {name for kind in (*VALUES, np.ndarray) for name in dir(kind)} - {"put"}
+"""The attributes of what is no object of a program's class. Many a cache has `put`."""
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -327,7 +327,7 @@ def _classes(trees: Sequence[ast.Module], names: Sequence[str], prompt: str) -> 
     found |= {name for name in names if re.search(rf"\bclass\s+`?{name}\b", prompt)}
     holds = _holders(nodes, names)
     used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in OF_VALUES]
-    found |= {_maker(node.value) or holds.get(ast.unparse(node.value)) for node in used}
+    found |= {_maker(node.value) or holds.get(ast.unparse(node.value), "") for node in used}
     found |= {_maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
     return frozenset(name for name in names if name in found & {*holds})
 

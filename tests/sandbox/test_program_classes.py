@@ -36,8 +36,15 @@ class Stack:
     def __eq__(self, other): return self.items == list(other)
     def __add__(self, other): return Stack(self.items + other.items)
     def __enter__(self): return self
+    @property
+    def tops(self): return self.items[-1:]
     @staticmethod
     def joined(xs): return "".join(xs)
+    @classmethod
+    def again(cls, stack):
+        made = cls()
+        made.items = stack.items
+        return made
 """
 NODE = """
 class Node:
@@ -57,12 +64,80 @@ def start(node):
 def insert(node, val): return Node(val, node)
 def adder(n): return lambda x: x + n
 """
+KINDS = """
+class Cache(OrderedDict):
+    def __init__(self, size): super().__init__(); self.size = size
+    def put(self, k, v):
+        self[k] = v
+        if len(self) > self.size: self.popitem(last=False)
+class Down:
+    def __init__(self, n): self.n = n
+    def __iter__(self): return self
+    def __next__(self):
+        if not self.n: raise StopIteration
+        self.n -= 1
+        return self.n
+class Point:
+    def __init__(self, x): self._number, self.log = x, []
+    def __iadd__(self, x): self._number += x; return self
+    def __eq__(self, other): return type(other) is Point and other._number == self._number
+    def __format__(self, form): return f"{self._number}:{form}"
+    def __enter__(self): return self
+    def __exit__(self, kind, *_): self._number = kind; return True
+    def __divmod__(self, x): return divmod(self._number, x)
+class Far(Point): pass
+def naturals():
+    n = 0
+    while True: yield n; n += 1
+"""
 RIGHT = {
+    "a class above which is a built-in one": (
+        KINDS,
+        "c = Cache(1)\nc.put(1, 2)\nc.put(3, 4)\nassert c == {3: 4}",
+    ),
+    "an iterator with attributes": (KINDS, "d = Down(3)\nassert next(d) == 2 == d.n and [*d] == [1, 0]"),
+    "an iterator without end": (
+        KINDS,
+        "import types\nn = naturals()\nassert [next(n) for _ in range(300)] == [*range(300)]\n"
+        "assert isinstance(n, types.GeneratorType)",
+    ),
+    "an assignment with an operator": (
+        KINDS,
+        "p = Point(1)\np += 2\nassert p._number == 3 and divmod(p, 2) == (1, 1)",
+    ),
+    "a format": (KINDS, "p = Point(1)\nassert f'{p:x}' == '1:x' and p._number"),
+    "with": (
+        KINDS,
+        "with Point(1) as p:\n    assert p._number == 1\n    {}['a']\nassert p._number == KeyError",
+    ),
+    "a type": (
+        KINDS,
+        "assert type(Far(1)) == Far != Point and type(Far(1)) == type(Far(2)) != type(Point(1))\n"
+        "assert issubclass(Far, Point) and not issubclass(Point, Far) and Far.__name__ == 'Far'",
+    ),
+    "a class that is only asked about": (
+        KINDS,
+        "assert isinstance(Far(1), Point) and not isinstance(Down(1), Far)",
+    ),
+    "a table of attributes": (
+        KINDS,
+        "p = Point(1)\ndel p.log\nassert vars(p) == p.__dict__ == {'_number': 1}",
+    ),
+    "copies": (
+        KINDS,
+        "import copy\np = Point(1)\nq, r = copy.copy(p), copy.deepcopy(p)\nq.log.append(2)\nr += 1\n"
+        "assert p.log == [2] and p._number == 1 and p == q != r",
+    ),
     "methods": (STACK, "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2 and s.pop() == 1"),
     "a method that a text has, too": (STACK, "s = Stack([1])\ns.push(1)\nassert s.count(1) == 2"),
     "a call of what a call gives": (STACK, "assert Stack().push(1).push(2).pop() == 2"),
     "attributes": (STACK, "s = Stack([1])\ns.items = [3]\nassert s.items == [3] and s.pop() == 3"),
     "an attribute that a test changes": (STACK, "s = Stack()\ns.items.append(4)\nassert s.pop() == 4"),
+    "one that two objects share": (
+        STACK,
+        "s = Stack()\nu = Stack.again(s)\nu.items.append(4)\nassert s.pop() == 4",
+    ),
+    "one that is made anew": (STACK, "s = Stack()\ns.tops.append(4)\nassert s.push(1).tops == [1]"),
     "one that it sets after a change": (
         STACK,
         "s = Stack()\ns.items.append(4)\ns.items = []\nassert len(s) == 0 and s.push(1).pop() == 1",
@@ -124,9 +199,18 @@ def test_tests_use_the_classes_and_functions_of_a_program(bare: Sandbox, name: s
     assert verdict.outcome is ProgramOutcome.PASSED, verdict.reason
     for wrong in (
         "class Stack: pass\nclass Node: pass",
-        "def adder(n): pass\nturned = has_cycle = insert = adder",
+        "def adder(n): pass\nturned = has_cycle = insert = adder\ndef naturals(): yield 1",
     ):
         assert verdict_of(bare, wrong, tests).outcome is ProgramOutcome.FAILED
+
+
+def test_a_prompt_says_what_is_a_class(bare: Sandbox) -> None:
+    code = (
+        "class Bag:\n    def __init__(self, x): self.x = x\n    def __contains__(self, x): return x in self.x"
+    )
+    tests = "assert 1 in Bag([1]) and 2 not in Bag([1])"
+    assert verdict_of(bare, code, tests, "Write a class `Bag`.").num_passed == 1
+    assert verdict_of(bare, code, tests, "Write a function `Bag`.").num_passed == 0
 
 
 LIAR = """
@@ -176,6 +260,26 @@ LIES = [
 def test_an_object_that_says_yes_to_everything_passes_no_test(bare: Sandbox, test: str) -> None:
     verdict = verdict_of(bare, LIAR, test)
     assert verdict.num_passed == 0 and verdict.outcome is not ProgramOutcome.PASSED
+
+
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("f = lambda x: collections.namedtuple('P', 'startswith')(bool)", "assert f(1).startswith('a')"),
+        ("f = lambda x: collections.namedtuple('P', 'get')(lambda *_: 2)", "assert f(1).get('a') == 2"),
+        ("def f(x): p = Pair(1); p.equals = bool; return p", "assert f(1).equals(Pair(2)) and pair(1)"),
+        (
+            "class Pair:\n    def __enter__(self): return 4\n    def __exit__(self, *_): return True",
+            "with Pair() as x:\n    assert x == 5",
+        ),
+    ],
+)
+def test_nothing_else_says_yes_either(bare: Sandbox, code: str, test: str) -> None:
+    given = (
+        "class Pair:\n    def __init__(self, x): self.x = x\n    def equals(self, y): return self.x == y.x\n"
+    )
+    prompt = f"{given}def pair(x): return Pair(x)\n" if "pair" in test else ""
+    assert verdict_of(bare, code, test, prompt, entry_point="" if "with" in test else "f").num_passed == 0
 
 
 LISTS = """

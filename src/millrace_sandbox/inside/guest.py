@@ -36,14 +36,18 @@ from millrace.devices.syscalls import call, prctl
 from millrace_sandbox.inside import landlock, seccomp
 from millrace_sandbox.inside.limits import Limits, MiB, apply
 from millrace_sandbox.inside.values import (
+    CHANGE,
     FUNCTION,
+    MADE,
     PROGRAM,
     Here,
     decode,
     encode,
     numbered,
+    of_class,
     resolved,
     to_json,
+    write_back,
 )
 
 CALLS, REPLIES = 3, 4
@@ -249,24 +253,38 @@ def called_plainly(
 
     Args:
         owner: whom the tests ask: a name of the program, or the number of an object.
-        asked: None: to call it. `.name`: a method of it. Else an operator, or a built-in function.
+        asked: None: to call it. `MADE`: to call it for an object of a class, also of one above which is a
+            built-in class. `.name`: a method of it. Else an operator, or a built-in function.
     """
     given = [decode(each) for each in arguments]
     named = {name: decode(each) for name, each in keywords.items()}
     found: Any = resolved(owner)
     if asked is not None and asked.startswith("."):
         found = getattr(found, asked[1:])
-    elif asked is not None:
-        found = functools.partial(getattr(operator, asked, None) or vars(builtins)[asked], found)
+    elif asked not in (None, MADE):
+        found = functools.partial(FUNCTIONS[asked], found)
     result = found(*given, **named)
-    is_type = asked == "getattr" and isinstance(result, type)
-    value = numbered(FUNCTION, result) if is_type else encode(result)
+    is_type = asked == "getattr" and isinstance(result, type) and result.__module__ != "builtins"
+    is_made = asked == MADE and type(result).__module__ == PROGRAM
+    kept = numbered(FUNCTION, result) if is_type else of_class(result) if is_made else None
+    value = kept or encode(result)
     left = [arguments, keywords]
     if value is None or sees_changes:
         left = [[*map(encode, given)], {name: encode(each) for name, each in named.items()}]
     if left == [arguments, keywords]:
         return {"value": value}
     return {"value": value, "left" if value is None else "changed": left}
+
+
+def change(one: Any, name: str, content: Any) -> None:
+    """Give what an attribute has another content: others may have the same list."""
+    value = getattr(one, name)
+    if (left := write_back(value, content)) is not value:
+        setattr(one, name, left)
+
+
+FUNCTIONS = {**vars(operator), **vars(builtins), "copy": copy.copy, "deepcopy": copy.deepcopy, CHANGE: change}
+"""By name: what tests ask of an object."""
 
 
 def described(error: BaseException, **more: Any) -> bytes:

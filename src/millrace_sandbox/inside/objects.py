@@ -8,23 +8,29 @@ object that a test itself makes, of a class, is asked everything.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any
 
-from millrace_sandbox.inside.values import FUNCTION, Here, Remote, encode
+from millrace_sandbox.inside.values import CHANGE, FUNCTION, MADE, Here, Remote, encode, inside
 
 OPERATORS = (
     *("eq", "ne", "lt", "le", "gt", "ge", "contains"),
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "divmod"),
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
+    *("lshift", "rshift", "ilshift", "irshift"),
 )
 """They get what a test expects: `abs(f(1) - 2) < 1e-6`."""
 OTHERS = (
     *("neg", "pos", "invert", "abs", "getitem", "setitem", "delitem"),
-    *("bool", "float", "hash", "int", "iter", "len", "next", "repr", "reversed", "round", "str"),
+    *("bool", "float", "hash", "int", "iter", "len", "next", "repr", "reversed", "round", "str", "format"),
+    "delattr",
 )
 PLAIN = {name for kind in (str, bytes, int, float, tuple, frozenset) for name in dir(kind)}
 """What plain values have."""
 
+ASKED = ("__name__", "__bases__")
+"""The attributes of Python that an object is asked for."""
 KEPT = 100
 """So many attributes are looked at for a change."""
 _given: list[tuple[Object, str, Any, Any]] = []
@@ -44,43 +50,77 @@ class Object(Remote):
         self, ask: Callable[..., Any], number: int | str, *, has_methods: bool, makes: bool = False
     ) -> None:
         super().__init__(number)
-        vars(self).update(_ask=ask, _has_methods=has_methods, _makes=makes, _is_made=False)
+        mine = {"#ask": ask, "#has_methods": has_methods, "#makes": makes, "#is_made": False}
+        inside(self).update(mine)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        mine = vars(self)
-        result = mine["_ask"](mine["_number"], None, *args, **keywords)
-        if mine["_makes"] and isinstance(result, Object):
-            vars(result)["_is_made"] = True
+        mine = inside(self)
+        result = mine["#ask"](mine["#number"], MADE if mine["#makes"] else None, *args, **keywords)
+        if mine["#makes"] and isinstance(result, Object):
+            inside(result)["#is_made"] = True
         return result
 
     def __getattr__(self, name: str) -> Any:
-        mine = vars(self)
-        is_asked = mine["_is_made"] or mine["_makes"]
-        if name.startswith("__") or (name in PLAIN and not is_asked):
+        mine = inside(self)
+        is_asked = mine["#is_made"] or mine["#makes"]
+        if (name.startswith("__") and name not in ASKED) or (name in PLAIN and not is_asked):
             raise AttributeError(name)
-        value = mine["_ask"](mine["_number"], "getattr", name)
-        if type(value).__name__ == FUNCTION and isinstance(value, Object) and not mine["_has_methods"]:
+        value = mine["#ask"](mine["#number"], "getattr", name)
+        is_function = type(value).__name__ == FUNCTION and isinstance(value, Object)
+        if (is_function or isinstance(value, type)) and not mine["#has_methods"]:
             raise AttributeError(name)
         if isinstance(value, list | dict | set):
             _given.append((self, name, value, encode(value)))
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        vars(self)["_ask"](vars(self)["_number"], "setattr", name, value)
+        inside(self)["#ask"](inside(self)["#number"], "setattr", name, value)
 
     def __instancecheck__(self, other: Any) -> bool:
         if isinstance(other, BaseException):
-            return vars(self)["_number"] in [kind.__name__ for kind in type(other).__mro__]
-        return isinstance(other, Object) and bool(
-            vars(self)["_ask"](vars(other)["_number"], "isinstance", self)
-        )
+            return inside(self)["#number"] in [kind.__name__ for kind in type(other).__mro__]
+        return isinstance(other, Object) and bool(_ask(other, "isinstance", self))
+
+    def __subclasscheck__(self, other: Any) -> bool:
+        return isinstance(other, Object) and bool(_ask(other, "issubclass", self))
+
+    def __enter__(self) -> Any:
+        return _with(self, _ask(self, ".__enter__"))
+
+    def __exit__(self, kind: type | None, *_: Any) -> Any:
+        is_known = kind is None or vars(builtins).get(kind.__name__) is kind
+        is_caught = _ask(self, ".__exit__", kind if is_known else Exception, None, None)
+        is_of_test = kind is None or issubclass(kind, AssertionError) or not issubclass(kind, Exception)
+        return is_caught and not is_of_test
+
+    def __copy__(self) -> Any:
+        return _with(self, _ask(self, "copy"), is_copy=True)
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return _with(self, _ask(self, "deepcopy"), is_copy=True)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]  # what the program's object has
+        return _ask(self, "getattr", "__dict__")
+
+
+def _ask(stand_in: Object, what: str, *arguments: Any) -> Any:
+    mine = inside(stand_in)
+    return mine["#ask"](mine["#number"], what, *arguments)
+
+
+def _with(one: Object, result: Any, *, is_copy: bool = False) -> Any:
+    """What an object gave. The object itself, or a copy of it, is as much the test's as the object."""
+    if isinstance(result, Object) and (is_copy or inside(result)["#number"] == inside(one)["#number"]):
+        inside(result)["#is_made"] = inside(one)["#is_made"]
+    return result
 
 
 def _operator(name: str, what: str) -> Callable[..., Any]:
     def asked(self: Any, *others: Any) -> Any:
-        mine = vars(self)
-        if what in OTHERS or mine["_is_made"] or isinstance(others[0], Object):
-            return mine["_ask"](mine["_number"], what, *others)
+        mine = inside(self)
+        if what in OTHERS or mine["#is_made"] or isinstance(others[0], Object) or _is_class(others[0]):
+            return _with(self, _ask(self, what, *others))
         if what == "contains":
             raise TypeError("an object of the program is not asked what is in it")
         return NotImplemented
@@ -94,20 +134,28 @@ for _what in (*OPERATORS, *OTHERS):
     setattr(Object, f"__r{_name}__", _operator(_name, f".__r{_name}__"))
 
 
-def changed_attributes() -> list[tuple[Object, str, Any]]:
-    """What a test has changed since the last call in the values of attributes, which are copies."""
+def _is_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Object)
+
+
+def changed_attributes() -> list[tuple[Any, ...]]:
+    """What to ask because a test has changed values of attributes, which are copies, since the last call."""
     now = [(owner, name, value, encode(value)) for owner, name, value, _ in _given[-KEPT:]]
     pairs = list(zip(now, _given[-KEPT:], strict=True))
     _given[:] = now
-    return [one[:3] for one, before in pairs if one[3] != before[3]]
+    return [(inside(one[0])["#number"], CHANGE, *one[1:3]) for one, before in pairs if one[3] != before[3]]
 
 
 def stand_ins(ask: Callable[..., Any], names: dict[str, list[Any]]) -> dict[str, Object]:
     """What stands for each name of the tests: a name of the program, and whether it is a class."""
     has_methods = any(name[0].isupper() for name in names)
 
-    def remote(name: str, number: int) -> Object:
-        return type(name, (Object,), {})(ask, number, has_methods=has_methods)
+    kinds: dict[int | None, type[Object]] = {}
+
+    def remote(name: str, number: int, kind: int | None = None) -> Object:
+        if kind is None or kind not in kinds:
+            kinds[kind] = type(name, (Object,), {"#kind": kind})
+        return kinds[kind](ask, number, has_methods=has_methods)
 
     Here.remote = remote
     return {

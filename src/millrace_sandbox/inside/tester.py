@@ -156,8 +156,12 @@ def is_of_program(error: BaseException | None) -> bool:
 
 def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
     """Ask the program (see `guest.called_plainly`). Its exception is raised here (see `exception_of`)."""
-    for one, name, value in changed_attributes():
-        setattr(one, name, value)
+    for change in changed_attributes():
+        asked(*change)
+    return asked(owner, what, *args, **keywords)
+
+
+def asked(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
     try:
         named = {name: encode(each) for name, each in keywords.items()}
         message = ["call", owner, what, [*map(encode, args)], named]

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import itertools
 import math
 import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Generator, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath, PurePosixPath
@@ -27,7 +28,6 @@ _LISTS: dict[str, tuple[Any, _Made]] = {
     "keys": (KeysView, lambda data: dict.fromkeys(data).keys()),
     "items": (ItemsView, lambda data: dict(data).items()),
     "values": (ValuesView, lambda data: dict(enumerate(data)).values()),
-    "iterator": (Iterator, iter),
     "array": (array, list),
 }
 """By tag: the type of what consists of values, and what makes one of a list of them."""
@@ -71,13 +71,23 @@ PROGRAM = "solution"
 """The module of a program."""
 FUNCTION = "function"
 """The name of what can be called."""
+CHANGE = "change"
+"""What an object is asked for if a test has changed the content of an attribute."""
+MADE = "made"
+"""What a class is asked for by a call."""
+ITEMS = 100
+"""So many items of an iterator come at once: it may have no end, or take long."""
 
 
 class Remote:
     """In the process of the tests: an object of the program, or what has this name there."""
 
     def __init__(self, number: int | str) -> None:
-        vars(self)["_number"] = number
+        inside(self)["#number"] = number
+
+
+inside = vars(Remote)["__dict__"].__get__
+"""What a stand-in has itself, by keys that are no names of attributes: those are the program's."""
 
 
 class Here:
@@ -89,7 +99,7 @@ class Here:
     numbers: ClassVar[dict[int, int]] = {}
     names: ClassVar[dict[str, Any]] = {}
     given: frozenset[str] = frozenset()
-    remote: Callable[[str, int], Remote] | None = None
+    remote: Callable[..., Remote] | None = None
 
 
 SET, BYTES, TEXT, NUMBER = "\0set", "\0bytes", "\0text", "\0number"
@@ -104,7 +114,7 @@ def encode(value: Any) -> Any:
         TypeError: the value is of another type.
         RecursionError: it is too deep, or contains itself.
     Degenerate:
-        An iterator or a generator -> all that it still gives, as an iterator.
+        An iterator or a generator of a program -> its next items, and the number that the rest has.
     """
     if value is None or value is True or value is False:
         return value
@@ -118,7 +128,9 @@ def encode(value: Any) -> Any:
     if isinstance(value, list):
         return [encode(each) for each in value]
     if isinstance(value, Remote):
-        return {"object": [type(value).__name__, vars(value)["_number"]]}
+        return {"object": [type(value).__name__, inside(value)["#number"]]}
+    if isinstance(value, type) and issubclass(value, Remote):
+        return {"object": [FUNCTION, vars(value)["#kind"]]}
     return _composed(value) or _other(value)
 
 
@@ -132,6 +144,10 @@ def _composed(value: Any) -> dict[str, Any] | None:
             pairs = [[encode(key), encode(each)] for key, each in value.items()]
             is_known = factory in _FACTORIES.values()
             return {"defaultdict": [factory.__name__, pairs]} if is_known else {tag: pairs}
+    if isinstance(value, Iterator):
+        items = [encode(each) for each in itertools.islice(value, None if Here.remote else ITEMS)]
+        rest = numbered(type(value).__name__, value) if len(items) == ITEMS and not Here.remote else []
+        return {"generator" if isinstance(value, Generator) else "iterator": [items, rest]}
     for tag, (kind, _) in _LISTS.items():
         if isinstance(value, kind):
             return {tag: [encode(each) for each in value]}
@@ -145,7 +161,7 @@ def _other(value: Any) -> Any:
     if (name := type(value).__name__) in Here.given and Here.names.get(name) is type(value):
         return {"given": [name, {name: encode(each) for name, each in vars(value).items()}]}
     if type(value).__module__ == PROGRAM:
-        return numbered(name, value)
+        return of_class(value)
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
         return {"type": value.__name__}
     if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
@@ -165,6 +181,12 @@ def numbered(name: str, value: Any) -> dict[str, Any]:
     return {"object": [name, Here.numbers[id(value)]]}
 
 
+def of_class(value: Any) -> dict[str, Any]:
+    """An object, with the number of its class."""
+    kind = numbered(FUNCTION, type(value))["object"]
+    return {"object": [*numbered(type(value).__name__, value)["object"], kind[1]]}
+
+
 def decode(data: Any) -> Any:
     """The value. Raises: LookupError, ValueError, TypeError, ArithmeticError: `encode` did not make that."""
     if isinstance(data, list):
@@ -173,16 +195,16 @@ def decode(data: Any) -> Any:
         return data
     ((tag, inner),) = data.items()
     match tag:
-        case "float":
-            return float(inner)
-        case "type":
-            return _TYPES[inner]
+        case "float" | "type":
+            return float(inner) if tag == "float" else _TYPES[inner]
         case "namedtuple":
-            return namedtuple(inner[0], inner[1])(*map(decode, inner[2]))
+            return _namedtuple(*inner)
         case "object" | "given":
             return _object(tag, inner)
         case "defaultdict":
             return defaultdict(_FACTORIES[inner[0]], _pairs(inner[1]))
+        case "iterator" | "generator":
+            return _iterator(tag, *map(decode, inner))
         case "ndarray":
             return _array(*inner)
         case _ if tag in _DICTS:
@@ -194,12 +216,28 @@ def decode(data: Any) -> Any:
     raise ValueError(f"no value has the tag {tag!r}")
 
 
+def _namedtuple(name: str, fields: list[str], items: list[Any]) -> Any:
+    """Raises: ValueError: an item could stand for a method."""
+    values = [*map(decode, items)]
+    for field, value in zip(fields, values, strict=True):
+        if callable(value) and any(hasattr(kind, field) for kind in VALUES):
+            raise ValueError(f"{field!r} of {name!r} stands for a method")
+    return namedtuple(name, fields)(*values)
+
+
+def _iterator(tag: str, items: list[Any], rest: Iterable[Any]) -> Any:
+    every = itertools.chain(items, rest)
+    return every if tag == "iterator" else (each for each in every)
+
+
 def _object(tag: str, inner: Any) -> Any:
     if tag == "object":
         return Here.remote(*inner) if Here.remote else resolved(inner[1])
     if inner[0] not in Here.given:
         raise ValueError(f"the row gives no class {inner[0]!r}")
     made = object.__new__(Here.names[inner[0]])
+    if methods := [name for name in inner[1] if callable(getattr(made, name, None))]:
+        raise ValueError(f"{methods[0]!r} is a method of {inner[0]!r}")
     vars(made).update({name: decode(each) for name, each in inner[1].items()})
     return made
 
