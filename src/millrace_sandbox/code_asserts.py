@@ -37,8 +37,9 @@ PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.
 """What a test can only do with a program in its own process."""
 KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
 """What asks for the class of an object. The class is the second argument."""
-OF_VALUES = {name for kind in (*VALUES, np.ndarray) for name in dir(kind)} - {"put"}
-"""The attributes of what is no object of a program's class. Many a cache has `put`."""
+OF_VALUES = {name for kind in VALUES for name in dir(kind)}
+OF_ARRAYS = {*dir(np.ndarray)}
+"""The attributes of what is no object of a program's class."""
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -213,7 +214,8 @@ def _of_module(code: str) -> tuple[str, list[str], list[str]]:
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _tests_of(node)}
     left_out = [node for node in tree.body if isinstance(node, ast.Expr) and _maker(node.value) in own]
     body = [node for node in tree.body if node not in imports and node not in left_out]
-    rest = ast.unparse(ast.Module(body, []))
+    named = [alias for node in imports for alias in node.names if alias.asname]
+    rest = "\n".join([*(f"{one.asname} = {one.name}" for one in named), ast.unparse(ast.Module(body, []))])
     return (rest, tests, imported) if tests else ("", [rest], imported)
 
 
@@ -239,7 +241,7 @@ def _parsed(code: str) -> ast.Module:
             f"the tests are no Python: {error}: {code[:80]!r}. Rows in other languages cannot be judged"
         ) from None
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and _is_identity(node):
+        if _is_identity(node):
             raise DataError(
                 f"a test compares identity, and values are copies here: {ast.unparse(node)[:80]!r}; "
                 "write == instead of `is`"
@@ -260,7 +262,11 @@ def _refuse_what_is_not_shared(trees: Sequence[ast.Module]) -> None:
         )
 
 
-def _is_identity(node: ast.Compare) -> bool:
+def _is_identity(node: ast.AST) -> bool:
+    if calls := _calls([node], r".*\.assertIs(Not)?"):
+        return not any(map(_is_one, calls[0].args))
+    if not isinstance(node, ast.Compare):
+        return False
     sides = [node.left, *node.comparators]
     pairs = zip(node.ops, sides, sides[1:], strict=False)
     return any(isinstance(op, ast.Is | ast.IsNot) and not any(map(_is_one, pair)) for op, *pair in pairs)
@@ -326,7 +332,8 @@ def _classes(trees: Sequence[ast.Module], names: Sequence[str], prompt: str) -> 
     found = {name for call in _calls(nodes, KINDS) for arg in call.args[1:] for name in _names(arg)}
     found |= {name for name in names if re.search(rf"\bclass\s+`?{name}\b", prompt)}
     holds = _holders(nodes, names)
-    used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in OF_VALUES]
+    plain = OF_VALUES | OF_ARRAYS if "numpy" in _packages(trees) else OF_VALUES
+    used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in plain]
     found |= {_maker(node.value) or holds.get(ast.unparse(node.value), "") for node in used}
     found |= {_maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
     return frozenset(name for name in names if name in found & {*holds})

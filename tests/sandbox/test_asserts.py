@@ -158,6 +158,11 @@ def test_a_program_without_the_answer_passes_no_assert(any_level: Sandbox, name:
     ("column", "columns", "message"),
     [
         (["assert f(1) is f(1)"], {}, "compares identity"),
+        (
+            ["unittest.TestCase().assertIs(f(1), f(1))"],
+            {"test_imports": "import unittest"},
+            "compares identity",
+        ),
         (["assert f(lambda x: x)"], {}, "a value of type function cannot be sent"),
         (["class Own: pass\nassert f(Own())"], {}, "a value of type Own cannot be sent"),
         (["assert f(1) == g(2)"], {}, r"call \['f', 'g'\].*`entry_point`"),

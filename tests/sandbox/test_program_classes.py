@@ -123,6 +123,8 @@ RIGHT = {
         KINDS,
         "p = Point(1)\ndel p.log\nassert vars(p) == p.__dict__ == {'_number': 1}",
     ),
+    "another name": (KINDS, "from solution import Point as P\nassert P(1)._number == 1"),
+    "a name that arrays have, too": (KINDS, "c = Cache(1)\nassert c.put(1, 2) == None and c == {1: 2}"),
     "copies": (
         KINDS,
         "import copy\np = Point(1)\nq, r = copy.copy(p), copy.deepcopy(p)\nq.log.append(2)\nr += 1\n"
@@ -223,7 +225,8 @@ class Liar:
     startswith = endswith = issubset = isdigit = yes
     __ne__ = lambda self, *args: False
     __sub__ = __rsub__ = __mod__ = __rmod__ = __pow__ = __truediv__ = __xor__ = __rxor__ = zero
-    __abs__ = sort = append = push = pop = items = name = get = equals = close = me
+    __abs__ = __getitem__ = __add__ = __neg__ = me
+    sort = append = push = pop = items = name = get = equals = close = me
     def __getattr__(self, name): return self.me
     def __hash__(self): return 0
     def __len__(self): return 0
@@ -250,6 +253,7 @@ LIES = [
     "x = F(1)\nx.sort()\nassert x == [2]",
     "x = F(1)\nassert len(x) == 1 and x[0] == 2",
     "s = Stack()\ns.push(1)\nassert s.pop() == 1",
+    "s = Stack()\ns.push(1)\nassert s[0] == 1 or s + 1 == 1 or -s == 1 or abs(s) == 1",
     "s = Stack()\ns.push(1)\nassert 1 in s.items()",
     "s = Stack()\ns.push(1)\nassert s.name().startswith('a')",
     "s = Stack()\ns.push(1)\nassert abs(s.pop() - 1) < 1e-6",

@@ -14,11 +14,15 @@ from typing import Any
 
 from millrace_sandbox.inside.values import CHANGE, FUNCTION, MADE, Here, Remote, encode, inside
 
+IN_PLACE = (
+    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
+    *("ilshift", "irshift"),
+)
 OPERATORS = (
+    *IN_PLACE,
     *("eq", "ne", "lt", "le", "gt", "ge", "contains"),
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "divmod"),
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
-    *("lshift", "rshift", "ilshift", "irshift"),
+    *("lshift", "rshift"),
 )
 """They get what a test expects: `abs(f(1) - 2) < 1e-6`."""
 OTHERS = (
@@ -85,7 +89,7 @@ class Object(Remote):
         return isinstance(other, Object) and bool(_ask(other, "issubclass", self))
 
     def __enter__(self) -> Any:
-        return _with(self, _ask(self, ".__enter__"))
+        return _same(self, ".__enter__")
 
     def __exit__(self, kind: type | None, *_: Any) -> Any:
         is_known = kind is None or vars(builtins).get(kind.__name__) is kind
@@ -94,10 +98,10 @@ class Object(Remote):
         return is_caught and not is_of_test
 
     def __copy__(self) -> Any:
-        return _with(self, _ask(self, "copy"), is_copy=True)
+        return _same(self, "copy")
 
     def __deepcopy__(self, _: Any) -> Any:
-        return _with(self, _ask(self, "deepcopy"), is_copy=True)
+        return _same(self, "deepcopy")
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]  # what the program's object has
@@ -109,10 +113,11 @@ def _ask(stand_in: Object, what: str, *arguments: Any) -> Any:
     return mine["#ask"](mine["#number"], what, *arguments)
 
 
-def _with(one: Object, result: Any, *, is_copy: bool = False) -> Any:
-    """What an object gave. The object itself, or a copy of it, is as much the test's as the object."""
-    if isinstance(result, Object) and (is_copy or inside(result)["#number"] == inside(one)["#number"]):
-        inside(result)["#is_made"] = inside(one)["#is_made"]
+def _same(one: Object, what: str, *arguments: Any) -> Any:
+    """The object after a change, or a copy of it, is as much the test's as the object."""
+    result = _ask(one, what, *arguments)
+    if isinstance(result, Object):
+        inside(result)["#is_made"] |= inside(one)["#is_made"]
     return result
 
 
@@ -120,7 +125,7 @@ def _operator(name: str, what: str) -> Callable[..., Any]:
     def asked(self: Any, *others: Any) -> Any:
         mine = inside(self)
         if what in OTHERS or mine["#is_made"] or isinstance(others[0], Object) or _is_class(others[0]):
-            return _with(self, _ask(self, what, *others))
+            return (_same if what in IN_PLACE else _ask)(self, what, *others)
         if what == "contains":
             raise TypeError("an object of the program is not asked what is in it")
         return NotImplemented
