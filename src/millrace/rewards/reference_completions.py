@@ -128,7 +128,10 @@ def _literal(pattern: str) -> str | None:
     return "".join(written)
 
 
-PROGRAMS = ("canonical_solution", "reference_solution", "solution", "solutions", "code")
+PROGRAMS = (
+    *("canonical_solution", "reference_solution", "solution", "solutions", "code"),
+    *("solution_code", "completion"),
+)
 """Columns in which public data sets have a right program, where `task.answer` names none."""
 PYTHON_3 = 3
 """The language in the solutions of CodeContests."""
