@@ -41,6 +41,7 @@ OF_VALUES = {name for kind in VALUES for name in dir(kind)}
 OF_ARRAYS = {*dir(np.ndarray)}
 """The attributes of what is no object of a program's class."""
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+_GIVEN = ast.Import | ast.ImportFrom | _FUNCTIONS | ast.ClassDef | ast.Assign
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class CodeAsserts:
     """Tests that use `names` of the program, `function` first. `setup` runs before the first of them.
 
     `classes` are those of the names that are classes. `caught` are the program's exceptions that they catch.
-    `given` is code of the prompt that the tests use, too, and `shared` are its classes.
+    `given` is code of the prompt, and `shared` are its classes, if the tests use it, too.
     `packages` are what the tests import. `unbound` are names that they load and nobody defines.
     `sees_changes`: they look at what a call that returns something has left in its arguments.
     """
@@ -107,7 +108,7 @@ def read_asserts(
     caught = _caught(trees, unbound)
     names = _of_program([name for name in names if name not in caught], trees, unbound - caught)
     texts = [text for text in (prompt, columns.get("prompt")) if isinstance(text, str)]
-    given = code_given(prompt, names[0]) or next(filter(None, map(_definitions, map(_python, texts))), "")
+    given = code_given(prompt, names[0]) or next(filter(None, map(_header, texts)), "")
     tree = ast.parse(given)
     found = (unbound & _bound_in([tree])) - {names[0]}
     defined = found if found - {*names} else set()
@@ -125,7 +126,7 @@ def read_asserts(
         _packages(trees),
         frozenset(unbound - found - caught - {*names}),
         sees_changes(trees, {CANDIDATE, *names}),
-        given if found else "",
+        given,
     )
 
 
@@ -146,9 +147,15 @@ def code_given(prompt: str, function: str) -> str:
     return _definitions(tree, function)
 
 
+def _header(text: str) -> str:
+    """A prompt that has definitions alone, as those of LeetCodeDataset; empty: another prompt."""
+    tree = _python(text)
+    others = [one for one in tree.body if not isinstance(one, _GIVEN | ast.Expr)] if tree else []
+    return "" if others else _definitions(tree)
+
+
 def _definitions(tree: ast.Module | None, function: str = "") -> str:
-    kept = ast.Import | ast.ImportFrom | _FUNCTIONS | ast.ClassDef | ast.Assign
-    body = [one for one in (tree.body if tree else ()) if isinstance(one, kept) and not _is_begun(one)]
+    body = [one for one in (tree.body if tree else ()) if isinstance(one, _GIVEN) and not _is_begun(one)]
     return ast.unparse(ast.Module([one for one in body if getattr(one, "name", None) != function], []))
 
 

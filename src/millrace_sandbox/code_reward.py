@@ -9,7 +9,7 @@ from millrace.core.errors import DataError
 from millrace.rewards.program_text import program_of
 from millrace.tasks.chat import is_messages
 from millrace.tasks.rows import Row, find_column
-from millrace_sandbox.code_asserts import code_given, continued, read_asserts
+from millrace_sandbox.code_asserts import CodeAsserts, code_given, continued, read_asserts
 from millrace_sandbox.code_tests import judge, read_tests
 from millrace_sandbox.inside.limits import Limits, MiB
 from millrace_sandbox.program import ProgramOutcome
@@ -53,7 +53,8 @@ class CodeReward:
         tests = read_asserts(column, columns, function, prompt) or read_tests(column, function, columns)
         code, given = program_of(completion, tests.function), ""
         if tests.function is not None:
-            given = getattr(tests, "given", "") or code_given(prompt, tests.function)
+            named = code_given(prompt, tests.function)
+            given = tests.given if isinstance(tests, CodeAsserts) else named
             code = continued(code, tests.function, prompt)
         verdict = judge(self._sandbox, code, tests, self._limits, given=given)
         share = verdict.num_passed / verdict.num_tests

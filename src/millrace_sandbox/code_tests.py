@@ -384,9 +384,10 @@ def prints_the_same(printed: str, expected: str) -> bool:
     expected number or of 1. An expected integer is exact (see `TOLERANCE`), and two integers are the same
     text.
     """
-    if printed == expected:
+    texts = (printed.strip(), expected.strip())
+    if texts[0] == texts[1]:
         return True
-    lines = [[line.split() for line in text.strip().splitlines()] for text in (printed, expected)]
+    lines = [[line.split() for line in text.splitlines()] for text in texts]
     return len(lines[0]) == len(lines[1]) and all(map(_same_words, *lines))
 
 

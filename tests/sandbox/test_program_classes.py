@@ -383,6 +383,15 @@ def test_the_forms_of_public_sets_of_a_function(bare: Sandbox, name: str) -> Non
     assert verdict_of(bare, right.replace("+", "-"), FORMS[name]).num_passed == 0
 
 
+def test_a_program_may_use_what_the_prompt_imports(bare: Sandbox) -> None:
+    tests = "def check(candidate):\n    assert candidate([3, 1]) == 1"
+    code = "class Solution:\n    def least(self, xs): return sorted_list(xs)[0]"
+    row = {"entry_point": "Solution().least", "prompt": "from builtins import sorted as sorted_list"}
+    assert verdict_of(bare, code, tests, **row).outcome is ProgramOutcome.PASSED
+    row["prompt"] = "sorted_list\nprint('an example')"
+    assert verdict_of(bare, code, tests, **row).num_passed == 0
+
+
 def test_a_class_of_the_prompt_may_be_written_anew(bare: Sandbox) -> None:
     """As row 45 of the samples of KodCode."""
     prompt = "class Node:\n    def __init__(self, value): self.value = value\n\ndef turned(node):\n    pass\n"

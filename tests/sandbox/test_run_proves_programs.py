@@ -49,6 +49,8 @@ def config_for(model: Path, directory: Path, *rows: dict[str, Any]) -> Config:
     ("change", "says"),
     [
         ({"canonical_solution": "    return x + x\n"}, "rows.jsonl:2: .*gets 0, not 1"),
+        ({"canonical_solution": None, "completion": "    return 1\n"}, "rows.jsonl:2: .*gets 0, not 1"),
+        ({"canonical_solution": None, "solution_code": "    return 1\n"}, "rows.jsonl:2: .*gets 0, not 1"),
         ({"tests": ["assert square(3) == 10"]}, "rows.jsonl:2: .*gets 0, not 1"),
         ({"tests": ["assert nearly(square(3), 9)"], "entry_point": "square"}, "rows.jsonl:2: .*nearly"),
     ],

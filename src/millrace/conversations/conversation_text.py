@@ -43,13 +43,13 @@ class ConversationText:
         special = {*self._tokenizer.all_special_tokens}
         return [_pattern(added), _pattern([one for one in added if one in special])]
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
-        """Up to where the assistant is to write. It raises what the template raises."""
+    def text(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, asks: bool = True) -> str:
+        """Up to where the assistant is to write, if it `asks`. It raises what the template raises."""
         rendered = self._tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) or None,
             tokenize=False,
-            add_generation_prompt=True,
+            add_generation_prompt=asks,
             **self._arguments,
         )
         return str(rendered)

@@ -128,7 +128,8 @@ def _literal(pattern: str) -> str | None:
     return "".join(written)
 
 
-PROGRAMS = ("canonical_solution", "reference_solution", "solution", "solutions", "code")
+_SOLUTIONS = ("canonical_solution", "reference_solution", "solution", "solutions", "solution_code")
+PROGRAMS = (*_SOLUTIONS, "code", "completion")
 """Columns in which public data sets have a right program, where `task.answer` names none."""
 PYTHON_3 = 3
 """The language in the solutions of CodeContests."""
@@ -140,8 +141,7 @@ def reference_program(answer: Any, columns: Row) -> str | None:
     A program is a text, or the first of a list of programs, as data or as JSON; or the first in Python 3 of a
     table of CodeContests. A body that goes on where the prompt ends is a program too, as in HumanEval.
     """
-    named = (find_column(columns, name) for name in PROGRAMS)
-    return next(filter(None, map(_program, (answer, *named))), None)
+    return next(filter(None, map(_program, (answer, *(find_column(columns, one) for one in PROGRAMS)))), None)
 
 
 def _program(column: Any) -> str | None:

@@ -20,9 +20,10 @@ class WarmStartModel(Section):
 
 class Demonstrations(Section):
     path: str
-    """A .jsonl file. Each line is an object with the strings `prompt` and `completion`."""
+    """A .jsonl file. Each line is an object with `prompt` and `completion`, as strings or as lists of chat
+    messages. Or it has `messages` or `conversations`: each turn of the assistant is learnt."""
     append_eos: bool = True
-    """End every completion with the tokenizer's end-of-sequence token."""
+    """End every completion with the tokenizer's end-of-sequence token. A chat template's own end stays."""
 
 
 class SupervisedConfig(Section):

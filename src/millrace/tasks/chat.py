@@ -57,10 +57,8 @@ def render(
         return messages + (more if isinstance(more, str) else "\n".join(one["content"] for one in more))
     messages = followed(messages, more)
     column = None if isinstance(config, table.GymTaskSection) else config.tools
-    tools = (
-        None if column is None else _tables(find_column(columns, column), f"{row_id}: `{column}`", "tools")
-    )
-    shown = [*map(_of_function, tools or ()), *own_tools]
+    tools = [] if column is None else tools_of(find_column(columns, column), f"{row_id}: `{column}`")
+    shown = [*tools, *own_tools]
     written = ConversationText(tokenizer, template_arguments(config))
     try:
         text = written.checked(messages, shown)
@@ -106,9 +104,14 @@ def conversation(
         )
     if config.system is not None and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": config.system}, *messages]
+    return as_taken(messages, tokenizer, template_arguments(config))
+
+
+def as_taken(messages: list[Message], tokenizer: Any, arguments: dict[str, Any]) -> list[Message]:
+    """The messages with the ids and arguments of calls as the chat template takes them."""
     if not any("tool_calls" in one for one in messages):
         return messages
-    style = style_of(tokenizer, template_arguments(config), refuses=False)
+    style = style_of(tokenizer, arguments, refuses=False)
     return _identified([_as_taken(one, style) for one in messages], style)
 
 
@@ -183,12 +186,17 @@ def find_reference(columns: Row, name: str) -> Any:
 
 def _asked(prompt: list[Message], row_id: str) -> list[Message]:
     """The messages up to where the assistant is to answer: the assistant's turn at the end is left out."""
-    messages = [_message(one, f"{row_id}: message {n}") for n, one in enumerate(prompt, 1)]
+    messages = read_messages(prompt, row_id)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
         raise DataError(f"{row_id}: the prompt has no message before the assistant's")
     return messages
+
+
+def read_messages(given: list[Message], row_id: str) -> list[Message]:
+    """In OpenAI's form. Raises: DataError: one has no role, or a part that is no text."""
+    return [_message(one, f"{row_id}: message {n}") for n, one in enumerate(given, 1)]
 
 
 def _message(one: Message, where: str) -> Message:
@@ -250,6 +258,11 @@ def _text(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return part.get("text", part.get("value") if part.get("type") == "text" else None)
+
+
+def tools_of(value: Any, where: str) -> list[Message]:
+    """The tools of a row. Raises: DataError: they are no list of tables."""
+    return [*map(_of_function, _tables(value, where, "tools") or ())]
 
 
 def _of_function(tool: Message) -> Message:
