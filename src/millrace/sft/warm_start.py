@@ -72,15 +72,14 @@ def read_examples(path: Path, tokenizer: Any, *, append_eos: bool, ends: Collect
         )
     refuse_packed(path)
     end = [tokenizer.eos_token_id] if append_eos else []
-    examples: Examples = []
-    rows = JsonLines(path)
+    examples, rows = Examples(), JsonLines(path)
     for index in range(len(rows)):
         row, where = rows[index], f"{path}:{rows.place(index)}"
         if messages := _messages(row):
             for prompt, turn in _turns(row, *messages, tokenizer, where):
                 ids = encode(tokenizer, turn)
-                last = max((at for at, one in enumerate(ids) if one in ends), default=None)
-                examples.append((encode(tokenizer, prompt), ids + end if last is None else ids[: last + 1]))
+                last = max((at for at, one in enumerate(ids) if one in ends), default=-1)
+                examples.append((encode(tokenizer, prompt), ids[: last + 1] or ids + end))
             continue
         prompt, completion = _pair(row, where)
         examples.append((encode_prompt(tokenizer, prompt), encode(tokenizer, completion) + end))
@@ -125,7 +124,9 @@ def _turns(row: Row, given: list[Message], first: int, tokenizer: Any, where: st
 
 def _pair(row: Row, where: str) -> Texts:
     if not {*PAIR} <= row.keys():
-        raise DataError(f"{where}: a line is an object with `prompt`, `completion` or `messages`: {[*row]}")
+        raise DataError(
+            f"{where}: a line is an object with `prompt`, `completion` or `messages`; this has {[*row]}"
+        )
     if not all(isinstance(row[name], str) for name in PAIR):
         raise DataError(f"{where}: `prompt` and `completion` must be strings, or lists of chat messages")
     for name in PAIR:
