@@ -30,7 +30,7 @@ LEVELS = ("namespaces", "landlock", "limits")
 """The strongest first. "limits" is no isolation."""
 PACKAGES_BYTES = 512 * MiB
 """Who imports packages has so much more memory: the address space of numpy and its libraries."""
-VALUES = 16
+ANSWERS_ROOM = 16
 """So many times more may a program and its asserts send: nobody knows how large their values are."""
 START_S = 60.0
 END_S = 10.0
@@ -122,7 +122,7 @@ class Sandbox:
             SandboxError: as `call` does.
         """
         limits = limits or Limits()
-        limits = replace(limits, output_bytes=VALUES * limits.output_bytes)
+        limits = replace(limits, output_bytes=ANSWERS_ROOM * limits.output_bytes)
 
         def work(program: Program, made: dict[str, Any]) -> None:
             Examination(program, start, asserts, limits, made["answers"]).run(code, given)

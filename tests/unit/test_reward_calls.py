@@ -272,17 +272,24 @@ def test_calls_that_are_sent_together_are_scored_one_after_the_other(calls):
     assert together(calls("counts")) == []
 
 
-def test_of_calls_that_are_sent_together_what_cannot_be_sent_fails_alone(calls):
-    first, failed, last = together(
-        calls("counts"), ("2", "2", ROW), ("2", "2", {**ROW, "row": lambda: 1}), ("2", "2", ROW)
-    )
+class Unreadable:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(lambda: 1, "cannot be sent"), (Unreadable(), "cannot read the row")]
+)
+def test_of_calls_that_are_sent_together_one_with_a_row_that_cannot_cross_fails_alone(calls, value, said):
+    rows = ROW, {**ROW, "row": value}, ROW
+    first, failed, last = together(calls("counts"), *(("2", "2", row) for row in rows))
     assert (first, last) == (Scored(1.0, {"calls": 1.0}), Scored(1.0, {"calls": 2.0}))
-    assert isinstance(failed, Failed) and "cannot be sent" in failed.reason
+    assert isinstance(failed, Failed) and said in failed.reason
 
 
 @pytest.mark.parametrize(("last", "error"), [("hangs", DeadlineExceeded), ("no memory", OutOfMemory)])
 def test_a_call_that_ends_its_process_takes_no_score_before_it(calls, last, error):
-    one = calls("counts", 0.5 if last == "hangs" else 600.0)
+    one = calls("counts", 3.0 if last == "hangs" else 600.0)
     *scored, ended = together(one, *((text, "2", ROW) for text in ("2", "3", last, "2")))
     assert scored == [Scored(1.0, {"calls": 1.0}), Scored(0.0, {"calls": 2.0})]
     assert isinstance(ended, error)

@@ -107,11 +107,8 @@ class RewardProcess:
                     self._send(("leave out",))
                 self._turn.release()
         except TimeoutError:
-            self.end()
+            self._end()
             raise DeadlineExceeded(too_long) from None
-
-    def end(self) -> None:
-        self._end()
 
     async def _answer(self, ends_s: float) -> Any:
         """The next score of the calls that were sent; None: there is none left."""
@@ -168,11 +165,7 @@ def _fork(*functions: Any) -> tuple[int, Connection]:
         os._exit(1)
 
 
-def _serve(
-    channel: Connection,
-    make: Callable[[Any], Reward],
-    score: ScoreFunction,
-) -> None:
+def _serve(channel: Connection, make: Callable[[Any], Reward], score: ScoreFunction) -> None:
     """Answer until the parent is gone. This is the main thread of the new process."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -195,9 +188,9 @@ def _serve(
                     limit_process_memory(extra_mb)
                 case ("score", number, left_s, calls):
                     for packed in calls:
-                        loop, arguments = _set(loop), pickle.loads(packed)
-                        if not isinstance(one := arguments, Failed):
-                            one = score(rewards[number], arguments, left_s, loop)
+                        loop, one = _set(loop), _loaded(packed)
+                        if not isinstance(one, Failed):
+                            one = score(rewards[number], one, left_s, loop)
                         channel.send_bytes(pickle.dumps(one))
                         if _has_message(channel):
                             break
@@ -206,6 +199,14 @@ def _serve(
         except BaseException as error:  # not even SystemExit may leave
             answer = _crossing(error)
         channel.send_bytes(pickle.dumps(answer))
+
+
+def _loaded(packed: bytes) -> Any:
+    """The arguments of a call, or why there are none, as Failed."""
+    try:
+        return pickle.loads(packed)
+    except Exception as error:  # any object of a row may refuse
+        return Failed(f"the process of the reward cannot read the row: {shortened(error)}")
 
 
 def _set(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:

@@ -58,7 +58,7 @@ _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
     "ellipsis": (type(...), str, lambda _: ...),
 }
 """By tag: a type, what JSON has for a value, and what makes the value of that."""
-VALUES = (
+VALUES = (  # types with attributes that no object of a program may stand for
     *(str, int, float, list, set, dict, bytes, tuple, frozenset, deque, Counter, array, Fraction, Decimal),
     *(datetime.datetime, datetime.timedelta, complex, range, PurePosixPath, UUID),
 )
