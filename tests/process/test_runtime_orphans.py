@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 PYTHON_PATH = os.pathsep.join([str(HERE), *filter(None, sys.path)])
 PROCESS = "runtime_workers:Process"
 GONE_WITHIN_S = WAIT_S
+LOOK_S = 0.01
 
 
 def marked(mark: str) -> list[int]:
@@ -47,11 +48,26 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def until(claim: Callable[[], bool], within_s: float = GONE_WITHIN_S) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while not claim() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+def until(claim: Callable[[], bool]) -> bool:
+    """Looks are counted, not seconds: a machine that was suspended, or gave no time, costs one look."""
+    for _ in range(round(GONE_WITHIN_S / LOOK_S)):
+        if claim():
+            return True
+        time.sleep(LOOK_S)
     return claim()
+
+
+def told(mark: str) -> str:
+    """What the living processes with `mark` are and do."""
+    files = ("cmdline", "status", "wchan", "syscall", "stack")
+    return "\n".join(f"{pid} {name}: {_read(pid, name)}" for pid in marked(mark) for name in files)
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text().replace("\0", " ")
+    except OSError as error:
+        return str(error)
 
 
 @pytest.fixture
@@ -104,7 +120,7 @@ def test_nothing_outlives_a_controller_that_gets(
         assert set().union(*map(named_files, marked(mark))) == set(), "nothing to leave behind but processes"
         parent.send_signal(number)
         parent.wait(GONE_WITHIN_S)
-        assert until(lambda: not marked(mark)), marked(mark)
+        assert until(lambda: not marked(mark)), told(mark)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,7 +131,7 @@ def test_a_forkserver_suspended_at_that_moment_still_ends_every_descendant(mark:
         (forkserver,) = process.children(parent.pid)
         os.kill(forkserver, signal.SIGSTOP)
         parent.kill()
-    assert until(lambda: not marked(mark)), marked(mark)
+    assert until(lambda: not marked(mark)), told(mark)
 
 
 @long
@@ -130,7 +146,7 @@ def test_nothing_outlives_an_exploration_that_gets(number: signal.Signals, mark:
         )
         parent.send_signal(number)
         parent.wait(GONE_WITHIN_S)
-        assert until(lambda: not marked(mark)), marked(mark)
+        assert until(lambda: not marked(mark)), told(mark)
 
 
 def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: str) -> None:
@@ -145,7 +161,7 @@ def test_nothing_outlives_a_controller_killed_while_modules_are_preloaded(mark: 
         parent.stdout.readline()
         assert until(lambda: len(marked(mark)) == 2)
         parent.kill()
-    assert until(lambda: not marked(mark))
+    assert until(lambda: not marked(mark)), told(mark)
 
 
 @pytest.mark.usefixtures("start_method")
@@ -168,7 +184,7 @@ def test_a_busy_worker_ends_with_a_forkserver_and_a_controller_killed_together(m
         parent.send_signal(signal.SIGSTOP)
         os.kill(forkserver, signal.SIGKILL)
         parent.kill()
-    assert until(lambda: not marked(mark))
+    assert until(lambda: not marked(mark)), told(mark)
 
 
 @pytest.mark.usefixtures("start_method")
