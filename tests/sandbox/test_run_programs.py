@@ -104,10 +104,14 @@ class Tree:
     """The processes of the sandbox below reward workers, by what they are."""
 
     def __init__(self, workers: list[int]) -> None:
-        callers = [pid for worker in workers for pid in process.children(worker)]
-        self.warm = [p for caller in callers for p in process.children(caller) if b"zygote" in command(p)]
-        self.wardens = [pid for warm in self.warm for pid in process.children(warm)]
-        self.programs = [pid for warden in self.wardens for pid in process.children(warden)]
+        self.above = process.parents()  # looked up once: short programs are over soon
+
+        def below(pids: list[int]) -> list[int]:
+            return [pid for pid, parent in self.above.items() if parent in pids]
+
+        self.warm = [pid for pid in below(below(workers)) if b"zygote" in command(pid)]
+        self.wardens = below(self.warm)
+        self.programs = below(self.wardens)
         self.all = {*self.warm, *self.wardens, *self.programs}
 
 
@@ -128,7 +132,8 @@ def wait_until_gone(pids: set[int]) -> None:
 class Killer:
     """Kills a process above a program that computes, `kills` times: `whats` in turn.
 
-    A program that is run again is the first one of a new warm process, and is spared unless `again`.
+    A program that is run again is the first one of a new warm process, and is spared unless `again`: then the
+    kills go on until a program has failed.
     """
 
     def __init__(self, kills: int, *whats: str, again: bool = False) -> None:
@@ -141,6 +146,8 @@ class Killer:
     def __call__(self, event) -> None:
         if event.kind == "worker_started" and event.fields["role"] == "reward worker":
             self._workers[event.fields["name"]] = event.fields["pid"]
+        if event.kind == "ended" and event.fields["state"] == "failed":
+            self._ended.set()
 
     def __enter__(self) -> Killer:
         self._thread.start()
@@ -155,7 +162,7 @@ class Killer:
             workers = list(self._workers.values())
             tree = Tree(workers)
             self.seen |= tree.all
-            above = process.parents()
+            above = tree.above
             for warden in {above.get(program) for program in tree.programs} & {*tree.wardens}:
                 warm = above.get(warden, 0)
                 is_first = self._first.setdefault(warm, warden) == warden
@@ -188,7 +195,7 @@ def test_processes_killed_while_a_program_computes_change_no_reward_and_leave_no
 
 
 def test_a_program_whose_warden_is_killed_twice_fails_and_is_no_zero(programs, tmp_path):
-    with Killer(12, "warden", again=True) as killer:
+    with Killer(1000, "warden", again=True) as killer:
         run = train(programs, tmp_path / "run", sinks=(killer,))
     accounting = summary(run)["accounting"]
     states = ("trained", "failed", "rejected")  # the one member that is left of a group has no baseline
