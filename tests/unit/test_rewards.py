@@ -12,8 +12,9 @@ import torch
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError, RewardError
 from millrace.core.types import Abstain, Failed, Scored
+from millrace.rewards.exact_reward import ExactReward
 from millrace.rewards.function import FunctionReward
-from millrace.rewards.rewards import ExactReward, GymReward, MathReward, make_reward
+from millrace.rewards.rewards import GymReward, MathReward, make_reward
 from millrace.rewards.scores import raised, to_score
 from millrace.tasks.tasks import make_task
 
@@ -189,6 +190,85 @@ def test_exact_match_takes_the_last_extracted_answer(completion, answer, expecte
 def test_exact_match_without_a_pattern_ignores_surrounding_space_only():
     assert ExactReward(None)(" 5\n", "5 ", {}) == 1.0
     assert ExactReward(None)("5.", "5", {}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("the Beatles", "Beatles"),
+        ("Beatles.", "The Beatles"),
+        ("Kareem Abdul - Jabbar", "Kareem Abdul-Jabbar"),
+        ("bachman -- turner", "Bachman–Turner"),
+        ("hip hop", "hip-hop"),
+        ("backflow", "back-flow"),
+        ("D-I-V-O-R-C-E", "Divorce"),
+        ("oneill", "O’Neill"),
+        ("US", "U.S."),
+        ("H. B. Reese", "H.B. Reese"),
+        ("St.Louis", "st. louis"),
+        ("AC DC", "AC/DC"),
+        ("catch 22", "Catch-22"),
+        ("14 december, 1972", "14 December 1972"),
+        ("2001-2002 season", "the 2001–2002 season"),
+        ("Science and Nature", "Science & Nature"),
+        ("£10,000", "10000"),
+        ("«Paris»!", "Paris"),
+        ("**Paris**", "Paris"),
+        ("**5**", "5"),
+        ("-$5.50", "-5.50"),
+        ("3 am", "3 a.m."),
+        ("50%", "50"),
+        ("a", "A"),
+        ("18.0", 18),
+        ("TRUE", True),
+    ],
+)
+def test_exact_match_of_words_asks_for_the_same_words(completion, answer):
+    assert ExactReward(None, compare="words")(completion, answer, {}) == 1.0
+    assert ExactReward(None, answer_is="any", compare="words")(completion, ["Rome", answer], {}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("15 million", "1.5 million"),
+        ("40", "-40"),
+        ("5", ".5"),
+        ("$5", "-5"),
+        ("310", "3:10"),
+        ("1012", "10-12"),
+        ("1 5", "15"),
+        ("10, 12", "1012"),
+        ("C#", "C++"),
+        ("C", "C++"),
+        ("The", "A"),
+        ("-", "+"),
+        ("", "A"),
+        ("", "+"),
+        ("no idea", "A"),
+        ("London Bridge", "London"),
+        ("19", 18),
+        ("false", True),
+    ],
+)
+def test_exact_match_of_words_tells_apart_what_signs_tell_apart(completion, answer):
+    assert ExactReward(None, compare="words")(completion, answer, {}) == 0.0
+
+
+def test_f1_of_words_is_the_best_of_the_answers():
+    f1 = ExactReward(r"<answer>(.*)</answer>", answer_is="any", compare="f1")
+    answers = ["Barack Hussein Obama", "the president Obama"]
+    assert f1("<answer>Barack Obama</answer>", answers, {}) == pytest.approx(2 * 2 / (2 + 3))
+    assert f1("<answer>Obama!</answer>", answers, {}) == pytest.approx(2 * 1 / (1 + 2))
+    assert f1("<answer>Obama Obama</answer>", answers, {}) == pytest.approx(2 * 1 / (2 + 2))
+    assert f1("<answer>Michelle</answer>", answers, {}) == 0.0
+    assert f1("Obama", answers, {}) == 0.0
+    assert ExactReward(None, compare="f1")("", "+", {}) == 0.0
+
+
+def test_words_and_values_of_json_are_not_compared_together():
+    with pytest.raises(ValueError, match=r"`reward.compare` \(\"f1\"\) compares words"):
+        table.ExactRewardSection(answer_is="json", compare="f1")
 
 
 @pytest.mark.parametrize("reward", [ExactReward(None), MathReward()])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from millrace.core.errors import DataError
-from millrace.rewards.rewards import ExactReward
+from millrace.rewards.exact_reward import ExactReward
 from millrace.tasks.chat import find_reference
 from millrace.tasks.rows import open_rows
 

@@ -98,6 +98,7 @@ class ExactRewardKeys(TypedDict, total=False):
     extract: str | Literal['none'] | None
     extract_answer: str | Literal['none'] | None
     answer_is: Literal['one', 'any', 'json']
+    compare: Literal['text', 'words', 'f1']
 
 class CodeRewardKeys(TypedDict, total=False):
     timeout_s: float

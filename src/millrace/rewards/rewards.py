@@ -13,15 +13,14 @@ from millrace.config.tables.task import GymRewardSection
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.extras import refuse_missing
 from millrace.core.wings import wing
+from millrace.rewards.exact_reward import ExactReward
 from millrace.rewards.function import FunctionReward
 from millrace.rewards.judge import JudgeReward
 from millrace.rewards.mathematics.math_reward import MathReward
-from millrace.rewards.references import AnswerIs, Extract, ReferenceAnswers, equals, identical, json_value
+from millrace.rewards.references import Extract
 from millrace.tasks.gym_task import GymTask, isolated
 from millrace.tasks.rows import Row, find_column
 from millrace.tasks.tasks import Task, first_usable
-
-_FENCED = re.compile(r"```(?:json\w*)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
 
 
 class Reward(Protocol):
@@ -52,7 +51,7 @@ def make_reward(
         case table.MathRewardSection():
             return MathReward(config.extract_answer, config.answer_is)
         case table.ExactRewardSection():
-            return ExactReward(config.extract, config.extract_answer, config.answer_is)
+            return ExactReward(config.extract, config.extract_answer, config.answer_is, config.compare)
         case table.CodeRewardSection():
             return cast("Reward", wing("sandbox.reward")(config, task.prompt))
         case table.JsonRewardSection():
@@ -68,34 +67,6 @@ def make_reward(
             return FunctionReward(config.path, first_usable(task), config.signature, task.prompt)
         case table.EnvironmentRewardSection():
             raise ConfigError('`reward.kind` "environment" is no member of a sum, and scores no lone text')
-
-
-class ExactReward:
-    """1 if the extracted answer equals the reference as text, without surrounding space; else 0.
-
-    A reference that is a number, a truth value or a date is equal to each plain way to write it. `answer_is`
-    says what a list is. A value of JSON may be in a fence, with nothing around it.
-    """
-
-    name, is_async = "exact match", False
-    file: str | None = None
-
-    def __init__(
-        self, extract: str | None, extract_answer: str | None = None, answer_is: AnswerIs = "one"
-    ) -> None:
-        self._extract = Extract(extract)
-        self._references = ReferenceAnswers(self.name, extract_answer, answer_is)
-        self._is_json = answer_is == "json"
-
-    def __call__(self, completion: str, answer: Any, columns: Row) -> float:
-        references = self._references.values(answer)
-        text = self._extract(completion)
-        if text is None:
-            return 0.0
-        if self._is_json:
-            fenced = _FENCED.fullmatch(text)
-            return float(identical(json_value(fenced[1] if fenced else text), references[0]))
-        return float(any(equals(text, one) for one in references))
 
 
 PLAIN_TEXT = "lorem ipsum"

@@ -129,6 +129,19 @@ class ExactRewardSection(RewardLimits):
     extract: Extract = None
     extract_answer: ExtractAnswer = None
     answer_is: AnswerIs = "one"
+    compare: Literal["text", "words", "f1"] = "text"
+    """`"text"`: 1 for the same text. `"words"`: 1 for the same words, without capitals, articles and
+    punctuation around words, as the exact match of SQuAD and Search-R1. `"f1"`: the F1 of the words, from 0
+    to 1. Of several answers the best counts."""
+
+    @model_validator(mode="after")
+    def _json_is_compared_as_json(self) -> Self:
+        if self.answer_is == "json" and self.compare != "text":
+            raise ValueError(
+                f'`reward.compare` ("{self.compare}") compares words, and `reward.answer_is` ("json") '
+                "compares values: leave one of them out"
+            )
+        return self
 
 
 class CodeRewardSection(RewardLimits):
