@@ -1,6 +1,4 @@
-"""Tests that are Python: asserts that call a function, as MBPP, HumanEval and pytest have them, and whether
-they look at what a function has left in its arguments, beside what it returns.
-"""
+"""Tests that are Python: asserts that call a function, as MBPP, HumanEval and pytest have them."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ import numpy as np
 
 from millrace.core.errors import DataError
 from millrace.rewards.program_text import program_of
+from millrace_sandbox.changed_arguments import FUNCTIONS, holders, maker, names_in, scopes, sees_changes
 from millrace_sandbox.inside.values import VALUES
 
 CHECK, CANDIDATE = "check", "candidate"
@@ -40,8 +39,7 @@ KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
 OF_VALUES = {name for kind in VALUES for name in dir(kind)}
 OF_ARRAYS = {*dir(np.ndarray)}
 """The attributes of what is no object of a program's class."""
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-_GIVEN = ast.Import | ast.ImportFrom | _FUNCTIONS | ast.ClassDef | ast.Assign
+_GIVEN = ast.Import | ast.ImportFrom | FUNCTIONS | ast.ClassDef | ast.Assign
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def read_asserts(
     defined = found if found - {*names} else set()
     names = [name for name in names if name not in defined]
     setup = f"{given}\n{setup}" if defined else setup
-    if {_maker(node) for line in next(_scopes(trees[0])) for node in ast.walk(line)} & {*names}:
+    if {maker(node) for line in next(scopes(trees[0])) for node in ast.walk(line)} & {*names}:
         setup, tests[0] = "", f"{setup}\n{tests[0]}"
     return CodeAsserts(
         names,
@@ -162,10 +160,10 @@ def _definitions(tree: ast.Module | None, function: str = "") -> str:
 def _is_begun(node: ast.stmt) -> bool:
     """Whether it is a function without a body, or a class of such functions: the program has these."""
     if isinstance(node, ast.ClassDef):
-        methods = [one for one in node.body if isinstance(one, _FUNCTIONS)]
+        methods = [one for one in node.body if isinstance(one, FUNCTIONS)]
         return bool(methods) and all(map(_is_begun, methods))
     empty = ast.Pass | ast.Expr
-    return isinstance(node, _FUNCTIONS) and all(isinstance(one, empty) for one in node.body)
+    return isinstance(node, FUNCTIONS) and all(isinstance(one, empty) for one in node.body)
 
 
 def continued(code: str, function: str, prompt: str) -> str:
@@ -219,7 +217,7 @@ def _of_module(code: str) -> tuple[str, list[str], list[str]]:
     imported = [alias.name for node in imports for alias in node.names if alias.name != "*"]
     tests = [test for node in tree.body for test in _tests_of(node)]
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _tests_of(node)}
-    left_out = [node for node in tree.body if isinstance(node, ast.Expr) and _maker(node.value) in own]
+    left_out = [node for node in tree.body if isinstance(node, ast.Expr) and maker(node.value) in own]
     body = [node for node in tree.body if node not in imports and node not in left_out]
     named = [alias for node in imports for alias in node.names if alias.asname]
     rest = "\n".join([*(f"{one.asname} = {one.name}" for one in named), ast.unparse(ast.Module(body, []))])
@@ -290,12 +288,12 @@ def _of_program(named: list[str], trees: Sequence[ast.Module], unbound: set[str]
     Raises: DataError: they call several functions, and the row names none.
     """
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    calls = {_maker(node) for node in nodes}
+    calls = {maker(node) for node in nodes}
     owners = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    kinds = {name for call in _calls(nodes, KINDS) for arg in call.args for name in _names(arg)}
+    kinds = {name for call in _calls(nodes, KINDS) for arg in call.args for name in names_in(arg)}
     classes = sorted(name for name in unbound & (calls | owners | kinds) if name[0].isupper())
-    own = {node.name for node in nodes if isinstance(node, _FUNCTIONS)}
-    called = (node for node in nodes if isinstance(node, ast.Call) and _maker(node) in own)
+    own = {node.name for node in nodes if isinstance(node, FUNCTIONS)}
+    called = (node for node in nodes if isinstance(node, ast.Call) and maker(node) in own)
     passed = {ast.unparse(each) for node in called for each in node.args}
     functions = sorted(((calls | passed) & unbound).difference(classes))
     if not (named or unbound):  # a function of the program has the name of a builtin one
@@ -315,7 +313,7 @@ def _caught(trees: Sequence[ast.Module], unbound: set[str]) -> frozenset[str]:
     catching = [node.type for node in nodes if isinstance(node, ast.ExceptHandler) and node.type]
     catching += [call.args[0] for call in _calls(nodes, r"(\w*\.)?(assertR|r)aises\w*") if call.args]
     asking = [arg for call in _calls(nodes, KINDS) for arg in call.args[1:2]]
-    found = unbound & {name for each in catching for name in _names(each)}
+    found = unbound & {name for each in catching for name in names_in(each)}
     fine = {id(node) for each in (*catching, *asking) for node in ast.walk(each)}
     for node in nodes:
         if isinstance(node, ast.Name) and node.id in found and id(node) not in fine:
@@ -336,28 +334,14 @@ def _classes(trees: Sequence[ast.Module], names: Sequence[str], prompt: str) -> 
     the prompt says that it is a class, or the tests ask whether an object is of it, or call it without
     arguments, or what its call gives has an attribute that no value has."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    found = {name for call in _calls(nodes, KINDS) for arg in call.args[1:] for name in _names(arg)}
+    found = {name for call in _calls(nodes, KINDS) for arg in call.args[1:] for name in names_in(arg)}
     found |= {name for name in names if re.search(rf"\bclass\s+`?{name}\b", prompt)}
-    holds = _holders(nodes, names)
+    holds = holders(nodes, names)
     plain = OF_VALUES | OF_ARRAYS if "numpy" in _packages(trees) else OF_VALUES
     used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in plain]
-    found |= {_maker(node.value) or holds.get(ast.unparse(node.value), "") for node in used}
-    found |= {_maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
+    found |= {maker(node.value) or holds.get(ast.unparse(node.value), "") for node in used}
+    found |= {maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
     return frozenset(name for name in names if name in found & {*holds})
-
-
-def _holders(nodes: list[ast.AST], names: Iterable[str]) -> dict[str, str]:
-    """The names that may be of classes, and what holds an object of one: by text, which one."""
-    holds = {name: name for name in names if name[0].isupper()}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and (name := _maker(node.value)) in holds:
-            holds.update((ast.unparse(target), name) for target in node.targets)
-    return holds
-
-
-def _maker(node: ast.AST) -> str:
-    """The name that is called in an expression."""
-    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
 
 
 def _loaded(trees: Sequence[ast.Module]) -> set[str]:
@@ -388,112 +372,3 @@ def _packages(trees: Sequence[ast.Module]) -> list[str]:
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     return [name for name in PACKAGES if name in {each.partition(".")[0] for each in names}]
-
-
-# ---------------------------------------------------------------- changed arguments
-
-
-def sees_changes(trees: Sequence[ast.Module], functions: set[str]) -> bool:
-    """Whether an assert compares an argument of a call with something that the program cannot change, as in
-    `k = f(xs)` and then `assert xs[:k] == [1, 2]`.
-
-    False also if an assert compares two things that the program can change, as `f(xs) == sorted(xs)`. There a
-    program that empties its argument would be right.
-    """
-    scopes = [found for tree in trees for found in _scopes(tree)]
-    seen = [side for scope in scopes for side in _compared(scope, functions)]
-    return any(is_argument for is_argument, _ in seen) and not any(is_loose for _, is_loose in seen)
-
-
-def _scopes(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    """The statements of each function, and those of the module beside them."""
-    yield [node for node in tree.body if not isinstance(node, _FUNCTIONS | ast.ClassDef)]
-    for node in ast.walk(tree):
-        if isinstance(node, _FUNCTIONS):
-            yield node.body
-
-
-def _compared(body: list[ast.stmt], functions: set[str]) -> Iterator[tuple[bool, bool]]:
-    """Of each comparison in asserts: whether it has an argument of a call in it, and whether the program can
-    change all its sides, one by an argument."""
-    nodes = [node for statement in body for node in ast.walk(statement)]
-    functions = functions | {name for name in _holders(nodes, functions) if name.isidentifier()}
-    calls = [node for node in nodes if isinstance(node, ast.Call) and _names(node.func) & functions]
-    if not calls:
-        return
-    arguments = {name for call in calls for name in _passed(call)}
-    first_line = min(call.lineno for call in calls)
-    changed = _derived(nodes, arguments | functions, first_line)
-    by_arguments = _derived(nodes, arguments, first_line)
-    inside = {id(node) for call in calls for node in ast.walk(call)}
-    for sides in _sides(nodes):
-        names = [_names(side, with_index=False) for side in sides]
-        outside = {
-            node.id
-            for side in sides
-            for node in ast.walk(side)
-            if isinstance(node, ast.Name) and id(node) not in inside
-        }
-        has_argument = bool(outside & arguments)
-        is_loose = all(each & changed for each in names) and any(each & by_arguments for each in names)
-        yield has_argument, is_loose
-
-
-def _sides(nodes: list[ast.AST]) -> Iterator[list[ast.expr]]:
-    """What asserts compare: with an operator, or in a call such as `assertEqual(a, b)` and `same(a, b)`."""
-    for node in nodes:
-        if isinstance(node, ast.Compare):
-            yield [node.left, *node.comparators]
-        elif isinstance(node, ast.Assert) and isinstance(node.test, ast.Call) and len(node.test.args) > 1:
-            yield node.test.args
-        elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and len(call.args) > 1:
-            yield from [call.args] * ("assert" in ast.unparse(call.func))
-
-
-def _passed(call: ast.Call) -> Iterator[str]:
-    """The names of the objects that a call gets, not those of which it gets a copy."""
-    pending: list[ast.AST] = [*call.args, *(keyword.value for keyword in call.keywords)]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif not isinstance(node, ast.Call) and not isinstance(getattr(node, "slice", None), ast.Slice):
-            pending += ast.iter_child_nodes(node)
-
-
-def _derived(nodes: list[ast.AST], names: set[str], first_line: int) -> set[str]:
-    """`names`, and those that are made of them. What a call made of them before the first line is a copy."""
-    found, size = set(names), 0
-    while size != len(found):
-        size = len(found)
-        for node in nodes:
-            match node:
-                case ast.Assign(targets=targets, value=value):
-                    made = {name for target in targets for name in _names(target)}
-                case ast.AnnAssign(target=target, value=ast.expr() as value):
-                    made = _names(target)
-                case ast.NamedExpr(target=target, value=value) | ast.AugAssign(target=target, value=value):
-                    made = _names(target)
-                case ast.For(target=target, iter=value) if node.lineno > first_line:
-                    made = _names(target)
-                case _:
-                    continue
-            is_copy = isinstance(value, ast.Call) and node.lineno < first_line
-            if not is_copy and _names(value) & found:
-                found |= made
-    return found
-
-
-def _names(node: ast.AST, *, with_index: bool = True) -> set[str]:
-    """The names in an expression; without those of an index: `i` of `want[i]`."""
-    found = set[str]()
-    pending: list[ast.AST] = [node]
-    while pending:
-        each = pending.pop()
-        if isinstance(each, ast.Name):
-            found.add(each.id)
-        if isinstance(each, ast.Subscript) and not isinstance(each.slice, ast.Slice) and not with_index:
-            pending.append(each.value)
-        else:
-            pending += ast.iter_child_nodes(each)
-    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millrace.core.errors import DataError
+from millrace.core.errors import DataError, SandboxError
 from millrace_sandbox.code_asserts import CANDIDATE, CodeAsserts
 from millrace_sandbox.inside.limits import Limits
 from millrace_sandbox.program import CallAnswer, EndOfProgram, Program, ProgramOutcome
@@ -100,6 +100,11 @@ class Examination:
                     return str(why)
                 case ["raised", why, error, name]:
                     return self._judged(index, str(why), error, name)
+                case ["broken", why]:
+                    raise SandboxError(
+                        f"test {index + 1} fails by a fault of Millrace, not of the program: {why}. Report "
+                        "it with the test, and leave the row out until then"
+                    )
                 case ["refused", why]:
                     raise DataError(f"the tests cannot be run: {why}")
                 case other:

@@ -41,6 +41,10 @@ _given: list[tuple[Object, str, Any, Any]] = []
 """Attributes that a test has, and may change: whose, the name, the value, and what it was."""
 
 
+class NotAsked(AttributeError, TypeError):
+    """What Python raises where something is missing: the object of the program is not asked for it."""
+
+
 class Object(Remote):
     """An object of the program, or of a name there: it is called there, and asked for each attribute.
 
@@ -68,11 +72,11 @@ class Object(Remote):
         mine = inside(self)
         is_asked = mine["#is_made"] or mine["#makes"]
         if (name.startswith("__") and name not in ASKED) or (name in PLAIN and not is_asked):
-            raise AttributeError(name)
+            raise NotAsked(name)
         value = mine["#ask"](mine["#number"], "getattr", name)
         is_function = type(value).__name__ == FUNCTION and isinstance(value, Object)
         if (is_function or isinstance(value, type)) and not mine["#has_methods"]:
-            raise AttributeError(name)
+            raise NotAsked(name)
         if isinstance(value, list | dict | set):
             _given.append((self, name, value, encode(value)))
         return value
@@ -127,7 +131,7 @@ def _operator(name: str, what: str) -> Callable[..., Any]:
         if what in OTHERS or mine["#is_made"] or isinstance(others[0], Object) or _is_class(others[0]):
             return (_same if what in IN_PLACE else _ask)(self, what, *others)
         if what == "contains":
-            raise TypeError("an object of the program is not asked what is in it")
+            raise NotAsked("an object of the program is not asked what is in it")
         return NotImplemented
 
     return asked

@@ -3,29 +3,31 @@
 It is confined as a program is, and is another process than the program. The program's values come as data
 (inside/values.py). A message names a test; the answer is `["call", ...]`, and then the next message has what
 the call gave; or it is how the test ended: `["passed"]`, `["failed", why]` or `["refused", why]`. An error of
-the test's own code is `["raised", why, [type, line], name]`: `name` is what it could not find.
+the test's own code is `["raised", why, [type, line], name]`: `name` is what it could not find. One of the
+stand-ins' code is `["broken", why]`.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import cmath
 import json
-import math
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import eq
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from millrace_sandbox.inside import guest
-from millrace_sandbox.inside.objects import changed_attributes, stand_ins
+from millrace_sandbox.inside import guest, objects, values
+from millrace_sandbox.inside.objects import NotAsked, changed_attributes, stand_ins
 from millrace_sandbox.inside.values import Here, decode, encode, write_back
 
 FILE = "tests"
+OWN = (objects.__file__, values.__file__)
 CALLS_MAX = 10_000
 """More calls of a stand-in are a loop that waits for an answer."""
 _of_program: list[BaseException] = []
@@ -40,6 +42,10 @@ class CannotBeAsked(BaseException):
 
 class NoEnd(BaseException):
     """A test goes on asking a stand-in."""
+
+
+MEANT = (NotAsked, CannotBeAsked, RecursionError, MemoryError)
+"""What stand-ins raise by no fault of theirs."""
 
 
 def run(program: dict[str, Any]) -> None:
@@ -81,17 +87,28 @@ def ended(code: str, module: ModuleType, named: dict[str, Any]) -> list[Any]:
     except CannotBeAsked as error:
         return ["refused", str(error)]
     except BaseException as error:
+        line, where = place(error)
+        if where:
+            return ["broken", f"{guest.text_of(error)} ({where})"]
         if isinstance(error, AssertionError) or is_of_program(error):
             return ["failed", guest.text_of(error)]
         name = getattr(error, "name", None) if isinstance(error, NameError) else None
-        return ["raised", guest.text_of(error), place(error), name]
+        return ["raised", guest.text_of(error), [type(error).__name__, line], name]
     changed = [name for name, stand_in in named.items() if module.__dict__.get(name) is not stand_in]
     return ["refused", f"they define {changed[0]} themselves"] if changed else ["passed"]
 
 
+def raises(kind: Any, *call: Any, match: str | None = None, **keywords: Any) -> Any:
+    """`pytest.raises`: the block, or the call of the other arguments, must raise such an exception."""
+    if not call:
+        return _raises(kind, match or "")
+    with _raises(kind, "") as info:
+        call[0](*call[1:], **keywords)
+    return info
+
+
 @contextmanager
-def raises(kind: Any, match: str = "") -> Iterator[SimpleNamespace]:
-    """`pytest.raises`: the block must raise such an exception."""
+def _raises(kind: Any, match: str) -> Iterator[SimpleNamespace]:
     info = SimpleNamespace(value=None)
     try:
         yield info
@@ -103,22 +120,31 @@ def raises(kind: Any, match: str = "") -> Iterator[SimpleNamespace]:
 
 
 class Approx:
-    """`pytest.approx`: a number that is near, or a list or a table of such numbers."""
+    """`pytest.approx`: a number that is near, or a list, an array or a table of such numbers."""
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None) -> None:
-        self.expected, self.abs = expected, 1e-12 if abs is None else abs
+    __array_ufunc__ = None
+
+    def __init__(
+        self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False
+    ) -> None:
+        self.expected, self.abs, self.nan_ok = expected, 1e-12 if abs is None else abs, nan_ok
         self.rel = (1e-6 if abs is None else 0.0) if rel is None else rel
 
     def __eq__(self, value: Any) -> bool:
-        expected = self.expected
-        if isinstance(expected, dict):
-            return value.keys() == expected.keys() and all(self._like(expected[k]) == value[k] for k in value)
-        if isinstance(expected, list | tuple):
-            return len(value) == len(expected) and all(map(eq, map(self._like, expected), value))
-        return math.isclose(value, expected, rel_tol=self.rel, abs_tol=self.abs)
+        one, other = (each.tolist() if hasattr(each, "tolist") else each for each in (value, self.expected))
+        try:
+            if isinstance(other, dict):
+                return one.keys() == other.keys() and all(self._like(other[key]) == one[key] for key in one)
+            if isinstance(other, list | tuple):
+                return len(one) == len(other) and all(map(eq, map(self._like, other), one))
+            if self.nan_ok and other != other:
+                return bool(one != one)
+            return bool(one == other) or cmath.isclose(one, other, rel_tol=self.rel, abs_tol=self.abs)
+        except (TypeError, AttributeError, OverflowError):
+            return False
 
     def _like(self, expected: Any) -> Approx:
-        return Approx(expected, self.rel, self.abs)
+        return Approx(expected, self.rel, self.abs, self.nan_ok)
 
 
 def parametrize(names: str | Sequence[str], rows: Any) -> Any:
@@ -135,14 +161,20 @@ def parametrize(names: str | Sequence[str], rows: Any) -> Any:
     return decorated
 
 
-def place(error: BaseException) -> list[Any]:
-    """The type of an error, and the line of the tests that raised it; 0: none did."""
-    line, trace = 0, error.__traceback__
+def place(error: BaseException) -> tuple[int, str]:
+    """The line of the tests that raised an error; 0: none did. And the line of the stand-ins that did by a
+    fault of theirs; empty: none. How deep a value may be, and how large, is a matter of who gives it.
+    """
+    line, where, trace = 0, "", error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == FILE:
-            line = trace.tb_lineno
+        file = trace.tb_frame.f_code.co_filename
+        if file == FILE:
+            line, where = trace.tb_lineno, ""
+        elif file in OWN:
+            where = f"{os.path.basename(file)}, line {trace.tb_lineno}"
         trace = trace.tb_next
-    return [type(error).__name__, line]
+    is_meant = isinstance(error, MEANT) or any(error is one for one in _of_program)
+    return line, "" if is_meant else where
 
 
 def is_of_program(error: BaseException | None) -> bool:
@@ -156,26 +188,40 @@ def is_of_program(error: BaseException | None) -> bool:
 
 def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
     """Ask the program (see `guest.called_plainly`). Its exception is raised here (see `exception_of`)."""
-    for change in changed_attributes():
+    try:
+        changes = changed_attributes()
+    except TypeError as error:
+        raise CannotBeAsked(f"what it puts into an attribute: {error}") from None
+    for change in changes:
         asked(*change)
     return asked(owner, what, *args, **keywords)
 
 
 def asked(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
+    answer = exchange(["call", owner, what, *encoded(args, keywords)])
     try:
-        named = {name: encode(each) for name, each in keywords.items()}
-        message = ["call", owner, what, [*map(encode, args)], named]
+        left, named = answer.get("left") or answer.get("changed") or ([], {})
+        left, named = [*map(decode, left)], {name: decode(each) for name, each in named.items()}
+        error = exception_of(*answer["raised"]) if "error" in answer else None
+        value = decode(answer.get("value"))
+    except MemoryError:
+        raise
+    except Exception as forged:  # who answers so is no right program
+        error = forged
+    if error is not None:
+        _of_program.append(error)
+        raise error
+    write_back(list(args), left)
+    write_back(dict(keywords), named)
+    return value
+
+
+def encoded(args: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:
+    """Raises: CannotBeAsked: an argument is no plain value."""
+    try:
+        return [[*map(encode, args)], {name: encode(each) for name, each in keywords.items()}]
     except TypeError as error:
         raise CannotBeAsked(f"an argument of the function: {error}") from None
-    answer = exchange(message)
-    if arguments := answer.get("left") or answer.get("changed"):
-        left, named = arguments
-        write_back(list(args), [*map(decode, left)])
-        write_back(dict(keywords), {name: decode(each) for name, each in named.items()})
-    if "error" not in answer:
-        return decode(answer["value"])
-    _of_program.append(exception_of(*answer["raised"]))
-    raise _of_program[-1]
 
 
 def exception_of(names: list[str], text: str, arguments: Any, attributes: Any) -> BaseException:
@@ -220,19 +266,13 @@ class Anything:
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __bool__ = _true
     __setitem__ = __delitem__ = lambda *_: None
 
-    def __hash__(self) -> int:
-        return 1
-
     def __iter__(self) -> Any:
         return iter([self])
 
-    def __len__(self) -> int:
+    def _one(self) -> int:
         return 1
 
-    def __int__(self) -> int:
-        return 1
-
-    __index__ = __int__
+    __hash__ = __len__ = __int__ = __index__ = _one
 
     def __float__(self) -> float:
         return 1.0
@@ -254,9 +294,11 @@ def raised(setup: str, tests: list[str], names: dict[str, Any], value: Any) -> l
     calls = iter(range(CALLS_MAX))
 
     class StandIn(Anything):
-        def __call__(self, *_: Any, **__: Any) -> Any:
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
             if next(calls, None) is None:
                 raise NoEnd
+            with suppress(CannotBeAsked):  # an argument too deep to be sent is the test's
+                encoded(args, keywords)
             return value
 
     module, error = begun(dict.fromkeys(names, StandIn())), None
@@ -266,5 +308,5 @@ def raised(setup: str, tests: list[str], names: dict[str, Any], value: Any) -> l
             exec(compile(ast.fix_missing_locations(tree), FILE, "exec"), module.__dict__)
             error = None
         except BaseException as raised:
-            error = place(raised)
+            error = [type(raised).__name__, place(raised)[0]]
     return error

@@ -38,12 +38,17 @@ _DICTS: dict[str, tuple[Any, _Made]] = {
 }
 """By tag: a type of tables, and what makes one of pairs."""
 _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
+    "int": (int, hex, lambda digits: int(digits, 16)),
     "bytes": (bytes | memoryview, lambda value: bytes(value).hex(), bytes.fromhex),
     "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
     "complex": (complex, lambda value: repr(complex(value.real, value.imag)), complex),
-    "range": (range, lambda value: [value.start, value.stop, value.step], lambda data: range(*data)),
-    "slice": (slice, lambda value: [value.start, value.stop, value.step], lambda data: slice(*data)),
-    "fraction": (Fraction, lambda value: [value.numerator, value.denominator], lambda data: Fraction(*data)),
+    "range": (range, lambda one: encode([one.start, one.stop, one.step]), lambda data: range(*decode(data))),
+    "slice": (slice, lambda one: encode([one.start, one.stop, one.step]), lambda data: slice(*decode(data))),
+    "fraction": (
+        Fraction,
+        lambda value: encode([value.numerator, value.denominator]),
+        lambda data: Fraction(*decode(data)),
+    ),
     "decimal": (Decimal, str, Decimal),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
@@ -75,6 +80,10 @@ CHANGE = "change"
 """What an object is asked for if a test has changed the content of an attribute."""
 MADE = "made"
 """What a class is asked for by a call."""
+DIGITS_BITS = 4_096
+"""Python writes and reads no larger numbers as digits."""
+ARRAYS = "biufcSUmM"
+"""The kinds of arrays of numpy whose values are numbers, texts and times."""
 ITEMS = 100
 """So many items of an iterator come at once: it may have no end, or take long."""
 
@@ -119,7 +128,8 @@ def encode(value: Any) -> Any:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
-        return int.__index__(value)
+        number = int.__index__(value)
+        return number if number.bit_length() < DIGITS_BITS else {"int": hex(number)}
     if isinstance(value, float):
         plain = float.__float__(value)
         return plain if math.isfinite(plain) else {"float": repr(plain)}
@@ -166,7 +176,7 @@ def _other(value: Any) -> Any:
         return {"type": value.__name__}
     if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
         return encode(value.item())
-    if numpy and isinstance(value, numpy.ndarray):
+    if numpy and isinstance(value, numpy.ndarray) and value.dtype.kind in ARRAYS:
         return {"ndarray": [value.dtype.str, encode(value.tolist())]}
     if callable(value) and Here.remote is None:
         return numbered(FUNCTION, value)
@@ -262,11 +272,11 @@ def _pairs(data: Any) -> list[tuple[Any, Any]]:
 
 
 def _array(kind: str, data: Any) -> Any:
-    """An array of numbers or texts; where nobody has imported numpy, a list."""
+    """An array of numbers, texts or times; where nobody has imported numpy, a list."""
     numpy, value = sys.modules.get("numpy"), decode(data)
     if numpy is None:
         return value
-    if (dtype := numpy.dtype(kind)).kind not in "biufcSU":
+    if (dtype := numpy.dtype(kind)).kind not in ARRAYS:
         raise ValueError(f"no array has values of the kind {kind!r}")
     return numpy.array(value, dtype)
 
