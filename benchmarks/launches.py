@@ -5,8 +5,10 @@
 Each operation that computes is a launch; views and new memory are none. A model with 2 layers and one with 4
 are counted. Half of the difference is a layer's, so embedding and head do not count.
 
-decode_launches_a_layer    a decode step of the own engine in bfloat16, for the family that needs the most
-decode                     of each family, how often a layer launches which operation
+decode_launches_a_layer    a decode step of the own engine in bfloat16, of the dense model that needs most
+decode                     of each model, how often a layer launches which operation
+mixtures_launches_a_layer, mixtures  the same, of models with experts, on a GPU that groups their matmuls
+padded_launches_a_layer, padded      the same, of models whose scores have caps or sinks: keys are padded
 training_launches_a_layer  a step of the trainer in bfloat16 with one row, whose completions share a prompt
 training                   as `decode`. What torch compiles counts as the kernels that torch 2.13 makes of it
                            for compute capability 9.0. A call for many tensors is one launch
@@ -29,16 +31,19 @@ sys.path.append(str(ROOT))
 
 import torch
 from tests.device_watch import META, trained_as_on_gpu, watched
-from transformers import LlamaConfig, Qwen3Config
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from millrace.algorithms import build
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.config.tables.training import Adapter, Optimizer
+from millrace.core.supported import TORCH_ENGINE
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.accelerated.fused import FusedPass
-from millrace.engines.own.architecture import architecture_of
-from millrace.engines.own.attention import Kernel
+from millrace.engines.own.architecture import Architecture, architecture_of
+from millrace.engines.own.attention import DecodeAttention, Kernel
+from millrace.engines.own.cache import KVCache
+from millrace.engines.own.forward import ForwardPass
 from millrace.engines.own.parameters import Parameters
 from millrace.trainer.adapted_linear import adapt
 from millrace.trainer.batch.batch_step import StepSettings
@@ -54,10 +59,17 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "bos_token_id": None,
-    "eos_token_id": None,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
-FAMILIES: dict[str, Callable[..., Any]] = {"qwen3": Qwen3Config, "llama": LlamaConfig}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in TORCH_ENGINE.families},
+    "granite": ("granite", {"residual_multiplier": 0.22}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": LAYERS[0]}),
+}
+"""By a name: the family, and settings that its published models have."""
+TRAINED = ("qwen3", "llama")
 SLOTS, POSITIONS = 32, 1024
 ROW = 4096
 
@@ -69,28 +81,45 @@ def a_layer(launches: Callable[[int], Counter[str]]) -> dict[str, float]:
     return {name: count / (LAYERS[1] - LAYERS[0]) for name, count in sorted(more.items()) if count}
 
 
-def decode_launches(family: str, layers: int) -> Counter[str]:
+def config_of(name: str, layers: int) -> Any:
+    family, more = MODELS[name]
+    return AutoConfig.for_model(family, **SHAPE, **more, num_hidden_layers=layers)
+
+
+def kernel_of(shape: Architecture) -> Kernel:
+    return Kernel(shape.scale, shape.cap, shape.windows, exact=False, sinks=shape.sinks)
+
+
+def decode_launches(name: str, layers: int) -> Counter[str]:
     """Of a decode step with all slots."""
-    shape = architecture_of(FAMILIES[family](**SHAPE, num_hidden_layers=layers))
-    steps, weights = recorded_steps(shape, META, slots=SLOTS, positions=POSITIONS)
-    return watched(partial(steps.logits, weights, SLOTS)).counts
+    shape = architecture_of(config_of(name, layers))
+    if kernel_of(shape).plain:
+        steps, weights = recorded_steps(shape, META, slots=SLOTS, positions=POSITIONS)
+        return watched(partial(steps.logits, weights, SLOTS)).counts
+    whole = ForwardPass(shape, POSITIONS, torch.bfloat16, META)
+    whole.mixture.grouped = shape.routed > 0
+    cache = KVCache((layers, SLOTS, shape.num_kv_heads, POSITIONS, shape.head_dim), torch.bfloat16, META)
+    attention = DecodeAttention(cache, [POSITIONS - 1] * SLOTS, kernel_of(shape))
+    rows = torch.zeros(SLOTS, dtype=torch.int64, device=META)
+    weights = Parameters(shape, torch.bfloat16, META)
+    return watched(partial(whole.hidden, weights, rows, rows, attention)).counts
 
 
 def recorded_steps(
-    shape: Any, device: torch.device, *, slots: int, positions: int
+    shape: Architecture, device: torch.device, *, slots: int, positions: int
 ) -> tuple[flash.RecordedSteps, Parameters]:
     """A model in bfloat16, as on a GPU: its decode steps and its weights."""
-    kernel = Kernel(shape.scale, shape.cap, shape.windows, exact=False)
     whole = FusedPass(shape, positions, torch.bfloat16, device)
-    whole.matmul = flash.PADDED
+    whole.matmul, whole.mixture.grouped = flash.PADDED, shape.routed > 0
     sizes = (shape.num_layers, slots, shape.num_kv_heads, positions, shape.head_dim)
     cache = flash.FlashCache(sizes, torch.bfloat16, device)
-    return flash.RecordedSteps(whole, cache, kernel, shape), Parameters(shape, torch.bfloat16, device)
+    steps = flash.RecordedSteps(whole, cache, kernel_of(shape), shape)
+    return steps, Parameters(shape, torch.bfloat16, device)
 
 
-def training_launches(family: str, layers: int, *, lora: bool = False) -> Counter[str]:
+def training_launches(name: str, layers: int, *, lora: bool = False) -> Counter[str]:
     """Of a step with one row: forward, backward and optimizer."""
-    config = FAMILIES[family](**SHAPE, num_hidden_layers=layers)
+    config = config_of(name, layers)
     with META:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.float32).eval()
         if lora:
@@ -113,10 +142,19 @@ def training_launches(family: str, layers: int, *, lora: bool = False) -> Counte
     return watch.counts
 
 
+def kind_of(name: str) -> str:
+    """Of decode steps."""
+    shape = architecture_of(config_of(name, 1))
+    return "padded" if not kernel_of(shape).plain else "mixtures" if shape.routed else "decode"
+
+
 KINDS: dict[str, dict[str, Callable[[int], Counter[str]]]] = {
-    "decode": {family: partial(decode_launches, family) for family in FAMILIES},
-    "training": {family: partial(training_launches, family) for family in FAMILIES},
-    "lora": {family: partial(training_launches, family, lora=True) for family in FAMILIES},
+    **{
+        kind: {name: partial(decode_launches, name) for name in MODELS if kind_of(name) == kind}
+        for kind in ("decode", "mixtures", "padded")
+    },
+    "training": {name: partial(training_launches, name) for name in TRAINED},
+    "lora": {name: partial(training_launches, name, lora=True) for name in TRAINED},
 }
 """What is counted, and of which models: a figure each, the most that a layer of these launches."""
 

@@ -15,9 +15,9 @@ from tests.long import covering
 from trainer_doubles import CONFIGS as TRAINED
 from trainer_doubles import choosing, make_batch, make_trainer, tiny_model
 
-from millrace.core.supported import SINKS
+from millrace.core.supported import SINKS, TORCH_ENGINE
 from millrace.core.types import Sampling
-from millrace.engines.own import forward, sampler
+from millrace.engines.own import sampler
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.sampler import DIRECT_VOCAB_MAX, TokenSampler
@@ -26,7 +26,7 @@ from millrace.trainer import model as trainer_model
 from millrace.trainer.kernels import on_gpu
 
 ROWS, POSITIONS = 8, 128
-DECODE_LAUNCHES_MAX = 8
+DECODE_LAUNCHES_MAX = {"decode": 8, "mixtures": 27, "padded": 57}
 TRAINING_LAUNCHES_MAX = 60
 
 
@@ -123,15 +123,20 @@ def steps_of(name, device):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_decode_step_of_every_family_waits_for_nothing(name, monkeypatch):
-    monkeypatch.setattr(forward, "has_grouped", lambda device, dtype, shapes: True)
+def test_a_decode_step_of_every_family_waits_for_nothing(name):
     steps, weights = steps_of(name, META)
     assert watched(lambda: steps.logits(weights, ROWS)).waits == []
 
 
-def test_a_layer_of_a_decode_step_launches_few_operations():
-    found = launches.figures("decode")
-    assert found["decode_launches_a_layer"] <= DECODE_LAUNCHES_MAX, found["decode"]
+@pytest.mark.parametrize("kind", DECODE_LAUNCHES_MAX)
+def test_a_layer_of_a_decode_step_launches_few_operations(kind):
+    found = launches.figures(kind)
+    assert found[f"{kind}_launches_a_layer"] <= DECODE_LAUNCHES_MAX[kind], found[kind]
+
+
+def test_the_launches_of_every_family_that_the_engine_runs_are_counted():
+    counted = {launches.MODELS[name][0] for kind in DECODE_LAUNCHES_MAX for name in launches.KINDS[kind]}
+    assert counted == set(TORCH_ENGINE.families)
 
 
 def test_a_recorded_step_is_the_same_operations_whatever_the_tokens_and_lengths(monkeypatch):
@@ -141,7 +146,7 @@ def test_a_recorded_step_is_the_same_operations_whatever_the_tokens_and_lengths(
     for tokens, positions in (([3, 1, 4, 1, 5], [0, 9, 2, 6, 5]), ([2, 7], [99, 120])):
         steps.place(tokens, positions)
         seen.append(watched(lambda: steps.logits(weights, ROWS)).launches)
-    assert seen[0] == seen[1] and len(seen[0]) > 2 * DECODE_LAUNCHES_MAX
+    assert seen[0] == seen[1] and len(seen[0]) > 2 * DECODE_LAUNCHES_MAX["decode"]
 
 
 SAMPLINGS = [

@@ -44,7 +44,7 @@ def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
         assert (torch.tensor(found[trajectory_id][1]) - torch.tensor(logprobs)).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("broken", ["rotated", "attended", "gated_linear"])
+@pytest.mark.parametrize("broken", ["rotated", "attended", "gated_linear", "added"])
 def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch, caplog):
     flash_double.install(monkeypatch)
     model, sent = make_model(scale=1.5), works()[:3]

@@ -96,6 +96,24 @@ def test_a_product_and_its_gate_are_one_kernel(rows, inputs, outputs, activation
     close(found, fused.gated_linear(x, weight, bias, activation))
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 72), (9, 1152)])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("from_one", "scale"), [(False, 1.0), (False, 0.25), (True, 1.0)])
+def test_what_is_added_to_the_stream_and_the_norms_around_it_are_one_kernel(
+    rows, width, normed, from_one, scale, dtype
+):
+    x, stream = random(rows, width, dtype=dtype), random(rows, width, dtype=dtype, seed=1)
+    first, second = (1 - from_one + 0.3 * random(width, dtype=dtype, seed=i) for i in (2, 3))
+    results = []
+    for add in (fused.added, layer_tiles.added):
+        to = stream.clone()
+        out = add(to, x.clone(), first if normed else None, second, scale, 1e-3, from_one)
+        results.append((to, out))
+    for found, expected in zip(results[1], results[0], strict=True):
+        close(found, expected)
+
+
 def test_few_rows_split_their_keys_and_many_rows_only_long_ones():
     assert layer_tiles.shares(64, 4096, 64) == (4, 128)
     assert layer_tiles.shares(8, 4096, 64) == (32, 128)
@@ -112,14 +130,16 @@ def test_a_tile_fits_into_the_fast_memory_of_every_gpu_that_is_served(rows, outp
     assert min(m, o, i) >= 16 and 4 * 2 * i * (m + 2 * o) <= 99 * 1024
 
 
-@pytest.mark.parametrize("name", ["qwen3 tied", "phi3", "llama biases, llama3 rope", "gemma3", "glm4"])
+@pytest.mark.parametrize(
+    "name", ["qwen3 tied", "phi3", "llama biases, llama3 rope", "gemma3", "glm4", "granite", "qwen3_moe"]
+)
 def test_an_engine_generates_with_the_kernels_what_it_generates_without(name, monkeypatch):
     flash_double.install(monkeypatch)
     model = make_model(name, scale=1.5)
     sent = [make_work(i, prompt_of(i, 3 + 20 * i), Sampling(max_tokens=6, ignore_eos=True)) for i in range(3)]
     expected = run(make_engine(model, slots=2), sent)
     called = []
-    for operator in ("rotated", "attended", "gated_linear"):
+    for operator in ("rotated", "attended", "gated_linear", "added"):
         kernel = getattr(layer_tiles, operator)
         monkeypatch.setattr(layer_tiles, operator, lambda *x, kernel=kernel: called.append(1) or kernel(*x))
     monkeypatch.setattr(fused, "OPERATORS", layer_tiles)
@@ -143,7 +163,7 @@ SHAPE |= dict(zip(("TILE_M", "TILE_O", "TILE_I"), layer_tiles.tiles(256, 3072)))
 NUMBERS |= dict.fromkeys(("positions", "share_min", "window"), "i32")
 NUMBERS |= {"scale": "fp32", "used": "*i32", "counts": "*i32", "parts": "*fp32", "sums": "*fp32"}
 SHAPE |= {"GROUP": 2, "SPLITS": 4, "TILE_G": 16, "TILE_D": 128, "TILE_P": 64}
-for kernel in (layer_tiles._rotated, layer_tiles._attended, layer_tiles._gated_linear):
+for kernel in (layer_tiles._rotated, layer_tiles._added, layer_tiles._attended, layer_tiles._gated_linear):
     constants = {name: value for name, value in SHAPE.items() if name in kernel.arg_names}
     signature = {
         name: "constexpr" if name in SHAPE else NUMBERS.get(name, "*bf16") for name in kernel.arg_names
@@ -161,4 +181,4 @@ for kernel in (layer_tiles._rotated, layer_tiles._attended, layer_tiles._gated_l
 def test_the_kernels_compile_for_three_generations_of_gpus(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-    assert done.stdout.count("True") == 9, done.stderr
+    assert done.stdout.count("True") == 12, done.stderr

@@ -62,7 +62,7 @@ class _Watched:
         of_forward["_norm"] = _Seen(self._forward._norm, self._called)
         of_forward["fuses"] = False
         of_forward["matmul"] = _Seen(self._forward.matmul, self._called)
-        of_forward["_add"] = partial(self._added, self._forward._add)
+        of_forward["_add_linear"] = partial(self._added, self._forward._add_linear)
         if (native := engine._native) is not None:
             of_native: dict[str, Any] = vars(native)
             of_native["_norm"] = partial(self._normed_into, native._norm)
@@ -103,9 +103,9 @@ class _Watched:
         function(x, weight, out)
         self._computed(weight, out)
 
-    def _added(self, function: Any, to: Tensor, x: Tensor, weight: Tensor, *args: Any) -> None:
+    def _added(self, function: Any, to: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Any:
         self._note(self._before.get(id(weight)), x)
-        function(to, x, weight, *args)
+        return function(to, x, weight, *args)
 
     def _added_in_c(self, function: Any, to: Tensor, x: Tensor, weight: Tensor, *args: Any) -> None:
         name = self._before[id(weight)]

@@ -20,6 +20,8 @@ from millrace.engines.own.parameters import Layer, Parameters
 
 Tensor = torch.Tensor
 Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
+Rotary = tuple[Tensor, Tensor]
+"""Cosines, and sines with their signs: tables, or those of rows."""
 
 
 class ForwardPass:
@@ -36,7 +38,7 @@ class ForwardPass:
         self._architecture, self._dtype = architecture, dtype
         self.matmul = RowMatmul()
         self.routing: Tensor | None = None
-        self.tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        self.tables: dict[str | None, Rotary] = {}
         for rope in set(architecture.ropes):
             cos, sin = architecture.rotary_tables(rope, num_positions, dtype, device)
             half = sin.shape[1] // 2
@@ -60,20 +62,20 @@ class ForwardPass:
         if shape.embedding_scale != 1.0:
             x *= shape.embedding_scale
         attended = x.new_zeros((len(x), shape.num_heads, shape.head_dim))
-        routing = () if self.routing is None or len(x) > len(self.routing) else self.routing.unbind(1)
-        num_routed = 0
-        for index, layer in enumerate(weights.layers):
+        routing = iter(() if self.routing is None or len(x) > len(self.routing) else self.routing.unbind(1))
+        norms = [layer.input_norm for layer in weights.layers]
+        normed = self._norm(x, norms[0])
+        for index, (layer, after) in enumerate(zip(weights.layers, [*norms[1:], weights.norm], strict=True)):
             turn = rotary[shape.ropes[index]]
-            found = self._attention(index, layer, self._norm(x, layer.input_norm), turn, attention, attended)
-            self._add(x, found.flatten(1), layer.out, layer.out_bias, layer.out_norm)
-            normed = self._norm(x, layer.mlp_norm)
-            if layer.router is not None:
-                experts = routing[num_routed] if routing else None
-                x += self.mixture(self.matmul, layer, layer.router, normed, experts)
-                num_routed += 1
-                continue
-            self._add(x, self._gated(layer, normed), layer.down, layer.down_bias, layer.down_norm)
-        return self._norm(x, weights.norm)
+            found = self._attention(index, layer, normed, turn, attention, attended).flatten(1)
+            normed = self._add_linear(x, found, layer.out, layer.out_bias, layer.out_norm, layer.mlp_norm)
+            if layer.router is None:
+                out = self._gated(layer, normed)
+                normed = self._add_linear(x, out, layer.down, layer.down_bias, layer.down_norm, after)
+            else:
+                out = self.mixture(self.matmul, layer, layer.router, normed, next(routing, None))
+                normed = self._add(x, out, layer.down_norm, after)
+        return normed
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
         """(count, V) in float32."""
@@ -83,13 +85,7 @@ class ForwardPass:
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _attention(
-        self,
-        index: int,
-        layer: Layer,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        attention: Attention,
-        attended: Tensor,
+        self, index: int, layer: Layer, x: Tensor, rotary: Rotary, attention: Attention, attended: Tensor
     ) -> Tensor:
         """(M, H, D), written to `attended`."""
         shape = self._architecture
@@ -104,14 +100,19 @@ class ForwardPass:
     def _gated(self, layer: Layer, x: Tensor) -> Tensor:
         return self._gate(self.matmul.linear(x, layer.gate_up, layer.gate_up_bias))
 
-    def _add(self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None) -> None:
-        """to += x weight^T + bias, normalised if there is a norm, and scaled"""
-        scale = self._architecture.residual_scale
-        if norm is None and scale == 1.0:
+    def _add_linear(
+        self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, after: Tensor
+    ) -> Tensor:
+        """As `_add`, of x weight^T + bias."""
+        if norm is None and self._architecture.residual_scale == 1.0:
             self.matmul.add_linear(to, x, weight, bias)
-        else:
-            out = self.matmul.linear(x, weight, bias)
-            to.add_(out if norm is None else self._norm(out, norm), alpha=scale)
+            return self._norm(to, after)
+        return self._add(to, self.matmul.linear(x, weight, bias), norm, after)
+
+    def _add(self, to: Tensor, x: Tensor, norm: Tensor | None, after: Tensor) -> Tensor:
+        """to += x, normalised if there is a `norm`, and scaled. Returns `to`, normalised with `after`."""
+        to.add_(x if norm is None else self._norm(x, norm), alpha=self._architecture.residual_scale)
+        return self._norm(to, after)
 
 
 class RootMeanSquare:
@@ -143,7 +144,7 @@ def heads_of(
     qkv: Tensor,
     norm: RootMeanSquare,
     norms: tuple[Tensor | None, Tensor | None],
-    rotary: tuple[Tensor, Tensor],
+    rotary: Rotary,
     *,
     kv_heads: int,
     neighbours: bool,

@@ -1,10 +1,11 @@
-"""The forward pass on GPUs, with three kernels in place of many operations of a layer.
+"""The forward pass on GPUs, with four kernels in place of many operations of a layer.
 
 `rotated` reads what the qkv matmul gave: it normalises and rotates queries and keys, and writes keys and
 values into the cache. `attended` is the attention of decode steps: all queries of a kv head read its keys
 together, and few rows split them. `gated_linear` multiplies few rows with the weights of gate and up, and
-applies the gate. So a layer of a decode step is eight launches: norm, qkv, `rotated`, `attended`, out with
-the addition, norm, `gated_linear`, down with the addition.
+applies the gate. `added` adds what a matmul gave to the residual stream, with the norms before and after.
+So a layer of a decode step is eight launches: qkv, `rotated`, `attended`, out, `added`, `gated_linear`, down,
+`added`. Where nothing is normalised or scaled before it is added, the matmul adds, and the norm is torch's.
 
 Each is an operator of torch. On a GPU Triton's kernel computes it (`layer_tiles`), on a CPU the operations of
 `ForwardPass`, which define the numbers. A kernel rounds where they round, but sums in another order.
@@ -28,6 +29,7 @@ from millrace.engines.own.forward import (
     Attention,
     ForwardPass,
     RootMeanSquare,
+    Rotary,
     gated,
     heads_of,
 )
@@ -46,13 +48,7 @@ class FusedPass(ForwardPass):
     fuses = True
 
     def _attention(
-        self,
-        index: int,
-        layer: Layer,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        attention: Attention,
-        attended: Tensor,
+        self, index: int, layer: Layer, x: Tensor, rotary: Rotary, attention: Attention, attended: Tensor
     ) -> Tensor:
         if not self.fuses:
             return super()._attention(index, layer, x, rotary, attention, attended)
@@ -76,6 +72,21 @@ class FusedPass(ForwardPass):
             return super()._gated(layer, x)
         activation = self._architecture.activation
         out: Tensor = OPERATORS.gated_linear(x, layer.gate_up, layer.gate_up_bias, activation)
+        return out
+
+    def _add_linear(
+        self, to: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor | None, after: Tensor
+    ) -> Tensor:
+        if not self.fuses or bias is None:
+            return super()._add_linear(to, x, weight, bias, norm, after)
+        return self._add(to, self.matmul.linear(x, weight, bias), norm, after)
+
+    def _add(self, to: Tensor, x: Tensor, norm: Tensor | None, after: Tensor) -> Tensor:
+        if not self.fuses:
+            return super()._add(to, x, norm, after)
+        shape = self._architecture
+        settings = (shape.residual_scale, shape.eps, shape.norm_from_one)
+        out: Tensor = OPERATORS.added(to, x, norm, after, *settings)
         return out
 
 
@@ -107,16 +118,19 @@ def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.d
     used = torch.tensor([300, 1, 64, 65, 200], dtype=torch.int32, device=device)
     queries, memory = random(rows, architecture.num_heads, dim), random(2, rows, 300, kv_heads, dim)
     counts = torch.zeros_like(used.repeat(kv_heads))
-    plain: Any = (rotated, attended, gated_linear)
+    width = architecture.shapes["model.norm.weight"][0]
+    (stream, more), (first, second) = random(2, rows, width), random(2, width)
+    numbers = architecture.residual_scale, architecture.eps, architecture.norm_from_one
+    kernels = OPERATORS.rotated, OPERATORS.attended, OPERATORS.gated_linear, OPERATORS.added
+    plain: Any = (rotated, attended, gated_linear, added)
     results = []
-    for rotate, attend, multiply in (
-        (OPERATORS.rotated, OPERATORS.attended, OPERATORS.gated_linear),
-        plain,
-    ):
+    for rotate, attend, multiply, add in (kernels, plain):
         cache = torch.zeros((2, 8, kv_heads, dim), dtype=dtype, device=device)
         q = rotate(qkv, *norms, *turns, places, *cache, *settings)
         outs = [attend(queries, *memory, used, counts, architecture.scale, window) for window in (None, 70)]
-        results.append([q, cache, *outs, multiply(*matmul)])
+        to = torch.stack([stream, stream])
+        sums = [add(to[i], more, norm, second, *numbers) for i, norm in enumerate((first, None))]
+        results.append([q, cache, *outs, multiply(*matmul), to, *sums])
     pairs = ((a.float(), b.float()) for a, b in zip(*results, strict=True))
     return torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max().item()
 
@@ -175,6 +189,15 @@ def gated_linear(x_MI: Tensor, weight: Tensor, bias: Tensor | None, activation: 
     return gated(ACTIVATIONS[activation], F.linear(x_MI, weight, bias))
 
 
+def added(
+    to: Tensor, x: Tensor, first: Tensor | None, second: Tensor, scale: float, eps: float, from_one: bool
+) -> Tensor:
+    """to += scale x, with x normalised if there is a `first` norm. Returns `to`, normalised with `second`."""
+    norm = RootMeanSquare(eps, to.dtype, to.device, from_one=from_one)
+    to.add_(x if first is None else norm(x, first), alpha=scale)
+    return norm(to, second)
+
+
 def _rotated_shape(qkv: Tensor, *arguments: Any) -> Tensor:
     places_M, (_, kv_heads, dim) = arguments[4], arguments[5].shape
     return qkv.new_empty((len(places_M), qkv.shape[1] // dim - 2 * kv_heads, dim))
@@ -184,8 +207,8 @@ def _gated_shape(x_MI: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     return x_MI.new_empty((len(x_MI), len(weight) // 2))
 
 
-def _attended_shape(q_MHD: Tensor, *arguments: Any) -> Tensor:
-    return torch.empty_like(q_MHD)
+def _same_shape(x: Tensor, *arguments: Any) -> Tensor:
+    return torch.empty_like(x)
 
 
 KERNELS = "millrace.engines.own.accelerated.layer_tiles"
@@ -200,7 +223,7 @@ define(
     "attended(Tensor q, Tensor keys, Tensor values, Tensor used, Tensor(a!) counts, float scale, int? window)"
     " -> Tensor",
     KERNELS,
-    shape=_attended_shape,
+    shape=_same_shape,
     plain=attended,
 )
 define(
@@ -208,4 +231,11 @@ define(
     KERNELS,
     shape=_gated_shape,
     plain=gated_linear,
+)
+define(
+    "added(Tensor(a!) to, Tensor x, Tensor? first, Tensor second, float scale, float eps, bool from_one)"
+    " -> Tensor",
+    KERNELS,
+    shape=_same_shape,
+    plain=added,
 )

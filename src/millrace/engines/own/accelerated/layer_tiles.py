@@ -103,6 +103,62 @@ def rotated(
     return tensors[3]
 
 
+@triton.jit
+def _added(  # type: ignore[no-untyped-def]
+    to,
+    x,
+    first,
+    second,
+    out,
+    scale,
+    eps,
+    WIDTH: tl.constexpr,
+    NORMED: tl.constexpr,
+    FROM_ONE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One row of the residual stream."""
+    dtype = to.dtype.element_ty
+    columns = tl.arange(0, TILE)
+    inside = columns < WIDTH
+    row = tl.program_id(0).to(tl.int64) * WIDTH + columns
+    more = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        weight = tl.load(first + columns, mask=inside, other=0.0)
+        more = _normed_row(more, weight, eps, dtype, WIDTH, FROM_ONE)
+    total = (tl.load(to + row, mask=inside, other=0.0).to(tl.float32) + more * scale).to(dtype)
+    tl.store(to + row, total, mask=inside)
+    weight = tl.load(second + columns, mask=inside, other=0.0)
+    normed = _normed_row(total.to(tl.float32), weight, eps, dtype, WIDTH, FROM_ONE)
+    tl.store(out + row, normed.to(dtype), mask=inside)
+
+
+@triton.jit
+def _normed_row(  # type: ignore[no-untyped-def]
+    x, weight, eps, dtype: tl.constexpr, WIDTH: tl.constexpr, FROM_ONE: tl.constexpr
+):
+    """A norm with a weight is one operation, unless the weight counts from one."""
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / WIDTH + eps)
+    if FROM_ONE:
+        return _normed(x, scale, weight, dtype, FROM_ONE)
+    return (x * scale * weight.to(tl.float32)).to(dtype).to(tl.float32)
+
+
+def added(
+    to: Tensor, x: Tensor, first: Tensor | None, second: Tensor, scale: float, eps: float, from_one: bool
+) -> Tensor:
+    """As `fused.added`."""
+    assert to.is_contiguous() and x.is_contiguous() and to.shape == x.shape, (to.stride(), x.stride())
+    out = torch.empty_like(to)
+    (rows, width), tile = to.shape, triton.next_power_of_2(to.shape[1])
+    _added[(rows,)](
+        *(to, x, to if first is None else first, second, out, scale, eps),
+        *(width, first is not None, from_one, tile),
+        num_warps=min(16, max(1, tile // 512)),
+    )
+    return out
+
+
 PROGRAMS, LONG = 264, 8192
 """So many programs of attention are started at least, two for each processor of an H100: with few rows
 several share the keys of one. With many rows only more than `LONG` keys are shared."""
