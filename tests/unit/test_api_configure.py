@@ -15,6 +15,7 @@ from millrace.cli import app
 from millrace.config.carried import absolute, load_carried, relative
 from millrace.config.freeze import recorded
 from millrace.core.errors import ConfigError, DataError, RewardError
+from millrace.tasks.rows import open_rows
 
 MODEL = {"model": {"path": "m"}}
 ROWS = [{"prompt": "stone>", "answer": "enots"}, {"prompt": "river>", "answer": "revir"}]
@@ -118,6 +119,23 @@ def test_a_closure_comes_back_from_its_file(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     found.place(tmp_path)
     assert load_carried("reward.path", str(tmp_path / found.config.reward.path))(completion="") == 0.5
+
+
+def test_a_tensor_of_this_machine_is_carried_without_a_word(tmp_path: Path) -> None:
+    import torch
+
+    weights = torch.ones(2)
+    found = prepared(reward=lambda completion: weights.sum().item())
+    tmp_path.chmod(0o700)
+    found.place(tmp_path)
+    assert load_carried("reward.path", str(tmp_path / found.config.reward.path))(completion="") == 2.0
+
+
+def test_half_a_character_is_carried_to_where_its_row_is_skipped(tmp_path: Path) -> None:
+    row = {"prompt": "stone\ud800>", "answer": "é"}
+    (file,) = [data for name, data in prepared(rows=[row]).files.items() if name.endswith(".jsonl")]
+    (tmp_path / "rows.jsonl").write_bytes(file)
+    assert open_rows(str(tmp_path / "rows.jsonl"))[0] == row
 
 
 @pytest.mark.parametrize("harm", ["other bytes", "others may write", "elsewhere"])

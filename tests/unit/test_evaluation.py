@@ -9,12 +9,19 @@ import pytest
 
 from millrace.config.schema import Config
 from millrace.core.completion.columns import token_array
-from millrace.core.errors import ConfigError
-from millrace.core.types import Abstain, Failed, Finish, Prompt, Scored, ScoreRequest
+from millrace.core.errors import ConfigError, DataError
+from millrace.core.types import Abstain, BadPrompt, Failed, Finish, Prompt, Scored, ScoreRequest
 from millrace.estimates.evaluation import Attempt, powers_of_two, summarize
+from millrace.evaluation import scoring
 from millrace.evaluation.evaluate import _attempts, evaluate
 from millrace.evaluation.generate import Completion
 from millrace.evaluation.scoring import Timed
+
+SUMS = {
+    "model": {"path": "m"},
+    "task": {"kind": "gym", "name": "chain_sum"},
+    "reward": {"kind": "gym"},
+}
 
 
 def attempt(value: float | None, *, truncated: bool = False) -> Attempt:
@@ -108,13 +115,40 @@ def test_pass_at_k_is_asked_at_powers_of_two_and_at_the_end() -> None:
 def test_a_gpu_that_is_not_there_is_refused_before_a_worker_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = Config.model_validate(
-        {
-            "model": {"path": "m", "device": "cuda:99"},
-            "task": {"kind": "gym", "name": "chain_sum"},
-            "reward": {"kind": "gym"},
-        }
-    )
+    config = Config.model_validate(SUMS | {"model": {"path": "m", "device": "cuda:99"}})
     monkeypatch.setattr("millrace.evaluation.scoring.prompts", lambda *_: pytest.fail("a worker was started"))
     with pytest.raises(ConfigError, match=r"`model.device` \('cuda:99'\) cannot be used here"):
         evaluate(config, prompts=1, samples=1)
+
+
+class _RowsOneInFifty:
+    """A reward worker that makes a prompt of each fiftieth of `rows` rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    async def call(self, _: str, group_ids: list[int], *, timeout_s: float) -> list[Prompt | BadPrompt]:
+        rows = ((group_id, str(group_id % self._rows)) for group_id in group_ids)
+        return [
+            BadPrompt(*row, "null") if row[0] % 50 < 49 else Prompt(*row, token_array(), "") for row in rows
+        ]
+
+
+@pytest.mark.parametrize(("rows", "usable"), [(500, 3), (100, 2)])
+def test_rows_that_cannot_be_used_are_passed_over_as_a_run_does(
+    monkeypatch: pytest.MonkeyPatch, rows: int, usable: int
+) -> None:
+    async def started(*_: object) -> _RowsOneInFifty:
+        return _RowsOneInFifty(rows)
+
+    monkeypatch.setattr(scoring, "start_worker", started)
+    assert [one.group_id for one in scoring.prompts(Config.model_validate(SUMS), 3)] == [49, 99, 149][:usable]
+
+
+def test_a_task_without_a_usable_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def started(*_: object) -> _RowsOneInFifty:
+        return _RowsOneInFifty(40)
+
+    monkeypatch.setattr(scoring, "start_worker", started)
+    with pytest.raises(DataError, match=r"only 0 of .* prompts can be used"):
+        scoring.prompts(Config.model_validate(SUMS), 3)

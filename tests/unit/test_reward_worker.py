@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import string
 
 import pytest
@@ -88,6 +89,21 @@ def test_rows_that_cannot_be_prompts_come_back_with_the_reason(model, tmp_path):
         ("4", "has 25 tokens, there is room for 24"),
     ):
         assert isinstance(prompts[line], BadPrompt) and message in prompts[line].reason
+
+
+def test_a_prompt_with_a_token_that_the_model_lacks_is_skipped_and_ends_no_run(model, tmp_path):
+    """Somebody added tokens to the tokenizer, and did not resize the embeddings."""
+    directory = tmp_path / "model"
+    shutil.copytree(model, directory)
+    tokenizer = load_tokenizer(directory)
+    vocab = len(tokenizer)
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save_pretrained(directory)
+    (directory / "config.json").write_text(json.dumps({"vocab_size": vocab}))
+    lines = [json.dumps({"prompt": text, "answer": ""}) for text in ("fine", "<think>2")]
+    kinds = {type(prompt): prompt for prompt in Setup(directory, tmp_path, lines=lines).prompts(0, 1)}
+    assert kinds.keys() == {Prompt, BadPrompt}
+    assert f"has '<think>', token {vocab}, and the model has {vocab}" in kinds[BadPrompt].reason
 
 
 def test_a_prompt_may_use_all_of_its_room(model, tmp_path):

@@ -79,6 +79,17 @@ def test_a_pattern_and_a_directory_join_their_files_in_the_order_of_names(tmp_pa
         open_rows(str(tmp_path / "dev-*.jsonl"))
 
 
+def test_rows_of_files_of_one_name_in_several_folders_have_names_of_their_own(tmp_path):
+    """An evaluation takes a name that it has seen for the second epoch, and ends there."""
+    for level, rows in (("easy", SUMS[:3]), ("hard", SUMS[3:5])):
+        (tmp_path / level).mkdir()
+        (tmp_path / level / "train.jsonl").write_text(lines(rows))
+    for path in (tmp_path, tmp_path / "*" / "train.jsonl", tmp_path / "**" / "**" / "*.jsonl"):
+        rows = open_rows(str(path))
+        places = [f"easy/train.jsonl:{line}" for line in (1, 2, 3)]
+        assert [*map(rows.place, range(len(rows)))] == [*places, "hard/train.jsonl:1", "hard/train.jsonl:2"]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

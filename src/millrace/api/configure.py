@@ -292,8 +292,8 @@ def _is_file(value: Any) -> bool:
 
 
 def _is_on_device(thing: Any) -> bool:
-    device = getattr(thing, "device", None) if type(thing).__module__.startswith("torch") else None
-    return device is not None and getattr(device, "type", "cpu") != "cpu" and hasattr(thing, "data_ptr")
+    is_tensor = type(thing).__module__.startswith("torch") and hasattr(type(thing), "requires_grad")
+    return bool(is_tensor and thing.device.type != "cpu")
 
 
 def _kind(thing: Any) -> str:
@@ -347,7 +347,7 @@ def as_lines(rows: list[dict[str, Any]]) -> bytes:
                 f"row {index}, column {name!r}: a {type(value).__name__} cannot be kept as JSON.\n"
                 "  Use text, numbers, lists and dicts, or leave the column out"
             ) from None
-    return ("\n".join(lines) + "\n").encode()
+    return ("\n".join(lines) + "\n").encode(errors="surrogatepass")
 
 
 def _number(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -30,6 +31,7 @@ from millrace.core.types import BadPrompt, Failed, Finish, Observed, Prompt, Sco
 from millrace.episodes.environment import Ids
 from millrace.episodes.episodes import Episodes, make_episodes
 from millrace.episodes.snapshots import TRAINING
+from millrace.placement.model_directory import read_model_config
 from millrace.rewards.limits import limit_process_memory
 from millrace.rewards.mathematics.math_reward import normal_answer
 from millrace.rewards.program_text import program_of
@@ -281,7 +283,7 @@ class TaskRewardWorker:
         row_id = part.row_id(row)
         text = self._tokenizer.decode(list(ids))
         try:
-            self._check_length(row_id, text, len(ids))
+            self._check_tokens(row_id, text, ids)
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))
         digest = row_digest(part.task.columns(row))
@@ -300,7 +302,7 @@ class TaskRewardWorker:
                 tokens = encode(self._tokenizer, text)
             else:
                 tokens = encode_prompt(self._tokenizer, text)
-            self._check_length(row_id, text, len(tokens))
+            self._check_tokens(row_id, text, tokens)
             digest = row_digest(part.task.columns(row))
         except DataError as error:
             return BadPrompt(group_id, row_id, str(error))
@@ -329,14 +331,27 @@ class TaskRewardWorker:
                 "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
             )
 
-    def _check_length(self, row_id: str, text: str, num_tokens: int) -> None:
+    @cached_property
+    def _vocab(self) -> float:
+        """The model has the token ids below this. A tokenizer may stand without a model."""
+        directory = Path(self._config.model.path)
+        model = read_model_config(directory) if (directory / "config.json").is_file() else {}
+        return model.get("vocab_size", math.inf)
+
+    def _check_tokens(self, row_id: str, text: str, tokens: Sequence[int]) -> None:
         room = self._room
-        if not text.strip() or num_tokens == 0:
+        if not text.strip() or not tokens:
             raise DataError(f"{row_id}: the prompt is empty")
-        if num_tokens > room:
+        if len(tokens) > room:
             raise DataError(
-                f"{row_id}: the prompt has {num_tokens} tokens, there is room for {room} "
+                f"{row_id}: the prompt has {len(tokens)} tokens, there is room for {room} "
                 "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
+            )
+        if (largest := max(tokens)) >= self._vocab:
+            token = self._tokenizer.convert_ids_to_tokens(largest)
+            raise DataError(
+                f"{row_id}: the prompt has {token!r}, token {largest}, and the model has {self._vocab} "
+                "(`vocab_size` in config.json): resize its embeddings"
             )
 
     async def _in_rows(self, make: Callable[[], T]) -> T:

@@ -18,6 +18,7 @@ from millrace.core.protocols import Handle, Runtime
 from millrace.core.types import BadPrompt, Failed, Prompt, Score, ScoreRequest
 from millrace.runtime.local.local_runtime import LocalRuntime
 from millrace.tasks.prepare import prepare_rows
+from millrace.tasks.tasks import PROBED_ROWS
 
 TARGET = "millrace.episodes.reward_worker:TaskRewardWorker"
 GRACE_S = 2.0  # after the deadline, which the worker keeps unless its reward blocks the interpreter
@@ -37,7 +38,7 @@ def prompts(
     """The first `count` usable prompts of the task, each row once, without those that `leaves_out` names;
     fewer if the task has fewer, and none if all are left out.
 
-    Raises: DataError: no prompt can be used, or more than `count` prompts cannot.
+    Raises: DataError: no prompt can be used, or more than `PROBED_ROWS` cannot for each that can.
     """
     return asyncio.run(_prompts(config, count, leaves_out))
 
@@ -93,7 +94,7 @@ async def _prompts(config: Config, count: int, leaves_out: Callable[[Prompt], bo
         start = 0
         while (
             len(usable) < count
-            and len(unusable) <= count
+            and len(unusable) <= PROBED_ROWS * (len(usable) + len(known) + 1)
             and start == len(usable) + len(unusable) + len(known)
         ):
             ids = list(range(start, start + count - len(usable)))
@@ -105,7 +106,7 @@ async def _prompts(config: Config, count: int, leaves_out: Callable[[Prompt], bo
             start += len(ids)
     finally:
         await runtime.close()
-    if not (usable or known) or len(unusable) > count:
+    if not (usable or known) or len(unusable) > PROBED_ROWS * (len(usable) + len(known) + 1):
         last = next(reversed(unusable.values()))
         raise DataError(f"only {len(usable)} of {start} prompts can be used; the last refusal: {last.reason}")
     return list(usable.values())

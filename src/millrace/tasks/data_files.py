@@ -78,7 +78,7 @@ def row_files(path: str) -> list[Path]:
     Raises: DataError: there are none, or a directory has files of several formats.
     """
     if is_pattern(path):
-        files = sorted(Path(name) for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+        files = sorted({Path(name) for name in glob.glob(path, recursive=True) if os.path.isfile(name)})
         if not files:
             raise DataError(f"no file fits the pattern `{path}`: check `task.path`")
         return files

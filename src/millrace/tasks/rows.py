@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -111,10 +112,12 @@ def _open(file: Path) -> Rows:
 
 
 class Joined:
-    """The rows of several files, one after the other. A place has the name of its file."""
+    """The rows of several files, one after the other. A place has the path of its file, from the folder that
+    all files share."""
 
     def __init__(self, files: Sequence[Path], parts: Sequence[Rows]) -> None:
-        self._files, self._parts = files, parts
+        self._parts, shared = parts, os.path.commonpath([file.parent for file in files])
+        self._names = [os.path.relpath(file, shared) for file in files]
         self._starts = list(itertools.accumulate(map(len, parts), initial=0))
 
     def __len__(self) -> int:
@@ -126,7 +129,7 @@ class Joined:
 
     def place(self, index: int) -> str:
         part = self._part(index)
-        return f"{self._files[part].name}:{self._parts[part].place(index - self._starts[part])}"
+        return f"{self._names[part]}:{self._parts[part].place(index - self._starts[part])}"
 
     def _part(self, index: int) -> int:
         return bisect.bisect_right(self._starts, index) - 1
