@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 PYTHON_PATH = os.pathsep.join([str(HERE), *filter(None, sys.path)])
 PROCESS = "runtime_workers:Process"
 GONE_WITHIN_S = WAIT_S
-LOOK_S = 0.01
+LOOK_S = 0.05
 
 
 def marked(mark: str) -> list[int]:
