@@ -34,6 +34,7 @@ NOT_SHARED = {
 }
 PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.(makedirs|mkdir|remove)\(")
 """What a test can only do with a program in its own process."""
+STEPS = re.compile(r"\bnext\(|\.(send|throw|close)\(|StopIteration|\byield from\b")
 KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
 """What asks for the class of an object. The class is the second argument."""
 OF_VALUES = {name for kind in VALUES for name in dir(kind)}
@@ -50,6 +51,7 @@ class CodeAsserts:
     `given` is code of the prompt, and `shared` are its classes, if the tests use it, too.
     `packages` are what the tests import. `unbound` are names that they load and nobody defines.
     `sees_changes`: they look at what a call that returns something has left in its arguments.
+    `by_steps`: they drive an iterator item by item, or send something into a generator.
     """
 
     names: list[str]
@@ -61,6 +63,7 @@ class CodeAsserts:
     packages: list[str] = field(default_factory=list)
     unbound: frozenset[str] = frozenset()
     sees_changes: bool = False
+    by_steps: bool = False
     given: str = ""
 
     @property
@@ -99,7 +102,7 @@ def read_asserts(
         tests = list(column)
     else:
         return None
-    setup, *tests = (_without_class(each) for each in (setup, *tests))
+    setup, *tests = (_IN_CLASS.sub("", each) for each in (setup, *tests))
     trees = [_parsed(each) for each in (setup, *tests)]
     _refuse_what_is_not_shared(trees)
     unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE}
@@ -124,6 +127,7 @@ def read_asserts(
         _packages(trees),
         frozenset(unbound - found - caught - {*names}),
         sees_changes(trees, {CANDIDATE, *names}),
+        any(map(STEPS.search, tests)) or STEPS.search(setup) is not None,
         given,
     )
 
@@ -131,11 +135,6 @@ def read_asserts(
 def function_of(name: str | None) -> str | None:
     """The function of a name such as `Solution().add`, as data sets from LeetCode have it."""
     return _IN_CLASS.sub("", name) or None if name else None
-
-
-def _without_class(code: str) -> str:
-    """Tests of a method of `Solution` as tests of a function."""
-    return _IN_CLASS.sub("", code)
 
 
 def code_given(prompt: str, function: str) -> str:
@@ -354,16 +353,15 @@ def _bound_in(trees: Sequence[ast.Module]) -> set[str]:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.alias):
-        yield (node.asname or node.name).partition(".")[0]
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-    elif isinstance(node, ast.ExceptHandler) and node.name:
-        yield node.name
+    match node:
+        case ast.alias(name=name, asname=None):
+            yield name.partition(".")[0]
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+            yield name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.ExceptHandler(name=str(name)):
+            yield name
 
 
 def _packages(trees: Sequence[ast.Module]) -> list[str]:

@@ -59,6 +59,7 @@ class Examination:
                 plain=True,
                 sees_changes=asserts.sees_changes,
                 shared=asserts.shared,
+                by_steps=asserts.by_steps,
             )
             for index, test in enumerate(asserts.tests):
                 self._answers.append(CallAnswer(error=self._ended(tester, test, index)))
@@ -72,7 +73,7 @@ class Examination:
     def _begin(self) -> dict[str, Any]:
         asserts = self._asserts
         begin = {"code": asserts.setup, "names": self._names, "shared": asserts.shared}
-        return {**begin, "caught": sorted(asserts.caught)}
+        return {**begin, "caught": sorted(asserts.caught), "by_steps": asserts.by_steps}
 
     def _left(self) -> Limits:
         left_s = max(LEAST_S, self._limits.wall_s - self._program.wall_s)
