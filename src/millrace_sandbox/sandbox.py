@@ -202,18 +202,15 @@ def _calling(code: str, function: str, calls: Sequence[Sequence[Any]], given: st
     def work(program: Program, made: dict[str, Any]) -> None:
         program.load(code, function, given=given, plain=False)
         for arguments in calls:
-            made["answers"].append(_ask(program, list(arguments)))
+            reply = program.ask(list(arguments))
+            if reply.get("memory"):
+                raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, reply["error"])
+            answer = CallAnswer(reply.get("value"), reply.get("error"), reply.get("left", [])[:1])
+            made["answers"].append(answer)
         if program.read_rest():
             raise EndOfProgram(ProgramOutcome.MALFORMED, "the program went on answering after its last call")
 
     return work
-
-
-def _ask(program: Program, message: Any) -> CallAnswer:
-    reply = program.ask(message)
-    if reply.get("memory"):
-        raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, reply["error"])
-    return CallAnswer(reply.get("value"), reply.get("error"), reply.get("left", [])[:1])
 
 
 class _WarmProcess:

@@ -8,27 +8,19 @@ little-endian) and JSON. Nothing in this process knows what an answer should be.
 from __future__ import annotations
 
 import atexit
-import bisect
 import builtins
 import collections
 import copy
 import ctypes
-import datetime
 import functools
-import heapq
-import itertools
+import importlib
 import json
-import math
 import operator
 import os
 import random
-import re
-import statistics
-import string
 import struct
 import sys
 import threading
-import typing
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, TextIO
@@ -38,10 +30,8 @@ from millrace_sandbox.inside import landlock, seccomp, values
 from millrace_sandbox.inside.limits import Limits, MiB, apply
 
 CALLS, REPLIES = 3, 4
-COMMON = (
-    *(typing, string, re, datetime, random, statistics, functools, itertools, operator, copy),
-    *(math, bisect, heapq, collections),
-)
+_NAMES = "typing string re datetime random statistics functools itertools operator copy math bisect heapq"
+COMMON = tuple(map(importlib.import_module, (*_NAMES.split(), "collections")))
 CHANGING = (list, dict, set, bytearray, *map(vars(collections).get, ("deque", "Counter", "defaultdict")))
 """The types of what a program may change after it has given it to a test."""
 HELD_BYTES = 10_000
@@ -233,13 +223,7 @@ def called_once(called: Any, *arguments: Any) -> dict[str, Any]:
 
 
 def called_plainly(
-    owner: int | str,
-    asked: str | None,
-    arguments: list[Any],
-    keywords: dict[str, Any],
-    held: list[Any],
-    *,
-    sees_changes: bool,
+    owner: int | str, asked: str | None, arguments: list[Any], keywords: Any, held: Any, *, sees_changes: bool
 ) -> dict[str, Any]:
     """What a call gave. Of a function that gives None, also its arguments, if it has changed them; with
     `sees_changes` of each function.

@@ -16,16 +16,12 @@ from typing import Any
 
 from millrace_sandbox.inside.values import FUNCTION, MADE, Here, Remote, inside, of_python
 
-IN_PLACE = (
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
-    *("ilshift", "irshift"),
+ARITHMETIC = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"),
 )
-OPERATORS = (
-    *IN_PLACE,
-    *("eq", "ne", "lt", "le", "gt", "ge", "contains"),
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "divmod"),
-    *("lshift", "rshift"),
-)
+IN_PLACE = tuple(f"i{name.strip('_')}" for name in ARITHMETIC)
+COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "contains")
+OPERATORS = (*IN_PLACE, *ARITHMETIC, *COMPARED, "matmul", "divmod")
 """They get what a test expects: `abs(f(1) - 2) < 1e-6`."""
 OTHERS = (
     *("neg", "pos", "invert", "abs", "getitem", "setitem", "delitem"),

@@ -132,16 +132,12 @@ class Approx:
 
     __array_ufunc__ = None
 
-    def __init__(
-        self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False
-    ) -> None:
+    def __init__(self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False) -> None:
         self.expected, self.abs, self.nan_ok = expected, 1e-12 if abs is None else abs, nan_ok
         self.rel = (1e-6 if abs is None else 0.0) if rel is None else rel
 
     def __eq__(self, value: Any) -> bool:
-        one, other = (
-            each.tolist() if type(each).__module__ == "numpy" else each for each in (value, self.expected)
-        )
+        one, other = [x.tolist() if type(x).__module__ == "numpy" else x for x in (value, self.expected)]
         try:
             if isinstance(other, dict):
                 return one.keys() == other.keys() and all(self._like(other[key]) == one[key] for key in one)
@@ -240,16 +236,14 @@ def encoded(args: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:
         raise CannotBeAsked(f"what it passes to the program: {error}") from None
 
 
-def exception_of(
-    names: list[str], text: str, arguments: Any, attributes: Any, before: list[Any]
-) -> BaseException:
+def exception_of(names: list[str], text: str, args: Any, attributes: Any, before: Any) -> BaseException:
     """The exception of the program: of the classes of these names, with its cause and its context."""
     kinds = [_caught.get(name) or _builtin(name) or _new(name) for name in names]
     kind = kinds[0]
     if kind is not _builtin(names[0]):
         lowest = [one for one in kinds if [*filter(one.__subclasscheck__, kinds)] == [one]]
         kind = type(names[0], tuple(lowest), {"__str__": lambda _: text})
-    error: BaseException = kind(*decode(arguments))
+    error: BaseException = kind(*decode(args))
     vars(error).update({name: each for name, each in decode(attributes).items() if name not in dir(error)})
     cause, context, error.__suppress_context__ = before
     error.__context__ = exception_of(*context) if context else None
@@ -284,8 +278,10 @@ class Anything:
         return 1.0
 
 
-_NAMES = ("bool", "eq", "ne", "lt", "le", "gt", "ge", "contains")
-_ANSWERS = {**dict.fromkeys(_NAMES, True), **dict.fromkeys(("hash", "len", "int", "index"), 1)}
+_ANSWERS = {
+    **dict.fromkeys(("bool", *objects.COMPARED), True),
+    **dict.fromkeys(("hash", "len", "int", "index"), 1),
+}
 for _name in (
     *objects.OPERATORS,
     "neg",

@@ -67,7 +67,6 @@ VALUES = (  # types with attributes that no object of a program may stand for
 )
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
 """Of a `defaultdict`: what it makes for a key that is missing."""
-_BYTES = bytes | bytearray | memoryview
 _TEXTS = datetime.date | datetime.time | datetime.timedelta | complex | UUID | PurePath
 PROGRAM = "solution"
 """The module of a program."""
@@ -341,7 +340,7 @@ def to_json(value: Any) -> Any:
         return {NUMBER: [int(value) if value == int(value) else float(value), str(value)]}
     if isinstance(value, set | frozenset):
         return {SET: list(value)}
-    if isinstance(value, _BYTES):
+    if isinstance(value, bytes | bytearray | memoryview):
         return {BYTES: bytes(value).hex()}
     if isinstance(value, _TEXTS):
         return {TEXT: str(value)}
