@@ -41,6 +41,7 @@ RAISES = r"(\w*\.)?(assertR|r)aises\w*"
 KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
 """What asks for the class of an object. The class is the second argument."""
 OF_VALUES = {name for kind in VALUES for name in dir(kind)}
+METHODS = {name for kind in VALUES for name in dir(kind) if callable(getattr(kind, name))}
 OF_ARRAYS = {*dir(np.ndarray)}
 """The attributes of what is no object of a program's class."""
 _GIVEN = ast.Import | ast.ImportFrom | FUNCTIONS | ast.ClassDef | ast.Assign
@@ -124,16 +125,17 @@ def read_asserts(
     setup = f"{given}\n{setup}" if defined else setup
     if {maker(node) for line in next(scopes(trees[0])) for node in ast.walk(line)} & {*names}:
         setup, tests[0] = "", f"{setup}\n{tests[0]}"
+    classes = _classes(trees, names, "\n".join(texts))
     return CodeAsserts(
         names,
         setup,
         tests,
-        _classes(trees, names, "\n".join(texts)),
+        classes,
         caught - found,
         [node.name for node in tree.body if isinstance(node, ast.ClassDef)] if defined else [],
         _packages(trees),
         frozenset(unbound - found - caught - {*names}),
-        sees_changes(trees, {CANDIDATE, *names}),
+        sees_changes(trees, {CANDIDATE, *names}, bool(classes)),
         any(map(STEPS.search, tests)) or STEPS.search(setup) is not None,
         given,
     )
@@ -377,13 +379,15 @@ def _calls(nodes: Iterable[ast.AST], pattern: str) -> list[ast.Call]:
 def _classes(trees: Sequence[ast.Module], names: Sequence[str], prompt: str) -> frozenset[str]:
     """Those of the names that are of classes. They begin with a capital letter, as functions may, too. So
     the prompt says that it is a class, or the tests ask whether an object is of it, or call it without
-    arguments, or what its call gives has an attribute that no value has."""
+    arguments, or what its call gives has an attribute that no value has, or reads one that is a method."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     found = {name for call in _calls(nodes, KINDS) for arg in call.args[1:] for name in names_in(arg)}
     found |= {name for name in names if re.search(rf"\bclass\s+`?{name}\b", prompt)}
     holds = holders(nodes, names)
     plain = OF_VALUES | OF_ARRAYS if "numpy" in _packages(trees) else OF_VALUES
-    used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in plain]
+    every = [node for node in nodes if isinstance(node, ast.Attribute)]
+    read = {id(node) for node in every} - {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    used = [node for node in every if node.attr not in plain or (id(node) in read and node.attr in METHODS)]
     found |= {maker(node.value) or holds.get(ast.unparse(node.value), "") for node in used}
     found |= {maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
     return frozenset(name for name in names if name in found & {*holds})

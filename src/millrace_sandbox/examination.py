@@ -82,7 +82,7 @@ class Examination:
                     self._has_called = True
                     message = self._program.ask(question)
                     if not self._asserts.sees_changes:
-                        message.pop("changed", None)
+                        message = {key: message[key] for key in message.keys() - {"changed", "given"}}
                     if message.get("memory"):
                         raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, message["error"])
                 case ["passed"]:

@@ -26,7 +26,7 @@ KEYS = (
     *({"error", "memory"}, {"error", "memory", "raised"}),
 )
 """Of an answer (see `guest.serve`)."""
-MORE = {"number", "held"}
+MORE = {"number", "held", "given"}
 TAIL_BYTES = 2000
 ENDING_S = 0.5
 MOST = 0.5

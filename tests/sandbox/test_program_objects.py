@@ -217,12 +217,45 @@ OF_LISTS = [
     "s = Stack()\nxs = s.items\ntry:\n    s.fail()\nexcept ValueError: xs.append(2)\nassert s.size() == 2",
     "a = kept(1)\nb = kept(2)\nassert a == [1, 2] == b",
 ]
+KEPT = """
+import threading
+class Shelf:
+    def __init__(self, books=(), pages=()):
+        self.books, self.pages, self.count = books, iter(pages), 1
+    def add(self, x): self.books.append(x); return len(self.books)
+    def turn(self): return next(self.pages)
+    def mark(self, table): table["lock"] = threading.Lock(); return 1
+    def best(self): return max(self.books)
+class Copies(Shelf):
+    def __init__(self, books): super().__init__(list(books))
+"""
+NO_KEPT = """
+class Copies:
+    def __init__(self, books=(), pages=()):
+        self.books, self.count = books, 2
+    def add(self, x): self.books.append(x); return len(self.books)
+    def turn(self): return 0
+    def mark(self, table): return 2
+    def best(self): return 0
+class Shelf(Copies):
+    def __init__(self, books=(), pages=()): super().__init__(list(books))
+"""
+OF_KEPT = [
+    "xs = [1]\ns = Shelf(xs)\ns.add(2)\nassert xs == [1, 2] and s.count == 1",
+    "xs = [1]\ns = Shelf(xs)\nxs.append(2)\nassert s.best() == 2 and s.count == 1",
+    "xs = [1]\ns = Shelf(xs)\nassert s.add(2) == 2 and s.add(3) == 3 and xs == [1, 2, 3] and s.count == 1",
+    "xs = [1]\nc = Copies(xs)\nc.add(2)\nassert xs == [1] and c.count == 1",
+    "xs = [1]\nc = Copies(xs)\nxs.append(2)\nassert c.best() == 1 and c.count == 1",
+    "s = Shelf([], (x for x in [4, 5]))\nassert s.turn() == 4 and s.turn() == 5 and s.count == 1",
+    "s = Shelf()\nassert s.mark({}) == 1 == s.count",
+]
 CASES = [
     *((ENUMS, NO_ENUMS, test) for test in OF_ENUMS),
     *((GENERATORS, NO_GENERATORS, test) for test in OF_GENERATORS),
     *((OWN, NO_OWN, test) for test in OF_OWN),
     *((ERRORS, NO_ERRORS, f"import pytest\n{test}") for test in OF_ERRORS),
     *((LISTS, NO_LISTS, test) for test in OF_LISTS),
+    *((KEPT, NO_KEPT, test) for test in OF_KEPT),
 ]
 
 
@@ -243,3 +276,14 @@ def test_only_what_a_test_holds_last_is_the_same_here_and_there(bare: Sandbox) -
     assert verdict_of(bare, LISTS, test, entry_point="kept").num_passed == 1
     test = "xs = [Stack().push(n).items for n in range(500)]\nassert xs[7] == [7] and xs[499] == [499]"
     assert verdict_of(bare, LISTS, f"from solution import Stack\n{test}").num_passed == 1
+
+
+def test_no_object_changes_both_sides_of_a_comparison(bare: Sandbox) -> None:
+    empties = """
+class Sorter:
+    size = 0
+    def __init__(self, xs=()): self.xs = xs
+    def sorted(self): self.xs.clear(); return []
+"""
+    test = "xs = [2, 1]\ns = Sorter(xs)\nassert s.sorted() == sorted(xs) and s.size == 0"
+    assert verdict_of(bare, empties, f"from solution import Sorter\n{test}").num_passed == 0

@@ -34,10 +34,8 @@ _NAMES = "typing string re datetime random statistics functools itertools operat
 COMMON = tuple(map(importlib.import_module, (*_NAMES.split(), "collections")))
 CHANGING = (list, dict, set, bytearray, *map(vars(collections).get, ("deque", "Counter", "defaultdict")))
 """The types of what a program may change after it has given it to a test."""
-HELD_BYTES = 10_000
-"""So large may it be."""
-_told: dict[int, Any] = {}
-"""What tests know of it, by number."""
+HELD_BYTES = 10_000  # so large may it be
+_told: dict[int, Any] = {}  # what tests know of it, by number
 RECURSION_MAX = 50_000
 """As LiveCodeBench sets it."""
 STACK_BYTES = 64 * MiB
@@ -253,9 +251,12 @@ def called_plainly(
     )
     value = kept or values.encode(result)
     left = [arguments, keywords]
-    if value is None or sees_changes:
-        left = [[*map(values.encode, given)], {name: values.encode(each) for name, each in named.items()}]
+    if (value is None or sees_changes) and 'tor": [' not in json.dumps([arguments, keywords]):
+        with suppress(TypeError):  # else it has put something into one that cannot be sent
+            left = [[*map(values.encode, given)], {name: values.encode(each) for name, each in named.items()}]
     told = {"value": value, **hold(result, value, held)}
+    if sees_changes:
+        told["given"] = [number_of(*pair) for pair in zip(given, left[0], strict=True)]
     return told if left == [arguments, keywords] else {**told, "left" if value is None else "changed": left}
 
 
@@ -271,11 +272,17 @@ def hold(result: Any, value: Any, held: list[Any]) -> dict[str, Any]:
             now[number] = values.encode(here.objects[number])
     if news := [[number, content] for number, content in now.items() if content != _told[number]]:
         told["held"] = news
-    if type(result) in CHANGING and len(text := json.dumps(value)) < HELD_BYTES and 'tor": [' not in text:
-        told["number"] = number = values.numbered("", result)["object"][1]
-        now[number] = value
     _told.update(now)
-    return told
+    return {**told, "number": number_of(result, value)}
+
+
+def number_of(one: Any, content: Any) -> int | None:
+    """Of what may change, and is small. None: of another value."""
+    if type(one) not in CHANGING or len(text := json.dumps(content)) > HELD_BYTES or 'tor": [' in text:
+        return None
+    number: int = values.numbered("", one)["object"][1]
+    _told[number] = content
+    return number
 
 
 FUNCTIONS = {**vars(operator), **vars(builtins), "copy": copy.copy, "deepcopy": copy.deepcopy}

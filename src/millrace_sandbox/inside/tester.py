@@ -31,10 +31,8 @@ FILE = "tests"
 OWN = (objects.__file__, values.__file__)
 CALLS_MAX = 10_000
 """More calls of a stand-in are a loop that waits for an answer."""
-HELD_MAX = 30
-"""So many lists, tables and sets of the program are the same here and there, the last ones."""
-_held: dict[int, tuple[Any, Any]] = {}
-"""These by number, and what is known of them there."""
+HELD_MAX = 30  # so many lists, tables and sets of the program are the same here and there, the last ones
+_held: dict[int, tuple[Any, Any]] = {}  # these by number, and what is known of them there
 _of_program: list[BaseException] = []
 """The exceptions that the program raised, and not a test."""
 _caught: dict[str, type[Exception]] = {}
@@ -49,8 +47,7 @@ class NoEnd(BaseException):
     """A test goes on asking a stand-in."""
 
 
-MEANT = (NotAsked, CannotBeAsked, RecursionError, MemoryError)
-"""What stand-ins raise by no fault of theirs."""
+MEANT = (NotAsked, CannotBeAsked, RecursionError, MemoryError)  # what stand-ins raise by no fault of theirs
 
 
 def run(program: dict[str, Any]) -> None:
@@ -200,7 +197,7 @@ def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -
         left, named = [*map(decode, left)], {name: decode(each) for name, each in named.items()}
         error = exception_of(*answer["raised"]) if "error" in answer else None
         value, number = decode(answer.get("value")), answer.get("number")
-        known = _held.get(number)
+        known, given = _held.get(number), dict(zip(answer.get("given", ()), args, strict=False))
         news = [(each, _held[each][0], decode(content)) for each, content in answer.get("held", ())]
     except MemoryError:
         raise
@@ -213,8 +210,9 @@ def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -
         raise error
     write_back([[*args], keywords], [left, named])
     value = value if known is None else write_back(known[0], value)
-    if number is not None:
-        _held[number] = (value, encode(value))
+    for each, one in {**given, number: value}.items():
+        if each is not None:
+            _held[each] = (one, encode(one))
     return value
 
 

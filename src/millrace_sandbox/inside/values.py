@@ -74,14 +74,10 @@ FUNCTION = "function"
 """The name of what can be called."""
 MADE = "made"
 """What a class is asked for by a call."""
-DIGITS_BITS = 4_096
-"""Python writes and reads no larger numbers as digits."""
-ARRAYS = "biufcSUmM"
-"""The kinds of arrays of numpy whose values are numbers, texts and times."""
-FIXED = (int, float, str, tuple)
-"""The types of what never changes."""
-ABOVE = ("builtins", "collections", "collections.abc", "enum")
-"""The modules of the classes above one of the program that a test may ask for."""
+DIGITS_BITS = 4_096  # Python writes and reads no larger numbers as digits
+ARRAYS = "biufcSUmM"  # the kinds of arrays of numpy whose values are numbers, texts and times
+FIXED = (int, float, str, tuple)  # types of what never changes
+ABOVE = ("builtins", "collections", "collections.abc", "enum")  # modules of classes above one of a program
 
 
 class Remote:
