@@ -8,16 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def sees_changes(trees: Sequence[ast.Module], functions: set[str]) -> bool:
+def sees_changes(trees: Sequence[ast.Module], functions: set[str], has_objects: bool) -> bool:
     """Whether an assert compares an argument of a call with something that the program cannot change, as in
     `k = f(xs)` and then `assert xs[:k] == [1, 2]`.
+
+    Objects may keep an argument, and change it later: then always.
 
     False also if an assert compares two things that the program can change, as `f(xs) == sorted(xs)`. There a
     program that empties its argument would be right.
     """
     bodies = [found for tree in trees for found in scopes(tree)]
     seen = [side for body in bodies for side in _compared(body, functions)]
-    return any(is_argument for is_argument, _ in seen) and not any(is_loose for _, is_loose in seen)
+    return (has_objects or any(is_argument for is_argument, _ in seen)) and not any(
+        is_loose for _, is_loose in seen
+    )
 
 
 def scopes(tree: ast.Module) -> Iterator[list[ast.stmt]]:

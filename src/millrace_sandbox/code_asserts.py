@@ -6,6 +6,7 @@ import ast
 import builtins
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,27 +17,31 @@ import numpy as np
 from millrace.core.errors import DataError
 from millrace.rewards.program_text import program_of
 from millrace_sandbox.changed_arguments import FUNCTIONS, holders, maker, names_in, scopes, sees_changes
-from millrace_sandbox.inside.values import VALUES
+from millrace_sandbox.inside.values import PROGRAM, VALUES
 
 CHECK, CANDIDATE = "check", "candidate"
 SETUP = ("import_statement", "test_setup_code", "test_imports", "challenge_setup")
 """Columns with code that runs before the tests: of ClassEval, and of MBPP."""
 PYTHON = ("functional", "assert_case")
 """The keys below which rLLM and verl have tests that are Python."""
-PROGRAM = "solution"
-"""The module from which tests of pytest import the program's function."""
 _IN_CLASS = re.compile(r"\bSolution(?:\(\))?\.(?=[A-Za-z_])")
 PACKAGES = ("numpy", "sortedcontainers")
 """Packages that programs and tests may import beside the standard library, as far as they are installed."""
+KNOWN = {*sys.stdlib_module_names, *PACKAGES, "pytest"}
+"""The modules that are no program's."""
 NOT_SHARED = {
     *("exec", "open", "tempfile", "shutil", "zipfile", "sqlite3", "tmp_path", "tmpdir"),
     *("capsys", "capfd", "redirect_stdout", "monkeypatch", "patch", "mocker"),
 }
 PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.(makedirs|mkdir|remove)\(")
 """What a test can only do with a program in its own process."""
+STEPS = re.compile(r"\bnext\(|\.(send|throw|close)\(|StopIteration|\byield from\b")
+RAISES = r"(\w*\.)?(assertR|r)aises\w*"
+"""What catches an exception: its class is the first argument, and another may be the function."""
 KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
 """What asks for the class of an object. The class is the second argument."""
 OF_VALUES = {name for kind in VALUES for name in dir(kind)}
+METHODS = {name for kind in VALUES for name in dir(kind) if callable(getattr(kind, name))}
 OF_ARRAYS = {*dir(np.ndarray)}
 """The attributes of what is no object of a program's class."""
 _GIVEN = ast.Import | ast.ImportFrom | FUNCTIONS | ast.ClassDef | ast.Assign
@@ -50,6 +55,7 @@ class CodeAsserts:
     `given` is code of the prompt, and `shared` are its classes, if the tests use it, too.
     `packages` are what the tests import. `unbound` are names that they load and nobody defines.
     `sees_changes`: they look at what a call that returns something has left in its arguments.
+    `by_steps`: they drive an iterator item by item, or send something into a generator.
     """
 
     names: list[str]
@@ -61,6 +67,7 @@ class CodeAsserts:
     packages: list[str] = field(default_factory=list)
     unbound: frozenset[str] = frozenset()
     sees_changes: bool = False
+    by_steps: bool = False
     given: str = ""
 
     @property
@@ -93,14 +100,18 @@ def read_asserts(
         is_called = re.search(rf"^{CHECK}\(", column, re.MULTILINE)
         tests = [column if is_called else f"{column}\n{CHECK}({CANDIDATE})"]
     elif isinstance(column, str) and not column.lstrip().startswith(("{", "[")):
-        more, tests, imported = _of_module(column)
-        setup, names = f"{setup}\n{more}", names or imported
+        more, tests = _of_module(column)
+        setup = f"{setup}\n{more}"
     elif isinstance(column, list | tuple) and column and all(isinstance(each, str) for each in column):
         tests = list(column)
     else:
         return None
-    setup, *tests = (_without_class(each) for each in (setup, *tests))
+    setup, *tests = (_IN_CLASS.sub("", each) for each in (setup, *tests))
     trees = [_parsed(each) for each in (setup, *tests)]
+    if homes := _homes(trees, names):
+        imports = _Imports(homes)
+        trees = [imports.visit(tree) for tree in trees]
+        (setup, *tests), names = map(ast.unparse, trees), names or imports.names
     _refuse_what_is_not_shared(trees)
     unbound = _loaded(trees) - _bound_in(trees) - {CANDIDATE}
     caught = _caught(trees, unbound)
@@ -114,16 +125,18 @@ def read_asserts(
     setup = f"{given}\n{setup}" if defined else setup
     if {maker(node) for line in next(scopes(trees[0])) for node in ast.walk(line)} & {*names}:
         setup, tests[0] = "", f"{setup}\n{tests[0]}"
+    classes = _classes(trees, names, "\n".join(texts))
     return CodeAsserts(
         names,
         setup,
         tests,
-        _classes(trees, names, "\n".join(texts)),
+        classes,
         caught - found,
         [node.name for node in tree.body if isinstance(node, ast.ClassDef)] if defined else [],
         _packages(trees),
         frozenset(unbound - found - caught - {*names}),
-        sees_changes(trees, {CANDIDATE, *names}),
+        sees_changes(trees, {CANDIDATE, *names}, bool(classes)),
+        any(map(STEPS.search, tests)) or STEPS.search(setup) is not None,
         given,
     )
 
@@ -131,11 +144,6 @@ def read_asserts(
 def function_of(name: str | None) -> str | None:
     """The function of a name such as `Solution().add`, as data sets from LeetCode have it."""
     return _IN_CLASS.sub("", name) or None if name else None
-
-
-def _without_class(code: str) -> str:
-    """Tests of a method of `Solution` as tests of a function."""
-    return _IN_CLASS.sub("", code)
 
 
 def code_given(prompt: str, function: str) -> str:
@@ -210,18 +218,54 @@ def _python_in(column: Any) -> Any:
     return found if is_asserts or isinstance(found, str) else column
 
 
-def _of_module(code: str) -> tuple[str, list[str], list[str]]:
-    """Setup, tests and the imported names of a text that is a module."""
+def _of_module(code: str) -> tuple[str, list[str]]:
+    """Setup and tests of a text that is a module."""
     tree = _parsed(code)
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == PROGRAM]
-    imported = [alias.name for node in imports for alias in node.names if alias.name != "*"]
     tests = [test for node in tree.body for test in _tests_of(node)]
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and _tests_of(node)}
     left_out = [node for node in tree.body if isinstance(node, ast.Expr) and maker(node.value) in own]
-    body = [node for node in tree.body if node not in imports and node not in left_out]
-    named = [alias for node in imports for alias in node.names if alias.asname]
-    rest = "\n".join([*(f"{one.asname} = {one.name}" for one in named), ast.unparse(ast.Module(body, []))])
-    return (rest, tests, imported) if tests else ("", [rest], imported)
+    rest = ast.unparse(ast.Module([node for node in tree.body if node not in left_out], []))
+    return (rest, tests) if tests else ("", [rest])
+
+
+class _Imports(ast.NodeTransformer):
+    """Takes away the imports of the modules that are the program. Its names then stand for themselves."""
+
+    def __init__(self, modules: set[str]) -> None:
+        self.modules, self.names, self.aliases = modules, list[str](), set[str]()
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        if str(node.module) not in self.modules:
+            return node
+        self.names += [alias.name for alias in node.names if alias.name != "*"]
+        named = [f"{alias.asname} = {alias.name}" for alias in node.names if alias.asname]
+        return ast.parse("\n".join(named) or "pass").body
+
+    def visit_Import(self, node: ast.Import) -> Any:
+        self.aliases |= {one.asname or one.name for one in node.names if one.name in self.modules}
+        node.names = [one for one in node.names if one.name not in self.modules]
+        return node if node.names else ast.Pass()
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if not self.aliases or ast.unparse(node.value) not in self.aliases:
+            return self.generic_visit(node)
+        self.names.append(node.attr)
+        return ast.Name(node.attr, node.ctx)
+
+
+def _homes(trees: Sequence[ast.Module], named: list[str]) -> set[str]:
+    """The modules that are the program: `solution`; else those that tests import the row's function from;
+    without such a name the one that nobody has, if the tests use nothing else that is not defined."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    imports = [(str(node.module), {one.name for one in node.names}) for node in froms]
+    imports += [(one.name, set()) for node in nodes if isinstance(node, ast.Import) for one in node.names]
+    if homes := {module for module, _ in imports if module.rpartition(".")[2] == PROGRAM}:
+        return homes
+    unknown = {module for module, names in imports if names and module.partition(".")[0] not in KNOWN}
+    if named:
+        return {module for module, names in imports if module in unknown and names & {*named}}
+    return unknown if len(unknown) == 1 and not _loaded(trees) - _bound_in(trees) else set()
 
 
 def _tests_of(node: ast.stmt) -> list[str]:
@@ -295,12 +339,15 @@ def _of_program(named: list[str], trees: Sequence[ast.Module], unbound: set[str]
     own = {node.name for node in nodes if isinstance(node, FUNCTIONS)}
     called = (node for node in nodes if isinstance(node, ast.Call) and maker(node) in own)
     passed = {ast.unparse(each) for node in called for each in node.args}
+    passed |= {ast.unparse(each) for call in _calls(nodes, RAISES) for each in call.args[1:3]}
     functions = sorted(((calls | passed) & unbound).difference(classes))
     if not (named or unbound):  # a function of the program has the name of a builtin one
         functions = sorted(calls & {*dir(builtins)})
     if not named and (len(functions) > 1 or not (functions or classes)):
         names = functions or "no function"
-        raise DataError(f"the tests call {names}: name the one in `entry_point` of the row")
+        raise DataError(
+            f"the tests call {names}: name the one in `entry_point` of the row, or import it from `{PROGRAM}`"
+        )
     return list(dict.fromkeys([*(named or functions), *classes]))
 
 
@@ -311,7 +358,7 @@ def _caught(trees: Sequence[ast.Module], unbound: set[str]) -> frozenset[str]:
     """
     nodes = [node for tree in trees for node in ast.walk(tree)]
     catching = [node.type for node in nodes if isinstance(node, ast.ExceptHandler) and node.type]
-    catching += [call.args[0] for call in _calls(nodes, r"(\w*\.)?(assertR|r)aises\w*") if call.args]
+    catching += [call.args[0] for call in _calls(nodes, RAISES) if call.args]
     asking = [arg for call in _calls(nodes, KINDS) for arg in call.args[1:2]]
     found = unbound & {name for each in catching for name in names_in(each)}
     fine = {id(node) for each in (*catching, *asking) for node in ast.walk(each)}
@@ -332,13 +379,15 @@ def _calls(nodes: Iterable[ast.AST], pattern: str) -> list[ast.Call]:
 def _classes(trees: Sequence[ast.Module], names: Sequence[str], prompt: str) -> frozenset[str]:
     """Those of the names that are of classes. They begin with a capital letter, as functions may, too. So
     the prompt says that it is a class, or the tests ask whether an object is of it, or call it without
-    arguments, or what its call gives has an attribute that no value has."""
+    arguments, or what its call gives has an attribute that no value has, or reads one that is a method."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     found = {name for call in _calls(nodes, KINDS) for arg in call.args[1:] for name in names_in(arg)}
     found |= {name for name in names if re.search(rf"\bclass\s+`?{name}\b", prompt)}
     holds = holders(nodes, names)
     plain = OF_VALUES | OF_ARRAYS if "numpy" in _packages(trees) else OF_VALUES
-    used = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr not in plain]
+    every = [node for node in nodes if isinstance(node, ast.Attribute)]
+    read = {id(node) for node in every} - {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    used = [node for node in every if node.attr not in plain or (id(node) in read and node.attr in METHODS)]
     found |= {maker(node.value) or holds.get(ast.unparse(node.value), "") for node in used}
     found |= {maker(node) for node in nodes if isinstance(node, ast.Call) and not node.args + node.keywords}
     return frozenset(name for name in names if name in found & {*holds})
@@ -354,16 +403,15 @@ def _bound_in(trees: Sequence[ast.Module]) -> set[str]:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.alias):
-        yield (node.asname or node.name).partition(".")[0]
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-    elif isinstance(node, ast.ExceptHandler) and node.name:
-        yield node.name
+    match node:
+        case ast.alias(name=name, asname=None):
+            yield name.partition(".")[0]
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.alias(asname=str(name)):
+            yield name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.ExceptHandler(name=str(name)):
+            yield name
 
 
 def _packages(trees: Sequence[ast.Module]) -> list[str]:

@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -108,9 +107,7 @@ def read_tests(column: Any, function: str | None = None, columns: Mapping[str, A
 def _metadata(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """What LiveCodeBench has in `metadata`: a table, or text of JSON."""
     found = table.get("metadata")
-    if isinstance(found, str):
-        with suppress(ValueError, RecursionError):
-            found = json.loads(found)
+    found = _of_json(found) if isinstance(found, str) else found
     return found if isinstance(found, Mapping) else {}
 
 
@@ -388,10 +385,10 @@ def prints_the_same(printed: str, expected: str) -> bool:
     if texts[0] == texts[1]:
         return True
     lines = [[line.split() for line in text.splitlines()] for text in texts]
-    return len(lines[0]) == len(lines[1]) and all(map(_same_words, *lines))
+    return len(lines[0]) == len(lines[1]) and all(map(_are_same_words, *lines))
 
 
-def _same_words(printed: list[str], expected: list[str]) -> bool:
+def _are_same_words(printed: list[str], expected: list[str]) -> bool:
     return len(printed) == len(expected) and all(map(_is_same_word, printed, expected))
 
 

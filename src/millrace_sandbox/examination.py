@@ -38,6 +38,7 @@ class Examination:
         self._program, self._start, self._asserts, self._limits = program, start, asserts, limits
         self._answers, self._has_called = answers, False
         self._names = {name: [name, name in asserts.classes] for name in asserts.names}
+        self._options = {"shared": asserts.shared, "by_steps": asserts.by_steps}
         self._names[CANDIDATE] = self._names[asserts.function]
 
     def run(self, code: str, given: str) -> None:
@@ -52,14 +53,8 @@ class Examination:
         tester = self._start(self._left())
         try:
             self._ended(tester, self._begin(), -1)
-            self._program.load(
-                code,
-                asserts.function,
-                given=given,
-                plain=True,
-                sees_changes=asserts.sees_changes,
-                shared=asserts.shared,
-            )
+            changes = {"sees_changes": asserts.sees_changes, **self._options}
+            self._program.load(code, asserts.function, given=given, plain=True, **changes)
             for index, test in enumerate(asserts.tests):
                 self._answers.append(CallAnswer(error=self._ended(tester, test, index)))
         finally:
@@ -70,9 +65,8 @@ class Examination:
             raise EndOfProgram(ProgramOutcome.MALFORMED, "the program went on answering after its last call")
 
     def _begin(self) -> dict[str, Any]:
-        asserts = self._asserts
-        begin = {"code": asserts.setup, "names": self._names, "shared": asserts.shared}
-        return {**begin, "caught": sorted(asserts.caught)}
+        begin = {"code": self._asserts.setup, "names": self._names, **self._options}
+        return {**begin, "caught": sorted(self._asserts.caught)}
 
     def _left(self) -> Limits:
         left_s = max(LEAST_S, self._limits.wall_s - self._program.wall_s)
@@ -88,7 +82,7 @@ class Examination:
                     self._has_called = True
                     message = self._program.ask(question)
                     if not self._asserts.sees_changes:
-                        message.pop("changed", None)
+                        message = {key: message[key] for key in message.keys() - {"changed", "given"}}
                     if message.get("memory"):
                         raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, message["error"])
                 case ["passed"]:

@@ -13,7 +13,6 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -27,6 +26,7 @@ KEYS = (
     *({"error", "memory"}, {"error", "memory", "raised"}),
 )
 """Of an answer (see `guest.serve`)."""
+MORE = {"number", "held", "given"}
 TAIL_BYTES = 2000
 ENDING_S = 0.5
 MOST = 0.5
@@ -103,28 +103,19 @@ class Program:
             self._step()
         return bytes(self._received)
 
-    def load(
-        self,
-        code: str,
-        function: str,
-        *,
-        given: str,
-        plain: bool,
-        sees_changes: bool = False,
-        shared: Sequence[str] = (),
-    ) -> None:
+    def load(self, code: str, function: str, *, given: str, plain: bool, **options: Any) -> None:
         """Have the program executed, so that it answers calls of `function` (inside/guest.py).
 
         Args:
             given: code of the row, which is executed before. Then nothing of the program is there yet.
-            sees_changes: of a call that returns something, also tell what it has left in its arguments.
-            shared: classes of the code that is given, whose objects pass between the program and its tests.
+            options: `sees_changes`: of a call that returns something, also tell what it has left in its
+                arguments. `shared`: classes of the code that is given, whose objects pass between the program
+                and its tests. `by_steps`: items of an iterator come one by one.
         Raises:
             EndOfProgram: the program raises, or ends. SandboxError.
             DataError: the code that is given raises, or ends.
         """
-        begin: dict[str, Any] = {"code": code, "given": given, "function": function}
-        begin |= {"plain": plain, "sees_changes": sees_changes, "shared": shared}
+        begin = {"code": code, "given": given, "function": function, "plain": plain, **options}
         if given:
             try:
                 why = self.ask({**begin, "code": None}).get("error")
@@ -297,7 +288,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         message = f"an answer is no JSON that can be read: {type(error).__name__}: {error}"
         raise EndOfProgram(ProgramOutcome.MALFORMED, message[:300]) from None
-    if not isinstance(reply, dict) or set(reply) not in KEYS:
+    if not isinstance(reply, dict) or set(reply) - MORE not in KEYS:
         raise EndOfProgram(ProgramOutcome.MALFORMED, "an answer has other keys than a value, or an error")
     if "left" in reply and (reply["value"] is not None or not isinstance(reply["left"], list)):
         raise EndOfProgram(ProgramOutcome.MALFORMED, "an answer has arguments that were changed, and a value")

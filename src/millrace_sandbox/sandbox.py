@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import millrace
 from millrace.core.errors import SandboxError
@@ -43,7 +43,7 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/private", 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Of packages: a warm process forks, and has no thread of theirs."""
 
-T = TypeVar("T")
+_Work = Callable[[Program, dict[str, Any]], None]
 _log = logging.getLogger(__name__)
 
 
@@ -105,11 +105,7 @@ class Sandbox:
             SandboxError: no answer of the sandbox, twice.
             DataError: the code that is given cannot be run.
         """
-
-        def work(program: Program, made: dict[str, Any]) -> None:
-            program.load(code, function, given=given, plain=False)
-            _converse(program, made, calls)
-
+        work = _calling(code, function, calls, given)
         return self._twice(limits or Limits(), False, work, packages_in(given, code))
 
     def examine(
@@ -164,13 +160,7 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _twice(
-        self,
-        limits: Limits,
-        as_script: bool,
-        work: Callable[[Program, dict[str, Any]], None],
-        packages: Sequence[str] = (),
-    ) -> Execution:
+    def _twice(self, limits: Limits, as_script: bool, work: _Work, packages: Sequence[str] = ()) -> Execution:
         """Execute; after a failure of the sandbox once more, with new warm processes."""
         if limits.processes > 1 and self.level != "namespaces":
             raise SandboxError(f"several processes need the level 'namespaces', here it is {self.level!r}")
@@ -182,11 +172,7 @@ class Sandbox:
             return self._execute(limits, as_script, work, packages)
 
     def _execute(
-        self,
-        limits: Limits,
-        as_script: bool,
-        work: Callable[[Program, dict[str, Any]], None],
-        packages: Sequence[str] = (),
+        self, limits: Limits, as_script: bool, work: _Work, packages: Sequence[str] = ()
     ) -> Execution:
         program = self._started(limits, as_script, bool(packages))
         made: dict[str, Any] = {"answers": []}
@@ -207,28 +193,24 @@ class Sandbox:
 
     def _check(self) -> None:
         """Run a program whose answer is known. Raises SandboxError."""
-
-        def work(program: Program, made: dict[str, Any]) -> None:
-            program.load("def f(x): return x + 1", "f", given="", plain=False)
-            _converse(program, made, [[1]])
-
-        execution = self._execute(Limits(), False, work)
+        execution = self._execute(Limits(), False, _calling("def f(x): return x + 1", "f", [[1]]))
         if execution.answers != [CallAnswer(2)]:
             raise SandboxError(f"a program that adds does not run: {execution}")
 
 
-def _converse(program: Program, made: dict[str, Any], calls: Sequence[Sequence[Any]]) -> None:
-    for arguments in calls:
-        made["answers"].append(_ask(program, list(arguments)))
-    if program.read_rest():
-        raise EndOfProgram(ProgramOutcome.MALFORMED, "the program went on answering after its last call")
+def _calling(code: str, function: str, calls: Sequence[Sequence[Any]], given: str = "") -> _Work:
+    def work(program: Program, made: dict[str, Any]) -> None:
+        program.load(code, function, given=given, plain=False)
+        for arguments in calls:
+            reply = program.ask(list(arguments))
+            if reply.get("memory"):
+                raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, reply["error"])
+            answer = CallAnswer(reply.get("value"), reply.get("error"), reply.get("left", [])[:1])
+            made["answers"].append(answer)
+        if program.read_rest():
+            raise EndOfProgram(ProgramOutcome.MALFORMED, "the program went on answering after its last call")
 
-
-def _ask(program: Program, message: Any) -> CallAnswer:
-    reply = program.ask(message)
-    if reply.get("memory"):
-        raise EndOfProgram(ProgramOutcome.OUT_OF_MEMORY, reply["error"])
-    return CallAnswer(reply.get("value"), reply.get("error"), reply.get("left", [])[:1])
+    return work
 
 
 class _WarmProcess:

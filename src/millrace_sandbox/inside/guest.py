@@ -8,53 +8,34 @@ little-endian) and JSON. Nothing in this process knows what an answer should be.
 from __future__ import annotations
 
 import atexit
-import bisect
 import builtins
 import collections
 import copy
 import ctypes
-import datetime
 import functools
-import heapq
-import itertools
+import importlib
 import json
-import math
 import operator
 import os
 import random
-import re
-import statistics
-import string
 import struct
 import sys
 import threading
-import typing
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, TextIO
 
 from millrace.devices.syscalls import call, prctl
-from millrace_sandbox.inside import landlock, seccomp
+from millrace_sandbox.inside import landlock, seccomp, values
 from millrace_sandbox.inside.limits import Limits, MiB, apply
-from millrace_sandbox.inside.values import (
-    CHANGE,
-    FUNCTION,
-    MADE,
-    PROGRAM,
-    Here,
-    decode,
-    encode,
-    numbered,
-    of_class,
-    resolved,
-    to_json,
-    write_back,
-)
 
 CALLS, REPLIES = 3, 4
-COMMON = (
-    *(typing, string, re, datetime, random, statistics, functools, itertools, operator, copy),
-    *(math, bisect, heapq, collections),
-)
+_NAMES = "typing string re datetime random statistics functools itertools operator copy math bisect heapq"
+COMMON = tuple(map(importlib.import_module, (*_NAMES.split(), "collections")))
+CHANGING = (list, dict, set, bytearray, *map(vars(collections).get, ("deque", "Counter", "defaultdict")))
+"""The types of what a program may change after it has given it to a test."""
+HELD_BYTES = 10_000  # so large may it be
+_told: dict[int, Any] = {}  # what tests know of it, by number
 RECURSION_MAX = 50_000
 """As LiveCodeBench sets it."""
 STACK_BYTES = 64 * MiB
@@ -63,7 +44,7 @@ INPUT = 3
 """An empty file for the input of a program that reads and prints."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 CAPABILITY_VERSION_3 = 0x20080522
-NAME = PROGRAM
+NAME = values.PROGRAM
 
 
 def lock(level: str, limits: Limits, readable: list[str], private: str) -> None:
@@ -113,7 +94,8 @@ def run(program: dict[str, Any]) -> None:
     """Execute `program["code"]`; with `program["function"]`, answer calls until there are no more."""
     function = program["function"]
     module = begun(NAME if function else "__main__")
-    Here.names, Here.given = module.__dict__, frozenset(program.get("shared", ()))
+    values.Here.names, values.Here.given = module.__dict__, frozenset(program.get("shared", ()))
+    values.Here.items = 0 if program.get("by_steps") else values.Here.items
     sys.setrecursionlimit(RECURSION_MAX)
     stack_size = threading.stack_size
     threading.stack_size = lambda size=0: stack_size(min(size, STACK_BYTES))
@@ -213,40 +195,33 @@ def serve(code: str, function: str, module: ModuleType, plain: bool, sees_change
     write, dumps = os.write, json.dumps
     try:
         exec(compile(code, NAME + ".py", "exec"), module.__dict__)
-        called = resolved(function)
+        called = values.resolved(function)
         reply = b'{"value":null}'
     except BaseException as error:
         called, reply = None, described(error)
     answer(write, reply)
+    plainly = functools.partial(called_plainly, sees_changes=sees_changes)
+    ask = plainly if plain else functools.partial(called_once, called)
     while called is not None:
         arguments = receive(CALLS)
         try:
-            told = (
-                called_plainly(*arguments, sees_changes=sees_changes)
-                if plain
-                else called_once(called, arguments)
-            )
-            reply = dumps(told, default=to_json).encode()
+            reply = dumps(ask(*arguments), default=values.to_json).encode()
         except BaseException as error:
-            reply = described(error, **{"raised": parts_of(error)} if plain else {})
+            more = {"raised": parts_of(error), **hold(None, None, arguments[-1])} if plain else {}
+            reply = described(error, **more)
         answer(write, reply)
     sys.stdout.flush()
     os._exit(0)
 
 
-def called_once(called: Any, arguments: list[Any]) -> dict[str, Any]:
+def called_once(called: Any, *arguments: Any) -> dict[str, Any]:
     """What a call gave. A function that gives None may have changed its first argument."""
     value = called(*arguments)
     return {"value": None, "left": arguments[:1]} if value is None and arguments else {"value": value}
 
 
 def called_plainly(
-    owner: int | str,
-    asked: str | None,
-    arguments: list[Any],
-    keywords: dict[str, Any],
-    *,
-    sees_changes: bool,
+    owner: int | str, asked: str | None, arguments: list[Any], keywords: Any, held: Any, *, sees_changes: bool
 ) -> dict[str, Any]:
     """What a call gave. Of a function that gives None, also its arguments, if it has changed them; with
     `sees_changes` of each function.
@@ -255,35 +230,62 @@ def called_plainly(
         owner: whom the tests ask: a name of the program, or the number of an object.
         asked: None: to call it. `MADE`: to call it for an object of a class, also of one above which is a
             built-in class. `.name`: a method of it. Else an operator, or a built-in function.
+        held: the lists, tables and sets that the tests have of earlier calls, by number, and their content if
+            the tests have changed it. `held` of the answer is what the program has changed.
     """
-    given = [decode(each) for each in arguments]
-    named = {name: decode(each) for name, each in keywords.items()}
-    found: Any = resolved(owner)
+    for number, content in held:
+        if content is not None:
+            values.write_back(values.Here.objects[number], values.decode(content))
+    given = [values.decode(each) for each in arguments]
+    named = {name: values.decode(each) for name, each in keywords.items()}
+    found: Any = values.resolved(owner)
     if asked is not None and asked.startswith("."):
         found = getattr(found, asked[1:])
-    elif asked not in (None, MADE):
+    elif asked not in (None, values.MADE):
         found = functools.partial(FUNCTIONS[asked], found)
     result = found(*given, **named)
     is_type = asked == "getattr" and isinstance(result, type) and result.__module__ != "builtins"
-    is_made = asked == MADE and type(result).__module__ == PROGRAM
-    kept = numbered(FUNCTION, result) if is_type else of_class(result) if is_made else None
-    value = kept or encode(result)
+    is_made = asked == values.MADE and type(result).__module__ == values.PROGRAM
+    kept = (
+        values.numbered(values.FUNCTION, result) if is_type else values.of_class(result) if is_made else None
+    )
+    value = kept or values.encode(result)
     left = [arguments, keywords]
-    if value is None or sees_changes:
-        left = [[*map(encode, given)], {name: encode(each) for name, each in named.items()}]
-    if left == [arguments, keywords]:
-        return {"value": value}
-    return {"value": value, "left" if value is None else "changed": left}
+    if (value is None or sees_changes) and 'tor": [' not in json.dumps([arguments, keywords]):
+        with suppress(TypeError):  # else it has put something into one that cannot be sent
+            left = [[*map(values.encode, given)], {name: values.encode(each) for name, each in named.items()}]
+    told = {"value": value, **hold(result, value, held)}
+    if sees_changes:
+        told["given"] = [number_of(*pair) for pair in zip(given, left[0], strict=True)]
+    return told if left == [arguments, keywords] else {**told, "left" if value is None else "changed": left}
 
 
-def change(one: Any, name: str, content: Any) -> None:
-    """Give what an attribute has another content: others may have the same list."""
-    value = getattr(one, name)
-    if (left := write_back(value, content)) is not value:
-        setattr(one, name, left)
+def hold(result: Any, value: Any, held: list[Any]) -> dict[str, Any]:
+    """The number of what a call gave, if it can change, and what has changed of what earlier calls gave."""
+    here, told, numbers = values.Here, dict[str, Any](), {number for number, _ in held}
+    for number in _told.keys() - numbers:
+        del _told[number], here.numbers[id(here.objects[number])]
+        here.objects[number] = None
+    now = dict(_told)
+    for number in numbers:
+        with suppress(Exception):  # else it has something in it now that cannot be sent
+            now[number] = values.encode(here.objects[number])
+    if news := [[number, content] for number, content in now.items() if content != _told[number]]:
+        told["held"] = news
+    _told.update(now)
+    return {**told, "number": number_of(result, value)}
 
 
-FUNCTIONS = {**vars(operator), **vars(builtins), "copy": copy.copy, "deepcopy": copy.deepcopy, CHANGE: change}
+def number_of(one: Any, content: Any) -> int | None:
+    """Of what may change, and is small. None: of another value."""
+    if type(one) not in CHANGING or len(text := json.dumps(content)) > HELD_BYTES or 'tor": [' in text:
+        return None
+    number: int = values.numbered("", one)["object"][1]
+    _told[number] = content
+    return number
+
+
+FUNCTIONS = {**vars(operator), **vars(builtins), "copy": copy.copy, "deepcopy": copy.deepcopy}
 """By name: what tests ask of an object."""
 
 
@@ -292,14 +294,17 @@ def described(error: BaseException, **more: Any) -> bytes:
     return json.dumps(told).encode()
 
 
-def parts_of(error: BaseException) -> list[Any]:
-    """The names of an exception's classes, its text, its arguments and its attributes."""
+def parts_of(error: BaseException, depth: int = 3) -> list[Any]:
+    """The names of an exception's classes, its text, its arguments, its attributes, and what came before."""
     names = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]
     text = text_of(error).partition(": ")[2]
+    others = (error.__cause__, error.__context__)
+    before: list[Any] = [parts_of(one, depth - 1) if one and depth else None for one in others]
+    before.append(error.__suppress_context__)
     try:
-        return [names, str(error), encode(error.args), encode(vars(error))]
+        return [names, str(error), values.encode(error.args), values.encode(vars(error)), before]
     except BaseException:
-        return [names, text, encode((text,)), encode({})]
+        return [names, text, values.encode((text,)), values.encode({}), before]
 
 
 def text_of(error: BaseException) -> str:

@@ -9,21 +9,19 @@ object that a test itself makes, of a class, is asked everything.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from millrace_sandbox.inside.values import CHANGE, FUNCTION, MADE, Here, Remote, encode, inside
+from millrace_sandbox.inside.values import FUNCTION, MADE, Here, Remote, inside, of_python
 
-IN_PLACE = (
-    *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"),
-    *("ilshift", "irshift"),
+ARITHMETIC = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"),
 )
-OPERATORS = (
-    *IN_PLACE,
-    *("eq", "ne", "lt", "le", "gt", "ge", "contains"),
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "divmod"),
-    *("lshift", "rshift"),
-)
+IN_PLACE = tuple(f"i{name.strip('_')}" for name in ARITHMETIC)
+COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "contains")
+OPERATORS = (*IN_PLACE, *ARITHMETIC, *COMPARED, "matmul", "divmod")
 """They get what a test expects: `abs(f(1) - 2) < 1e-6`."""
 OTHERS = (
     *("neg", "pos", "invert", "abs", "getitem", "setitem", "delitem"),
@@ -33,12 +31,8 @@ OTHERS = (
 PLAIN = {name for kind in (str, bytes, int, float, tuple, frozenset) for name in dir(kind)}
 """What plain values have."""
 
-ASKED = ("__name__", "__bases__")
+ASKED = ("__name__", "__bases__", "__members__")
 """The attributes of Python that an object is asked for."""
-KEPT = 100
-"""So many attributes are looked at for a change."""
-_given: list[tuple[Object, str, Any, Any]] = []
-"""Attributes that a test has, and may change: whose, the name, the value, and what it was."""
 
 
 class NotAsked(AttributeError, TypeError):
@@ -77,20 +71,19 @@ class Object(Remote):
         is_function = type(value).__name__ == FUNCTION and isinstance(value, Object)
         if (is_function or isinstance(value, type)) and not mine["#has_methods"]:
             raise NotAsked(name)
-        if isinstance(value, list | dict | set):
-            _given.append((self, name, value, encode(value)))
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         inside(self)["#ask"](inside(self)["#number"], "setattr", name, value)
 
     def __instancecheck__(self, other: Any) -> bool:
-        if isinstance(other, BaseException):
-            return inside(self)["#number"] in [kind.__name__ for kind in type(other).__mro__]
-        return isinstance(other, Object) and bool(_ask(other, "isinstance", self))
+        if isinstance(other, Remote):
+            return _ask(other, "isinstance", self) is True
+        is_error = isinstance(other, BaseException)
+        return is_error and inside(self)["#number"] in [kind.__name__ for kind in type(other).__mro__]
 
     def __subclasscheck__(self, other: Any) -> bool:
-        return isinstance(other, Object) and bool(_ask(other, "issubclass", self))
+        return isinstance(other, Object) and _ask(other, "issubclass", self) is True
 
     def __enter__(self) -> Any:
         return _same(self, ".__enter__")
@@ -112,7 +105,7 @@ class Object(Remote):
         return _ask(self, "getattr", "__dict__")
 
 
-def _ask(stand_in: Object, what: str, *arguments: Any) -> Any:
+def _ask(stand_in: Remote, what: str, *arguments: Any) -> Any:
     mine = inside(stand_in)
     return mine["#ask"](mine["#number"], what, *arguments)
 
@@ -128,7 +121,7 @@ def _same(one: Object, what: str, *arguments: Any) -> Any:
 def _operator(name: str, what: str) -> Callable[..., Any]:
     def asked(self: Any, *others: Any) -> Any:
         mine = inside(self)
-        if what in OTHERS or mine["#is_made"] or isinstance(others[0], Object) or _is_class(others[0]):
+        if what in OTHERS or mine["#is_made"] or isinstance(others[0], Remote) or _is_class(others[0]):
             return (_same if what in IN_PLACE else _ask)(self, what, *others)
         if what == "contains":
             raise NotAsked("an object of the program is not asked what is in it")
@@ -147,12 +140,15 @@ def _is_class(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Object)
 
 
-def changed_attributes() -> list[tuple[Any, ...]]:
-    """What to ask because a test has changed values of attributes, which are copies, since the last call."""
-    now = [(owner, name, value, encode(value)) for owner, name, value, _ in _given[-KEPT:]]
-    pairs = list(zip(now, _given[-KEPT:], strict=True))
-    _given[:] = now
-    return [(inside(one[0])["#number"], CHANGE, *one[1:3]) for one, before in pairs if one[3] != before[3]]
+def _seen(name: str, kind: int | None, above: Sequence[Any]) -> dict[str, Any]:
+    """What `isinstance` sees of an object whose class has classes of Python above it: those, too."""
+    known = [of_python(*each) for each in above]
+    lowest = [one for one in known if [*filter(one.__subclasscheck__, known)] == [one]]
+    with suppress(TypeError):
+        seen = types.new_class(name, (Object, *lowest))
+        type.__setattr__(seen, "#kind", kind)
+        return {"__class__": property(lambda _: seen)}
+    return {}
 
 
 def stand_ins(ask: Callable[..., Any], names: dict[str, list[Any]]) -> dict[str, Object]:
@@ -161,9 +157,10 @@ def stand_ins(ask: Callable[..., Any], names: dict[str, list[Any]]) -> dict[str,
 
     kinds: dict[int | None, type[Object]] = {}
 
-    def remote(name: str, number: int, kind: int | None = None) -> Object:
+    def remote(name: str, number: int, kind: int | None = None, above: Sequence[Any] = ()) -> Object:
         if kind is None or kind not in kinds:
-            kinds[kind] = type(name, (Object,), {"#kind": kind})
+            seen = _seen(name, kind, above)
+            kinds[kind] = type(name, (Object,), {"#kind": kind, **seen})
         return kinds[kind](ask, number, has_methods=has_methods)
 
     Here.remote = remote

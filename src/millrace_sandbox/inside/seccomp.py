@@ -11,16 +11,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 
-from millrace.devices.syscalls import (
-    AUDIT_ARCHITECTURES,
-    EXAMINED,
-    HARMLESS,
-    OURS,
-    call,
-    machine,
-    numbers,
-    prctl,
-)
+from millrace.devices import syscalls
 from millrace_sandbox.inside.limits import Limits
 
 PR_SET_NO_NEW_PRIVS = 38
@@ -36,21 +27,7 @@ CLONE_THREAD = 0x00010000
 CLONE_NAMESPACES = 0x7E020000
 AF_UNIX, SOCK_STREAM = 1, 1
 IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, WINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
-FCNTLS = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    36,
-    37,
-    38,
-    1030,
-    1032,
-)  # duplicates, flags, locks, size of a pipe: no owner
+FCNTLS = (*range(8), 36, 37, 38, 1030, 1032)  # duplicates, flags, locks, size of a pipe: no owner
 PRCTLS = (3, 15, 16, 0x53564D41)  # GET_DUMPABLE, SET_NAME, GET_NAME, SET_VMA
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, k
@@ -64,27 +41,27 @@ def install(limits: Limits, *, threads: bool) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.prctl(PR_SET_NO_NEW_PRIVS, 1)
     instructions = list(program(os.getpid(), limits.processes > 1, threads))
     code = b"".join(struct.pack("HBBI", *one) for one in instructions)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(buffer)))
-    call("seccomp", SECCOMP_SET_MODE_FILTER, 0, header)
+    syscalls.call("seccomp", SECCOMP_SET_MODE_FILTER, 0, header)
 
 
 def program(pid: int, forks: bool, threads: bool) -> Iterator[Instruction]:
     """The filter for the process `pid`."""
     yield LOAD, 0, 0, ARCHITECTURE
-    yield EQUAL, 1, 0, AUDIT_ARCHITECTURES[machine()]
+    yield EQUAL, 1, 0, syscalls.AUDIT_ARCHITECTURES[syscalls.machine()]
     yield RETURN, 0, 0, KILL
     yield LOAD, 0, 0, NUMBER
     yield AT_LEAST, 0, 1, FIRST_X32
     yield RETURN, 0, 0, KILL
     for name in ("clone3", "openat2"):  # their arguments lie in memory: libc falls back to the older calls
-        yield from when(numbers(OURS)[name], [(RETURN, 0, 0, FAIL | errno.ENOSYS)])
-    for number in numbers(HARMLESS).values():
+        yield from when(syscalls.numbers(syscalls.OURS)[name], [(RETURN, 0, 0, FAIL | errno.ENOSYS)])
+    for number in syscalls.numbers(syscalls.HARMLESS).values():
         yield from when(number, [(RETURN, 0, 0, ALLOW)])
-    for name, number in numbers(EXAMINED).items():
+    for name, number in syscalls.numbers(syscalls.EXAMINED).items():
         yield from when(number, list(examined(name, pid, forks, threads)))
     yield RETURN, 0, 0, FAIL | errno.EPERM
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import builtins
 import cmath
+import gc
 import json
 import os
 import re
@@ -23,13 +24,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from millrace_sandbox.inside import guest, objects, values
-from millrace_sandbox.inside.objects import NotAsked, changed_attributes, stand_ins
+from millrace_sandbox.inside.objects import NotAsked, stand_ins
 from millrace_sandbox.inside.values import Here, decode, encode, write_back
 
 FILE = "tests"
 OWN = (objects.__file__, values.__file__)
 CALLS_MAX = 10_000
 """More calls of a stand-in are a loop that waits for an answer."""
+HELD_MAX = 30  # so many lists, tables and sets of the program are the same here and there, the last ones
+_held: dict[int, tuple[Any, Any]] = {}  # these by number, and what is known of them there
 _of_program: list[BaseException] = []
 """The exceptions that the program raised, and not a test."""
 _caught: dict[str, type[Exception]] = {}
@@ -44,8 +47,7 @@ class NoEnd(BaseException):
     """A test goes on asking a stand-in."""
 
 
-MEANT = (NotAsked, CannotBeAsked, RecursionError, MemoryError)
-"""What stand-ins raise by no fault of theirs."""
+MEANT = (NotAsked, CannotBeAsked, RecursionError, MemoryError)  # what stand-ins raise by no fault of theirs
 
 
 def run(program: dict[str, Any]) -> None:
@@ -53,6 +55,9 @@ def run(program: dict[str, Any]) -> None:
     test that is asked for. Or say whether the tests `program["instead"]` raise in any case."""
     names, code = program["names"], program["code"]
     Here.given = frozenset(program["shared"])
+    if program["by_steps"]:
+        Here.items = 0
+        gc.disable()  # what it would close is asked for in the middle of a question
     for name in program["caught"]:
         _new(name)
     if "instead" in program:
@@ -124,14 +129,12 @@ class Approx:
 
     __array_ufunc__ = None
 
-    def __init__(
-        self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False
-    ) -> None:
+    def __init__(self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False) -> None:
         self.expected, self.abs, self.nan_ok = expected, 1e-12 if abs is None else abs, nan_ok
         self.rel = (1e-6 if abs is None else 0.0) if rel is None else rel
 
     def __eq__(self, value: Any) -> bool:
-        one, other = (each.tolist() if hasattr(each, "tolist") else each for each in (value, self.expected))
+        one, other = [x.tolist() if type(x).__module__ == "numpy" else x for x in (value, self.expected)]
         try:
             if isinstance(other, dict):
                 return one.keys() == other.keys() and all(self._like(other[key]) == one[key] for key in one)
@@ -188,51 +191,62 @@ def is_of_program(error: BaseException | None) -> bool:
 
 def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
     """Ask the program (see `guest.called_plainly`). Its exception is raised here (see `exception_of`)."""
-    try:
-        changes = changed_attributes()
-    except TypeError as error:
-        raise CannotBeAsked(f"what it puts into an attribute: {error}") from None
-    for change in changes:
-        asked(*change)
-    return asked(owner, what, *args, **keywords)
-
-
-def asked(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
     answer = exchange(["call", owner, what, *encoded(args, keywords)])
     try:
         left, named = answer.get("left") or answer.get("changed") or ([], {})
         left, named = [*map(decode, left)], {name: decode(each) for name, each in named.items()}
         error = exception_of(*answer["raised"]) if "error" in answer else None
-        value = decode(answer.get("value"))
+        value, number = decode(answer.get("value")), answer.get("number")
+        known, given = _held.get(number), dict(zip(answer.get("given", ()), args, strict=False))
+        news = [(each, _held[each][0], decode(content)) for each, content in answer.get("held", ())]
     except MemoryError:
         raise
     except Exception as forged:  # who answers so is no right program
-        error = forged
+        error, news = forged, []
+    for each, one, content in news:
+        _held[each] = (one, encode(write_back(one, content)))
     if error is not None:
         _of_program.append(error)
         raise error
-    write_back(list(args), left)
-    write_back(dict(keywords), named)
+    write_back([[*args], keywords], [left, named])
+    value = value if known is None else write_back(known[0], value)
+    for each, one in {**given, number: value}.items():
+        if each is not None:
+            _held[each] = (one, encode(one))
     return value
 
 
+def changed() -> list[Any]:
+    """The numbers of what is held, and the content of what the test has changed. Raises: TypeError."""
+    for number in [*_held][:-HELD_MAX]:
+        del _held[number]
+    now = {number: encode(value) for number, (value, _) in _held.items()}
+    told = [[number, None if content == _held[number][1] else content] for number, content in now.items()]
+    _held.update({number: (_held[number][0], content) for number, content in now.items()})
+    return told
+
+
 def encoded(args: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:
-    """Raises: CannotBeAsked: an argument is no plain value."""
+    """Raises: CannotBeAsked: an argument is no plain value, or what the test puts into a list."""
     try:
-        return [[*map(encode, args)], {name: encode(each) for name, each in keywords.items()}]
+        return [[*map(encode, args)], {name: encode(each) for name, each in keywords.items()}, changed()]
     except TypeError as error:
-        raise CannotBeAsked(f"an argument of the function: {error}") from None
+        raise CannotBeAsked(f"what it passes to the program: {error}") from None
 
 
-def exception_of(names: list[str], text: str, arguments: Any, attributes: Any) -> BaseException:
-    """The exception of the program: of the classes of these names."""
+def exception_of(names: list[str], text: str, args: Any, attributes: Any, before: Any) -> BaseException:
+    """The exception of the program: of the classes of these names, with its cause and its context."""
     kinds = [_caught.get(name) or _builtin(name) or _new(name) for name in names]
     kind = kinds[0]
     if kind is not _builtin(names[0]):
         lowest = [one for one in kinds if [*filter(one.__subclasscheck__, kinds)] == [one]]
         kind = type(names[0], tuple(lowest), {"__str__": lambda _: text})
-    error: BaseException = kind(*decode(arguments))
+    error: BaseException = kind(*decode(args))
     vars(error).update({name: each for name, each in decode(attributes).items() if name not in dir(error)})
+    cause, context, error.__suppress_context__ = before
+    error.__context__ = exception_of(*context) if context else None
+    if cause:
+        error.__cause__ = exception_of(*cause)
     return error
 
 
@@ -252,30 +266,36 @@ def _new(name: str) -> type[Exception]:
 class Anything:
     """A value that takes every operation."""
 
-    def _self(self, *_: Any, **__: Any) -> Any:
+    def __getattr__(self, *_: Any, **__: Any) -> Any:
         return self
-
-    def _true(self, *_: Any) -> bool:
-        return True
-
-    __getattr__ = __getitem__ = __call__ = __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _self
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _self
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __or__ = __xor__ = (
-        _self
-    )
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __bool__ = _true
-    __setitem__ = __delitem__ = lambda *_: None
 
     def __iter__(self) -> Any:
         return iter([self])
 
-    def _one(self) -> int:
-        return 1
-
-    __hash__ = __len__ = __int__ = __index__ = _one
-
     def __float__(self) -> float:
         return 1.0
+
+
+_ANSWERS = {
+    **dict.fromkeys(("bool", *objects.COMPARED), True),
+    **dict.fromkeys(("hash", "len", "int", "index"), 1),
+}
+for _name in (
+    *objects.OPERATORS,
+    "neg",
+    "pos",
+    "invert",
+    "abs",
+    "round",
+    "getitem",
+    "setitem",
+    "delitem",
+    "call",
+):
+    for _each in (_name.strip("_"), f"r{_name.strip('_')}"):
+        setattr(Anything, f"__{_each}__", Anything.__getattr__)
+for _name, _one in _ANSWERS.items():
+    setattr(Anything, f"__{_name}__", lambda *_, _one=_one: _one)
 
 
 INSTEAD = (1, "a", ["a"], [1], [[1]], {"a": 1}, (1, 1), Anything())

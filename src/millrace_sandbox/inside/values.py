@@ -8,7 +8,6 @@ numpy alone, whoever encoded it: so no value can lie about what it equals.
 
 from __future__ import annotations
 
-import builtins
 import datetime
 import itertools
 import math
@@ -18,6 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Generator, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import PurePath, PurePosixPath
 from typing import Any, ClassVar
 from uuid import UUID
@@ -37,27 +37,25 @@ _DICTS: dict[str, tuple[Any, _Made]] = {
     "dict": (Mapping, dict),
 }
 """By tag: a type of tables, and what makes one of pairs."""
+
+
+def _of_parts(kind: Any, *names: str) -> tuple[Any, _Made, _Made]:
+    return kind, lambda one: encode([getattr(one, name) for name in names]), lambda data: kind(*decode(data))
+
+
 _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
     "int": (int, hex, lambda digits: int(digits, 16)),
     "bytes": (bytes | memoryview, lambda value: bytes(value).hex(), bytes.fromhex),
     "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
     "complex": (complex, lambda value: repr(complex(value.real, value.imag)), complex),
-    "range": (range, lambda one: encode([one.start, one.stop, one.step]), lambda data: range(*decode(data))),
-    "slice": (slice, lambda one: encode([one.start, one.stop, one.step]), lambda data: slice(*decode(data))),
-    "fraction": (
-        Fraction,
-        lambda value: encode([value.numerator, value.denominator]),
-        lambda data: Fraction(*decode(data)),
-    ),
+    "range": _of_parts(range, "start", "stop", "step"),
+    "slice": _of_parts(slice, "start", "stop", "step"),
+    "fraction": _of_parts(Fraction, "numerator", "denominator"),
+    "timedelta": _of_parts(datetime.timedelta, "days", "seconds", "microseconds"),
     "decimal": (Decimal, str, Decimal),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
-    "timedelta": (
-        datetime.timedelta,
-        lambda value: [value.days, value.seconds, value.microseconds],
-        lambda data: datetime.timedelta(*data),
-    ),
     "path": (PurePath, str, PurePosixPath),
     "uuid": (UUID, str, UUID),
     "ellipsis": (type(...), str, lambda _: ...),
@@ -67,25 +65,19 @@ VALUES = (  # types with attributes that no object of a program may stand for
     *(str, int, float, list, set, dict, bytes, tuple, frozenset, deque, Counter, array, Fraction, Decimal),
     *(datetime.datetime, datetime.timedelta, complex, range, PurePosixPath, UUID),
 )
-_TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
 """Of a `defaultdict`: what it makes for a key that is missing."""
-_BYTES = bytes | bytearray | memoryview
 _TEXTS = datetime.date | datetime.time | datetime.timedelta | complex | UUID | PurePath
 PROGRAM = "solution"
 """The module of a program."""
 FUNCTION = "function"
 """The name of what can be called."""
-CHANGE = "change"
-"""What an object is asked for if a test has changed the content of an attribute."""
 MADE = "made"
 """What a class is asked for by a call."""
-DIGITS_BITS = 4_096
-"""Python writes and reads no larger numbers as digits."""
-ARRAYS = "biufcSUmM"
-"""The kinds of arrays of numpy whose values are numbers, texts and times."""
-ITEMS = 100
-"""So many items of an iterator come at once: it may have no end, or take long."""
+DIGITS_BITS = 4_096  # Python writes and reads no larger numbers as digits
+ARRAYS = "biufcSUmM"  # the kinds of arrays of numpy whose values are numbers, texts and times
+FIXED = (int, float, str, tuple)  # types of what never changes
+ABOVE = ("builtins", "collections", "collections.abc", "enum")  # modules of classes above one of a program
 
 
 class Remote:
@@ -102,11 +94,13 @@ inside = vars(Remote)["__dict__"].__get__
 class Here:
     """What values mean in this process. `objects` are those of the program's classes, by number. Of a process
     of tests `remote` makes what stands for them. `given` are the classes that the row gives to both, and
-    `names` those of the module."""
+    `names` those of the module. `items` of an iterator come at once: it may have no end, or take long. With 0
+    each is asked for, as it is here."""
 
     objects: ClassVar[list[Any]] = []
     numbers: ClassVar[dict[int, int]] = {}
     names: ClassVar[dict[str, Any]] = {}
+    items: int = 100
     given: frozenset[str] = frozenset()
     remote: Callable[..., Remote] | None = None
 
@@ -127,6 +121,14 @@ def encode(value: Any) -> Any:
     """
     if value is None or value is True or value is False:
         return value
+    if isinstance(value, Remote):
+        return {"object": [type(value).__name__, inside(value)["#number"]]}
+    if Here.remote is None and isinstance(value, FIXED) and type(value).__module__ == PROGRAM:
+        return {"own": [of_class(value)["object"], _plain(value)]}
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, int):
         number = int.__index__(value)
         return number if number.bit_length() < DIGITS_BITS else {"int": hex(number)}
@@ -137,8 +139,6 @@ def encode(value: Any) -> Any:
         return str.__str__(value)
     if isinstance(value, list):
         return [encode(each) for each in value]
-    if isinstance(value, Remote):
-        return {"object": [type(value).__name__, inside(value)["#number"]]}
     if isinstance(value, type) and issubclass(value, Remote):
         return {"object": [FUNCTION, vars(value)["#kind"]]}
     return _composed(value) or _other(value)
@@ -155,8 +155,8 @@ def _composed(value: Any) -> dict[str, Any] | None:
             is_known = factory in _FACTORIES.values()
             return {"defaultdict": [factory.__name__, pairs]} if is_known else {tag: pairs}
     if isinstance(value, Iterator):
-        items = [encode(each) for each in itertools.islice(value, None if Here.remote else ITEMS)]
-        rest = numbered(type(value).__name__, value) if len(items) == ITEMS and not Here.remote else []
+        items = [encode(each) for each in itertools.islice(value, None if Here.remote else Here.items)]
+        rest = numbered(type(value).__name__, value) if len(items) == Here.items and not Here.remote else []
         return {"generator" if isinstance(value, Generator) else "iterator": [items, rest]}
     for tag, (kind, _) in _LISTS.items():
         if isinstance(value, kind):
@@ -172,8 +172,8 @@ def _other(value: Any) -> Any:
         return {"given": [name, {name: encode(each) for name, each in vars(value).items()}]}
     if type(value).__module__ == PROGRAM:
         return of_class(value)
-    if isinstance(value, type) and _TYPES.get(value.__name__) is value:
-        return {"type": value.__name__}
+    if isinstance(value, type) and value.__module__ in ABOVE:
+        return {"type": [value.__module__, value.__name__]}
     if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic):
         return encode(value.item())
     if numpy and isinstance(value, numpy.ndarray) and value.dtype.kind in ARRAYS:
@@ -192,9 +192,16 @@ def numbered(name: str, value: Any) -> dict[str, Any]:
 
 
 def of_class(value: Any) -> dict[str, Any]:
-    """An object, with the number of its class."""
+    """An object, with the number of its class, and those of Python above it."""
     kind = numbered(FUNCTION, type(value))["object"]
-    return {"object": [*numbered(type(value).__name__, value)["object"], kind[1]]}
+    above = [[one.__module__, one.__name__] for one in type(value).__mro__[:-1] if one.__module__ in ABOVE]
+    return {"object": [*numbered(type(value).__name__, value)["object"], kind[1], above]}
+
+
+def of_python(module: str, name: str) -> type:
+    """A class of Python. Raises: LookupError, AttributeError: it is none that a value may name."""
+    kind: type = getattr(sys.modules[ABOVE[ABOVE.index(module)]], name)
+    return kind
 
 
 def decode(data: Any) -> Any:
@@ -206,11 +213,11 @@ def decode(data: Any) -> Any:
     ((tag, inner),) = data.items()
     match tag:
         case "float" | "type":
-            return float(inner) if tag == "float" else _TYPES[inner]
+            return float(inner) if tag == "float" else of_python(*inner)
         case "namedtuple":
             return _namedtuple(*inner)
-        case "object" | "given":
-            return _object(tag, inner)
+        case "object" | "given" | "own":
+            return _own(*inner) if tag == "own" else _object(tag, inner)
         case "defaultdict":
             return defaultdict(_FACTORIES[inner[0]], _pairs(inner[1]))
         case "iterator" | "generator":
@@ -235,9 +242,47 @@ def _namedtuple(name: str, fields: list[str], items: list[Any]) -> Any:
     return namedtuple(name, fields)(*values)
 
 
-def _iterator(tag: str, items: list[Any], rest: Iterable[Any]) -> Any:
+def _iterator(tag: str, items: list[Any], rest: Any) -> Any:
+    if Here.items == 0 and isinstance(rest, Remote):
+        ask = partial(inside(rest)["#ask"], inside(rest)["#number"])
+        return _steps(ask) if tag == "generator" else iter(partial(ask, "next"), ask)
     every = itertools.chain(items, rest)
     return every if tag == "iterator" else (each for each in every)
+
+
+def _steps(ask: Callable[..., Any]) -> Generator[Any, Any, Any]:
+    """A generator of the program, item by item. What is sent and thrown here goes there."""
+    question: tuple[Any, ...] = ("next",)
+    while True:
+        try:
+            item = ask(*question)
+        except StopIteration as end:
+            return end.value
+        try:
+            sent = yield item
+            question = ("next",) if sent is None else (".send", sent)
+        except GeneratorExit:
+            ask(".close")
+            raise
+        except BaseException as error:
+            question = (".throw", type(error), error.args)
+
+
+def _own(stand_in: list[Any], plain: Any) -> Any:
+    """A number, a text or a tuple of a class of the program: a plain one. Other attributes are there."""
+    one, value = _object("object", stand_in), decode(plain)
+    shown = {
+        f"__{what.__name__}__": lambda _, *form, what=what: what(one, *form) for what in (str, repr, format)
+    }
+    more = {
+        **shown,
+        "__class__": property(lambda _: one.__class__),
+        "__getattr__": lambda _, name: getattr(one, name),
+    }
+    made = next(kind for kind in FIXED if isinstance(value, kind))
+    own: Any = made.__new__(type(type(one).__name__, (type(value), Remote), more), value)
+    inside(own).update(inside(one))
+    return own
 
 
 def _object(tag: str, inner: Any) -> Any:
@@ -291,7 +336,7 @@ def to_json(value: Any) -> Any:
         return {NUMBER: [int(value) if value == int(value) else float(value), str(value)]}
     if isinstance(value, set | frozenset):
         return {SET: list(value)}
-    if isinstance(value, _BYTES):
+    if isinstance(value, bytes | bytearray | memoryview):
         return {BYTES: bytes(value).hex()}
     if isinstance(value, _TEXTS):
         return {TEXT: str(value)}
@@ -308,6 +353,8 @@ def write_back(value: Any, left: Any) -> Any:
     """Give an argument the content that a function has left in it. Returns the value: it is the same object
     where its type can change."""
     match value, left:
+        case (Remote(), _) | (_, Remote()):
+            return left
         case list(), list():
             value[:] = [*map(write_back, value, left), *left[len(value) :]]
         case dict(), dict():

@@ -131,15 +131,13 @@ def prepare(level: str, readable: list[str], base: str, more: Sequence[str] = ()
 
     Returns /proc as an open directory, with namespaces. Raises MissingLayer.
     """
-    if level == "limits":
-        _become_nobody(readable, base)
-        return None
-    for layer, check in (("system calls", machine), ("Landlock", landlock.abi)):
+    layers = (("system calls", machine), ("Landlock", landlock.abi))
+    for layer, check in layers if level != "limits" else ():
         try:
             check()
         except OSError as error:
             raise MissingLayer(layer, str(error)) from None
-    if level == "landlock":
+    if level != "namespaces":
         _become_nobody(readable, base)
         return None
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
