@@ -210,7 +210,8 @@ class ExpertMixture:
         if self.grouped:
             gate_up = _biased(grouped_linear(rows, layer.gate_up, ends), layer.gate_up_bias, experts_M)
             return _biased(grouped_linear(self._gate(gate_up), layer.down, ends), layer.down_bias, experts_M)
-        blocks = enumerate(rows.tensor_split(ends.tolist()[:-1]))
+        counts = experts_M.bincount(minlength=len(ends)).tolist()
+        blocks = enumerate(rows.split(counts))
         return torch.cat([self.expert(matmul, layer, index, some) for index, some in blocks if len(some)])
 
 
@@ -225,8 +226,7 @@ def chosen(logits: Tensor, count: int, sum_1: bool) -> tuple[Tensor, Tensor]:
 def by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pairs of a row and its expert, sorted by expert: rows, experts, where each pair of `experts` lies among
     the sorted ones, and where those of each of `count` experts end."""
-    order = experts.flatten().argsort(stable=True)
-    experts_M = experts.flatten()[order]
+    experts_M, order = experts.flatten().sort(stable=True)
     return order // experts.shape[1], experts_M, order.argsort(), group_ends(experts_M, count)
 
 
