@@ -54,7 +54,9 @@ def test_tokens_of_a_large_vocabulary_are_those_of_the_cpu(setting, gpu):
     assert (found.logprobs.cpu() - expected.logprobs)[same].abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("name", ["qwen3 tied", "phi3", "llama tied", "gemma3", "glm4", "granite"])
+@pytest.mark.parametrize(
+    "name", ["qwen3 tied", "phi3", "llama tied", "gemma3", "glm4", "granite", "qwen3_moe"]
+)
 def test_the_kernels_of_a_layer_run_and_agree(name, gpu):
     shape = architecture_of(CONFIGS[name])
     assert fused.disagreement(shape, torch.bfloat16, gpu) < fused.TOLERANCE

@@ -56,6 +56,15 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
     assert {i: one[0] for i, one in run(engine, sent).items()} == {i: one[0] for i, one in expected.items()}
 
 
+@pytest.mark.parametrize("broken", ["chosen", "by_expert"])
+def test_a_kernel_of_a_mixture_that_is_wrong_is_left(broken, monkeypatch, caplog):
+    flash_double.install(monkeypatch)
+    model, right = make_model("qwen3_moe"), getattr(fused, broken)
+    monkeypatch.setattr(fused, broken, lambda *arguments: (1 + x for x in right(*arguments)))
+    assert not isinstance(make_engine(model)._forward, FusedPass)
+    assert "without a fused kernel" in caplog.text
+
+
 def test_a_kernel_that_gives_no_number_is_left(monkeypatch, caplog):
     flash_double.install(monkeypatch)
     right = fused.gated_linear

@@ -20,6 +20,7 @@ from engine_models import make_engine, make_model, make_work, prompt_of, run
 from triton.runtime import interpreter
 
 from millrace.core.types import Sampling
+from millrace.engines.own import forward
 from millrace.engines.own.accelerated import fused, layer_tiles
 
 CLOSE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 0.03}
@@ -114,6 +115,34 @@ def test_what_is_added_to_the_stream_and_the_norms_around_it_are_one_kernel(
         close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("rows", "num_experts", "routed"), [(1, 6, 2), (7, 128, 8), (40, 40, 3)])
+@pytest.mark.parametrize("sum_1", [False, True])
+def test_a_row_gets_the_experts_with_the_highest_logits(rows, num_experts, routed, sum_1, dtype):
+    logits = torch.stack([torch.randperm(num_experts) for _ in range(rows)]).to(dtype) / 16
+    (found, experts), (expected, others) = (
+        choose(logits, routed, sum_1) for choose in (layer_tiles.chosen, forward.chosen)
+    )
+    close(found, expected)
+    assert torch.equal(experts, others)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_of_equal_experts_each_is_taken_once_and_what_is_no_number_stays_so():
+    logits = torch.tensor([[1.0, 1.0, 1.0, 0.0, 1.0], [torch.nan] * 5, [0.0, torch.inf, 0.0, torch.nan, 1.0]])
+    shares, experts = layer_tiles.chosen(logits, 3, True)
+    assert experts[0].tolist() == [0, 1, 2] and torch.equal(shares[0], torch.full((3,), 1 / 3))
+    assert experts.min() >= 0 and experts.max() < 5 and shares[1:].isnan().all()
+
+
+@pytest.mark.parametrize(("rows", "num_experts", "routed"), [(1, 6, 2), (33, 5, 3), (20, 200, 8)])
+def test_rows_are_sorted_by_expert_as_torch_sorts(rows, num_experts, routed):
+    experts = torch.randint(num_experts, (rows, routed), generator=torch.Generator().manual_seed(rows))
+    results = [sort(experts, num_experts) for sort in (layer_tiles.by_expert, forward.by_expert)]
+    for found, expected in zip(*results, strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
 def test_few_rows_split_their_keys_and_many_rows_only_long_ones():
     assert layer_tiles.shares(64, 4096, 64) == (4, 128)
     assert layer_tiles.shares(8, 4096, 64) == (32, 128)
@@ -139,7 +168,7 @@ def test_an_engine_generates_with_the_kernels_what_it_generates_without(name, mo
     sent = [make_work(i, prompt_of(i, 3 + 20 * i), Sampling(max_tokens=6, ignore_eos=True)) for i in range(3)]
     expected = run(make_engine(model, slots=2), sent)
     called = []
-    for operator in ("rotated", "attended", "gated_linear", "added"):
+    for operator in ("rotated", "attended", "gated_linear", "added", "chosen", "by_expert"):
         kernel = getattr(layer_tiles, operator)
         monkeypatch.setattr(layer_tiles, operator, lambda *x, kernel=kernel: called.append(1) or kernel(*x))
     monkeypatch.setattr(fused, "OPERATORS", layer_tiles)
@@ -163,10 +192,15 @@ SHAPE |= dict(zip(("TILE_M", "TILE_O", "TILE_I"), layer_tiles.tiles(256, 3072)))
 NUMBERS |= dict.fromkeys(("positions", "share_min", "window"), "i32")
 NUMBERS |= {"scale": "fp32", "used": "*i32", "counts": "*i32", "parts": "*fp32", "sums": "*fp32"}
 SHAPE |= {"GROUP": 2, "SPLITS": 4, "TILE_G": 16, "TILE_D": 128, "TILE_P": 64}
-for kernel in (layer_tiles._rotated, layer_tiles._added, layer_tiles._attended, layer_tiles._gated_linear):
+SHAPE |= {"ROUTED": 8, "SUM_1": True, "TILE_R": 8}
+NUMBERS |= {"count": "i32", "pairs": "i32", "shares": "*fp32", "ends": "*i32"}
+NUMBERS |= dict.fromkeys(("experts", "sorted_experts"), "*i64")
+KERNELS = "rotated", "added", "attended", "gated_linear", "chosen", "by_expert"
+for kernel in [getattr(layer_tiles, "_" + name) for name in KERNELS]:
+    numbers = NUMBERS | ({"rows": "*i64"} if kernel is layer_tiles._by_expert else {})
     constants = {name: value for name, value in SHAPE.items() if name in kernel.arg_names}
     signature = {
-        name: "constexpr" if name in SHAPE else NUMBERS.get(name, "*bf16") for name in kernel.arg_names
+        name: "constexpr" if name in SHAPE else numbers.get(name, "*bf16") for name in kernel.arg_names
     }
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature=signature, constexprs=places)
@@ -181,4 +215,4 @@ for kernel in (layer_tiles._rotated, layer_tiles._added, layer_tiles._attended, 
 def test_the_kernels_compile_for_three_generations_of_gpus(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-    assert done.stdout.count("True") == 12, done.stderr
+    assert done.stdout.count("True") == 18, done.stderr

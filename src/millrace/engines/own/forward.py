@@ -20,6 +20,7 @@ from millrace.engines.own.parameters import Layer, Parameters
 
 Tensor = torch.Tensor
 Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
+Norms = tuple[Tensor | None, Tensor | None]
 Rotary = tuple[Tensor, Tensor]
 """Cosines, and sines with their signs: tables, or those of rows."""
 
@@ -141,13 +142,7 @@ class RootMeanSquare:
 
 
 def heads_of(
-    qkv: Tensor,
-    norm: RootMeanSquare,
-    norms: tuple[Tensor | None, Tensor | None],
-    rotary: Rotary,
-    *,
-    kv_heads: int,
-    neighbours: bool,
+    qkv: Tensor, norm: RootMeanSquare, norms: Norms, rotary: Rotary, *, kv_heads: int, neighbours: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (M, heads, D) of `qkv`: queries and keys normalised if there are `norms`, and
     rotated."""
@@ -175,11 +170,12 @@ def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor, *, neighbours: bool) -> 
 
 
 class ExpertMixture:
-    """The experts of an architecture. `grouped`: all of a layer are computed in grouped matmuls."""
+    """The experts of an architecture. `grouped`: all of a layer are computed in grouped matmuls. `choose` and
+    `sort` may be exchanged for kernels."""
 
     def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
         self._routed, self._sum_1 = architecture.routed, architecture.routed_sum_1
-        self._gate = gate_of(architecture)
+        self._gate, self.choose, self.sort = gate_of(architecture), chosen, by_expert
         experts = (shape for name, shape in architecture.shapes.items() if ".experts." in name)
         self.grouped = architecture.routed > 0 and has_grouped(device, dtype, experts)
 
@@ -189,15 +185,13 @@ class ExpertMixture:
         """The weighted sum of each row's experts, which are written to `routing`. Rows are sorted by expert,
         each expert computes its rows, and the outputs are sorted back. Without `grouped` the host waits for a
         GPU once: for the number of rows of each expert."""
-        routing_probs = matmul.linear(x, router, layer.router_bias).softmax(dim=-1, dtype=torch.float32)
-        shares, experts = routing_probs.topk(self._routed, dim=-1)
+        logits = matmul.linear(x, router, layer.router_bias)
+        shares, experts = self.choose(logits, self._routed, self._sum_1)
         if routing is not None:
             routing[: len(x)] = experts
-        if self._sum_1:
-            shares /= shares.sum(dim=-1, keepdim=True)
-        order = experts.flatten().argsort(stable=True)
-        outputs = self._outputs(matmul, layer, x[order // self._routed], experts.flatten()[order])
-        by_row = outputs[order.argsort()].view(len(x), self._routed, -1)
+        rows_M, experts_M, places, ends = self.sort(experts, len(layer.gate_up))
+        outputs = self._outputs(matmul, layer, x[rows_M], experts_M, ends)
+        by_row = outputs[places].view(len(x), self._routed, -1)
         return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
 
     def expert(self, matmul: RowMatmul, layer: Layer, index: int, x: Tensor) -> Tensor:
@@ -209,16 +203,31 @@ class ExpertMixture:
         gated = self._gate(matmul.linear(padded, layer.gate_up[index], gate_up_bias))
         return matmul.linear(gated, layer.down[index], down_bias)[: len(x)]
 
-    def _outputs(self, matmul: RowMatmul, layer: Layer, rows: Tensor, experts_M: Tensor) -> Tensor:
-        """Of each row what its expert makes of it. `experts_M` is sorted."""
-        count = len(layer.gate_up)
+    def _outputs(
+        self, matmul: RowMatmul, layer: Layer, rows: Tensor, experts_M: Tensor, ends: Tensor
+    ) -> Tensor:
+        """Of each row what its expert makes of it. See `by_expert`."""
         if self.grouped:
-            ends = group_ends(experts_M, count)
             gate_up = _biased(grouped_linear(rows, layer.gate_up, ends), layer.gate_up_bias, experts_M)
             return _biased(grouped_linear(self._gate(gate_up), layer.down, ends), layer.down_bias, experts_M)
-        counts = experts_M.bincount(minlength=count).tolist()
-        by_expert = enumerate(rows.split(counts))
-        return torch.cat([self.expert(matmul, layer, index, some) for index, some in by_expert if len(some)])
+        counts = experts_M.bincount(minlength=len(ends)).tolist()
+        blocks = enumerate(rows.split(counts))
+        return torch.cat([self.expert(matmul, layer, index, some) for index, some in blocks if len(some)])
+
+
+def chosen(logits: Tensor, count: int, sum_1: bool) -> tuple[Tensor, Tensor]:
+    """Of each row the shares and the numbers of its experts, (rows, `count`)."""
+    shares, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(count, dim=-1)
+    if sum_1:
+        shares /= shares.sum(dim=-1, keepdim=True)
+    return shares, experts
+
+
+def by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pairs of a row and its expert, sorted by expert: rows, experts, where each pair of `experts` lies among
+    the sorted ones, and where those of each of `count` experts end."""
+    experts_M, order = experts.flatten().sort(stable=True)
+    return order // experts.shape[1], experts_M, order.argsort(), group_ends(experts_M, count)
 
 
 def _biased(x: Tensor, biases: Tensor | None, experts_M: Tensor) -> Tensor:

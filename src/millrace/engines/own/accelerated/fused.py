@@ -1,4 +1,4 @@
-"""The forward pass on GPUs, with four kernels in place of many operations of a layer.
+"""The forward pass on GPUs, with kernels in place of many operations of a layer.
 
 `rotated` reads what the qkv matmul gave: it normalises and rotates queries and keys, and writes keys and
 values into the cache. `attended` is the attention of decode steps: all queries of a kv head read its keys
@@ -6,6 +6,8 @@ together, and few rows split them. `gated_linear` multiplies few rows with the w
 applies the gate. `added` adds what a matmul gave to the residual stream, with the norms before and after.
 So a layer of a decode step is eight launches: qkv, `rotated`, `attended`, out, `added`, `gated_linear`, down,
 `added`. Where nothing is normalised or scaled before it is added, the matmul adds, and the norm is torch's.
+
+In a mixture `chosen` finds the experts of rows, and `by_expert` sorts rows by expert.
 
 Each is an operator of torch. On a GPU Triton's kernel computes it (`layer_tiles`), on a CPU the operations of
 `ForwardPass`, which define the numbers. A kernel rounds where they round, but sums in another order.
@@ -30,6 +32,8 @@ from millrace.engines.own.forward import (
     ForwardPass,
     RootMeanSquare,
     Rotary,
+    by_expert,
+    chosen,
     gated,
     heads_of,
 )
@@ -46,6 +50,12 @@ class FusedPass(ForwardPass):
     operation is alone, and its result can be looked at."""
 
     fuses = True
+
+    def __init__(
+        self, architecture: Architecture, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(architecture, num_positions, dtype, device)
+        self.mixture.choose, self.mixture.sort = OPERATORS.chosen, OPERATORS.by_expert
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, rotary: Rotary, attention: Attention, attended: Tensor
@@ -121,18 +131,29 @@ def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.d
     width = architecture.shapes["model.norm.weight"][0]
     (stream, more), (first, second) = random(2, rows, width), random(2, width)
     numbers = architecture.residual_scale, architecture.eps, architecture.norm_from_one
-    kernels = OPERATORS.rotated, OPERATORS.attended, OPERATORS.gated_linear, OPERATORS.added
-    plain: Any = (rotated, attended, gated_linear, added)
+    num_experts = next((x[0] for name, x in architecture.shapes.items() if ".experts." in name), 1)
+    logits, routed = random(rows, num_experts), max(1, architecture.routed)
+    pairs = torch.randint(num_experts, (rows, routed), generator=generator).to(device)
+    names = ("rotated", "attended", "gated_linear", "added", "chosen", "by_expert")
+    plain: Any = (rotated, attended, gated_linear, added, chosen, by_expert)
     results = []
-    for rotate, attend, multiply, add in (kernels, plain):
+    for rotate, attend, multiply, add, choose, sort in ([getattr(OPERATORS, x) for x in names], plain):
         cache = torch.zeros((2, 8, kv_heads, dim), dtype=dtype, device=device)
         q = rotate(qkv, *norms, *turns, places, *cache, *settings)
         outs = [attend(queries, *memory, used, counts, architecture.scale, window) for window in (None, 70)]
         to = torch.stack([stream, stream])
         sums = [add(to[i], more, norm, second, *numbers) for i, norm in enumerate((first, None))]
-        results.append([q, cache, *outs, multiply(*matmul), to, *sums])
-    pairs = ((a.float(), b.float()) for a, b in zip(*results, strict=True))
-    return torch.stack([(a - b).norm() / b.norm() for a, b in pairs]).max().item()
+        shares, experts = choose(logits, routed, True)
+        found = [shares, logits.gather(1, experts), *sort(pairs, num_experts)]
+        results.append([q, cache, *outs, multiply(*matmul), to, *sums, *found])
+    return torch.stack([_gap(a, b) for a, b in zip(*results, strict=True)]).max().item()
+
+
+def _gap(a: Tensor, b: Tensor) -> Tensor:
+    """Numbers of rows and experts are equal, or all wrong."""
+    if a.is_floating_point():
+        return (a.float() - b.float()).norm() / b.float().norm()
+    return (a != b).any().float()
 
 
 # ---------------------------------------------------------------- the operators
@@ -198,6 +219,16 @@ def added(
     return norm(to, second)
 
 
+def _chosen_shape(logits: Tensor, count: int, sum_1: bool) -> tuple[Tensor, Tensor]:
+    shares = logits.new_empty((len(logits), count), dtype=torch.float32)
+    return shares, torch.empty_like(shares, dtype=torch.int64)
+
+
+def _by_expert_shape(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    one, other, third = (experts.new_empty(experts.numel()) for _ in range(3))
+    return one, other, third, experts.new_empty(count, dtype=torch.int32)
+
+
 def _rotated_shape(qkv: Tensor, *arguments: Any) -> Tensor:
     places_M, (_, kv_heads, dim) = arguments[4], arguments[5].shape
     return qkv.new_empty((len(places_M), qkv.shape[1] // dim - 2 * kv_heads, dim))
@@ -238,4 +269,16 @@ define(
     KERNELS,
     shape=_same_shape,
     plain=added,
+)
+define(
+    "chosen(Tensor logits, int count, bool sum_1) -> (Tensor, Tensor)",
+    KERNELS,
+    shape=_chosen_shape,
+    plain=chosen,
+)
+define(
+    "by_expert(Tensor experts, int count) -> (Tensor, Tensor, Tensor, Tensor)",
+    KERNELS,
+    shape=_by_expert_shape,
+    plain=by_expert,
 )

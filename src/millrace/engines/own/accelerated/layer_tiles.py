@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from millrace.engines.own import forward
+
 Tensor = torch.Tensor
 
 
@@ -369,3 +371,88 @@ def tiles(rows: int, outputs: int) -> tuple[int, int, int]:
     tile_m = min(64, max(16, triton.next_power_of_2(rows)))
     tile_o = 16 if tile_m <= 32 and outputs < 8192 else 32
     return tile_m, tile_o, 128 if tile_m <= 32 else 64
+
+
+@triton.jit
+def _chosen(  # type: ignore[no-untyped-def]
+    logits,
+    shares,
+    experts,
+    count,
+    ROUTED: tl.constexpr,
+    SUM_1: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_R: tl.constexpr,
+):
+    """The experts of one row, one after another. Of equal ones the first is taken. A maximum passes over what
+    is no number, a sum does not."""
+    row = tl.program_id(0).to(tl.int64)
+    columns, places = tl.arange(0, TILE), tl.arange(0, TILE_R)
+    x = tl.load(logits + row * count + columns, mask=columns < count, other=float("-inf")).to(tl.float32)
+    x = tl.exp(x - tl.max(x, axis=0))
+    total = tl.sum(x, axis=0)
+    probs = tl.where(columns < count, x / total, -1.0)
+    share = tl.zeros((TILE_R,), tl.float32)
+    expert = tl.zeros((TILE_R,), tl.int32)
+    for place in range(ROUTED):
+        best = tl.max(probs, axis=0)
+        column = tl.min(tl.where(probs == best, columns, count - 1), axis=0)
+        share = tl.where(places == place, best, share)
+        expert = tl.where(places == place, column, expert)
+        probs = tl.where(columns == column, -1.0, probs)
+    if SUM_1:
+        share = share / tl.sum(share, axis=0)
+    share = tl.where(total == total, share, total)
+    tl.store(shares + row * ROUTED + places, share, mask=places < ROUTED)
+    tl.store(experts + row * ROUTED + places, expert, mask=places < ROUTED)
+
+
+def chosen(logits: Tensor, count: int, sum_1: bool) -> tuple[Tensor, Tensor]:
+    """As `forward.chosen`."""
+    assert logits.is_contiguous(), logits.stride()
+    rows, num_experts = logits.shape
+    shares = logits.new_empty((rows, count), dtype=torch.float32)
+    experts = torch.empty_like(shares, dtype=torch.int64)
+    tiles = triton.next_power_of_2(num_experts), triton.next_power_of_2(count)
+    _chosen[(rows,)](logits, shares, experts, num_experts, count, sum_1, *tiles, num_warps=1)
+    return shares, experts
+
+
+PAIRS_MAX = 8192
+"""Each pair is compared with each other one."""
+
+
+@triton.jit
+def _by_expert(  # type: ignore[no-untyped-def]
+    experts, rows, sorted_experts, places, ends, pairs, count, ROUTED: tl.constexpr, TILE: tl.constexpr
+):
+    """Counts, for a tile of pairs of a row and an expert, the pairs before each; and for a tile of experts,
+    the pairs up to its own."""
+    mine = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    expert = tl.load(experts + mine, mask=mine < pairs, other=0)
+    place = tl.zeros((TILE,), tl.int32)
+    end = tl.zeros((TILE,), tl.int32)
+    for start in range(0, pairs, TILE):
+        others = start + tl.arange(0, TILE)
+        their = tl.load(experts + others, mask=others < pairs, other=count)[None, :]
+        earlier = (their == expert[:, None]) & (others[None, :] < mine[:, None])
+        place += tl.sum(((their < expert[:, None]) | earlier).to(tl.int32), axis=1)
+        end += tl.sum((their <= mine[:, None]).to(tl.int32), axis=1)
+    there = mine < pairs
+    tl.store(places + mine, place, mask=there)
+    tl.store(rows + place, mine // ROUTED, mask=there)
+    tl.store(sorted_experts + place, expert, mask=there)
+    tl.store(ends + mine, end, mask=mine < count)
+
+
+def by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `forward.by_expert`, which computes it for very many."""
+    pairs, tile = experts.numel(), 64
+    if pairs > PAIRS_MAX:
+        return forward.by_expert(experts, count)
+    assert experts.is_contiguous(), experts.stride()
+    rows, sorted_experts, places = (experts.new_empty(pairs) for _ in range(3))
+    ends = experts.new_empty(count, dtype=torch.int32)
+    grid = (triton.cdiv(max(pairs, count), tile),)
+    _by_expert[grid](experts, rows, sorted_experts, places, ends, pairs, count, experts.shape[1], tile)
+    return rows, sorted_experts, places, ends
