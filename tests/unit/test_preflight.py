@@ -174,6 +174,21 @@ def test_preflight_counts_no_more_checkpoints_than_the_run_makes(
         preflight(config_for(model, steps=101, checkpoints={"every": 20, "keep": 10**6}), tmp_path)
 
 
+def test_preflight_counts_the_checkpoints_that_a_resumed_run_has_as_room(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes room for a newer one. A disk that was large enough for the run is so for its resume."""
+    run = tmp_path / "run"
+    config = config_for(model, steps=100, checkpoints={"every": 20, "keep": 10**6})
+    monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda path: _Usage(free=8_000))
+    with pytest.raises(ConfigError, match="but 5 checkpoints"):
+        preflight(config, run)
+    for name in ("checkpoints/v00000020", "model"):
+        (run / name).mkdir(parents=True)
+        (run / name / "model.safetensors").write_bytes(bytes(2_500))
+    preflight(config, run)
+
+
 def test_preflight_warns_of_a_warm_up_that_is_longer_than_the_run(model: Path, tmp_path: Path) -> None:
     [warning] = preflight(config_for(model, steps=10, optimizer={"warmup_steps": 11}), tmp_path)
     assert warning.startswith("`optimizer.warmup_steps` (11) is more than `steps` (10)")
