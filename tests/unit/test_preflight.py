@@ -67,6 +67,12 @@ def test_preflight_names_everything_that_is_missing_at_once(tmp_path: Path) -> N
     assert "`reward.path`" in said
 
 
+def test_preflight_says_how_an_adapter_of_peft_becomes_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ConfigError, match=r"no config.json: it is an adapter of peft(?s:.*)merge_and_unload"):
+        preflight(config_for(tmp_path), tmp_path)
+
+
 def test_preflight_says_how_a_model_that_is_only_a_name_becomes_a_directory(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"millrace fetch Qwen/Qwen3-0.6B --to .*hf download Qwen/Qwen3-0.6B"
