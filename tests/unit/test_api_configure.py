@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.group_runs import write_group_run
 
 import millrace
 from millrace.api.configure import Components, PreparedConfig, prepare
+from millrace.api.helper_process import _request
 from millrace.api.train import OWN_KEYWORDS
 from millrace.cli import app
 from millrace.config.carried import absolute, load_carried, relative
@@ -136,6 +140,24 @@ def test_half_a_character_is_carried_to_where_its_row_is_skipped(tmp_path: Path)
     (file,) = [data for name, data in prepared(rows=[row]).files.items() if name.endswith(".jsonl")]
     (tmp_path / "rows.jsonl").write_bytes(file)
     assert open_rows(str(tmp_path / "rows.jsonl"))[0] == row
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Seeds of `np.arange`, rates in float32, a version out of a frame of metrics."""
+    keys = {"steps": np.int64(3), "optimizer": {"lr": np.float32(0.5)}, "rollout": {"exact": np.bool_(True)}}
+    config = prepared(**keys, sampling={"stop_token_ids": np.array([1, 2])}).config
+    assert (config.steps, config.optimizer.lr, config.rollout.exact) == (3, 0.5, True)
+    assert config.sampling.stop_token_ids == (1, 2)
+    assert json.loads(_request("export", {"version": np.int64(3)})) == {"work": "export", "version": 3}
+
+
+def test_a_version_out_of_a_frame_is_that_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = millrace.Run(write_group_run(tmp_path / "run", steps=2).path)
+    version = run.metrics().frame()["version"].max()
+    assert run.trajectories(version=version) == run.trajectories(version=2) != []
+    monkeypatch.setattr("millrace.api.run.ask", lambda _, arguments: arguments["version"])
+    with pytest.raises(ConfigError, match=r"`version` \('models/x'\) is no whole number"):
+        run.export("models/x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("harm", ["other bytes", "others may write", "elsewhere"])

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config.schema import Config
 from millrace.core import model_version
 from millrace.core.errors import DataError
-from millrace.run_directory.models import CHECKPOINT, newest, origin
+from millrace.run_directory.models import CHECKPOINT, export, newest, origin
 from millrace.run_directory.run_directory import RunDirectory
 
 
@@ -57,3 +58,13 @@ def test_a_model_that_no_run_made_has_no_origin(run: RunDirectory, tmp_path: Pat
     model_version.write(tmp_path, 3)
     assert origin(tmp_path) is None
     assert origin(run.path / "start") is None
+
+
+def test_the_start_model_that_a_checkpoint_needs_is_named_where_it_is_gone(run: RunDirectory) -> None:
+    gone = run.path / "gone"
+    tables = {"model": {"path": str(gone)}, "task": {"kind": "gym", "name": "chain_sum"}}
+    run.write_config(Config.model_validate(tables | {"reward": {"kind": "gym"}}))
+    save(run, 2)
+    with pytest.raises(DataError, match=rf"began with is not at `model.path` \({gone}\) any more"):
+        export(run)
+    assert not run.exported(2).exists()

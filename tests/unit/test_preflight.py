@@ -67,6 +67,12 @@ def test_preflight_names_everything_that_is_missing_at_once(tmp_path: Path) -> N
     assert "`reward.path`" in said
 
 
+def test_preflight_says_how_an_adapter_of_peft_becomes_a_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ConfigError, match=r"no config.json: it is an adapter of peft(?s:.*)merge_and_unload"):
+        preflight(config_for(tmp_path), tmp_path)
+
+
 def test_preflight_says_how_a_model_that_is_only_a_name_becomes_a_directory(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"millrace fetch Qwen/Qwen3-0.6B --to .*hf download Qwen/Qwen3-0.6B"
@@ -172,6 +178,21 @@ def test_preflight_counts_no_more_checkpoints_than_the_run_makes(
     preflight(config_for(model, steps=100, checkpoints={"every": 20, "keep": 10**6}), tmp_path)
     with pytest.raises(ConfigError, match=r"but 6 checkpoints"):
         preflight(config_for(model, steps=101, checkpoints={"every": 20, "keep": 10**6}), tmp_path)
+
+
+def test_preflight_counts_the_checkpoints_that_a_resumed_run_has_as_room(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each makes room for a newer one. A disk that was large enough for the run is so for its resume."""
+    run = tmp_path / "run"
+    config = config_for(model, steps=100, checkpoints={"every": 20, "keep": 10**6})
+    monkeypatch.setattr(preflight_module.shutil, "disk_usage", lambda path: _Usage(free=8_000))
+    with pytest.raises(ConfigError, match="but 5 checkpoints"):
+        preflight(config, run)
+    for name in ("checkpoints/v00000020", "model"):
+        (run / name).mkdir(parents=True)
+        (run / name / "model.safetensors").write_bytes(bytes(2_500))
+    preflight(config, run)
 
 
 def test_preflight_warns_of_a_warm_up_that_is_longer_than_the_run(model: Path, tmp_path: Path) -> None:

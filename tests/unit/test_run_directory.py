@@ -120,6 +120,12 @@ def test_a_directory_without_a_readable_configuration_is_refused(tmp_path: Path)
         run.read_config()
 
 
+def test_a_model_in_the_place_of_a_run_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 8}')
+    with pytest.raises(DataError, match="is a model, and no run: give the directory of a run"):
+        find(tmp_path).read_config()
+
+
 def test_a_run_is_finished_when_its_exported_model_has_a_tokenizer(tmp_path: Path) -> None:
     run = create("done", tmp_path / "run")
     SqliteLedger(run.ledger, run={}).close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -44,7 +45,7 @@ class WorkProcess:
         log: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._log = log
+        self._log, request = log, _request(work, arguments)
         self._answers = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed in `result`
         log_file = None if log is None else log.open("ab")
         if log_file is not None:
@@ -64,7 +65,7 @@ class WorkProcess:
                 log_file.close()
         _alive.add(self)
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"work": work, **arguments}).encode() + b"\n")
+        self._process.stdin.write(request)
         self._process.stdin.flush()
 
     @property
@@ -126,6 +127,11 @@ def ask(work: str, arguments: dict[str, Any]) -> Any:
         with suppress(subprocess.TimeoutExpired):
             process._process.wait(END_S)  # it writes nothing afterwards
         raise
+
+
+def _request(work: str, arguments: dict[str, Any]) -> bytes:
+    """A line of JSON. Whole numbers of NumPy are numbers."""
+    return json.dumps({"work": work, **arguments}, default=operator.index).encode() + b"\n"
 
 
 def _error(name: str, message: str) -> Exception:

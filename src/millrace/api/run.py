@@ -7,6 +7,7 @@ Curves grow in place while the run trains. IPython is optional.
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -24,7 +25,7 @@ from millrace.config.freeze import dump
 from millrace.config.load import Source, combine, read_mapping
 from millrace.config.schema import Config
 from millrace.core import files
-from millrace.core.errors import DataError, LedgerError, boundary
+from millrace.core.errors import ConfigError, DataError, LedgerError, boundary
 from millrace.core.events import Event
 from millrace.core.wings import wing
 from millrace.diagnose.examine import Diagnosis, diagnosis_of
@@ -106,6 +107,7 @@ class Run:
             version: only trajectories of the step that made this version.
             tokens: also give token ids, log-probs and versions, as lists.
         """
+        version = _whole("version", version)
         if not self._directory.ledger.exists():
             return Records()
         tokenizer = tokenizer_of(self._directory)
@@ -185,7 +187,7 @@ class Run:
             DataError: there is no such checkpoint, or the run trains no adapter.
         """
         target = None if out is None else str(Path(out).absolute())
-        arguments = {"version": version, "out": target, "adapter": adapter}
+        arguments = {"version": _whole("version", version), "out": target, "adapter": adapter}
         return Path(ask("export", {"run": str(self.path), **arguments}))
 
     # ------------------------------------------------------------ during training
@@ -317,6 +319,7 @@ class Run:
         log.touch(mode=0o600)
         logs = self._directory.events, self._directory.metrics
         self._heard, self._measured = (file.stat().st_size if file.exists() else 0 for file in logs)
+        from_version = _whole("from_version", from_version)
         arguments = {"run": str(self.path), "from_version": from_version, "notify": notify}
         self._process = WorkProcess("train", arguments, log)
 
@@ -369,6 +372,14 @@ class Run:
 
 
 # ---------------------------------------------------------------- curves in a notebook
+
+
+def _whole(name: str, value: Any) -> int | None:
+    """A version. NumPy's numbers, as frames have them, are versions too."""
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise ConfigError(f"`{name}` ({value!r}) is no whole number") from None
 
 
 class Drawing(Protocol):

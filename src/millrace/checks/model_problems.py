@@ -15,7 +15,13 @@ from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import JAX_TRAINER, TRAINER, refuse_unsupported
 from millrace.placement.model_directory import read_model_config
 from millrace.rollout.engine_kinds import ENGINES
+from millrace.trainer.files.companion_files import CONFIG as ADAPTER_CONFIG
 from millrace.trainer.files.companion_files import refuse_other_tokens
+
+_ADAPTER = (
+    ": it is an adapter of peft.\n  Write the whole model, with its tokenizer: "
+    "`AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(DIR)`"
+)
 
 
 def model_problems(directory: Path) -> Iterator[str]:
@@ -29,8 +35,9 @@ def model_problems(directory: Path) -> Iterator[str]:
             f"so does `hf download {name} --local-dir DIR`"
         )
         return
+    adapter = directory / ADAPTER_CONFIG
     if not (directory / "config.json").is_file():
-        yield f"`model.path` ({directory}) has no config.json"
+        yield f"`model.path` ({directory}) has no config.json{_ADAPTER if adapter.is_file() else ''}"
     if not any(directory.glob("*.safetensors")):
         yield f"`model.path` ({directory}) has no *.safetensors weights"
     if not any((directory / name).is_file() for name in tokenizer.FILES):

@@ -159,13 +159,19 @@ def _disk_problem(config: Config, needs: Needs, run_path: Path) -> str:
     ever = -(-config.steps // checkpoints.every)  # one is made at the end
     best = sum(evaluation.keep_best for evaluation in config.evaluations)
     count = min(ever, checkpoints.keep + best + TEMPORARY_CHECKPOINTS)
-    needed = disk_bytes(config, needs, count)
+    needed = disk_bytes(config, needs, count) - _replaced_bytes(RunDirectory(run_path))
     if needed <= free:
         return ""
     return (
         f"{existing} has {size(free)} free, but {count} checkpoints and the exported model need "
         f"{size(needed)}.\n  Choose another --run-dir, or lower `checkpoints.keep` ({checkpoints.keep})"
     )
+
+
+def _replaced_bytes(run: RunDirectory) -> int:
+    """What a resumed run deletes when newer files take their place."""
+    files = (file for place in (run.checkpoints, run.model) for file in place.rglob("*"))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _check_python(rollout: Rollout) -> None:

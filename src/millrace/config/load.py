@@ -137,6 +137,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):  # numbers and arrays of NumPy
+        return value.tolist()
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

@@ -139,6 +139,11 @@ def _write(
     exact = master and config.adapter.rank is None
     if adapter and config.adapter.rank is None:
         raise DataError(f"{run.path} trains all weights (`adapter.rank` is none): it has no adapter to write")
+    if not (Path(config.model.path) / "config.json").is_file():
+        raise DataError(
+            f"the model that {run.path} began with is not at `model.path` ({config.model.path}) any more.\n"
+            "  Put it back: a checkpoint has the weights alone, and no config.json and tokenizer"
+        )
     if read_manifest(checkpoint).format == JAX:
         if not has_jax():
             words = "--version", int(checkpoint.name[1:]), "--out", out

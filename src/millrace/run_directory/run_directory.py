@@ -160,6 +160,8 @@ class RunDirectory:
             raise DataError(f"{self.path} is no run directory: it has no config.json") from None
         if not isinstance(tree, dict):
             raise DataError(f"{self.config} is a JSON {type(tree).__name__}, expected an object with keys")
+        if "model_type" in tree:
+            raise DataError(f"{self.path} is a model, and no run: give the directory of a run")
         return restore(tree, self.config)
 
 
