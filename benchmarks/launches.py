@@ -43,7 +43,6 @@ from millrace.engines.own.accelerated.fused import FusedPass
 from millrace.engines.own.architecture import Architecture, architecture_of
 from millrace.engines.own.attention import DecodeAttention, Kernel
 from millrace.engines.own.cache import KVCache
-from millrace.engines.own.forward import ForwardPass
 from millrace.engines.own.parameters import Parameters
 from millrace.trainer.adapted_linear import adapt
 from millrace.trainer.batch.batch_step import StepSettings
@@ -96,7 +95,7 @@ def decode_launches(name: str, layers: int) -> Counter[str]:
     if kernel_of(shape).plain:
         steps, weights = recorded_steps(shape, META, slots=SLOTS, positions=POSITIONS)
         return watched(partial(steps.logits, weights, SLOTS)).counts
-    whole = ForwardPass(shape, POSITIONS, torch.bfloat16, META)
+    whole = FusedPass(shape, POSITIONS, torch.bfloat16, META)
     whole.mixture.grouped = shape.routed > 0
     cache = KVCache((layers, SLOTS, shape.num_kv_heads, POSITIONS, shape.head_dim), torch.bfloat16, META)
     attention = DecodeAttention(cache, [POSITIONS - 1] * SLOTS, kernel_of(shape))

@@ -44,6 +44,19 @@ def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
         assert (torch.tensor(found[trajectory_id][1]) - torch.tensor(logprobs)).abs().max() < 2e-5
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SERVED])
+def test_with_caps_or_sinks_all_but_attention_is_fused(name, monkeypatch):
+    model = make_model(name, scale=1.5)
+    expected = run(make_engine(model, slots=3, prefill_chunk=24), works())
+    flash_double.install(monkeypatch)
+    engine = make_engine(model, slots=3, prefill_chunk=24)
+    assert type(engine._cache) is KVCache and isinstance(engine._forward, FusedPass)
+    found = run(engine, works())
+    for trajectory_id, (tokens, logprobs, _) in expected.items():
+        assert found[trajectory_id][0] == tokens
+        assert (torch.tensor(found[trajectory_id][1]) - torch.tensor(logprobs)).abs().max() < 2e-5
+
+
 @pytest.mark.parametrize("broken", ["rotated", "attended", "gated_linear", "added"])
 def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch, caplog):
     flash_double.install(monkeypatch)

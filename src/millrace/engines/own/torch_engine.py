@@ -109,8 +109,8 @@ class TorchEngine(Sleeping, Queues):
         rows_in = computing
         if device.type == "cpu" and self._kernel.plain and not architecture.routed:
             rows_in = torch.float32  # only products are in a narrower format: the rest takes longer in that
-        flash = has_flash(device, computing, architecture.head_dim) and self._kernel.plain
-        passing = gpu_pass if flash else ForwardPass
+        served = has_flash(device, computing, architecture.head_dim)
+        flash, passing = served and self._kernel.plain, gpu_pass if served else ForwardPass
         self._forward = passing(architecture, num_positions, rows_in, device)
         shape = (
             architecture.num_layers,

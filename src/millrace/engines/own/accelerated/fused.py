@@ -46,8 +46,8 @@ TOLERANCE = 0.02  # of a kernel in 16 bits, relative to its result
 
 
 class FusedPass(ForwardPass):
-    """A forward pass over the cache of flash attention. `fuses`: whether the kernels compute. Otherwise each
-    operation is alone, and its result can be looked at."""
+    """A forward pass on a GPU. Only over the cache of flash attention do kernels attend. `fuses`: whether
+    kernels compute. Otherwise each operation is alone, and its result can be looked at."""
 
     fuses = True
 
@@ -60,9 +60,8 @@ class FusedPass(ForwardPass):
     def _attention(
         self, index: int, layer: Layer, x: Tensor, rotary: Rotary, attention: Attention, attended: Tensor
     ) -> Tensor:
-        if not self.fuses:
+        if not (self.fuses and isinstance(attention, FlashAttention)):
             return super()._attention(index, layer, x, rotary, attention, attended)
-        assert isinstance(attention, FlashAttention), attention
         shape, count = self._architecture, len(attention.rows_M)
         qkv = self.matmul.linear(x, layer.qkv, layer.qkv_bias)
         norms, memory = (layer.q_norm, layer.k_norm), attention.memory(index)
