@@ -131,7 +131,7 @@ def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.d
     (stream, more), (first, second) = random(2, rows, width), random(2, width)
     numbers = architecture.residual_scale, architecture.eps, architecture.norm_from_one
     num_experts = next((x[0] for name, x in architecture.shapes.items() if ".experts." in name), 1)
-    logits, routed = random(rows, num_experts), max(1, architecture.routed)
+    logits, routed = random(rows, num_experts), architecture.routed
     pairs = torch.randint(num_experts, (rows, routed), generator=generator).to(device)
     names = ("rotated", "attended", "gated_linear", "added", "chosen", "by_expert")
     plain: Any = (rotated, attended, gated_linear, added, chosen, by_expert)
@@ -142,9 +142,10 @@ def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.d
         outs = [attend(queries, *memory, used, counts, architecture.scale, window) for window in (None, 70)]
         to = torch.stack([stream, stream])
         sums = [add(to[i], more, norm, second, *numbers) for i, norm in enumerate((first, None))]
-        shares, experts = choose(logits, routed, True)
-        found = [shares, logits.gather(1, experts), *sort(pairs, num_experts)]
-        results.append([q, cache, *outs, multiply(*matmul), to, *sums, *found])
+        results.append([q, cache, *outs, multiply(*matmul), to, *sums])
+        if routed:
+            shares, experts = choose(logits, routed, True)
+            results[-1] += [shares, logits.gather(1, experts), *sort(pairs, num_experts)]
     return torch.stack([_gap(a, b) for a, b in zip(*results, strict=True)]).max().item()
 
 
