@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 
@@ -124,10 +125,11 @@ def test_a_gpu_that_is_not_there_is_refused_before_a_worker_starts(
 class _RowsOneInFifty:
     """A reward worker that makes a prompt of each fiftieth of `rows` rows."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, rows: int, takes_s: float = 0.0) -> None:
+        self._rows, self._takes_s = rows, takes_s
 
     async def call(self, _: str, group_ids: list[int], *, timeout_s: float) -> list[Prompt | BadPrompt]:
+        await asyncio.sleep(self._takes_s)
         rows = ((group_id, str(group_id % self._rows)) for group_id in group_ids)
         return [
             BadPrompt(*row, "null") if row[0] % 50 < 49 else Prompt(*row, token_array(), "") for row in rows
@@ -143,6 +145,17 @@ def test_rows_that_cannot_be_used_are_passed_over_as_a_run_does(
 
     monkeypatch.setattr(scoring, "start_worker", started)
     assert [one.group_id for one in scoring.prompts(Config.model_validate(SUMS), 3)] == [49, 99, 149][:usable]
+
+
+def test_rows_that_are_refused_after_long_are_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def started(*_: object) -> _RowsOneInFifty:
+        return _RowsOneInFifty(500, takes_s=0.02)
+
+    monkeypatch.setattr(scoring, "start_worker", started)
+    config = Config.model_validate(SUMS)
+    short = config.supervision.model_copy(update={"spawn_timeout_s": 0.01})
+    with pytest.raises(DataError, match="only 0 of 6 prompts can be used"):
+        scoring.prompts(config.model_copy(update={"supervision": short}), 3)
 
 
 def test_a_task_without_a_usable_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,8 @@ def prompts(
     """The first `count` usable prompts of the task, each row once, without those that `leaves_out` names;
     fewer if the task has fewer, and none if all are left out.
 
-    Raises: DataError: no prompt can be used, or more than `PROBED_ROWS` cannot for each that can.
+    Raises: DataError: no prompt can be used, or more than `PROBED_ROWS` cannot for each that can. After the
+    deadline of a worker's start it is more than `count`: an environment may refuse each row after long.
     """
     return asyncio.run(_prompts(config, count, leaves_out))
 
@@ -91,12 +92,13 @@ async def _prompts(config: Config, count: int, leaves_out: Callable[[Prompt], bo
         usable: dict[str, Prompt] = {}  # by row; the first repeated row begins the second epoch
         unusable: dict[str, BadPrompt] = {}
         known: dict[str, Prompt] = {}
-        start = 0
-        while (
-            len(usable) < count
-            and len(unusable) <= PROBED_ROWS * (len(usable) + len(known) + 1)
-            and start == len(usable) + len(unusable) + len(known)
-        ):
+        start, until_s = 0, time.monotonic() + config.supervision.spawn_timeout_s
+
+        def too_many() -> bool:
+            most = PROBED_ROWS * (len(usable) + len(known) + 1)
+            return len(unusable) > (most if time.monotonic() < until_s else count)
+
+        while len(usable) < count and not too_many() and start == len(usable) + len(unusable) + len(known):
             ids = list(range(start, start + count - len(usable)))
             for prompt in await worker.call("prompts", ids, timeout_s=config.supervision.spawn_timeout_s):
                 if isinstance(prompt, BadPrompt):
@@ -106,7 +108,7 @@ async def _prompts(config: Config, count: int, leaves_out: Callable[[Prompt], bo
             start += len(ids)
     finally:
         await runtime.close()
-    if not (usable or known) or len(unusable) > PROBED_ROWS * (len(usable) + len(known) + 1):
+    if not (usable or known) or (len(usable) < count and too_many()):
         last = next(reversed(unusable.values()))
         raise DataError(f"only {len(usable)} of {start} prompts can be used; the last refusal: {last.reason}")
     return list(usable.values())
