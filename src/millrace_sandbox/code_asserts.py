@@ -36,10 +36,10 @@ NOT_SHARED = {
 PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.(makedirs|mkdir|remove)\(")
 """What a test can only do with a program in its own process."""
 STEPS = re.compile(r"\bnext\(|\.(send|throw|close)\(|StopIteration|\byield from\b")
+# What catches an exception: its class is the first argument, and another may be the function.
 RAISES = r"(\w*\.)?(assertR|r)aises\w*"
-"""What catches an exception: its class is the first argument, and another may be the function."""
+# What asks for the class of an object. The class is the second argument.
 KINDS = r"is(instance|subclass)|\w+\.assert(Not)?IsInstance"
-"""What asks for the class of an object. The class is the second argument."""
 OF_VALUES = {name for kind in VALUES for name in dir(kind)}
 METHODS = {name for kind in VALUES for name in dir(kind) if callable(getattr(kind, name))}
 OF_ARRAYS = {*dir(np.ndarray)}

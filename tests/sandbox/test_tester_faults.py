@@ -94,8 +94,9 @@ def test_what_a_test_of_python_may_say_is_said(bare: Sandbox, name: str) -> None
 def test_a_program_has_no_part_in_a_fault(bare: Sandbox) -> None:
     """Else a model would turn what earns 0 into what is not counted."""
     forged = (
-        "import os, struct\ndef f(x):\n    reply = {reply!r}\n"
-        "    os.write(4, struct.pack('<Q', len(reply)) + reply); os._exit(0)"
+        "import os, struct\ndef f(x):\n    while True:\n"
+        "        os.write(4, struct.pack('<Q', len({reply!r})) + {reply!r})\n"
+        "        os.read(3, struct.unpack('<Q', os.read(3, 8))[0])"
     )
     for reply in (
         b'{"value": {"int": 3}}',
@@ -111,6 +112,15 @@ def test_a_program_has_no_part_in_a_fault(bare: Sandbox) -> None:
         b'{"value": {"type": ["sys", "path"]}}',
         b'{"error": "a", "memory": false, "raised": [[], 1]}',
         b'{"error": "a", "memory": false, "raised": [["KeyError"], "a", {"no": 1}, {}]}',
+        b'{"value": 5, "number": 1}',
+        b'{"value": {"type": ["builtins", "len"]}}',
+        b'{"value": [{"type": ["builtins", "len"]}], "number": 1}',
+        b'{"value": null, "left": [[5], {}], "given": [1]}',
     ):
-        verdict = verdict_of(bare, forged.format(reply=reply), ["assert f(1) == 1"])
+        tests = [
+            "x = f(1)\nf(x)\nassert x == 1",
+            "assert f(1) == 1",
+            "xs = [2]\nk = f(xs)\nf(2)\nassert xs == [3]",
+        ]
+        verdict = verdict_of(bare, forged.format(reply=reply), tests)
         assert verdict.num_passed == 0 and verdict.reason

@@ -32,9 +32,9 @@ from millrace_sandbox.inside.limits import Limits, MiB, apply
 CALLS, REPLIES = 3, 4
 _NAMES = "typing string re datetime random statistics functools itertools operator copy math bisect heapq"
 COMMON = tuple(map(importlib.import_module, (*_NAMES.split(), "collections")))
+# The types of what a program may change after it has given it to a test.
 CHANGING = (list, dict, set, bytearray, *map(vars(collections).get, ("deque", "Counter", "defaultdict")))
-"""The types of what a program may change after it has given it to a test."""
-HELD_BYTES = 10_000  # so large may it be
+HELD_BYTES = 2_000  # so large may it be
 _told: dict[int, Any] = {}  # what tests know of it, by number
 RECURSION_MAX = 50_000
 """As LiveCodeBench sets it."""
@@ -267,7 +267,7 @@ def hold(result: Any, value: Any, held: list[Any]) -> dict[str, Any]:
         del _told[number], here.numbers[id(here.objects[number])]
         here.objects[number] = None
     now = dict(_told)
-    for number in numbers:
+    for number in (one for one in numbers if len(here.objects[one]) <= values.LONG):
         with suppress(Exception):  # else it has something in it now that cannot be sent
             now[number] = values.encode(here.objects[number])
     if news := [[number, content] for number, content in now.items() if content != _told[number]]:

@@ -28,11 +28,11 @@ OTHERS = (
     *("bool", "float", "hash", "int", "iter", "len", "next", "repr", "reversed", "round", "str", "format"),
     "delattr",
 )
-PLAIN = {name for kind in (str, bytes, int, float, tuple, frozenset) for name in dir(kind)}
-"""What plain values have."""
+PLAIN = {
+    name for kind in (str, bytes, int, float, tuple, frozenset) for name in dir(kind)
+}  # what plain values have
 
-ASKED = ("__name__", "__bases__", "__members__")
-"""The attributes of Python that an object is asked for."""
+ASKED = ("__name__", "__bases__", "__members__")  # the attributes of Python that an object is asked for
 
 
 class NotAsked(AttributeError, TypeError):

@@ -19,24 +19,21 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from operator import eq
+from operator import eq, gt
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from millrace_sandbox.inside import guest, objects, values
 from millrace_sandbox.inside.objects import NotAsked, stand_ins
-from millrace_sandbox.inside.values import Here, decode, encode, write_back
+from millrace_sandbox.inside.values import LONG, Here, decode, encode, write_back
 
 FILE = "tests"
 OWN = (objects.__file__, values.__file__)
-CALLS_MAX = 10_000
-"""More calls of a stand-in are a loop that waits for an answer."""
-HELD_MAX = 30  # so many lists, tables and sets of the program are the same here and there, the last ones
+CALLS_MAX = 10_000  # more calls of a stand-in are a loop that waits for an answer
+HELD_MAX = 10  # so many lists, tables and sets of the program are the same here and there, the last ones
 _held: dict[int, tuple[Any, Any]] = {}  # these by number, and what is known of them there
-_of_program: list[BaseException] = []
-"""The exceptions that the program raised, and not a test."""
-_caught: dict[str, type[Exception]] = {}
-"""What stands for the program's classes of exceptions, by name."""
+_of_program: list[BaseException] = []  # the exceptions that the program raised, and not a test
+_caught: dict[str, type[Exception]] = {}  # what stands for the program's classes of exceptions
 
 
 class CannotBeAsked(BaseException):
@@ -211,19 +208,30 @@ def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -
     write_back([[*args], keywords], [left, named])
     value = value if known is None else write_back(known[0], value)
     for each, one in {**given, number: value}.items():
-        if each is not None:
+        if each is not None and type(one) in guest.CHANGING:
             _held[each] = (one, encode(one))
     return value
 
 
 def changed() -> list[Any]:
-    """The numbers of what is held, and the content of what the test has changed. Raises: TypeError."""
-    for number in [*_held][:-HELD_MAX]:
-        del _held[number]
-    now = {number: encode(value) for number, (value, _) in _held.items()}
-    told = [[number, None if content == _held[number][1] else content] for number, content in now.items()]
-    _held.update({number: (_held[number][0], content) for number, content in now.items()})
+    """The numbers of what a test still has, and the content of what it has changed. Raises: TypeError."""
+    counts = {number: references(value) for number, (value, _) in [*_held.items(), (None, ([[]], None))]}
+    held = [number for number, count in counts.items() if any(map(gt, count, counts[None]))][-HELD_MAX:]
+    now = {n: known if len(value) > LONG else encode(value) for n, (value, known) in _held.items()}
+    told: list[Any] = [
+        [n, None if same else now[n]] for n in now if not (same := now[n] == _held[n][1]) or n in held
+    ]
+    kept = {number: (_held[number][0], now[number]) for number, _ in told}
+    _held.clear()
+    _held.update(kept)
     return told
+
+
+def references(value: Any) -> tuple[int, int]:
+    """How often something has a list, and the most that something has a list in it."""
+    inside = value.values() if isinstance(value, dict) else value
+    lists = [each for each in inside if type(each) in (list, dict)]
+    return sys.getrefcount(value), max((max(references(each)) for each in lists), default=0)
 
 
 def encoded(args: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:

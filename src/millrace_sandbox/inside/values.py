@@ -68,14 +68,12 @@ VALUES = (  # types with attributes that no object of a program may stand for
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set, tuple, bool)}
 """Of a `defaultdict`: what it makes for a key that is missing."""
 _TEXTS = datetime.date | datetime.time | datetime.timedelta | complex | UUID | PurePath
-PROGRAM = "solution"
-"""The module of a program."""
-FUNCTION = "function"
-"""The name of what can be called."""
-MADE = "made"
-"""What a class is asked for by a call."""
+PROGRAM = "solution"  # the module of a program
+FUNCTION = "function"  # the name of what can be called
+MADE = "made"  # what a class is asked for by a call
 DIGITS_BITS = 4_096  # Python writes and reads no larger numbers as digits
 ARRAYS = "biufcSUmM"  # the kinds of arrays of numpy whose values are numbers, texts and times
+LONG = 1_000  # what tests hold is the same here and there as long as it is no longer than this
 FIXED = (int, float, str, tuple)  # types of what never changes
 ABOVE = ("builtins", "collections", "collections.abc", "enum")  # modules of classes above one of a program
 
@@ -105,9 +103,9 @@ class Here:
     remote: Callable[..., Remote] | None = None
 
 
+# Keys of a table that stands for what JSON has not: its members, its digits, its text, a number and its
+# text. Tests that are JSON may expect such a value in several forms (millrace_sandbox/code_tests.py).
 SET, BYTES, TEXT, NUMBER = "\0set", "\0bytes", "\0text", "\0number"
-"""Keys of a table that stands for what JSON has not: its members, its digits, its text, a number and its
-text. Tests that are JSON may expect such a value in several forms (millrace_sandbox/code_tests.py)."""
 
 
 def encode(value: Any) -> Any:
@@ -199,8 +197,10 @@ def of_class(value: Any) -> dict[str, Any]:
 
 
 def of_python(module: str, name: str) -> type:
-    """A class of Python. Raises: LookupError, AttributeError: it is none that a value may name."""
-    kind: type = getattr(sys.modules[ABOVE[ABOVE.index(module)]], name)
+    """A class of Python. Raises: LookupError, AttributeError, ValueError: no value may name it."""
+    kind = getattr(sys.modules[ABOVE[ABOVE.index(module)]], name)
+    if not isinstance(kind, type):
+        raise ValueError(f"{name!r} is no class")
     return kind
 
 
