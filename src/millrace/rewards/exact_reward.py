@@ -19,11 +19,10 @@ from millrace.rewards.references import (
 from millrace.tasks.rows import Row
 
 _FENCED = re.compile(r"```(?:json\w*)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
-
 _SIGNS = str.maketrans("“”«»–—−‐‑", '""""-----', "'‘’ʼ`´$€£¥")
 _WITHIN = re.compile(r"(?<=\d),(?=\d{3}(?!\d))|(?<=\b[^\W\d_])\.(?=[^\W\d_]\b)")
 """Of 1,000 and U.S."""
-_BETWEEN = re.compile(r"[\s,;!?\"()\[\]{}。、]+|(?<=[^\W\d_])[-/.](?=\w)|(?<=\w)[-/.](?=[^\W\d_])")
+_BETWEEN = re.compile(r'[\s,;!?"()\[\]{}。、，；！？（）]+|(?<=[^\W\d_])[-/.](?=\w)|(?<=\w)[-/.](?=[^\W\d_])')
 _FRONT = re.compile(r"^(?:[:*_]|[./-](?!\d))+")
 ARTICLES = frozenset({"a", "an", "the"})
 
@@ -32,8 +31,8 @@ class ExactReward:
     """1 if the extracted answer equals the reference as text, without surrounding space; else 0.
 
     A reference that is a number, a truth value or a date is equal to each plain way to write it. `answer_is`
-    says what a list is. A value of JSON may be in a fence, with nothing around it. `compare`
-    says whether another text with the same words, or some of them, earns anything.
+    says what a list is. A value of JSON may be in a fence, with nothing around it. `compare` says whether
+    another text with the same words, or some of them, earns anything.
     """
 
     name, is_async = "exact match", False
@@ -71,7 +70,7 @@ def words_of(text: str) -> list[str]:
     punctuation around words. Signs inside count: 1.5 is not 15, -40 not 40, C++ not C#. An answer that is an
     article keeps it.
     """
-    text = unicodedata.normalize("NFKC", text).translate(_SIGNS).casefold().replace("&", " and ")
+    text = unicodedata.normalize("NFC", text).translate(_SIGNS).casefold().replace("&", " and ")
     parts = _BETWEEN.split(_WITHIN.sub("", text))
     words = [word for part in parts if (word := _FRONT.sub("", part).rstrip(".:*_/%-"))]
     return [word for word in words if word not in ARTICLES] or words or text.split()
