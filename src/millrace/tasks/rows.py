@@ -15,13 +15,7 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.extras import refuse_missing
 from millrace.tasks.arrow import ArrowRows, mapped_parquet
 from millrace.tasks.cells import CellRows
-from millrace.tasks.data_files import (
-    SUFFIXES,
-    check_exists,
-    format_of,
-    refuse_packed,
-    row_files,
-)
+from millrace.tasks.data_files import SUFFIXES, check_exists, format_of, refuse_packed, row_files
 from millrace.tasks.row_lines import JsonLines, Row, as_object, not_utf8
 
 FORMATS = f"{', '.join(SUFFIXES)}, a directory of such files, or one from `datasets.save_to_disk`"
