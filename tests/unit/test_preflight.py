@@ -204,10 +204,9 @@ def test_preflight_warns_of_a_warm_up_that_is_longer_than_the_run(model: Path, t
 def test_preflight_warns_of_completions_that_only_their_budget_ends(model: Path, tmp_path: Path) -> None:
     """transformers writes null where a model has no end of its own."""
     make_character_tokenizer(model, "ab")
-    settings = model / "tokenizer_config.json"
     (model / "config.json").write_text(json.dumps({**MODEL, "eos_token_id": None}))
     assert preflight(config_for(model), tmp_path) == []  # the tokenizer has an end
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     [warning] = preflight(config_for(model), tmp_path)
     assert warning.startswith(f"no token ends a completion: `eos_token_id` is null in {model}, and its tok")
     for sampling in ({"stop": ["."]}, {"stop_token_ids": [3]}, {"ignore_eos": True}):
