@@ -61,7 +61,7 @@ BUDGETS = {
     "schedule": 1_250,
     "serve": 500,
     "sft": 275,
-    "tasks": 1_215,
+    "tasks": 1_220,
     "trainer": 5_650,
     "weights": 2_900,
 }
