@@ -57,7 +57,7 @@ def read_evaluation_texts(argument: str, column: str) -> Iterator[EvaluationText
         raise DataError(
             f"no data at {argument!r} (looked in {Path.cwd()}): `--against` takes FILE or FILE:COLUMN"
         )
-    rows = open_rows(path)
+    rows = open_rows(path, (named,))
     for index in range(len(rows)):
         text = plain_text(value := as_messages(find_column(rows[index], named)))
         source = f"{Path(path).name}:{rows.place(index)}"

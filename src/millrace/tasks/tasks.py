@@ -98,7 +98,7 @@ def _rows_of(config: OfRows) -> tuple[Rows, str]:
     """The rows, and the name that they have in ids."""
     match config:
         case table.FileTaskSection():
-            return open_rows(config.path), Path(config.path).name
+            return open_rows(config.path, (config.prompt, config.answer)), Path(config.path).name
         case table.HubTaskSection():
             return ArrowRows(fetched_file(config)), f"{config.name}/{config.split}"
     return FunctionRows(config.path), Path(config.path).name
