@@ -111,12 +111,12 @@ def gated_rows(
 
 def summed(outputs: Tensor, biases: Tensor | None, places: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
     """The weighted sum of each row's experts, of the parts of a `Routed`."""
-    by_row = _biased(outputs[places], biases, experts.flatten()).view(*shares.shape, -1)
+    by_row = _biased(outputs[places], biases, experts).view(*shares.shape, -1)
     return (by_row * shares[:, :, None].to(outputs.dtype)).sum(dim=1)
 
 
-def _biased(x: Tensor, biases: Tensor | None, experts_M: Tensor) -> Tensor:
-    return x if biases is None else x + biases[experts_M]
+def _biased(x: Tensor, biases: Tensor | None, experts: Tensor) -> Tensor:
+    return x if biases is None else x + biases[experts.flatten()]
 
 
 Gate = Callable[[Tensor], Tensor]
