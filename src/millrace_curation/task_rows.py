@@ -11,7 +11,7 @@ from millrace.config.schema import Config
 from millrace.config.tables.task import GymTaskSection, MixtureTaskSection, RowsSection
 from millrace.conversations.tokenizer import encode, encode_prompt
 from millrace.core.errors import ConfigError, DataError
-from millrace.tasks.chat import find_reference
+from millrace.tasks.chat import as_messages, find_reference
 from millrace.tasks.rows import Row, find_column, open_rows
 from millrace.tasks.tasks import Task, make_task
 from millrace_curation.candidate import CandidateRow
@@ -57,9 +57,9 @@ def read_evaluation_texts(argument: str, column: str) -> Iterator[EvaluationText
         raise DataError(
             f"no data at {argument!r} (looked in {Path.cwd()}): `--against` takes FILE or FILE:COLUMN"
         )
-    rows = open_rows(path)
+    rows = open_rows(path, (named,))
     for index in range(len(rows)):
-        text = plain_text(value := find_column(rows[index], named))
+        text = plain_text(value := as_messages(find_column(rows[index], named)))
         source = f"{Path(path).name}:{rows.place(index)}"
         if text is None:
             found = "nothing" if value is None else f"a {type(value).__name__}"

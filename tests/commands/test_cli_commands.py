@@ -248,7 +248,10 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     assert stopped.checkpoint is not None
     assert stopped.checkpoint.version == stopped.version
     again = [*command, *arguments, f"steps={stopped.version + 2}", "--resume"]
-    subprocess.run(again, check=True, timeout=280, env=environment, capture_output=True)
+    with (project / "score.py").open("a") as file:
+        file.write("# Other code\n")
+    process = subprocess.run(again, check=True, timeout=280, env=environment, capture_output=True, text=True)
+    assert "reward.path: its file has changed" in process.stdout + process.stderr
     with LedgerReader(directory.ledger) as reader:
         done, trained = reader.overview(), [i for step in reader.steps() for i in step.trajectory_ids]
     assert done.version == stopped.version + 2
@@ -257,6 +260,7 @@ def test_a_run_is_stopped_by_a_signal_and_resumed_to_its_end(project: Path, tmp_
     assert (directory.model / "model.safetensors").is_file()
     events = list(read_events(directory.events))
     assert [event.wall_s for event in events] == sorted(event.wall_s for event in events)
+    assert [event.fields["source"] for event in events if event.kind == "warned"] == ["reward.path"]
     process = subprocess.run(again, check=True, timeout=280, env=environment, capture_output=True, text=True)
     assert f"All {done.version} steps are done" in process.stderr
     assert len(list(read_events(directory.events))) == len(events)

@@ -14,6 +14,23 @@ from tests.long import few
 
 from millrace.run.interrupt import INTERRUPTED
 
+IMPORTS = """
+import os, runpy, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+runpy.run_module("millrace", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "millrace.cli.train"])
+def test_an_interrupt_while_modules_are_imported_is_one_line(module: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", IMPORTS, module], capture_output=True, text=True)
+    assert ended.returncode == INTERRUPTED
+    assert ended.stderr.strip() == "Interrupted by the user; nothing was started."
+
 
 @pytest.mark.parametrize("after", few(["Run directory", "events.jsonl"]))
 def test_an_interrupt_before_the_first_step_ends_the_run(start: Path, tmp_path: Path, after: str) -> None:

@@ -152,8 +152,9 @@ def test_attempts_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
 def test_an_evaluation_set_has_a_column_of_its_own_and_names_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
     messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    path.write_text(json.dumps({"question": "q"}) + "\n" + json.dumps({"question": messages}) + "\n")
-    assert [one.text for one in read_evaluation_texts(f"{path}:question", "prompt")] == ["q", "a\nb"]
+    texts = "q", messages, json.dumps(messages)
+    path.write_text("".join(json.dumps({"question": text}) + "\n" for text in texts))
+    assert [one.text for one in read_evaluation_texts(f"{path}:question", "prompt")] == ["q", *["a\nb"] * 2]
     with pytest.raises(DataError, match=r"test.jsonl:1 has nothing as `prompt`, only \['question'\]"):
         list(read_evaluation_texts(str(path), "prompt"))
     with pytest.raises(DataError, match="takes FILE or FILE:COLUMN"):

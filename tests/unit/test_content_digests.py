@@ -7,7 +7,7 @@ import pytest
 from millrace.config.schema import Config
 from millrace.config.tables.algorithms import PolicyGradient
 from millrace.core.errors import DataError
-from millrace.run.content_digests import content_digests, refuse_other_content
+from millrace.run.content_digests import content_digests, other_sources, refuse_other_content, source_digests
 
 
 @pytest.fixture
@@ -75,3 +75,28 @@ def test_another_teacher_is_named(config, tmp_path):
     (teacher / "model.safetensors").write_text("other")
     with pytest.raises(DataError, match=r"algorithm\.teacher: model\.safetensors: [0-9a-f]{32} -> "):
         refuse_other_content(before, content_digests(config))
+
+
+def test_files_of_functions_may_change_and_are_named(config, tmp_path, monkeypatch):
+    (tmp_path / "own_scores").mkdir()
+    for name in ("score.py", "rows.py", "own_scores/__init__.py", "own_scores/deep.py"):
+        (tmp_path / name).write_text("raise SystemExit\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reward = {"kind": "function", "path": f"{tmp_path / 'score.py'}:reward"}
+    member = {"name": "deep", "reward": {"kind": "function", "path": "own_scores.deep:reward"}}
+    plain = {"steps": 1, "model": {"path": "m"}, "task": {"kind": "function", "path": "rows:rows"}}
+    rewards = {"reward.path": reward, "reward.members.deep.reward.path": {"kind": "sum", "members": [member]}}
+    for key, of_key in rewards.items():
+        made = Config.model_validate(plain | {"reward": of_key})
+        about = {"sources": source_digests(made)}
+        assert about["sources"].keys() == {key, "task.path"} and not list(other_sources(about, about))
+        assert list(other_sources({}, about)) == []  # a run of an older version
+        file = tmp_path / ("score.py" if key == "reward.path" else "own_scores/deep.py")
+        file.write_text("raise ValueError\n")
+        [(named, reason)] = other_sources(about, {"sources": source_digests(made)})
+        assert named == key and reason.startswith("its file has changed since the run began (digests ")
+    for path in ("none.at.all:f", "own_scores.none:f", "own_scores:f.g", "carried/f.pickle", "sys:f"):
+        one = {"kind": "function", "path": path}
+        assert source_digests(Config.model_validate(plain | {"reward": one})).keys() - {"reward.path"} == {
+            "task.path"
+        }

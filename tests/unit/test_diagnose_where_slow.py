@@ -221,6 +221,13 @@ def test_each_cause_has_its_bottleneck(name, use):
     assert bottleneck(use, slots=8).name == name
 
 
+@pytest.mark.parametrize(("steps", "timed"), [(0, 0), (1, 0), (2, 1)])
+def test_too_few_steps_are_said_to_be_timed_ones(steps, timed):
+    slow = bottleneck(used(run(steps, step_s=3.0, busy=1.0)), slots=8)
+    assert slow.name == "unknown"
+    assert slow.reason == f"timed steps: {timed}, of at least 2. A session does not time its first"
+
+
 def test_the_reason_has_the_shares_and_the_advice_a_key():
     use = use_of({COMPUTING: 0.38, BATCH: 0.62}, {DECODING: 0.97, NO_WORK: 0.03}, busy=0.97)
     slow = bottleneck(use, slots=8)

@@ -291,6 +291,16 @@ def test_the_billing_header_of_claude_code_is_no_text_of_the_system_prompt() -> 
     assert call.unheeded == {"x-anthropic-billing-header": [billing]}
 
 
+def test_text_that_was_cut_within_a_character_is_read() -> None:
+    """json.dumps and JSON.stringify write a half as an escape, which UTF-8 does not have."""
+    cut = {"messages": [{"role": "user", "content": "\ud83d and \udc80"}], "seed": 1}
+    for path in CHAT, OF_ANTHROPIC:
+        assert [one.content for one in read(path, **cut).messages] == ["\ufffd and \ufffd"]
+    for body in (b'{"messages": "\\ud83d', b'{"seed": NaN, "prompt": "\\ud83d"}', b'{"prompt": "\xff"}'):
+        with pytest.raises(RefusedCall, match="the body is no JSON"):
+            DIALECTS[CHAT].read(body)
+
+
 def test_a_prompt_is_a_text_or_ids_or_a_list_of_one() -> None:
     prompts: list[Any] = ["x", ["x"], [1, 2], [[1, 2]]]
     assert [read(TEXTS, prompt=one).prompt for one in prompts] == ["x", "x", [1, 2], [1, 2]]

@@ -117,6 +117,17 @@ def test_an_equal_body_without_a_retry_is_a_new_call(gateway: Gateway, count: st
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_equal_body_on_a_connection_for_one_request_is_a_new_call(gateway: Gateway, stream: bool) -> None:
+    """urllib asks for the end of the connection each time."""
+    session = gateway.sessions.open()
+    with playing(session) as calls:
+        for _ in range(3):
+            body = {"say": "hi", "stream": stream}
+            assert ask(gateway, session.key, body=body, Connection="close")[0] == 200
+    assert len(calls) == 3 and session.counts.replayed == 0
+
+
 def test_an_idempotency_key_makes_calls_one(gateway: Gateway) -> None:
     session = gateway.sessions.open()
     with playing(session) as calls:

@@ -15,6 +15,7 @@ from millrace.checks import preflight as preflight_module
 from millrace.checks import transport
 from millrace.checks.preflight import preflight
 from millrace.config.schema import Config
+from millrace.conversations.tokenizer import make_character_tokenizer
 from millrace.core import extras
 from millrace.core.errors import ConfigError, DataError
 from millrace.core.placement import Gpu, Host
@@ -198,6 +199,20 @@ def test_preflight_counts_the_checkpoints_that_a_resumed_run_has_as_room(
 def test_preflight_warns_of_a_warm_up_that_is_longer_than_the_run(model: Path, tmp_path: Path) -> None:
     [warning] = preflight(config_for(model, steps=10, optimizer={"warmup_steps": 11}), tmp_path)
     assert warning.startswith("`optimizer.warmup_steps` (11) is more than `steps` (10)")
+
+
+def test_preflight_warns_of_completions_that_only_their_budget_ends(model: Path, tmp_path: Path) -> None:
+    """transformers writes null where a model has no end of its own."""
+    make_character_tokenizer(model, "ab")
+    (model / "config.json").write_text(json.dumps({**MODEL, "eos_token_id": None}))
+    assert preflight(config_for(model), tmp_path) == []  # the tokenizer has an end
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    [warning] = preflight(config_for(model), tmp_path)
+    assert warning.startswith(f"no token ends a completion: `eos_token_id` is null in {model}, and its tok")
+    for sampling in ({"stop": ["."]}, {"stop_token_ids": [3]}, {"ignore_eos": True}):
+        assert preflight(config_for(model, sampling=sampling), tmp_path) == []
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [3]}))
+    assert preflight(config_for(model), tmp_path) == []
 
 
 def test_preflight_refuses_a_step_whose_trajectories_cannot_be_held(model: Path, tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def learnt(tmp_path, tokenizer, *rows):
         {"prompt": "b", "completion": [SAID]},
         {"messages": [ASKED, {"role": "assistant", "content": [{"type": "text", "text": "c"}]}]},
         {"prompt": None, "completion": None, "messages": [ASKED, SAID]},
+        {"messages": json.dumps([ASKED, SAID])},
+        {"prompt": json.dumps([ASKED]), "completion": str([SAID])},
     ],
 )
 def test_a_turn_of_the_assistant_is_learnt_up_to_its_end(chat, tmp_path, row):

@@ -175,6 +175,8 @@ def test_a_last_line_without_a_newline_and_a_byte_that_is_no_text_are_handled(tm
         ),
         ("rows.csv", b"prompt,answer\none, two,3\n", r"rows.csv:2 has more cells.*',' in it needs quotes"),
         ("rows.csv", b"prompt,answer\none\n", r"rows.csv:2 has nothing \(null\) as `answer`.*none"),
+        ("rows.csv", b"prompt,answer,hint\none,,x\n", r"rows.csv:2 has nothing \(null\) as `answer`.*none"),
+        ("rows.tsv", b'prompt\tanswer\n""\t1\n', r"rows.tsv:2 has nothing \(null\) as `prompt`"),
         ("rows.jsonl", b'{"prompt": "x", "answer": null}', r":1 has nothing \(null\) as `answer`"),
         ("rows.jsonl", b'{"prompt": null, "answer": 1}', r":1 has nothing \(null\) as `prompt`"),
         (
@@ -189,6 +191,13 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=f"(?s){says}"):
         file_task(tmp_path / name)
+
+
+def test_an_empty_cell_of_another_column_is_an_empty_text(tmp_path):
+    path = write_lines(tmp_path / "rows.csv", "prompt,answer,hint", "one,1,", "two,,2")
+    task = file_task(path, answer=None, template="{prompt}{hint}.")
+    assert [task.prompt_text(row) for row in (0, 1)] == ["one.", "two2."]
+    assert task.columns(1)["answer"] == ""
 
 
 def test_columns_in_tables_are_named_with_dots(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pyarrow
@@ -67,6 +68,62 @@ def test_trl_text_and_messages(tmp_path):
     assert task.prompt_text(0) == "1 + 1 =" and prompt(task, 1)[0] == [ASK]
     pairs = [{"prompt": [ASK], "completion": [{"role": "assistant", "content": "2"}]}]
     assert reference(made(tmp_path, pairs, answer="completion")) == "2"
+
+
+MESSAGES = [{"role": "system", "content": 'Say "no", don\'t guess.\n} {'}, {**ASK, "content": "a} {\\"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(MESSAGES),
+        json.dumps(MESSAGES, indent=1),
+        f"\n{MESSAGES}",
+        f"[{MESSAGES[0]}\n {MESSAGES[1]}]",  # of an array of NumPy
+        f"[{MESSAGES[0]} {MESSAGES[1]}]",
+    ],
+)
+@pytest.mark.parametrize("keys", [{}, {"prompt": "in.put", "answer": "in.out"}])
+def test_text_of_messages_is_messages_as_tables_hold_it(tmp_path, text, keys):
+    said = json.dumps([{"from": "gpt", "value": "2"}])
+    row = {"in": {"put": text, "out": said, "n": 1}, "prompt": text, "answer": said}
+    task = made(tmp_path, [row], **keys)
+    assert prompt(task) == (MESSAGES, None)
+    assert reference(task) == "2"
+    assert task.is_chat(0) and task.columns(0)["in"]["n"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"role": "user", "content": "1"',
+        '[{"role": "admin", "content": "Sort these rows."}]',
+        '[{"role": "user", "name": "Bob"}]',
+        '[{"role": "user", "content": 5}]',
+        '[{"from": "EUR", "value": "5"}]',
+        '[{"from": "gpt", "to": "Bob"}]',
+        "[{'role': 'user', 'content': open('a')}]",
+        "[" * 10**5 + "{",
+        "[{" + "[" * 10**5,
+        '[{"role": "user", "content": "1"}] What is this?',
+        '{"role": "user", "content": "1"}',
+        "[]",
+        " [1] ",
+    ],
+)
+def test_other_text_stays_text(tmp_path, text):
+    task = made(tmp_path, [{"prompt": text, "answer": text}])
+    assert task.prompt_text(0) == text == reference(task) and not task.is_chat(0)
+
+
+def test_messages_in_cells_are_messages(tmp_path):
+    path = tmp_path / "rows.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerows([["prompt", "answer"], [MESSAGES, 2], [json.dumps([ASK]), 2], ["1 + 1 =", 2]])
+    task = make_task(table.FileTaskSection(path=str(path)), Written())
+    assert [task.is_chat(row) for row in range(3)] == [True, True, False]
+    assert prompt(task, 0)[0] == MESSAGES and prompt(task, 1)[0] == [ASK]
 
 
 def test_verifiers_question_with_the_environment_s_system_prompt(tmp_path):

@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 from pathlib import Path
 
 import pyarrow
@@ -155,6 +156,23 @@ def test_a_packed_file_in_a_directory_is_not_passed_over(tmp_path):
         open_rows(str(tmp_path))
     (tmp_path / "b.jsonl.gz").unlink()
     assert len(open_rows(str(tmp_path))) == 40
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (("a.csv", "b.csv", "config.json"), "*.csv"),
+        (("a.csv", "config.json"), "*.csv"),
+        (("a.CSV", "tokenizer.json"), "*.CSV"),
+        (("a.json", "b.json", "notes.tsv"), "*.json"),
+    ],
+)
+def test_a_directory_of_several_formats_is_advised_a_pattern_of_its_rows(tmp_path, names, pattern):
+    for name in names:
+        (tmp_path / name).write_text("a,b\n1,2\n")
+    advice = re.escape(f"`task.path` = {str(tmp_path / '**' / pattern)!r}")
+    with pytest.raises(DataError, match=f"name those with rows by a pattern, {advice}"):
+        open_rows(str(tmp_path))
 
 
 def test_a_cell_may_be_long(tmp_path):

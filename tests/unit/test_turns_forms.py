@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import string
 from pathlib import Path
 from textwrap import dedent
@@ -14,6 +15,7 @@ import pytest
 from millrace.conversations.tokenizer import END, load_tokenizer, make_character_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import RewardError
+from millrace.core.turns.packed import pack_request, unpack_answer
 from millrace.core.types import BadPrompt, Failed, Finish, Observed, Prompt, Scored, ScoreRequest
 from millrace.episodes.reward_worker import TaskRewardWorker
 
@@ -415,6 +417,28 @@ def test_what_an_environment_prints_and_writes_as_special_tokens_is_text(
     observed = play.act("go")
     assert play.text(observed) == f"a{END}\\ud800" and play.tokenizer.eos_token_id not in observed.tokens
     assert capsys.readouterr().out == "loud\n"
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_an_answer_with_a_token_that_the_model_lacks_fails_alone(
+    model: Path, tmp_path: Path, short: bool
+) -> None:
+    """Somebody added tokens to the tokenizer, and did not resize the embeddings."""
+    shutil.copytree(model, tmp_path / "small")
+    vocab = len(load_tokenizer(model)) - 1
+    (tmp_path / "small" / "config.json").write_text(json.dumps({"vocab_size": vocab}))
+    code = own(f"return {string.printable[-1]!r} if action == 'b' else 'fine'")
+    play = Play(tmp_path / "small", tmp_path, code)
+    assert play.text(play.act("a")) == "fine"
+    if short:
+        seen, turn = len(play.tokens), play.tokenizer.encode("b", add_special_tokens=False)
+        asked = ScoreRequest(1, 0, token_array(turn), Finish.TURN, [(seen, seen + 1, True)], 99, known=seen)
+        answer = unpack_answer(asyncio.run(play.worker.answer(pack_request(asked))))
+    else:
+        answer = play.act("b")
+    assert isinstance(answer, Failed)
+    said = f"an answer of the environment has '\\x0c', token {vocab}, and the model has {vocab} (`vocab_size`"
+    assert f"rows.jsonl:1: {said}" in answer.reason
 
 
 def test_a_turn_after_the_end_is_the_same_end(model: Path, tmp_path: Path) -> None:

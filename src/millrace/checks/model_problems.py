@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from millrace.config.tables.generation import SamplingConfig
 from millrace.conversations import tokenizer
 from millrace.core.errors import ConfigError, DataError, boundary
 from millrace.core.supported import JAX_TRAINER, TRAINER, refuse_unsupported
+from millrace.core.turns.end_ids import end_ids
 from millrace.placement.model_directory import read_model_config
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.trainer.files.companion_files import CONFIG as ADAPTER_CONFIG
@@ -86,6 +88,21 @@ def _check_tokens(sampling: SamplingConfig, vocab: object) -> None:
             raise ConfigError(
                 f"`sampling.{key}` names token {largest}, and the model has {vocab} (`vocab_size` in "
                 "config.json).\n  Look the ids up in the tokenizer of this model"
+            )
+
+
+def endless(config: Config) -> Iterator[str]:
+    """A sentence if nothing but the budget ends a completion, and nobody asked for that."""
+    path, sampling = config.model.path, config.sampling
+    if sampling.stop or sampling.stop_token_ids or sampling.ignore_eos:
+        return
+    with suppress(DataError):  # which the engine says
+        if not end_ids(path, None) and not end_ids(path, tokenizer.load_tokenizer(path)):
+            yield (
+                f"no token ends a completion: `eos_token_id` is null in {path}, and its tokenizer has none. "
+                f"Each completion runs to `sampling.max_tokens` ({sampling.max_tokens}). Name the end: "
+                "`eos_token_id` in generation_config.json, `eos_token` in tokenizer_config.json, or "
+                "`sampling.stop_token_ids`"
             )
 
 

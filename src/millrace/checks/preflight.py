@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.algorithms import of_run
-from millrace.checks.model_problems import check_model, model_problems
+from millrace.checks.model_problems import check_model, endless, model_problems
 from millrace.checks.transport import refuse_transport
 from millrace.config.carried import is_carried
 from millrace.config.goes_together import oversized, refuse_start, uncorrected, unless_allowed
@@ -91,6 +91,7 @@ def preflight(config: Config, run_path: Path) -> list[str]:
         *faults,
         *describe.tight(layout, config),
         *gpu_advice(placed, config),
+        *endless(config),
         *idle(config),
         *oversized(config),
         *_core_warnings(config, layout),

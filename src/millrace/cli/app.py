@@ -7,21 +7,42 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import pairwise
-from typing import Annotated
+from threading import current_thread, main_thread
+from typing import Annotated, NoReturn
 
-import typer
 
-import millrace
-from millrace.cli.options import answers_alone
-from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
-from millrace.core.extras import in_words
-from millrace.observe.terminal import Terminal
-from millrace.run.interrupt import leave
-from millrace.runtime.process import interrupt_on_signals, survive_dumps
+def _leave_at_once(*_: object) -> NoReturn:
+    os.write(2, b"\nInterrupted by the user; nothing was started.\n")
+    os._exit(130)
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """In the block an interrupt raises nothing: it would pass through libraries that are half imported."""
+    own = signal.getsignal(signal.SIGINT) is signal.default_int_handler and current_thread() is main_thread()
+    if own:
+        signal.signal(signal.SIGINT, _leave_at_once)
+    yield
+    if own:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+with _importing():
+    import typer
+
+    import millrace
+    from millrace.cli.options import answers_alone
+    from millrace.core.errors import REMOTE_TRACEBACK, ConfigError, MillraceError, alone
+    from millrace.core.extras import in_words
+    from millrace.observe.terminal import Terminal
+    from millrace.run.interrupt import leave
+    from millrace.runtime.process import interrupt_on_signals, survive_dumps
 
 app = typer.Typer(
     name="millrace",
@@ -63,10 +84,11 @@ COMMANDS = {
 }
 """Each command, in the order of `--help`, with its function: of the core, or of a package beside it."""
 
-for _name, _target in COMMANDS.items():
-    _module, _, _function = _target.partition(":")
-    _hidden = _name == "try-reward"  # the name of `try-task` before it played episodes
-    app.command(_name, hidden=_hidden)(getattr(import_module(_module), _function))
+with _importing():
+    for _name, _target in COMMANDS.items():
+        _module, _, _function = _target.partition(":")
+        _hidden = _name == "try-reward"  # the name of `try-task` before it played episodes
+        app.command(_name, hidden=_hidden)(getattr(import_module(_module), _function))
 
 
 def _print_version(wanted: bool) -> None:
@@ -108,6 +130,8 @@ def run(arguments: Sequence[str]) -> int:
         app([argument for argument in arguments if argument != "--debug"], prog_name="millrace")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except KeyboardInterrupt:  # before the command began
+        _leave_at_once()
     except Exception as raised:
         error = alone(raised)
         if isinstance(error, ModuleNotFoundError):

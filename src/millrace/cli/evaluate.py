@@ -34,8 +34,7 @@ def command(
     evaluation: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Rows and reward of one of `[[evaluations]]`, without `--data-seed`.",
+            metavar="NAME", help="Rows and reward of one of `[[evaluations]]`, without `--data-seed`."
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Sampled completions per prompt.")] = 4,

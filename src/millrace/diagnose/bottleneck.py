@@ -53,7 +53,7 @@ def bottleneck(use: TimeUse, *, slots: int, colocated: bool = False, episodes: b
     """`slots` of each replica. `colocated`: trainer and replicas use one device in turns. `episodes`: an
     environment answers between turns."""
     if use.steps < STEPS_MIN:
-        reason = f"{use.steps} steps are recorded, and {STEPS_MIN} are the least to judge"
+        reason = f"timed steps: {use.steps}, of at least {STEPS_MIN}. A session does not time its first"
         return Bottleneck("unknown", reason)
     waits = share(use.trainer, BATCH)
     works = sum(share(use.trainer, cause) for cause in (COMPUTING, PUBLISHING, CHECKPOINT))

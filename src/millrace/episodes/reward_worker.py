@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -18,12 +17,7 @@ from msgspec.structs import replace
 from millrace.config.schema import Config
 from millrace.config.tables import task as table
 from millrace.config.tables.task import EnvironmentRewardSection
-from millrace.conversations.tokenizer import (
-    check_characters,
-    encode,
-    encode_prompt,
-    load_dated_tokenizer,
-)
+from millrace.conversations.tokenizer import check_characters, encode, encode_prompt, load_dated_tokenizer
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError, DeadlineExceeded, OutOfMemory, needing_memory
 from millrace.core.turns.packed import PackedRequest, pack_answer, unpack_request
@@ -31,7 +25,7 @@ from millrace.core.types import BadPrompt, Failed, Finish, Observed, Prompt, Sco
 from millrace.episodes.environment import Ids
 from millrace.episodes.episodes import Episodes, make_episodes
 from millrace.episodes.snapshots import TRAINING
-from millrace.placement.model_directory import read_model_config
+from millrace.placement.model_directory import vocab_size
 from millrace.rewards.limits import limit_process_memory
 from millrace.rewards.mathematics.math_reward import normal_answer
 from millrace.rewards.program_text import program_of
@@ -85,6 +79,7 @@ class TaskRewardWorker:
     ) -> None:
         self._config = Config.model_validate(config)
         self._tokenizer = load_dated_tokenizer(self._config.model.path, self._config.model.date)
+        self._vocab = vocab_size(Path(self._config.model.path))
         directory = None if run_dir is None else Path(run_dir)
         self._parts = Parts(self._config, self._tokenizer)
         parts = {part.name: part for part in self._parts.all}
@@ -190,9 +185,10 @@ class TaskRewardWorker:
         Raises: DeadlineExceeded: too many environments are over their deadline."""
         assert self._episodes is not None
         request = unpack_request(packed)
-        if request.known is not None:
-            return pack_answer(await self._episodes.answered_short(request))
-        return pack_answer(await self._answered(self._episodes, request))
+        if request.known is None:
+            return pack_answer(await self._answered(self._episodes, request))
+        answer = await self._episodes.answered_short(request)
+        return pack_answer(answer and self._embeddable(self._episodes, request, answer))
 
     async def _answered(self, episodes: Episodes, request: ScoreRequest) -> Score | Observed:
         part, row = self._parts.locate(request.group_id)
@@ -201,7 +197,20 @@ class TaskRewardWorker:
         except DataError as error:
             episodes.forget([request.trajectory_id])
             return Failed(str(error))
-        return await episodes.answered(request, columns)
+        return self._embeddable(episodes, request, await episodes.answered(request, columns))
+
+    def _embeddable(
+        self, episodes: Episodes, request: ScoreRequest, answer: Score | Observed
+    ) -> Score | Observed:
+        """The answer, if the model has embeddings for its tokens; otherwise why the trajectory fails."""
+        part, row = self._parts.locate(request.group_id)
+        try:
+            if isinstance(answer, Observed) and answer.tokens:
+                self._check_vocab(f"{part.row_id(row)}: an answer of the environment", answer.tokens)
+        except DataError as error:
+            episodes.forget([request.trajectory_id])
+            return Failed(str(error))
+        return answer
 
     async def _attempt(self, inputs: Scorable) -> Score | OutOfMemory | DeadlineExceeded:
         """The score. What ends this process is returned, because the task group would wrap an error."""
@@ -331,12 +340,13 @@ class TaskRewardWorker:
                 "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
             )
 
-    @cached_property
-    def _vocab(self) -> float:
-        """The model has the token ids below this. A tokenizer may stand without a model."""
-        directory = Path(self._config.model.path)
-        model = read_model_config(directory) if (directory / "config.json").is_file() else {}
-        return model.get("vocab_size", math.inf)
+    def _check_vocab(self, what: str, tokens: Sequence[int]) -> None:
+        if (largest := max(tokens)) >= self._vocab:
+            token = self._tokenizer.convert_ids_to_tokens(largest)
+            raise DataError(
+                f"{what} has {token!r}, token {largest}, and the model has {self._vocab} "
+                "(`vocab_size` in config.json): resize its embeddings"
+            )
 
     def _check_tokens(self, row_id: str, text: str, tokens: Sequence[int]) -> None:
         room = self._room
@@ -347,12 +357,7 @@ class TaskRewardWorker:
                 f"{row_id}: the prompt has {len(tokens)} tokens, there is room for {room} "
                 "(`rollout.max_sequence_tokens` - `sampling.max_tokens`)"
             )
-        if (largest := max(tokens)) >= self._vocab:
-            token = self._tokenizer.convert_ids_to_tokens(largest)
-            raise DataError(
-                f"{row_id}: the prompt has {token!r}, token {largest}, and the model has {self._vocab} "
-                "(`vocab_size` in config.json): resize its embeddings"
-            )
+        self._check_vocab(f"{row_id}: the prompt", tokens)
 
     async def _in_rows(self, make: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._rows, make)

@@ -68,6 +68,13 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise DataError(f"{path} is not a safetensors file: {error}") from error
 
 
+def vocab_size(directory: Path) -> float:
+    """The model has the token ids below this. A tokenizer may stand without a model, and then all are."""
+    model = read_model_config(directory) if (directory / "config.json").is_file() else {}
+    size: float = model.get("vocab_size", math.inf)
+    return size
+
+
 def read_model_config(directory: Path) -> dict[str, Any]:
     with boundary("model", f"cannot read {directory / 'config.json'}", DataError):
         return dict(json.loads((directory / "config.json").read_text(encoding="utf-8")))

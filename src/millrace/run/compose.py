@@ -51,7 +51,12 @@ from millrace.placement.model_directory import adapter_shapes
 from millrace.rollout.engine_kinds import ENGINES
 from millrace.rollout.protocol import EngineOptions, NativeAdapter
 from millrace.run import run_hosts
-from millrace.run.content_digests import content_digests, refuse_other_start
+from millrace.run.content_digests import (
+    content_digests,
+    other_sources,
+    refuse_other_start,
+    source_digests,
+)
 from millrace.run.event_sources import MemoryReporter, TrajectorySampler
 from millrace.run.resume import with_date
 from millrace.run.run_hosts import Joining
@@ -117,6 +122,7 @@ async def train(
             "config_digest": config_digest(config),
             "seed": config.seed,
             "content": content_digests(config),
+            "sources": source_digests(config),
             "hash_seed": ONE_HASH_SEED["PYTHONHASHSEED"],
         }
         ledger = SqliteLedger(run.ledger, run=about)
@@ -134,10 +140,11 @@ async def train(
         every: list[Sink] = [summary, stack.enter_context(view), *sinks]
         # These sinks emit events of their own, after all other sinks have received the event before.
         every += [MemoryReporter(events), DoctorWatch(events, evidence)]
-        every.append(LostReaders(events, [console, *sinks]))
-        every += _samplers(config, ledger, events, run.ledger)
+        every += [LostReaders(events, [console, *sinks]), *_samplers(config, ledger, events, run.ledger)]
         for sink in every:
             events.subscribe(sink)
+        for key, reason in other_sources(ledger.run, about):
+            events.emit("warned", source=key, reason=reason)
         if from_version is not None:
             _go_back(run, ledger, events, from_version)
         _refuse_newer_checkpoints(run, ledger)

@@ -1,20 +1,24 @@
 """Digests of the files that a run learns from: its model, its teacher and its data.
 
 A run records the digests when it begins. A resumed run may repeat steps from the start weights, and read rows
-again by number. So it goes on with the same files or not at all.
+again by number. So it goes on with the same files or not at all. Of files with functions of the user it says
+that they are others.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from millrace.config.freeze import recorded as tree_of
 from millrace.config.schema import Config
 from millrace.core.errors import DataError
+from millrace.run.resume import flat
 from millrace.tasks.data_files import named_files
 from millrace.tasks.hub import fetched_file
 
@@ -85,6 +89,35 @@ def refuse_other_start(recorded: Mapping[str, Any], current: Mapping[str, Any]) 
             f"PYTHONHASHSEED={now}: rows that depend on the order of a set would be other rows\n"
             "  Go on with the Millrace that began the run, or start a new run"
         )
+
+
+def source_digests(config: Config) -> dict[str, str]:
+    """XXH3-128 of each file that a key names a function of. What the file imports is not read."""
+    paths = {key: path for key, path in flat(tree_of(config)) if key.endswith(".path")}
+    files = {key: _source(path) for key, path in paths.items()}
+    return {key: _digest(file) for key, file in files.items() if file is not None}
+
+
+def _source(path: str) -> Path | None:
+    """The file of `file.py:name` or `package.module:name`. Nothing is imported."""
+    source, origin, places = path.rpartition(":")[0], None, None
+    if source.endswith(".py"):
+        return Path(source)
+    for part in source.split("."):
+        spec = PathFinder.find_spec(part, places) if part else None
+        if spec is None:
+            return None
+        origin, places = spec.origin if spec.has_location else None, spec.submodule_search_locations or []
+    return Path(origin) if origin else None
+
+
+def other_sources(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each key with a file that has changed since the run began, and a sentence."""
+    before, now = recorded.get("sources", {}), current["sources"]
+    for key in sorted(before.keys() & now.keys()):
+        digests = f"digests {before[key]} -> {now[key]}"
+        if before[key] != now[key]:
+            yield key, f"its file has changed since the run began ({digests}): later steps are by other code"
 
 
 def _digest(path: Path) -> str:

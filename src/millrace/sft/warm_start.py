@@ -11,7 +11,7 @@ from millrace.conversations.tokenizer import check_characters, encode, encode_pr
 from millrace.core.errors import DataError
 from millrace.core.turns.end_ids import end_ids
 from millrace.sft.sft_config import SupervisedConfig
-from millrace.tasks.chat import as_taken, is_messages, read_messages, tools_of
+from millrace.tasks.chat import as_messages, as_taken, is_messages, read_messages, tools_of
 from millrace.tasks.data_files import refuse_packed
 from millrace.tasks.row_lines import JsonLines, Row
 
@@ -73,8 +73,8 @@ def read_examples(path: Path, tokenizer: Any, *, append_eos: bool, ends: Collect
     refuse_packed(path)
     end = [tokenizer.eos_token_id] if append_eos else []
     examples, rows = Examples(), JsonLines(path)
-    for index in range(len(rows)):
-        row, where = rows[index], f"{path}:{rows.place(index)}"
+    for at in range(len(rows)):
+        row, where = {key: as_messages(one) for key, one in rows[at].items()}, f"{path}:{rows.place(at)}"
         if messages := _messages(row):
             for prompt, turn in _turns(row, *messages, tokenizer, where):
                 ids = encode(tokenizer, turn)

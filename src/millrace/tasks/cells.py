@@ -7,7 +7,7 @@ import io
 import mmap
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from millrace.core.errors import DataError
@@ -21,11 +21,12 @@ _NAMED = re.compile("sep=(.)")
 class CellRows:
     """A header, and a row of cells in each record. Only the records' positions are in memory, 24 bytes a row.
 
-    The text is UTF-8, or UTF-16 with its mark, as spreadsheets write. The header decides the delimiter.
+    The text is UTF-8, or UTF-16 with its mark, as spreadsheets write. The header decides the delimiter. An
+    empty cell in a column of `filled` is a gap, None, as a null of JSON.
     """
 
-    def __init__(self, file: Path) -> None:
-        self._file, self._bytes = file, _utf8(file)
+    def __init__(self, file: Path, filled: Collection[str | None]) -> None:
+        self._file, self._bytes, self._filled = file, _utf8(file), filled
         csv.field_size_limit(max(csv.field_size_limit(), len(self._bytes)))
         header = next(filter(str.strip, self._lines()), "")
         named = _NAMED.fullmatch(header.strip())
@@ -84,7 +85,8 @@ class CellRows:
                 f"{self._file}:{line} has more cells than the header, {self._names}: text with "
                 f"{self._delimiter!r} in it needs quotes"
             )
-        return dict.fromkeys(self._names) | dict(zip(self._names, cells, strict=False))
+        row = dict.fromkeys(self._names) | dict(zip(self._names, cells, strict=False))
+        return {name: None if cell == "" and name in self._filled else cell for name, cell in row.items()}
 
     def place(self, index: int) -> str:
         return str(self._spans[3 * index])

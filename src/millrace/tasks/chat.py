@@ -6,7 +6,9 @@ tools; ShareGPT's `from` and `value`; nulls that Parquet adds where another row 
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
@@ -32,6 +34,9 @@ READ = ("role", "content", "from", "value", "tool_calls", CALL)
 """The keys of a message that are written anew."""
 THINKING, CALLED = ("reasoning", "thinking"), ("tool_call",)
 """Types of parts of a content that are none of its text."""
+_SPEAKERS, _CONTENT = {"system", "developer", *ROLES.values()}, {"content", "value", "tool_calls"}
+_BETWEEN = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|\}(?=\s+\{)""", re.DOTALL)
+"""Strings of Python; and where NumPy writes no comma between the tables of an array."""
 Message = dict[str, Any]
 More = str | Sequence[Message]
 """What follows a prompt."""
@@ -59,7 +64,7 @@ def render(
     column = None if isinstance(config, table.GymTaskSection) else config.tools
     tools = [] if column is None else tools_of(find_column(columns, column), f"{row_id}: `{column}`")
     shown = [*tools, *own_tools]
-    written = ConversationText(tokenizer, template_arguments(config))
+    written = ConversationText(tokenizer, dict(config.chat_arguments))
     try:
         text = written.checked(messages, shown)
     except DataError as error:
@@ -104,7 +109,7 @@ def conversation(
         )
     if config.system is not None and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": config.system}, *messages]
-    return as_taken(messages, tokenizer, template_arguments(config))
+    return as_taken(messages, tokenizer, dict(config.chat_arguments))
 
 
 def as_taken(messages: list[Message], tokenizer: Any, arguments: dict[str, Any]) -> list[Message]:
@@ -165,13 +170,39 @@ def _name_of(tool: Message) -> str:
     return str((function if isinstance(function, dict) else tool).get("name", ""))
 
 
-def template_arguments(config: table.Task) -> dict[str, Any]:
-    """What a chat template gets beside messages and tools."""
-    return dict(config.chat_arguments)
-
-
 def is_messages(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def with_messages(row: Row, name: str) -> Row:
+    """The row, with chat messages in a column that has their text. See `as_messages`."""
+    messages = as_messages(value := find_column(row, name))
+    return row if messages is value else _replaced(row, name, messages)
+
+
+def _replaced(row: Row, name: str, value: Any) -> Row:
+    if name in row:
+        return {**row, name: value}
+    first, _, rest = name.partition(".")
+    return {**row, first: _replaced(row[first], rest, value)}
+
+
+def as_messages(value: Any) -> Any:
+    """The chat messages whose JSON is the value, or their text in Python, as pandas writes lists and arrays
+    into cells. Any other value as it is."""
+    if not isinstance(value, str) or not re.match(r"\s*\[\s*\{", value):
+        return value
+    for read in json.loads, _from_python:
+        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            chat = read(value)
+            if is_messages(chat) and all(_role(one) in _SPEAKERS and _CONTENT & one.keys() for one in chat):
+                read_messages(chat, "a row")
+                return chat
+    return value
+
+
+def _from_python(text: str) -> Any:
+    return ast.literal_eval(_BETWEEN.sub(lambda found: found[1] or "},", text.strip()))
 
 
 def find_reference(columns: Row, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from pathlib import Path
 
 from millrace.core.errors import DataError
@@ -90,9 +91,11 @@ def row_files(path: str) -> list[Path]:
     if not files:
         raise DataError(f"{path} is not a data set that can be read: it has no file of {', '.join(SUFFIXES)}")
     if len(suffixes) > 1:
+        count = Counter(file.suffix for file in files)
+        most = max(count, key=lambda one: (count[one], one != ".json"))  # which often is about a data set
         raise DataError(
             f"{path} has files of several formats ({', '.join(suffixes)}): name those with rows by a "
-            f"pattern, `task.path` = {str(Path(path) / '**' / f'*{suffixes[-1]}')!r}"
+            f"pattern, `task.path` = {str(Path(path) / '**' / f'*{most}')!r}"
         )
     return files
 

@@ -32,9 +32,8 @@ _UNREACHABLE = {"TransportError", "ConnectionError", "OfflineModeIsEnabled", "Lo
 def hub_file(task: HubTaskSection) -> Path:
     """Where the rows of the task are kept once they are fetched."""
     which = json.dumps([task.name, task.subset, task.split, task.revision, task.rows_max])
-    return (
-        cache_directory() / f"{task.name.replace('/', '--')}-{xxhash.xxh3_64_hexdigest(which.encode())}.arrow"
-    )
+    digest = xxhash.xxh3_64_hexdigest(which.encode())
+    return cache_directory() / f"{task.name.replace('/', '--')}-{digest}.arrow"
 
 
 def fetched_file(task: HubTaskSection) -> Path:
@@ -47,10 +46,8 @@ def fetched_file(task: HubTaskSection) -> Path:
     if file.exists():
         return file
     unreachable = _unreachable(task)
-    about = {
-        "file": str(file),
-        **task.model_dump(include={"name", "subset", "split", "revision", "rows_max"}),
-    }
+    keys = task.model_dump(include={"subset", "split", "revision", "rows_max"})
+    about = {"file": str(file), "name": task.name, **keys}
     refuse_missing("datasets", f"`task.name` ({task.name})")
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"} if unreachable is not None else {}
     first = _run_child(task, about, {**os.environ, **offline})
@@ -58,7 +55,6 @@ def fetched_file(task: HubTaskSection) -> Path:
         return file
     if unreachable is not None:
         raise DataError(hub_reason(task.name, unreachable, data=True, cached=_libraries_cache()))
-    keys = {"subset": task.subset, "split": task.split, "revision": task.revision, "rows_max": task.rows_max}
     named = ", ".join(f"`task.{key}` = {value!r}" for key, value in keys.items() if value is not None)
     raise DataError(f"{task.name} has no rows for {named}: {first}\n  Correct these keys")
 

@@ -6,7 +6,7 @@ import bisect
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +15,7 @@ from millrace.core.errors import DataError, boundary
 from millrace.core.extras import refuse_missing
 from millrace.tasks.arrow import ArrowRows, mapped_parquet
 from millrace.tasks.cells import CellRows
-from millrace.tasks.data_files import (
-    SUFFIXES,
-    check_exists,
-    format_of,
-    refuse_packed,
-    row_files,
-)
+from millrace.tasks.data_files import SUFFIXES, check_exists, format_of, refuse_packed, row_files
 from millrace.tasks.row_lines import JsonLines, Row, as_object, not_utf8
 
 FORMATS = f"{', '.join(SUFFIXES)}, a directory of such files, or one from `datasets.save_to_disk`"
@@ -76,8 +70,8 @@ class FunctionRows:
         return str(index)
 
 
-def open_rows(path: str) -> Rows:
-    """The rows of a file, of the files of a directory, or of those of a pattern.
+def open_rows(path: str, filled: Collection[str | None] = ()) -> Rows:
+    """The rows of a file, of the files of a directory, or of those of a pattern. `filled`: see `CellRows`.
 
     Raises:
         DataError: there is no file, or one cannot be read, has no rows, or has an unknown format.
@@ -87,13 +81,13 @@ def open_rows(path: str) -> Rows:
     parts = []
     for file in files:
         with boundary(str(file), f"cannot be read as {file.suffix or 'a data set'}", DataError):
-            parts.append(_open(file))
+            parts.append(_open(file, filled))
     if sum(map(len, parts)) == 0:
         raise DataError(f"{path} has no rows: a task needs at least one")
     return parts[0] if files == [Path(path)] else Joined(files, parts)
 
 
-def _open(file: Path) -> Rows:
+def _open(file: Path, filled: Collection[str | None]) -> Rows:
     if file.is_dir():
         return _saved(file)
     refuse_packed(file)
@@ -103,7 +97,7 @@ def _open(file: Path) -> Rows:
         case ".json":
             return _json(file)
         case ".csv" | ".tsv":
-            return CellRows(file)
+            return CellRows(file, filled)
         case ".parquet":
             return _parquet(file)
         case ".arrow":

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from millrace.config.tables import task as table
 from millrace.core.errors import ConfigError, DataError
 from millrace.tasks.arrow import ArrowRows
-from millrace.tasks.chat import More, Tools, find_reference, is_messages, render
+from millrace.tasks.chat import More, Tools, find_reference, is_messages, render, with_messages
 from millrace.tasks.gym_task import GymTask
 from millrace.tasks.hub import fetched_file
 from millrace.tasks.rows import FunctionRows, Row, Rows, find_column, has_column, open_rows
@@ -73,6 +73,7 @@ class RowsTask:
             ("task.prompt", self._config.prompt, find_column),
             ("task.answer", self._config.answer, find_reference),
         ):
+            columns = columns if name is None else with_messages(columns, name)
             if name is not None and find(columns, name) is None:
                 raise DataError(f"{self.row_id(row)} {_lacks(columns, key, name)}")
         return columns
@@ -97,7 +98,7 @@ def _rows_of(config: OfRows) -> tuple[Rows, str]:
     """The rows, and the name that they have in ids."""
     match config:
         case table.FileTaskSection():
-            return open_rows(config.path), Path(config.path).name
+            return open_rows(config.path, (config.prompt, config.answer)), Path(config.path).name
         case table.HubTaskSection():
             return ArrowRows(fetched_file(config)), f"{config.name}/{config.split}"
     return FunctionRows(config.path), Path(config.path).name

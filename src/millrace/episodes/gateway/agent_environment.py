@@ -36,6 +36,7 @@ from millrace.episodes.gateway.replies import Replies
 from millrace.episodes.gateway.sessions import PendingCall, Session
 from millrace.episodes.harmony import turn_reader
 from millrace.episodes.snapshots import Snapshots
+from millrace.placement.model_directory import vocab_size
 from millrace.rewards.function import accepted
 from millrace.tasks.rows import Row
 from millrace.tasks.tasks import Task as Rows
@@ -334,7 +335,7 @@ def make_agent_episodes(
         end_s=agent.end_s,
         max_tokens=sampling.max_tokens,
         stop=sampling.stop,
-        num_tokens=len(tokenizer),
+        num_tokens=int(min(len(tokenizer), vocab_size(Path(model_path)))),
     )
     return Episodes(
         _Agents(parts, agent.recovery),

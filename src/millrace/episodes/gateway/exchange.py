@@ -239,8 +239,7 @@ class Exchange(HTTPMessageDelegate):
         self._answer.over = True
         pending, self._pending = self._pending, None
         if pending is not None and self._session is not None:
-            delivered = delivered and not self._connection.stream.closed()
-            self._session.leave(pending, self.settled, delivered=delivered)
+            self._session.leave(pending, self.settled, delivered=delivered and self._answer.reached)
         self._around.waiting.discard(self.refuse)
         self._cancel_timers()
 

@@ -28,7 +28,7 @@ class HttpAnswer:
         self, connection: HTTP1Connection, loop: AbstractEventLoop, writes: set[Future[Any]]
     ) -> None:
         self._connection, self._loop, self._writes = connection, loop, writes
-        self.streaming = self.over = False
+        self.streaming = self.over = self.reached = False
         self.has_content = True
         """Not of a HEAD request."""
         self.is_last = False
@@ -63,6 +63,7 @@ class HttpAnswer:
     def _end(self, written: Future[None]) -> None:
         self.over = True
         stream = self._connection.stream
+        self.reached = not stream.closed()  # where a client wants one answer alone, `finish` closes it
         self._connection.finish()
         if stream.writing():
             cut = self._loop.call_later(SEND_S, stream.close)

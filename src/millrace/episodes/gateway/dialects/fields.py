@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -107,11 +108,17 @@ class Fields:
 
 
 def decode(body: bytes) -> Fields:
-    """Raises: RefusedCall: the body is no JSON object."""
+    """Half of a pair of surrogates is U+FFFD: JSON may have one, as of a text that was cut.
+
+    Raises: RefusedCall: the body is no JSON object.
+    """
     try:
         values = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusedCall(f"the body is no JSON: {error}") from error
+        try:
+            values = json.loads(from_value(json.loads(body)))
+        except (ValueError, RecursionError):
+            raise RefusedCall(f"the body is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise RefusedCall(f"the body is {shown(values)}: it must be a JSON object")
     return Fields(values)
