@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from inspect import signature
 
 import flash_double
 import pytest
@@ -73,6 +75,17 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
     engine = make_engine(model)
     assert not isinstance(engine._forward, FusedPass) and "it is off by 0.09" in caplog.text
     assert {i: one[0] for i, one in run(engine, sent).items()} == {i: one[0] for i, one in expected.items()}
+
+
+@pytest.mark.parametrize(("name", "ignored"), [("gpt_oss", "sinks_H"), ("gemma2", "cap")])
+def test_a_kernel_that_ignores_caps_or_sinks_is_wrong(name, ignored, monkeypatch):
+    shape, place = architecture_of(CONFIGS[name]), [*signature(fused.attended).parameters].index(ignored)
+    if shape.cap is not None:
+        shape = replace(shape, cap=50.0, scale=1 / 16)  # of published models, whose scores are mostly small
+    right, asked = fused.attended, (shape, torch.bfloat16, torch.device("cpu"))
+    assert fused.disagreement(*asked) == 0
+    monkeypatch.setattr(fused, "attended", lambda *x: right(*x[:place], None, *x[place + 1 :]))
+    assert fused.disagreement(*asked) > 5 * fused.TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])

@@ -145,8 +145,10 @@ def _layer_example(run: Any, architecture: Architecture, random: Callable[..., T
     sinks = random(heads) if architecture.sinks else None
     tensors = (queries, *memory, sinks, used, torch.zeros_like(used.repeat(kv_heads)))
     tiles = torch.tensor(tiles_of([(3, 2), (0, 3)]), device=qkv.device)
+    cap = architecture.cap
+    scale = architecture.scale if cap is None else cap / dim**0.5  # most scores are near the cap
     for some, window in ((None, None), (None, 70), (tiles, 70)):
-        results.append(run.attended(*tensors, some, architecture.scale, architecture.cap, window))
+        results.append(run.attended(*tensors, some, scale, cap, window))
     for norm in (random(width), None):
         to, more, second = random(rows, width), random(rows, width), random(width)
         results += [run.added(to, more, norm, second, *_sums(architecture)), to]
