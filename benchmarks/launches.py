@@ -8,7 +8,6 @@ are counted. Half of the difference is a layer's, so embedding and head do not c
 decode_launches_a_layer    a decode step of the own engine in bfloat16, of the dense model that needs most
 decode                     of each model, how often a layer launches which operation
 mixtures_launches_a_layer, mixtures  the same, of models with experts, on a GPU that groups their matmuls
-padded_launches_a_layer, padded      the same, of models whose scores have caps or sinks: keys are padded
 training_launches_a_layer  a step of the trainer in bfloat16 with one row, whose completions share a prompt
 training                   as `decode`. What torch compiles counts as the kernels that torch 2.13 makes of it
                            for compute capability 9.0. A call for many tensors is one launch
@@ -41,8 +40,7 @@ from millrace.core.supported import TORCH_ENGINE
 from millrace.engines.own.accelerated import flash
 from millrace.engines.own.accelerated.fused import FusedPass
 from millrace.engines.own.architecture import Architecture, architecture_of
-from millrace.engines.own.attention import DecodeAttention, Kernel
-from millrace.engines.own.cache import KVCache
+from millrace.engines.own.attention import Kernel
 from millrace.engines.own.parameters import Parameters
 from millrace.trainer.adapted_linear import adapt
 from millrace.trainer.batch.batch_step import StepSettings
@@ -85,23 +83,11 @@ def config_of(name: str, layers: int) -> Any:
     return AutoConfig.for_model(family, **SHAPE, **more, num_hidden_layers=layers)
 
 
-def kernel_of(shape: Architecture) -> Kernel:
-    return Kernel(shape.scale, shape.cap, shape.windows, exact=False, sinks=shape.sinks)
-
-
 def decode_launches(name: str, layers: int) -> Counter[str]:
     """Of a decode step with all slots."""
     shape = architecture_of(config_of(name, layers))
-    if kernel_of(shape).plain:
-        steps, weights = recorded_steps(shape, META, slots=SLOTS, positions=POSITIONS)
-        return watched(partial(steps.logits, weights, SLOTS)).counts
-    whole = FusedPass(shape, POSITIONS, torch.bfloat16, META)
-    whole.mixture.grouped = shape.routed > 0
-    cache = KVCache((layers, SLOTS, shape.num_kv_heads, POSITIONS, shape.head_dim), torch.bfloat16, META)
-    attention = DecodeAttention(cache, [POSITIONS - 1] * SLOTS, kernel_of(shape))
-    rows = torch.zeros(SLOTS, dtype=torch.int64, device=META)
-    weights = Parameters(shape, torch.bfloat16, META)
-    return watched(partial(whole.hidden, weights, rows, rows, attention)).counts
+    steps, weights = recorded_steps(shape, META, slots=SLOTS, positions=POSITIONS)
+    return watched(partial(steps.logits, weights, SLOTS)).counts
 
 
 def recorded_steps(
@@ -112,7 +98,8 @@ def recorded_steps(
     whole.matmul, whole.mixture.grouped = flash.PADDED, shape.routed > 0
     sizes = (shape.num_layers, slots, shape.num_kv_heads, positions, shape.head_dim)
     cache = flash.FlashCache(sizes, torch.bfloat16, device)
-    steps = flash.RecordedSteps(whole, cache, kernel_of(shape), shape)
+    kernel = Kernel(shape.scale, shape.cap, shape.windows, exact=False, sinks=shape.sinks)
+    steps = flash.RecordedSteps(whole, cache, kernel, shape)
     return steps, Parameters(shape, torch.bfloat16, device)
 
 
@@ -143,14 +130,13 @@ def training_launches(name: str, layers: int, *, lora: bool = False) -> Counter[
 
 def kind_of(name: str) -> str:
     """Of decode steps."""
-    shape = architecture_of(config_of(name, 1))
-    return "padded" if not kernel_of(shape).plain else "mixtures" if shape.routed else "decode"
+    return "mixtures" if architecture_of(config_of(name, 1)).routed else "decode"
 
 
 KINDS: dict[str, dict[str, Callable[[int], Counter[str]]]] = {
     **{
         kind: {name: partial(decode_launches, name) for name in MODELS if kind_of(name) == kind}
-        for kind in ("decode", "mixtures", "padded")
+        for kind in ("decode", "mixtures")
     },
     "training": {name: partial(training_launches, name) for name in TRAINED},
     "lora": {name: partial(training_launches, name, lora=True) for name in TRAINED},

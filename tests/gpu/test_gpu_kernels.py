@@ -55,7 +55,8 @@ def test_tokens_of_a_large_vocabulary_are_those_of_the_cpu(setting, gpu):
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3 tied", "phi3", "llama tied", "gemma3", "glm4", "granite", "qwen3_moe"]
+    "name",
+    ["qwen3 tied", "phi3", "llama tied", "gemma2", "gemma3", "glm4", "granite", "qwen3_moe", "gpt_oss"],
 )
 def test_the_kernels_of_a_layer_run_and_agree(name, gpu):
     shape = architecture_of(CONFIGS[name])
@@ -76,15 +77,16 @@ def test_sums_of_repeated_rows_run_and_are_right(gpu):
 
 
 @pytest.mark.parametrize("rows", [8, 64, 256])
-@pytest.mark.parametrize("window", [None, 300])
-def test_a_decode_step_attends_to_what_is_there_each_time(rows, window, gpu):
+@pytest.mark.parametrize(("window", "cap", "has_sinks"), [(None, None, False), (300, 5.0, True)])
+def test_a_decode_step_attends_to_what_is_there_each_time(rows, window, cap, has_sinks, gpu):
     """Programs of a row count, and the last one adds up: a race would show among many calls."""
     torch.manual_seed(0)
     q = torch.randn(rows, 16, 128, device=gpu).bfloat16()
     keys, values = (torch.randn(rows, 1500, 8, 128, device=gpu).bfloat16() for _ in range(2))
     used = torch.randint(1, 1500, (rows,), dtype=torch.int32, device=gpu)
     counts = torch.zeros(rows * 8, dtype=torch.int32, device=gpu)
-    inputs = (q, keys, values, used, counts, 0.1, window)
+    sinks = torch.randn(16, device=gpu).bfloat16() if has_sinks else None
+    inputs = (q, keys, values, sinks, used, counts, None, 0.1, cap, window)
     found = fused.OPERATORS.attended(*inputs)
     assert error(found, fused.attended(*inputs).double()) < 0.01
     for _ in range(100):

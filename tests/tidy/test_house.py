@@ -37,7 +37,7 @@ BUDGETS = {
     "core": 1_725,
     "devices": 990,
     "diagnose": 1_650,
-    "engines": 5_305,
+    "engines": 5_550,
     "episodes": 5_800,
     "estimates": 200,
     "evaluation": 600,

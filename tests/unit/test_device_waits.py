@@ -26,7 +26,7 @@ from millrace.trainer import model as trainer_model
 from millrace.trainer.kernels import on_gpu
 
 ROWS, POSITIONS = 8, 128
-DECODE_LAUNCHES_MAX = {"decode": 8, "mixtures": 18, "padded": 46}
+DECODE_LAUNCHES_MAX = {"decode": 8, "mixtures": 13}
 TRAINING_LAUNCHES_MAX = 60
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from inspect import signature
 
 import flash_double
 import pytest
@@ -19,7 +21,8 @@ from millrace.engines.own.architecture import architecture_of
 from millrace.engines.own.cache import KVCache
 from millrace.engines.own.sampler import BLOCK, DIRECT_VOCAB_MAX, draw
 
-SERVED = [name for name, c in CONFIGS.items() if (a := architecture_of(c)).cap is None and not a.sinks]
+COMPOSED = [name for name, c in CONFIGS.items() if (a := architecture_of(c)).cap is not None or a.sinks]
+"""torch's kernel does not compute their attention."""
 
 
 def works():
@@ -29,7 +32,7 @@ def works():
     return [make_work(i, prompt_of(i, n), s) for i, (n, s) in enumerate(zip(lengths, settings, strict=True))]
 
 
-@pytest.mark.parametrize(("name", "slots"), covering(SERVED, [3, 11]))
+@pytest.mark.parametrize(("name", "slots"), covering(CONFIGS, [3, 11]))
 def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
     model = make_model(name, scale=1.5)
     expected = run(make_engine(model, slots=slots, prefill_chunk=24), works())
@@ -44,13 +47,18 @@ def test_it_generates_what_the_other_way_generates(name, slots, monkeypatch):
         assert (torch.tensor(found[trajectory_id][1]) - torch.tensor(logprobs)).abs().max() < 2e-5
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in SERVED])
-def test_with_caps_or_sinks_all_but_attention_is_fused(name, monkeypatch):
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_caps_and_sinks_need_the_own_kernel_and_padded_keys_without(name, broken, monkeypatch):
     model = make_model(name, scale=1.5)
     expected = run(make_engine(model, slots=3, prefill_chunk=24), works())
     flash_double.install(monkeypatch)
+    monkeypatch.delattr(flash, "flash_attention")
+    if broken:
+        monkeypatch.setattr(fused, "disagreement", lambda *_: 1.0)
     engine = make_engine(model, slots=3, prefill_chunk=24)
-    assert type(engine._cache) is KVCache and isinstance(engine._forward, FusedPass)
+    assert isinstance(engine._forward, FusedPass) != broken
+    assert type(engine._cache) is (KVCache if broken else flash.FlashCache)
     found = run(engine, works())
     for trajectory_id, (tokens, logprobs, _) in expected.items():
         assert found[trajectory_id][0] == tokens
@@ -69,11 +77,28 @@ def test_a_kernel_that_is_wrong_is_left_and_the_log_says_so(broken, monkeypatch,
     assert {i: one[0] for i, one in run(engine, sent).items()} == {i: one[0] for i, one in expected.items()}
 
 
-@pytest.mark.parametrize("broken", ["chosen", "by_expert"])
-def test_a_kernel_of_a_mixture_that_is_wrong_is_left(broken, monkeypatch, caplog):
+@pytest.mark.parametrize(("name", "ignored"), [("gpt_oss", "sinks_H"), ("gemma2", "cap")])
+def test_a_kernel_that_ignores_caps_or_sinks_is_wrong(name, ignored, monkeypatch):
+    shape, place = architecture_of(CONFIGS[name]), [*signature(fused.attended).parameters].index(ignored)
+    if shape.cap is not None:
+        shape = replace(shape, cap=50.0, scale=1 / 16)  # of published models, whose scores are mostly small
+    right, asked = fused.attended, (shape, torch.bfloat16, torch.device("cpu"))
+    assert fused.disagreement(*asked) == 0
+    monkeypatch.setattr(fused, "attended", lambda *x: right(*x[:place], None, *x[place + 1 :]))
+    assert fused.disagreement(*asked) > 5 * fused.TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("broken", ["chosen", "by_expert", "gated_rows", "added_experts"])
+def test_a_kernel_of_a_mixture_that_is_wrong_is_left(broken, name, monkeypatch, caplog):
     flash_double.install(monkeypatch)
-    model, right = make_model("qwen3_moe"), getattr(fused, broken)
-    monkeypatch.setattr(fused, broken, lambda *arguments: (1 + x for x in right(*arguments)))
+    model, right = make_model(name), getattr(fused, broken)
+
+    def wrong(*arguments):
+        found = right(*arguments)
+        return 1 + found if isinstance(found, torch.Tensor) else tuple(1 + x for x in found)
+
+    monkeypatch.setattr(fused, broken, wrong)
     assert not isinstance(make_engine(model)._forward, FusedPass)
     assert "without a fused kernel" in caplog.text
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
 
 import flash_double
 import numpy as np
@@ -20,9 +23,19 @@ from engine_models import make_engine, make_model, make_work, prompt_of, run
 from triton.runtime import interpreter
 
 from millrace.core.types import Sampling
-from millrace.engines.own import forward
-from millrace.engines.own.accelerated import fused, layer_tiles
+from millrace.engines.own import mixture
+from millrace.engines.own.accelerated import attention_tiles, flash, fused, layer_tiles
 
+KERNELS = (
+    "rotated",
+    "attended",
+    "gated_linear",
+    "added",
+    "chosen",
+    "by_expert",
+    "gated_rows",
+    "added_experts",
+)
 CLOSE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 0.03}
 """Relative to the largest number. The interpreter cuts bfloat16 off, where a GPU rounds to the nearest."""
 SAME = {torch.float32: 0.0, torch.float16: 0.97, torch.bfloat16: 0.0}
@@ -116,12 +129,87 @@ def test_what_is_added_to_the_stream_and_the_norms_around_it_are_one_kernel(
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (8, 1, 24), (3, 3, 64)])
+@pytest.mark.parametrize(
+    ("window", "cap", "has_sinks"),
+    [(None, None, False), (40, 2.0, False), (9, 2.0, True), (None, None, True)],
+)
+@pytest.mark.parametrize("rows", [None, [1, 9, 20, 8]])
+def test_queries_of_steps_and_of_prompts_attend_to_what_they_see(
+    heads, kv_heads, dim, window, cap, has_sinks, rows, dtype, dots
+):
+    """`rows` of the slots 3, 2, 1 and 0; None: a decode step."""
+    slots, positions, starts = 4, 700, [690, 0, 130, 264]
+    used, tiles = [start + 1 for start in starts], None
+    if rows is not None:
+        used = [
+            starts[slot] + i + 1 for slot, count in zip((3, 2, 1, 0), rows, strict=True) for i in range(count)
+        ]
+        tiles = torch.tensor(flash.tiles_of(zip((3, 2, 1, 0), rows, strict=True)))
+    q, sinks = (
+        random(len(used), heads, dim, dtype=dtype),
+        random(heads, dtype=dtype, seed=1) + 2 if has_sinks else None,
+    )
+    keys, values = (random(slots, positions, kv_heads, dim, dtype=dtype, seed=i) for i in (2, 3))
+    counts = torch.zeros((len(used) if tiles is None else len(tiles)) * kv_heads, dtype=torch.int32)
+    inputs = (q, keys, values, sinks, torch.tensor(used, dtype=torch.int32), counts, tiles, 0.3, cap, window)
+    found = attention_tiles.attended(*inputs)
+    assert not counts.any()
+    expected = fused.attended(*inputs)
+    assert (found - expected).abs().max() <= 2 * CLOSE[dtype] * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(
+    ("activation", "clamp"), [("silu", None), ("gelu_pytorch_tanh", None), ("", (1.7, 1.0))]
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_biases_of_experts_and_their_gate_are_one_kernel(activation, clamp, biased, dtype):
+    x = random(7, 2 * 1030, dtype=dtype)
+    biases = random(5, 2 * 1030, dtype=dtype, seed=1) if biased else None
+    inputs = (x, biases, torch.tensor([0, 0, 1, 3, 3, 3, 4]), activation, clamp)
+    close(layer_tiles.gated_rows(*inputs), mixture.gated_rows(*inputs))
+
+
+def test_a_cut_gate_of_no_number_is_no_number():
+    x = torch.tensor([[torch.nan, 1.0, 1.0, torch.nan, torch.inf, -torch.inf, 1.0, 1.0]])
+    inputs = (x, None, torch.tensor([0]), "", (1.7, 2.0))
+    torch.testing.assert_close(layer_tiles.gated_rows(*inputs), mixture.gated_rows(*inputs), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize(("rows", "width", "routed"), [(1, 64, 1), (5, 72, 2), (3, 600, 4)])
+@pytest.mark.parametrize(
+    ("biased", "normed", "from_one"), [(False, False, False), (True, False, False), (True, True, True)]
+)
+def test_the_weighted_sum_of_experts_joins_the_stream_in_one_kernel(
+    rows, width, routed, biased, normed, from_one, dtype
+):
+    experts = torch.stack([torch.randperm(6)[:routed] for _ in range(rows)])
+    places = mixture.by_expert(experts, 6)[2]
+    outputs, biases = (
+        random(rows * routed, width, dtype=dtype),
+        random(6, width, dtype=dtype, seed=1) if biased else None,
+    )
+    shares = random(rows, routed, seed=2).softmax(-1)
+    first, second = (random(width, dtype=dtype, seed=i) if normed or i == 4 else None for i in (3, 4))
+    results = []
+    for add in (fused.added_experts, layer_tiles.added_experts):
+        to = random(rows, width, dtype=dtype, seed=5)
+        results.append(
+            (to, add(to, outputs, biases, places, experts, shares, first, second, 0.5, 1e-3, from_one))
+        )
+    for found, expected in zip(results[1], results[0], strict=True):
+        close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize(("rows", "num_experts", "routed"), [(1, 6, 2), (7, 128, 8), (40, 40, 3)])
 @pytest.mark.parametrize("sum_1", [False, True])
 def test_a_row_gets_the_experts_with_the_highest_logits(rows, num_experts, routed, sum_1, dtype):
     logits = torch.stack([torch.randperm(num_experts) for _ in range(rows)]).to(dtype) / 16
     (found, experts), (expected, others) = (
-        choose(logits, routed, sum_1) for choose in (layer_tiles.chosen, forward.chosen)
+        choose(logits, routed, sum_1) for choose in (layer_tiles.chosen, mixture.chosen)
     )
     close(found, expected)
     assert torch.equal(experts, others)
@@ -138,17 +226,17 @@ def test_of_equal_experts_each_is_taken_once_and_what_is_no_number_stays_so():
 @pytest.mark.parametrize(("rows", "num_experts", "routed"), [(1, 6, 2), (33, 5, 3), (20, 200, 8)])
 def test_rows_are_sorted_by_expert_as_torch_sorts(rows, num_experts, routed):
     experts = torch.randint(num_experts, (rows, routed), generator=torch.Generator().manual_seed(rows))
-    results = [sort(experts, num_experts) for sort in (layer_tiles.by_expert, forward.by_expert)]
+    results = [sort(experts, num_experts) for sort in (layer_tiles.by_expert, mixture.by_expert)]
     for found, expected in zip(*results, strict=True):
         assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
 def test_few_rows_split_their_keys_and_many_rows_only_long_ones():
-    assert layer_tiles.shares(64, 4096, 64) == (4, 128)
-    assert layer_tiles.shares(8, 4096, 64) == (32, 128)
-    assert layer_tiles.shares(8, 256, 64) == (2, 128)
-    assert layer_tiles.shares(2048, 4096, 64) == (1, layer_tiles.LONG)
-    assert layer_tiles.shares(2048, 40_000, 64) == (4, layer_tiles.LONG)
+    assert attention_tiles.shares(64, 4096, 64) == (4, 128)
+    assert attention_tiles.shares(8, 4096, 64) == (32, 128)
+    assert attention_tiles.shares(8, 256, 64) == (2, 128)
+    assert attention_tiles.shares(2048, 4096, 64) == (1, attention_tiles.LONG)
+    assert attention_tiles.shares(2048, 40_000, 64) == (4, attention_tiles.LONG)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 256])
@@ -159,21 +247,35 @@ def test_a_tile_fits_into_the_fast_memory_of_every_gpu_that_is_served(rows, outp
     assert min(m, o, i) >= 16 and 4 * 2 * i * (m + 2 * o) <= 99 * 1024
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # exp(x) of a large x, below a fraction line
 @pytest.mark.parametrize(
-    "name", ["qwen3 tied", "phi3", "llama biases, llama3 rope", "gemma3", "glm4", "granite", "qwen3_moe"]
+    "name",
+    [
+        *("qwen3 tied", "phi3", "llama biases, llama3 rope", "glm4", "granite"),
+        *("gemma2", "gemma3", "qwen3_moe", "gpt_oss"),
+    ],
 )
 def test_an_engine_generates_with_the_kernels_what_it_generates_without(name, monkeypatch):
     flash_double.install(monkeypatch)
     model = make_model(name, scale=1.5)
     sent = [make_work(i, prompt_of(i, 3 + 20 * i), Sampling(max_tokens=6, ignore_eos=True)) for i in range(3)]
     expected = run(make_engine(model, slots=2), sent)
-    called = []
-    for operator in ("rotated", "attended", "gated_linear", "added", "chosen", "by_expert"):
-        kernel = getattr(layer_tiles, operator)
-        monkeypatch.setattr(layer_tiles, operator, lambda *x, kernel=kernel: called.append(1) or kernel(*x))
-    monkeypatch.setattr(fused, "OPERATORS", layer_tiles)
-    found = run(make_engine(model, slots=2), sent)
-    assert len(called) > 20
+    calls = Counter()
+
+    def counted(name, *arguments):
+        calls[name] += 1
+        return getattr(attention_tiles if name == "attended" else layer_tiles, name)(*arguments)
+
+    kernels = SimpleNamespace(**{name: partial(counted, name) for name in KERNELS})
+    for module in (flash, fused):
+        monkeypatch.setattr(module, "OPERATORS", kernels)
+    engine = make_engine(model, slots=2)
+    routed = name in ("qwen3_moe", "gpt_oss")
+    engine._forward.mixture.grouped = routed
+    calls.clear()
+    found = run(engine, sent)
+    used = {"chosen", "by_expert", "gated_rows", "added_experts"} if routed else {"gated_linear"}
+    assert set(calls) - {"added"} == {"rotated", "attended"} | used and min(calls.values()) > 20
     assert {i: one[0] for i, one in found.items()} == {i: one[0] for i, one in expected.items()}
     for one, other in zip(found.values(), expected.values(), strict=True):
         assert (torch.tensor(one[1]) - torch.tensor(other[1])).abs().max() < 2e-5
@@ -183,7 +285,7 @@ PROGRAM = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from millrace.engines.own.accelerated import layer_tiles
+from millrace.engines.own.accelerated import attention_tiles, layer_tiles
 
 NUMBERS = {"rows": "i32", "inputs": "i32", "outputs": "i32", "eps": "fp32", "places": "*i64"}
 SHAPE = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128, "WIDTH": 128, "NORMED": True, "FROM_ONE": False, "TILE": 128}
@@ -194,9 +296,15 @@ NUMBERS |= {"scale": "fp32", "used": "*i32", "counts": "*i32", "parts": "*fp32",
 SHAPE |= {"GROUP": 2, "SPLITS": 4, "TILE_G": 16, "TILE_D": 128, "TILE_P": 64}
 SHAPE |= {"ROUTED": 8, "SUM_1": True, "TILE_R": 8}
 NUMBERS |= {"count": "i32", "pairs": "i32", "shares": "*fp32", "ends": "*i32"}
-NUMBERS |= dict.fromkeys(("experts", "sorted_experts"), "*i64")
-KERNELS = "rotated", "added", "attended", "gated_linear", "chosen", "by_expert"
-for kernel in [getattr(layer_tiles, "_" + name) for name in KERNELS]:
+NUMBERS |= dict.fromkeys(("experts", "sorted_experts", "tiles"), "*i64")
+NUMBERS |= dict.fromkeys(("alpha", "limit"), "fp32")
+SHAPE |= {"CLAMPED": True, "ROWS": 8, "CAP": 50.0, "SINKS": True}
+OTHERS = SHAPE | {"CLAMPED": False, "ROWS": 1, "CAP": 0.0, "SINKS": False, "ROUTED": 0, "BIASED": False}
+NAMES = "rotated", "added", "gated_linear", "gated_rows", "chosen", "by_expert"
+KERNELS = [attention_tiles._attended, *(getattr(layer_tiles, "_" + name) for name in NAMES)]
+VARIANTS = [(kernel, SHAPE) for kernel in KERNELS]
+VARIANTS += [(kernel, OTHERS) for kernel in (KERNELS[0], layer_tiles._added, layer_tiles._gated_rows)]
+for kernel, SHAPE in VARIANTS:
     numbers = NUMBERS | ({"rows": "*i64"} if kernel is layer_tiles._by_expert else {})
     constants = {name: value for name, value in SHAPE.items() if name in kernel.arg_names}
     signature = {
@@ -215,4 +323,4 @@ for kernel in [getattr(layer_tiles, "_" + name) for name in KERNELS]:
 def test_the_kernels_compile_for_three_generations_of_gpus(tmp_path):
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-    assert done.stdout.count("True") == 18, done.stderr
+    assert done.stdout.count("True") == 30, done.stderr

@@ -31,8 +31,8 @@ from millrace.core.supported import JAX_TRAINER, SERVER, TORCH_ENGINE, TRAINER, 
 from millrace.core.turns.end_ids import end_ids
 from millrace.core.types import Sampling
 from millrace.engines.own.architecture import architecture_of
-from millrace.engines.own.forward import ACTIVATIONS
 from millrace.engines.own.load_engine import load_engine
+from millrace.engines.own.mixture import ACTIVATIONS
 from millrace.evaluation.generate import generate
 from millrace.sft.supervised import sft
 from millrace.trainer.model import load_model

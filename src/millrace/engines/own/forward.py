@@ -1,21 +1,19 @@
-"""The decoder's forward pass: tokens in rows, any mixture of sequences, keys and values cached, mixtures of
-experts.
+"""The decoder's forward pass: tokens in rows, any mixture of sequences, keys and values cached.
 
-Shape suffixes: M rows, sorted by expert where the code says so, H query heads, K kv heads, D head_dim, I
+Shape suffixes: M rows, H query heads, K kv heads, D head_dim, I
 intermediate, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from millrace.devices.matmul import group_ends, grouped_linear, has_grouped
 from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.architecture import Architecture
+from millrace.engines.own.mixture import ExpertMixture, Routed, gate_of, summed
 from millrace.engines.own.parameters import Layer, Parameters
 
 Tensor = torch.Tensor
@@ -50,7 +48,8 @@ class ForwardPass:
                 sin[:, :half] *= -1
             self.tables[rope] = cos.unsqueeze(1), sin.unsqueeze(1)
         self._norm = RootMeanSquare(architecture.eps, dtype, device, from_one=architecture.norm_from_one)
-        self.mixture, self._gate = ExpertMixture(architecture, dtype, device), gate_of(architecture)
+        self.mixture = ExpertMixture(architecture, dtype, device)
+        self._gate = gate_of(architecture.activation, architecture.clamp)
 
     def hidden(
         self, weights: Parameters, tokens_M: Tensor, positions_M: Tensor, attention: Attention
@@ -74,8 +73,8 @@ class ForwardPass:
                 out = self._gated(layer, normed)
                 normed = self._add_linear(x, out, layer.down, layer.down_bias, layer.down_norm, after)
             else:
-                out = self.mixture(self.matmul, layer, layer.router, normed, next(routing, None))
-                normed = self._add(x, out, layer.down_norm, after)
+                routed = self.mixture(self.matmul, layer, layer.router, normed, next(routing, None))
+                normed = self._add_experts(x, routed, layer.down_norm, after)
         return normed
 
     def logits(self, weights: Parameters, hidden: Tensor, count: int) -> Tensor:
@@ -114,6 +113,10 @@ class ForwardPass:
         """to += x, normalised if there is a `norm`, and scaled. Returns `to`, normalised with `after`."""
         to.add_(x if norm is None else self._norm(x, norm), alpha=self._architecture.residual_scale)
         return self._norm(to, after)
+
+    def _add_experts(self, to: Tensor, routed: Routed, norm: Tensor | None, after: Tensor) -> Tensor:
+        """As `_add`, of the weighted sum of each row's experts."""
+        return self._add(to, summed(*routed), norm, after)
 
 
 class RootMeanSquare:
@@ -164,99 +167,3 @@ def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor, *, neighbours: bool) -> 
         return torch.cat([turned, x[..., width:]], dim=-1)
     other = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) if neighbours else x.roll(width // 2, -1)
     return (x * cos).addcmul_(other, signed_sin)
-
-
-# ---------------------------------------------------------------- mixtures of experts
-
-
-class ExpertMixture:
-    """The experts of an architecture. `grouped`: all of a layer are computed in grouped matmuls. `choose` and
-    `sort` may be exchanged for kernels."""
-
-    def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
-        self._routed, self._sum_1 = architecture.routed, architecture.routed_sum_1
-        self._gate, self.choose, self.sort = gate_of(architecture), chosen, by_expert
-        experts = (shape for name, shape in architecture.shapes.items() if ".experts." in name)
-        self.grouped = architecture.routed > 0 and has_grouped(device, dtype, experts)
-
-    def __call__(
-        self, matmul: RowMatmul, layer: Layer, router: Tensor, x: Tensor, routing: Tensor | None
-    ) -> Tensor:
-        """The weighted sum of each row's experts, which are written to `routing`. Rows are sorted by expert,
-        each expert computes its rows, and the outputs are sorted back. Without `grouped` the host waits for a
-        GPU once: for the number of rows of each expert."""
-        logits = matmul.linear(x, router, layer.router_bias)
-        shares, experts = self.choose(logits, self._routed, self._sum_1)
-        if routing is not None:
-            routing[: len(x)] = experts
-        rows_M, experts_M, places, ends = self.sort(experts, len(layer.gate_up))
-        outputs = self._outputs(matmul, layer, x[rows_M], experts_M, ends)
-        by_row = outputs[places].view(len(x), self._routed, -1)
-        return (by_row * shares[:, :, None].to(x.dtype)).sum(dim=1)
-
-    def expert(self, matmul: RowMatmul, layer: Layer, index: int, x: Tensor) -> Tensor:
-        """The outputs of one expert for rows x, without the expert's weight. As many rows come out."""
-        padded = F.pad(x, (0, 0, 0, matmul.rows(len(x)) - len(x)))
-        gate_up_bias, down_bias = (
-            None if bias is None else bias[index] for bias in (layer.gate_up_bias, layer.down_bias)
-        )
-        gated = self._gate(matmul.linear(padded, layer.gate_up[index], gate_up_bias))
-        return matmul.linear(gated, layer.down[index], down_bias)[: len(x)]
-
-    def _outputs(
-        self, matmul: RowMatmul, layer: Layer, rows: Tensor, experts_M: Tensor, ends: Tensor
-    ) -> Tensor:
-        """Of each row what its expert makes of it. See `by_expert`."""
-        if self.grouped:
-            gate_up = _biased(grouped_linear(rows, layer.gate_up, ends), layer.gate_up_bias, experts_M)
-            return _biased(grouped_linear(self._gate(gate_up), layer.down, ends), layer.down_bias, experts_M)
-        counts = experts_M.bincount(minlength=len(ends)).tolist()
-        blocks = enumerate(rows.split(counts))
-        return torch.cat([self.expert(matmul, layer, index, some) for index, some in blocks if len(some)])
-
-
-def chosen(logits: Tensor, count: int, sum_1: bool) -> tuple[Tensor, Tensor]:
-    """Of each row the shares and the numbers of its experts, (rows, `count`)."""
-    shares, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(count, dim=-1)
-    if sum_1:
-        shares /= shares.sum(dim=-1, keepdim=True)
-    return shares, experts
-
-
-def by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pairs of a row and its expert, sorted by expert: rows, experts, where each pair of `experts` lies among
-    the sorted ones, and where those of each of `count` experts end."""
-    experts_M, order = experts.flatten().sort(stable=True)
-    return order // experts.shape[1], experts_M, order.argsort(), group_ends(experts_M, count)
-
-
-def _biased(x: Tensor, biases: Tensor | None, experts_M: Tensor) -> Tensor:
-    return x if biases is None else x + biases[experts_M]
-
-
-Gate = Callable[[Tensor], Tensor]
-ACTIVATIONS: dict[str, Gate] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
-"""Activations by their names in transformers."""
-
-
-def gate_of(architecture: Architecture) -> Gate:
-    if architecture.clamp is not None:
-        return partial(clamped, *architecture.clamp)
-    return partial(gated, ACTIVATIONS[architecture.activation])
-
-
-def gated(activation: Gate, gate_up: Tensor) -> Tensor:
-    """activation(gate) up. The first half of the columns is the gate."""
-    gate, up = gate_up.chunk(2, dim=1)
-    return activation(gate).mul_(up)
-
-
-def clamped(alpha: float, limit: float, gate_up: Tensor) -> Tensor:
-    """gate sigmoid(alpha gate) (up + 1), of values that are cut at `limit`; the gate is not cut below. Every
-    second column is the gate: gpt-oss, arXiv:2508.10925."""
-    gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
-    return (gate * torch.sigmoid(alpha * gate)).mul_(up.add_(1))

@@ -110,8 +110,9 @@ class TorchEngine(Sleeping, Queues):
         if device.type == "cpu" and self._kernel.plain and not architecture.routed:
             rows_in = torch.float32  # only products are in a narrower format: the rest takes longer in that
         served = has_flash(device, computing, architecture.head_dim)
-        flash, passing = served and self._kernel.plain, gpu_pass if served else ForwardPass
-        self._forward = passing(architecture, num_positions, rows_in, device)
+        self._forward = (gpu_pass if served else ForwardPass)(architecture, num_positions, rows_in, device)
+        fused = isinstance(self._forward, FusedPass) and not options.exact
+        flash = served and (self._kernel.plain or fused)
         shape = (
             architecture.num_layers,
             options.slots,
@@ -140,7 +141,7 @@ class TorchEngine(Sleeping, Queues):
         exactness = f"exact, {self._forward.matmul} on one thread" if options.exact else "not exact"
         exactness += f"; {self._threads} threads" if self._threads > 1 and device.type == "cpu" else ""
         recorded = "; decode steps are recorded" if self._recorded and self._recorded.is_recorded else ""
-        recorded += "; fused kernels" if isinstance(self._forward, FusedPass) else ""
+        recorded += "; fused kernels" if fused else ""
         recorded += "; attention in C" if self._native is not None else why and f"; attention in torch: {why}"
         self.computes = f"{computes(dtype, computing)}; {exactness}{recorded}"
         self._running: list[Continuation] = []  # index = slot

@@ -1,14 +1,15 @@
-"""Attention over cached keys and values in one call for all slots, on GPUs: torch's flash attention.
+"""Attention over cached keys and values in one call for all slots, on GPUs: torch's flash attention. Where
+scores have caps or sinks, which torch's kernel lacks, it is the operator `attended` of `fused`.
 
 The kernel reads the length of each slot on the device. So the kernel computes over no masked key. To the host
 a decode step is the same whatever the lengths: the step is recorded once (`recorded`) and replayed.
 
-Shape suffixes: M rows (tokens), R segments, H query heads, K kv heads, D head_dim.
+Shape suffixes: M rows (tokens), R segments, T tiles, H query heads, K kv heads, D head_dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from millrace.devices.gpu import recorded, recording_pool
+from millrace.devices.operators import OPERATORS
 from millrace.engines.own.accelerated.row_matmul import RowMatmul
 from millrace.engines.own.architecture import Architecture
 from millrace.engines.own.attention import BUCKET, Kernel, Segment
@@ -27,6 +29,8 @@ Tensor = torch.Tensor
 
 PADDED = RowMatmul(8)
 """The padding of rows, so that few numbers of rows are recorded."""
+TILE_ROWS = 8
+"""Rows of a slot whose queries read the keys of a kv head together."""
 
 
 class FlashCache(KVCache):
@@ -45,6 +49,21 @@ class FlashCache(KVCache):
 
 
 @dataclass(frozen=True, slots=True)
+class Tiles:
+    """What the operator `attended` reads beside queries and cache.
+
+    used_M    int32, tokens that each row sees of its slot, its own included
+    counts    int32, zeros in which programs of the kernel count: as many as tiles and kv heads
+    tiles_T3  int64, the first row of each tile, its rows, which follow each other, and their slot. None: a
+              decode step, whose rows are those of the first slots
+    """
+
+    used_M: Tensor
+    counts: Tensor
+    tiles_T3: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FlashAttention:
     """Consecutive positions of several slots, packed one segment after another. In a decode step a segment is
     one position.
@@ -53,7 +72,7 @@ class FlashAttention:
     key_starts  (R + 1,) int32, of slots among all tokens of the cache; the last is not read
     used_R      int32, tokens of the slot that the segment sees, its own included
     rows_M      int64, the places of the rows' tokens among all tokens of the cache
-    counts      of a decode step of the first slots: int32, zeros in which programs of a kernel count
+    tiled       of a decode step of the first slots, and where caps or sinks need it
     """
 
     cache: FlashCache
@@ -64,26 +83,36 @@ class FlashAttention:
     rows_M: Tensor
     longest_query: int
     longest_key: int
-    counts: Tensor | None = None
+    tiled: Tiles | None = None
 
     def __call__(
         self, layer: int, q_MHD: Tensor, k_MKD: Tensor, v_MKD: Tensor, out_MHD: Tensor, sinks_H: Tensor | None
     ) -> None:
-        """`sinks_H` is not read: a model with sinks is served without this kernel (`Kernel.plain`)."""
         count = len(self.rows_M)
         keys, values = self.memory(layer)
         keys.index_copy_(0, self.rows_M, k_MKD[:count])
         values.index_copy_(0, self.rows_M, v_MKD[:count])
-        out_MHD[:count] = self.attended(layer, q_MHD[:count])
+        out_MHD[:count] = self.attended(layer, q_MHD[:count], sinks_H)
 
     def memory(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, (tokens of the cache, K, D) each."""
         return self.cache.keys[layer].flatten(0, 1), self.cache.values[layer].flatten(0, 1)
 
-    def attended(self, layer: int, q_MHD: Tensor) -> Tensor:
+    def attended(self, layer: int, q_MHD: Tensor, sinks_H: Tensor | None) -> Tensor:
         """Over keys and values that are in the cache."""
+        if not self.kernel.plain:
+            return self.by_tiles(layer, q_MHD.contiguous(), sinks_H)
         window = self.kernel.windows[layer]
         return flash_attention(q_MHD, *self.memory(layer), self, window=window)
+
+    def by_tiles(self, layer: int, q_MHD: Tensor, sinks_H: Tensor | None) -> Tensor:
+        """The same, by the operator `attended`."""
+        assert self.tiled is not None, self.kernel
+        tiled, kernel, cache = self.tiled, self.kernel, self.cache
+        tensors = (q_MHD, cache.keys[layer], cache.values[layer], sinks_H, tiled.used_M, tiled.counts)
+        scores = (kernel.scale, kernel.cap, kernel.windows[layer])
+        out: Tensor = OPERATORS.attended(*tensors, tiled.tiles_T3, *scores)
+        return out
 
 
 def flash_attention(
@@ -109,6 +138,12 @@ def flash_prefill(cache: FlashCache, segments: Sequence[Segment], kernel: Kernel
     starts = [s.slot * cache.num_positions for s in segments]
     rows = [start + s.start + i for start, s in zip(starts, segments, strict=True) for i in range(s.count)]
     put = partial(torch.tensor, dtype=torch.int32, device=cache.keys.device)
+    tiled = None
+    if not kernel.plain:
+        used = [s.start + i + 1 for s in segments for i in range(s.count)]
+        tiles = tiles_of([(s.slot, s.count) for s in segments])
+        counts = put([0] * (len(tiles) * cache.keys.shape[3]))
+        tiled = Tiles(put(used), counts, put(tiles, dtype=torch.int64))
     return FlashAttention(
         cache,
         kernel,
@@ -118,7 +153,18 @@ def flash_prefill(cache: FlashCache, segments: Sequence[Segment], kernel: Kernel
         rows_M=put(rows, dtype=torch.int64),
         longest_query=max(s.count for s in segments),
         longest_key=max(s.start + s.count for s in segments),
+        tiled=tiled,
     )
+
+
+def tiles_of(counts: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """`Tiles.tiles_T3` of slots and how many rows each has, one after another."""
+    tiles, row = [], 0
+    for slot, count in counts:
+        starts = range(row, row + count, TILE_ROWS)
+        tiles += [(start, min(TILE_ROWS, row + count - start), slot) for start in starts]
+        row += count
+    return tiles
 
 
 class RecordedSteps:
@@ -171,16 +217,17 @@ class RecordedSteps:
 
     def _step(self, weights: Parameters, rows: int) -> None:
         positions = self._positions[:rows]
+        used = (positions + 1).int()
         attention = FlashAttention(
             self._cache,
             self._kernel,
             query_ends=self._slots[: rows + 1],
             key_starts=self._key_starts[: rows + 1],
-            used_R=(positions + 1).int(),
+            used_R=used,
             rows_M=self._starts[:rows] + positions,
             longest_query=1,
             longest_key=self._cache.num_positions,
-            counts=self._counts,
+            tiled=Tiles(used, self._counts),
         )
         hidden = self._forward.hidden(weights, self._tokens[:rows], positions, attention)
         self._logits[:rows] = self._forward.logits(weights, hidden, rows)

@@ -1,16 +1,21 @@
 """The forward pass on GPUs, with kernels in place of many operations of a layer.
 
 `rotated` reads what the qkv matmul gave: it normalises and rotates queries and keys, and writes keys and
-values into the cache. `attended` is the attention of decode steps: all queries of a kv head read its keys
-together, and few rows split them. `gated_linear` multiplies few rows with the weights of gate and up, and
-applies the gate. `added` adds what a matmul gave to the residual stream, with the norms before and after.
-So a layer of a decode step is eight launches: qkv, `rotated`, `attended`, out, `added`, `gated_linear`, down,
-`added`. Where nothing is normalised or scaled before it is added, the matmul adds, and the norm is torch's.
+values into the cache. `attended` is the attention of decode steps, and of prompts where scores have caps or
+sinks: all queries of a kv head read its keys together, and few rows split them. `gated_linear` multiplies few
+rows with the weights of gate and up, and applies the gate. `added` adds what a matmul gave to the residual
+stream, with the norms before and after. So a layer of a decode step is eight launches: qkv, `rotated`,
+`attended`, out, `added`, `gated_linear`, down, `added`. Where nothing is normalised or scaled before it is
+added, the matmul adds, and the norm is torch's.
 
-In a mixture `chosen` finds the experts of rows, and `by_expert` sorts rows by expert.
+In a mixture `chosen` finds the experts of rows, and `by_expert` sorts rows by expert. Between the grouped
+matmuls `gated_rows` adds biases and applies the gate. `added_experts` adds the weighted sum of each row's
+experts. So a layer is 13 launches: qkv, `rotated`, `attended`, out, `added`, the router, `chosen`,
+`by_expert`, rows sorted, gate and up, `gated_rows`, down, `added_experts`.
 
-Each is an operator of torch. On a GPU Triton's kernel computes it (`layer_tiles`), on a CPU the operations of
-`ForwardPass`, which define the numbers. A kernel rounds where they round, but sums in another order.
+Each is an operator of torch. On a GPU Triton's kernel computes it (`layer_tiles`, `attention_tiles`), on a
+CPU the operations of `ForwardPass`, which define the numbers. A kernel rounds where these round, but sums in
+another order.
 
 Shape suffixes: M rows, H query heads, K kv heads, D head_dim, W the rotated part of it, T tokens of the
 cache, S slots, P positions.
@@ -18,25 +23,18 @@ cache, S slots, P positions.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from millrace.devices.operators import OPERATORS, agrees, define
-from millrace.engines.own.accelerated.flash import FlashAttention
+from millrace.engines.own.accelerated.flash import FlashAttention, tiles_of
 from millrace.engines.own.architecture import Architecture
-from millrace.engines.own.forward import (
-    ACTIVATIONS,
-    Attention,
-    ForwardPass,
-    RootMeanSquare,
-    Rotary,
-    by_expert,
-    chosen,
-    gated,
-    heads_of,
-)
+from millrace.engines.own.forward import Attention, ForwardPass, RootMeanSquare, Rotary, heads_of
+from millrace.engines.own.mixture import ACTIVATIONS, Routed, by_expert, chosen, gated, gated_rows, summed
 from millrace.engines.own.parameters import Layer
 
 Tensor = torch.Tensor
@@ -56,6 +54,7 @@ class FusedPass(ForwardPass):
     ) -> None:
         super().__init__(architecture, num_positions, dtype, device)
         self.mixture.choose, self.mixture.sort = OPERATORS.chosen, OPERATORS.by_expert
+        self.mixture.gate = OPERATORS.gated_rows
 
     def _attention(
         self, index: int, layer: Layer, x: Tensor, rotary: Rotary, attention: Attention, attended: Tensor
@@ -67,13 +66,8 @@ class FusedPass(ForwardPass):
         norms, memory = (layer.q_norm, layer.k_norm), attention.memory(index)
         settings = (shape.eps, shape.norm_from_one, shape.neighbours)
         q_MHD = OPERATORS.rotated(qkv, *norms, *rotary, attention.rows_M, *memory, *settings)
-        if attention.counts is not None:
-            cache, kernel = attention.cache, attention.kernel
-            memory = cache.keys[index], cache.values[index]
-            numbers = attention.used_R, attention.counts, kernel.scale, kernel.windows[index]
-            out: Tensor = OPERATORS.attended(q_MHD, *memory, *numbers)
-            return out
-        found = attention.attended(index, q_MHD)
+        attend = attention.attended if attention.tiled is None else attention.by_tiles
+        found = attend(index, q_MHD, layer.sinks)
         return found if count == len(x) else F.pad(found, (0, 0, 0, 0, 0, len(x) - count))
 
     def _gated(self, layer: Layer, x: Tensor) -> Tensor:
@@ -93,10 +87,19 @@ class FusedPass(ForwardPass):
     def _add(self, to: Tensor, x: Tensor, norm: Tensor | None, after: Tensor) -> Tensor:
         if not self.fuses:
             return super()._add(to, x, norm, after)
-        shape = self._architecture
-        settings = (shape.residual_scale, shape.eps, shape.norm_from_one)
-        out: Tensor = OPERATORS.added(to, x, norm, after, *settings)
+        out: Tensor = OPERATORS.added(to, x, norm, after, *_sums(self._architecture))
         return out
+
+    def _add_experts(self, to: Tensor, routed: Routed, norm: Tensor | None, after: Tensor) -> Tensor:
+        if not self.fuses:
+            return super()._add_experts(to, routed, norm, after)
+        out: Tensor = OPERATORS.added_experts(to, *routed, norm, after, *_sums(self._architecture))
+        return out
+
+
+def _sums(architecture: Architecture) -> tuple[float, float, bool]:
+    """How rows join the residual stream."""
+    return architecture.residual_scale, architecture.eps, architecture.norm_from_one
 
 
 def gpu_pass(
@@ -111,42 +114,61 @@ def gpu_pass(
 
 def disagreement(architecture: Architecture, dtype: torch.dtype, device: torch.device) -> float:
     """The largest relative distance of a kernel's result from the plain operations', on random rows."""
-    generator = torch.Generator().manual_seed(0)
 
-    def random(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator).to(device, dtype)
+    def results(run: Any) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
 
-    rows, kv_heads, dim = 5, architecture.num_kv_heads, architecture.head_dim
-    qkv = random(rows, (architecture.num_heads + 2 * kv_heads) * dim)
+        def random(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator).to(device, dtype)
+
+        mixture = _mixture_example(run, architecture, random) if architecture.routed else []
+        return _layer_example(run, architecture, random) + mixture
+
+    pairs = zip(results(OPERATORS), results(sys.modules[__name__]), strict=True)
+    return torch.stack([_gap(a, b) for a, b in pairs]).max().item()
+
+
+def _layer_example(run: Any, architecture: Architecture, random: Callable[..., Tensor]) -> list[Tensor]:
+    """What a layer's operators of `run` make of 5 rows."""
+    rows, heads, kv_heads = 5, architecture.num_heads, architecture.num_kv_heads
+    dim, width = architecture.head_dim, architecture.shapes["model.norm.weight"][0]
+    qkv, turns = random(rows, (heads + 2 * kv_heads) * dim), [random(rows, dim), random(rows, dim)]
     normed = any(name.endswith("q_norm.weight") for name in architecture.shapes)
     norms = (random(dim), random(dim)) if normed else (None, None)
-    turns = [random(rows, dim), random(rows, dim)]
-    places = torch.tensor([6, 2, 0, 7, 4], device=device)
+    places, cache = torch.tensor([6, 2, 0, 7, 4], device=qkv.device), 0 * random(2, 8, kv_heads, dim)
     settings = (architecture.eps, architecture.norm_from_one, architecture.neighbours)
+    results = [run.rotated(qkv, *norms, *turns, places, *cache, *settings), cache]
     matmul = (random(rows, 72), random(2 * 40, 72), random(2 * 40), architecture.activation)
-    used = torch.tensor([300, 1, 64, 65, 200], dtype=torch.int32, device=device)
-    queries, memory = random(rows, architecture.num_heads, dim), random(2, rows, 300, kv_heads, dim)
-    counts = torch.zeros_like(used.repeat(kv_heads))
-    width = architecture.shapes["model.norm.weight"][0]
-    (stream, more), (first, second) = random(2, rows, width), random(2, width)
-    numbers = architecture.residual_scale, architecture.eps, architecture.norm_from_one
-    num_experts = next((x[0] for name, x in architecture.shapes.items() if ".experts." in name), 1)
-    logits, routed = random(rows, num_experts), architecture.routed
-    pairs = torch.randint(num_experts, (rows, routed), generator=generator).to(device)
-    names = ("rotated", "attended", "gated_linear", "added", "chosen", "by_expert")
-    plain: Any = (rotated, attended, gated_linear, added, chosen, by_expert)
-    results = []
-    for rotate, attend, multiply, add, choose, sort in ([getattr(OPERATORS, x) for x in names], plain):
-        cache = torch.zeros((2, 8, kv_heads, dim), dtype=dtype, device=device)
-        q = rotate(qkv, *norms, *turns, places, *cache, *settings)
-        outs = [attend(queries, *memory, used, counts, architecture.scale, window) for window in (None, 70)]
-        to = torch.stack([stream, stream])
-        sums = [add(to[i], more, norm, second, *numbers) for i, norm in enumerate((first, None))]
-        results.append([q, cache, *outs, multiply(*matmul), to, *sums])
-        if routed:
-            shares, experts = choose(logits, routed, True)
-            results[-1] += [shares, logits.gather(1, experts), *sort(pairs, num_experts)]
-    return torch.stack([_gap(a, b) for a, b in zip(*results, strict=True)]).max().item()
+    results.append(run.gated_linear(*matmul))
+    used = torch.tensor([300, 1, 64, 65, 200], dtype=torch.int32, device=qkv.device)
+    queries, memory = random(rows, heads, dim), random(2, rows, 300, kv_heads, dim)
+    sinks = random(heads) if architecture.sinks else None
+    tensors = (queries, *memory, sinks, used, torch.zeros_like(used.repeat(kv_heads)))
+    tiles = torch.tensor(tiles_of([(3, 2), (0, 3)]), device=qkv.device)
+    cap = architecture.cap
+    scale = architecture.scale if cap is None else cap / dim**0.5  # most scores are near the cap
+    for some, window in ((None, None), (None, 70), (tiles, 70)):
+        results.append(run.attended(*tensors, some, scale, cap, window))
+    for norm in (random(width), None):
+        to, more, second = random(rows, width), random(rows, width), random(width)
+        results += [run.added(to, more, norm, second, *_sums(architecture)), to]
+    return results
+
+
+def _mixture_example(run: Any, architecture: Architecture, random: Callable[..., Tensor]) -> list[Tensor]:
+    rows, routed, width = 5, architecture.routed, architecture.shapes["model.norm.weight"][0]
+    count = next(shape[0] for name, shape in architecture.shapes.items() if ".experts." in name)
+    logits, to, second = random(rows, count), random(rows, width), random(width)
+    outputs, gate_up = random(rows * routed, width), random(rows * routed, 80)
+    biases = (None, None) if architecture.clamp is None else (random(count, 80), random(count, width))
+    shares, experts = run.chosen(logits, routed, True)
+    pairs = random(rows, count).topk(routed).indices
+    order = run.by_expert(pairs, count)
+    rest = (order[2], pairs, shares, None, second)
+    settings = (architecture.activation, architecture.clamp)
+    gates = run.gated_rows(gate_up, biases[0], order[1], *settings)
+    sums = run.added_experts(to, outputs, biases[1], *rest, *_sums(architecture))
+    return [shares, logits.gather(1, experts), *order, gates, sums, to]
 
 
 def _gap(a: Tensor, b: Tensor) -> Tensor:
@@ -188,20 +210,29 @@ def attended(
     q_MHD: Tensor,
     keys_SPKD: Tensor,
     values_SPKD: Tensor,
+    sinks_H: Tensor | None,
     used_M: Tensor,
     counts: Tensor,
+    tiles_T3: Tensor | None,
     scale: float,
+    cap: float | None,
     window: int | None,
 ) -> Tensor:
-    """(M, H, D) of a decode step of the first slots: each query sees the last `window` of the `used_M` tokens
-    of its slot. `counts`: (S K,) int32, zeros before and after."""
+    """(M, H, D): each query sees the last `window` of the `used_M` tokens of its slot. See `flash.Tiles`, and
+    `attention.Kernel` for scores and sinks. `counts` is zeros before and after."""
     (rows, _, dim), (_, positions, kv_heads, _) = q_MHD.shape, keys_SPKD.shape
+    slots = slice(rows) if tiles_T3 is None else tiles_T3[:, 2].repeat_interleave(tiles_T3[:, 1])
     queries = q_MHD.view(rows, kv_heads, -1, dim).float()
     behind = used_M[:, None] - 1 - torch.arange(positions, device=used_M.device)
     seen = (behind >= 0) & (behind < (positions if window is None else window))
-    scores = torch.einsum("mkgd,mpkd->mkgp", queries, keys_SPKD[:rows].float()) * scale
-    weights = scores.masked_fill_(~seen[:, None, None], float("-inf")).softmax(-1)
-    out = torch.einsum("mkgp,mpkd->mkgd", weights, values_SPKD[:rows].float())
+    scores = torch.einsum("mkgd,mpkd->mkgp", queries, keys_SPKD[slots].float()) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill_(~seen[:, None, None], float("-inf"))
+    if sinks_H is not None:
+        scores = torch.cat([scores, sinks_H.float().view(kv_heads, -1, 1).expand(rows, -1, -1, 1)], dim=-1)
+    weights = scores.softmax(-1)[..., :positions]
+    out = torch.einsum("mkgp,mpkd->mkgd", weights, values_SPKD[slots].float())
     return out.reshape(q_MHD.shape).to(q_MHD.dtype)
 
 
@@ -217,6 +248,19 @@ def added(
     norm = RootMeanSquare(eps, to.dtype, to.device, from_one=from_one)
     to.add_(x if first is None else norm(x, first), alpha=scale)
     return norm(to, second)
+
+
+def added_experts(
+    to: Tensor,
+    outputs: Tensor,
+    biases: Tensor | None,
+    places: Tensor,
+    experts: Tensor,
+    shares: Tensor,
+    *norms_and_numbers: Any,
+) -> Tensor:
+    """As `added`, of `mixture.summed`."""
+    return added(to, summed(outputs, biases, places, experts, shares), *norms_and_numbers)
 
 
 def _chosen_shape(logits: Tensor, count: int, sum_1: bool) -> tuple[Tensor, Tensor]:
@@ -238,11 +282,16 @@ def _gated_shape(x_MI: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     return x_MI.new_empty((len(x_MI), len(weight) // 2))
 
 
+def _half_shape(x: Tensor, *arguments: Any) -> Tensor:
+    return x.new_empty((len(x), x.shape[1] // 2))
+
+
 def _same_shape(x: Tensor, *arguments: Any) -> Tensor:
     return torch.empty_like(x)
 
 
 KERNELS = "millrace.engines.own.accelerated.layer_tiles"
+OF_ATTENTION = "millrace.engines.own.accelerated.attention_tiles"
 define(
     "rotated(Tensor qkv, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor signed_sin, Tensor places,"
     " Tensor(a!) keys, Tensor(b!) values, float eps, bool from_one, bool neighbours) -> Tensor",
@@ -251,9 +300,9 @@ define(
     plain=rotated,
 )
 define(
-    "attended(Tensor q, Tensor keys, Tensor values, Tensor used, Tensor(a!) counts, float scale, int? window)"
-    " -> Tensor",
-    KERNELS,
+    "attended(Tensor q, Tensor keys, Tensor values, Tensor? sinks, Tensor used, Tensor(a!) counts,"
+    " Tensor? tiles, float scale, float? cap, int? window) -> Tensor",
+    OF_ATTENTION,
     shape=_same_shape,
     plain=attended,
 )
@@ -269,6 +318,19 @@ define(
     KERNELS,
     shape=_same_shape,
     plain=added,
+)
+define(
+    "added_experts(Tensor(a!) to, Tensor outputs, Tensor? biases, Tensor places, Tensor experts,"
+    " Tensor shares, Tensor? first, Tensor second, float scale, float eps, bool from_one) -> Tensor",
+    KERNELS,
+    shape=_same_shape,
+    plain=added_experts,
+)
+define(
+    "gated_rows(Tensor x, Tensor? biases, Tensor experts, str activation, float[]? clamp) -> Tensor",
+    KERNELS,
+    shape=_half_shape,
+    plain=gated_rows,
 )
 define(
     "chosen(Tensor logits, int count, bool sum_1) -> (Tensor, Tensor)",

@@ -6,11 +6,13 @@ cache, S slots, P positions, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
-from millrace.engines.own import forward
+from millrace.engines.own import mixture
 
 Tensor = torch.Tensor
 
@@ -112,19 +114,39 @@ def _added(  # type: ignore[no-untyped-def]
     first,
     second,
     out,
+    biases,
+    places,
+    experts,
+    shares,
     scale,
     eps,
     WIDTH: tl.constexpr,
+    ROUTED: tl.constexpr,
+    BIASED: tl.constexpr,
     NORMED: tl.constexpr,
     FROM_ONE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One row of the residual stream."""
+    """One row of the residual stream. With experts `x` has the outputs of all pairs."""
     dtype = to.dtype.element_ty
     columns = tl.arange(0, TILE)
     inside = columns < WIDTH
     row = tl.program_id(0).to(tl.int64) * WIDTH + columns
-    more = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
+    if ROUTED == 0:
+        more = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
+    else:
+        more = tl.zeros((TILE,), tl.float32)
+        for its in tl.static_range(ROUTED):
+            pair = tl.program_id(0) * ROUTED + its
+            output = x + tl.load(places + pair) * WIDTH + columns
+            output = tl.load(output, mask=inside, other=0.0).to(tl.float32)
+            if BIASED:
+                bias = biases + tl.load(experts + pair) * WIDTH + columns
+                output += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
+                output = output.to(dtype).to(tl.float32)
+            share = tl.load(shares + pair).to(dtype).to(tl.float32)
+            more += (output * share).to(dtype).to(tl.float32)
+        more = more.to(dtype).to(tl.float32)
     if NORMED:
         weight = tl.load(first + columns, mask=inside, other=0.0)
         more = _normed_row(more, weight, eps, dtype, WIDTH, FROM_ONE)
@@ -150,151 +172,34 @@ def added(
     to: Tensor, x: Tensor, first: Tensor | None, second: Tensor, scale: float, eps: float, from_one: bool
 ) -> Tensor:
     """As `fused.added`."""
-    assert to.is_contiguous() and x.is_contiguous() and to.shape == x.shape, (to.stride(), x.stride())
-    out = torch.empty_like(to)
+    assert to.shape == x.shape, (to.shape, x.shape)
+    return added_experts(to, x, None, x, x, x[:, :0], first, second, scale, eps, from_one)
+
+
+def added_experts(
+    to: Tensor,
+    outputs: Tensor,
+    biases: Tensor | None,
+    places: Tensor,
+    experts: Tensor,
+    shares: Tensor,
+    first: Tensor | None,
+    second: Tensor,
+    scale: float,
+    eps: float,
+    from_one: bool,
+) -> Tensor:
+    """As `fused.added_experts`. With no shares, (rows, 0), the outputs are what is added."""
+    of_experts, out = (biases, places, experts, shares), torch.empty_like(to)
+    tensors = [to if one is None else one for one in (to, outputs, first, second, out, *of_experts)]
+    assert all(one.is_contiguous() for one in tensors), [one.stride() for one in tensors]
     (rows, width), tile = to.shape, triton.next_power_of_2(to.shape[1])
     _added[(rows,)](
-        *(to, x, to if first is None else first, second, out, scale, eps),
-        *(width, first is not None, from_one, tile),
+        *(*tensors, scale, eps, width, shares.shape[1]),
+        *(biases is not None, first is not None, from_one, tile),
         num_warps=min(16, max(1, tile // 512)),
     )
     return out
-
-
-PROGRAMS, LONG = 264, 8192
-"""So many programs of attention are started at least, two for each processor of an H100: with few rows
-several share the keys of one. With many rows only more than `LONG` keys are shared."""
-
-
-@triton.jit
-def _attended(  # type: ignore[no-untyped-def]
-    q,
-    keys,
-    values,
-    used,
-    counts,
-    parts,
-    sums,
-    out,
-    scale,
-    positions,
-    window,
-    share_min,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILE_G: tl.constexpr,
-    TILE_D: tl.constexpr,
-    TILE_P: tl.constexpr,
-):
-    """The queries of one kv head of one row, over one split of its keys. Of the splits that have keys, the
-    last program to end adds them up."""
-    row = tl.program_id(0).to(tl.int64)
-    head, split = tl.program_id(1), tl.program_id(2)
-    stop = tl.load(used + row)
-    start = tl.maximum(stop - window, 0)
-    share = tl.cdiv(tl.maximum(tl.cdiv(stop - start, SPLITS), share_min), TILE_P) * TILE_P
-    splits = tl.cdiv(stop - start, share)
-    if split < splits:
-        start += split * share
-        stop = tl.minimum(start + share, stop)
-        g, d = tl.arange(0, TILE_G), tl.arange(0, TILE_D)
-        place = row * KV_HEADS + head
-        of_query = (place * GROUP + g[:, None]) * DIM + d[None, :]
-        inside = (g < GROUP)[:, None] & (d < DIM)[None, :]
-        queries = tl.load(q + of_query, mask=inside, other=0.0)
-        memory = (row * positions * KV_HEADS + head) * DIM
-        highest = tl.full((TILE_G,), float("-inf"), tl.float32)
-        total = tl.zeros((TILE_G,), tl.float32)
-        found = tl.zeros((TILE_G, TILE_D), tl.float32)
-        for first in range(start, stop, TILE_P):
-            p = first + tl.arange(0, TILE_P)
-            at = memory + p.to(tl.int64) * (KV_HEADS * DIM)
-            there = (p < stop)[None, :] & (d < DIM)[:, None]
-            k = tl.load(keys + at[None, :] + d[:, None], mask=there, other=0.0)
-            scores = tl.dot(queries, k, input_precision="ieee") * scale
-            scores = tl.where((p < stop)[None, :], scores, float("-inf"))
-            top = tl.maximum(highest, tl.max(scores, axis=1))
-            shrink = tl.exp(highest - top)
-            weights = tl.exp(scores - top[:, None])
-            there = (p < stop)[:, None] & (d < DIM)[None, :]
-            v = tl.load(values + at[:, None] + d[None, :], mask=there, other=0.0)
-            total = total * shrink + tl.sum(weights, axis=1)
-            found = tl.dot(weights.to(v.dtype), v, found * shrink[:, None], input_precision="ieee")
-            highest = top
-        ends = splits == 1
-        if splits > 1:
-            part = place * SPLITS + split
-            of_part = g[:, None] * TILE_D + d[None, :]
-            tl.store(parts + part * (TILE_G * TILE_D) + of_part, found)
-            tl.store(sums + part * (2 * TILE_G) + g, highest)
-            tl.store(sums + part * (2 * TILE_G) + TILE_G + g, total)
-            tl.debug_barrier()  # all threads have stored before one of them counts
-            ends = tl.atomic_add(counts + place, 1, sem="acq_rel") == splits - 1
-            if ends:
-                tl.store(counts + place, 0)
-                found, total = _added_up(parts, sums, place * SPLITS, splits, TILE_G, TILE_D)
-        if ends:
-            tl.store(out + of_query, (found / total[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _added_up(  # type: ignore[no-untyped-def]
-    parts, sums, first, splits, TILE_G: tl.constexpr, TILE_D: tl.constexpr
-):
-    """What other processors have just stored is not read from this one's cache."""
-    g = tl.arange(0, TILE_G)
-    of_part = g[:, None] * TILE_D + tl.arange(0, TILE_D)[None, :]
-    highest = tl.full((TILE_G,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE_G,), tl.float32)
-    found = tl.zeros((TILE_G, TILE_D), tl.float32)
-    for part in range(first, first + splits):
-        its_highest = tl.load(sums + part * (2 * TILE_G) + g, cache_modifier=".cg")
-        its_total = tl.load(sums + part * (2 * TILE_G) + TILE_G + g, cache_modifier=".cg")
-        its_part = tl.load(parts + part * (TILE_G * TILE_D) + of_part, cache_modifier=".cg")
-        top = tl.maximum(highest, its_highest)
-        shrink = tl.exp(highest - top)
-        its_shrink = tl.exp(its_highest - top)
-        total = total * shrink + its_total * its_shrink
-        found = found * shrink[:, None] + its_part * its_shrink[:, None]
-        highest = top
-    return found, total
-
-
-def attended(
-    q_MHD: Tensor,
-    keys_SPKD: Tensor,
-    values_SPKD: Tensor,
-    used_M: Tensor,
-    counts: Tensor,
-    scale: float,
-    window: int | None,
-) -> Tensor:
-    """As `fused.attended`. The queries of a kv head read its keys once, together."""
-    (rows, heads, dim), (_, positions, kv_heads, _) = q_MHD.shape, keys_SPKD.shape
-    tensors = (q_MHD, keys_SPKD, values_SPKD, used_M, counts)
-    assert all(x.is_contiguous() for x in tensors), [x.stride() for x in tensors]
-    group = heads // kv_heads
-    tile_g, tile_d = max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(dim))
-    tile_p = max(16, 8192 // tile_d)
-    splits, share_min = shares(rows * kv_heads, positions, tile_p)
-    parts = q_MHD.new_empty((rows * kv_heads * splits, tile_g, tile_d), dtype=torch.float32)
-    sums = q_MHD.new_empty((rows * kv_heads * splits, 2, tile_g), dtype=torch.float32)
-    out = torch.empty_like(q_MHD)
-    _attended[rows, kv_heads, splits](
-        *(*tensors, parts, sums, out, scale, positions, positions if window is None else window, share_min),
-        *(kv_heads, group, dim, splits, tile_g, tile_d, tile_p),
-        num_stages=2,
-    )
-    return out
-
-
-def shares(programs: int, positions: int, tile: int) -> tuple[int, int]:
-    """Splits of the keys at most, a power of two, and how many keys each has at least."""
-    few = PROGRAMS // programs
-    splits = min(max(1, few, positions // LONG), max(1, positions // (2 * tile)), 32)
-    return 1 << (splits.bit_length() - 1), 2 * tile if few > 1 else LONG
 
 
 @triton.jit
@@ -408,7 +313,7 @@ def _chosen(  # type: ignore[no-untyped-def]
 
 
 def chosen(logits: Tensor, count: int, sum_1: bool) -> tuple[Tensor, Tensor]:
-    """As `forward.chosen`."""
+    """As `mixture.chosen`."""
     assert logits.is_contiguous(), logits.stride()
     rows, num_experts = logits.shape
     shares = logits.new_empty((rows, count), dtype=torch.float32)
@@ -446,13 +351,68 @@ def _by_expert(  # type: ignore[no-untyped-def]
 
 
 def by_expert(experts: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `forward.by_expert`, which computes it for very many."""
+    """As `mixture.by_expert`, which computes it for very many."""
     pairs, tile = experts.numel(), 64
     if pairs > PAIRS_MAX:
-        return forward.by_expert(experts, count)
+        return mixture.by_expert(experts, count)
     assert experts.is_contiguous(), experts.stride()
     rows, sorted_experts, places = (experts.new_empty(pairs) for _ in range(3))
     ends = experts.new_empty(count, dtype=torch.int32)
     grid = (triton.cdiv(max(pairs, count), tile),)
     _by_expert[grid](experts, rows, sorted_experts, places, ends, pairs, count, experts.shape[1], tile)
     return rows, sorted_experts, places, ends
+
+
+@triton.jit
+def _gated_rows(  # type: ignore[no-untyped-def]
+    x,
+    biases,
+    experts,
+    out,
+    outputs,
+    alpha,
+    limit,
+    BIASED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A tile of one row. What is no number passes every cut."""
+    row = tl.program_id(0).to(tl.int64)
+    o = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = o < outputs
+    dtype = out.dtype.element_ty
+    gates = 2 * o if CLAMPED else o
+    ups = 2 * o + 1 if CLAMPED else outputs + o
+    x += row * outputs * 2
+    gate = tl.load(x + gates, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + ups, mask=inside, other=0.0).to(tl.float32)
+    if BIASED:
+        biases += tl.load(experts + row) * outputs * 2
+        gate += tl.load(biases + gates, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(biases + ups, mask=inside, other=0.0).to(tl.float32)
+        gate = gate.to(dtype).to(tl.float32)
+        up = up.to(dtype).to(tl.float32)
+    if CLAMPED:
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        up = (up + 1.0).to(dtype).to(tl.float32)
+        share = 1.0 / (1.0 + tl.exp(-(gate * alpha).to(dtype).to(tl.float32)))
+        gate *= share.to(dtype).to(tl.float32)
+    else:
+        gate = _activated(gate, ACTIVATION)
+    found = (gate.to(dtype).to(tl.float32) * up).to(dtype)
+    tl.store(out + row * outputs + o, found, mask=inside)
+
+
+def gated_rows(
+    x: Tensor, biases: Tensor | None, experts: Tensor, activation: str, clamp: Sequence[float] | None
+) -> Tensor:
+    """As `mixture.gated_rows`."""
+    (rows, width), tile = x.shape, 1024
+    tensors = (x, x if biases is None else biases, experts, x.new_empty((rows, width // 2)))
+    assert all(one.is_contiguous() for one in tensors), [one.stride() for one in tensors]
+    alpha, limit = clamp or (0.0, 0.0)
+    settings = (biases is not None, clamp is not None, activation, tile)
+    _gated_rows[rows, triton.cdiv(width // 2, tile)](*tensors, width // 2, alpha, limit, *settings)
+    return tensors[3]
