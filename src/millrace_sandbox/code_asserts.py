@@ -33,7 +33,10 @@ NOT_SHARED = {
     *("exec", "open", "tempfile", "shutil", "zipfile", "sqlite3", "tmp_path", "tmpdir"),
     *("capsys", "capfd", "redirect_stdout", "monkeypatch", "patch", "mocker"),
 }
-PATCHED = re.compile(r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bos\.(makedirs|mkdir|remove)\(")
+PATCHED = re.compile(
+    r"sys\.std(out|in) =|mock\.patch|\.redirect_stdout\(|\bPath\(.*\)\.(write_\w+|touch|mkdir|unlink)\("
+    r"|\bos\.(makedirs|mkdir|remove|listdir|path\.(exists|isfile|isdir|getsize))\(|\bos\.environ\["
+)
 """What a test can only do with a program in its own process."""
 STEPS = re.compile(r"\bnext\(|\.(send|throw|close)\(|StopIteration|\byield from\b")
 # What catches an exception: its class is the first argument, and another may be the function.
@@ -133,7 +136,7 @@ def read_asserts(
         classes,
         caught - found,
         [node.name for node in tree.body if isinstance(node, ast.ClassDef)] if defined else [],
-        _packages(trees),
+        _packages([*trees, tree] if defined else trees),
         frozenset(unbound - found - caught - {*names}),
         sees_changes(trees, {CANDIDATE, *names}, bool(classes)),
         any(map(STEPS.search, tests)) or STEPS.search(setup) is not None,
@@ -302,6 +305,8 @@ def _refuse_what_is_not_shared(trees: Sequence[ast.Module]) -> None:
     """Raises: DataError: the tests look at files or at what a program prints, or patch its process."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = _loaded(trees) | {node.arg for node in nodes if isinstance(node, ast.arg)}
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names |= {str(node.module) for node in froms for one in node.names if (one.asname or one.name) in names}
     found = sorted(names & NOT_SHARED)
     found += [each[0] for tree in trees if (each := PATCHED.search(ast.unparse(tree)))]
     if found:

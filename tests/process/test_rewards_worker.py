@@ -134,11 +134,11 @@ def test_a_worker_whose_reward_hangs_still_answers_and_can_be_killed(config, tmp
 
 def test_a_worker_ends_the_stream_at_the_deadline_of_its_reward(config, tmp_path):
     async def run():
-        hasty = config | {"reward": config["reward"] | {"timeout_s": 3.0}}
+        hasty = config | {"reward": config["reward"] | {"timeout_s": 8.0}}
         async with environment(hasty, tmp_path) as worker:
             stream = worker.stream("score", requests(config, "4", "hang", "4"))
             assert await anext(stream) == (0, Scored(1.0))
-            with pytest.raises(DeadlineExceeded, match=r"longer than `reward.timeout_s` \(3 s\)"):
+            with pytest.raises(DeadlineExceeded, match=r"longer than `reward.timeout_s` \(8 s\)"):
                 await anext(stream)
 
     asyncio.run(run())

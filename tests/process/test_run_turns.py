@@ -224,10 +224,10 @@ def test_an_episode_that_cannot_be_repeated_fails_and_the_run_goes_on(turns, tmp
 @pytest.mark.parametrize("times", few([1, 3]))
 def test_an_environment_that_hangs_fails_alone(times, turns, tmp_path):
     at = plan(turns, "held", 7, times)
-    run = train(turns, tmp_path / "run", "reward.timeout_s=5")
+    run = train(turns, tmp_path / "run", "reward.timeout_s=12")
     failed = failures(run)
     assert 1 <= len(failed) <= len(at)
-    assert all("took longer than `reward.timeout_s` (5 s)" in one["reason"] for one in failed)
+    assert all("took longer than `reward.timeout_s` (12 s)" in one["reason"] for one in failed)
     assert not events(run, "worker_died")
 
 

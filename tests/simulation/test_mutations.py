@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -269,7 +270,6 @@ MUTATIONS: dict[Plant, range] = {
     stale_version_served: range(5),
     served_version_not_compared: range(6, 25),
     heartbeat_never_asked_for: range(100),
-    cancel_swallowed: range(11, 30),
     step_applied_twice: range(32, 80),
     replay_forgotten: range(11, 30),
     relay_not_filled_again: range(16, 100),
@@ -282,6 +282,8 @@ MUTATIONS: dict[Plant, range] = {
     lease_number_ignored: range(40, 100),
 }
 """Seeds among which there is one that finds it, from a number soon before the first."""
+if sys.version_info < (3, 13):  # since then a task group itself repeats a cancellation that met a failure
+    MUTATIONS[cancel_swallowed] = range(11, 30)
 
 
 @pytest.mark.parametrize("plant", MUTATIONS, ids=lambda plant: plant.__name__)

@@ -38,7 +38,7 @@ from millrace.weights.ring import open_reader, open_writer
 SECRET = "of this run"
 DEADLINE_S = 30.0
 DEADLINES = LinkDeadlines(connect_s=20.0, stall_s=20.0, begin_s=1.0, wait_s=20.0)
-STALL_S = 1.0  # a loaded machine is seldom silent for so long
+STALL_S = 3.0  # a loaded machine is seldom silent for so long
 HASTY = LinkDeadlines(connect_s=20.0, stall_s=STALL_S, begin_s=0.1, wait_s=0.5, heartbeat_s=0.05)
 PATIENT = msgspec.structs.replace(HASTY, stall_s=20.0)
 CHUNK_BYTES = 1000

@@ -69,7 +69,7 @@ class ComparedGroup:
         turn_of = [turns_of(mask) for mask in every]
         return ComparedGroup(
             rewards_G,
-            lengths_G=np.asarray([mask.size for mask in every]),
+            lengths_G=np.asarray([mask.size for mask in every], dtype=np.int64),
             trained_G=np.asarray([mask.sum() for mask in every]),
             truncated_G=np.broadcast_to(np.asarray(truncated, dtype=bool), rewards_G.shape),
             turns_G=np.asarray([turns.max(initial=-1) + 1 for turns in turn_of]),

@@ -42,7 +42,7 @@ def first_down(layer: str, shape_RI: tuple[int, ...], seed: int) -> NDArray[np.f
     with these numbers: those of `torch.Tensor.uniform_` with a generator that has this seed."""
     bound = np.float32(1 / math.sqrt(shape_RI[1]))  # kaiming_uniform_ with a = sqrt(5)
     digest = xxh3_64_intdigest(f"{seed} {layer}".encode()) >> 1
-    bits = np.random.RandomState(digest & 0xFFFFFFFF).randint(0, 1 << 32, shape_RI, np.uint32)
+    bits = np.random.RandomState(digest & 0xFFFFFFFF).randint(0, 1 << 32, shape_RI, dtype=np.uint32)
     shares = (bits & 0xFFFFFF) * 2.0**-23 - 1  # float64, at least -1 and less than 1
     return (shares * float(bound)).astype(np.float32)
 

@@ -220,7 +220,7 @@ def _joined(planes: list[Bytes]) -> Array:
 
 
 def _base(before: Bytes) -> int:
-    return xxhash.xxh3_64_intdigest(before)  # type: ignore[arg-type]
+    return xxhash.xxh3_64_intdigest(before.data)
 
 
 def _flat(data: Any) -> Bytes:

@@ -285,8 +285,14 @@ def number_of(one: Any, content: Any) -> int | None:
     return number
 
 
+def draw_on(_: Any, name: str, state: Any) -> None:
+    """Draw random numbers from where the tests are, which have set a seed."""
+    (random.setstate if name == "random" else sys.modules["numpy"].random.set_state)(state)
+
+
 FUNCTIONS = {**vars(operator), **vars(builtins), "copy": copy.copy, "deepcopy": copy.deepcopy}
 """By name: what tests ask of an object."""
+FUNCTIONS[values.SEEDED] = draw_on
 
 
 def described(error: BaseException, **more: Any) -> bytes:
@@ -296,7 +302,8 @@ def described(error: BaseException, **more: Any) -> bytes:
 
 def parts_of(error: BaseException, depth: int = 3) -> list[Any]:
     """The names of an exception's classes, its text, its arguments, its attributes, and what came before."""
-    names = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    names = [f"{kind.__module__}.{kind.__name__}" for kind in kinds]
     text = text_of(error).partition(": ")[2]
     others = (error.__cause__, error.__context__)
     before: list[Any] = [parts_of(one, depth - 1) if one and depth else None for one in others]
@@ -313,7 +320,8 @@ def text_of(error: BaseException) -> str:
         kinds = type(error).__mro__
         kind = next((one for one in kinds if one.__module__ == "builtins"), kinds[0])
         name = kinds[0] if kind in (Exception, BaseException) else kind
-        return f"{name.__name__}: {error}"[:300]
+        more = ": here are the standard library and numpy" if kind is ModuleNotFoundError else ""
+        return f"{name.__name__}: {error}{more}"[:300]
     except BaseException:
         return "an error without a message"
 

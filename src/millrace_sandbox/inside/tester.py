@@ -15,6 +15,7 @@ import cmath
 import gc
 import json
 import os
+import random
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 
 from millrace_sandbox.inside import guest, objects, values
 from millrace_sandbox.inside.objects import NotAsked, stand_ins
-from millrace_sandbox.inside.values import LONG, Here, decode, encode, write_back
+from millrace_sandbox.inside.values import LONG, SEEDED, Here, decode, encode, write_back
 
 FILE = "tests"
 OWN = (objects.__file__, values.__file__)
@@ -34,6 +35,9 @@ HELD_MAX = 10  # so many lists, tables and sets of the program are the same here
 _held: dict[int, tuple[Any, Any]] = {}  # these by number, and what is known of them there
 _of_program: list[BaseException] = []  # the exceptions that the program raised, and not a test
 _caught: dict[str, type[Exception]] = {}  # what stands for the program's classes of exceptions
+_seeds: dict[str, Any] = {}  # the states of the generators whose seeds tests have set since the last call
+KNOWN = {*sys.stdlib_module_names, "numpy"} - {"unittest"}
+"""The modules whose exceptions a program may raise here. Those of the framework of tests would end a test."""
 
 
 class CannotBeAsked(BaseException):
@@ -70,11 +74,24 @@ def run(program: dict[str, Any]) -> None:
 def begun(named: dict[str, Any]) -> ModuleType:
     module = guest.begun(FILE)
     Here.names = module.__dict__
+    random.seed = seeding("random", random.seed, random.getstate)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed = seeding("numpy", numpy.random.seed, numpy.random.get_state)
     pytest: Any = ModuleType("pytest")  # what most tests use of it, which need not be installed
     pytest.raises, pytest.approx, pytest.mark = raises, Approx, SimpleNamespace(parametrize=parametrize)
     sys.modules["pytest"] = pytest
     module.__dict__.update({**named, **_caught})
     return module
+
+
+def seeding(name: str, seed: Any, state: Any) -> Any:
+    """`seed` of a generator of random numbers. The program draws from the same state at its next call."""
+
+    def noted(*args: Any, **keywords: Any) -> None:
+        seed(*args, **keywords)
+        _seeds[name] = state
+
+    return noted
 
 
 def exchange(message: list[Any]) -> Any:
@@ -188,6 +205,9 @@ def is_of_program(error: BaseException | None) -> bool:
 
 def called(owner: int | str, what: str | None, /, *args: Any, **keywords: Any) -> Any:
     """Ask the program (see `guest.called_plainly`). Its exception is raised here (see `exception_of`)."""
+    while _seeds:
+        name, state = _seeds.popitem()
+        called(owner, SEEDED, name, state())
     answer = exchange(["call", owner, what, *encoded(args, keywords)])
     try:
         left, named = answer.get("left") or answer.get("changed") or ([], {})
@@ -244,12 +264,15 @@ def encoded(args: Sequence[Any], keywords: dict[str, Any]) -> list[Any]:
 
 def exception_of(names: list[str], text: str, args: Any, attributes: Any, before: Any) -> BaseException:
     """The exception of the program: of the classes of these names, with its cause and its context."""
-    kinds = [_caught.get(name) or _builtin(name) or _new(name) for name in names]
+    kinds = [_kind_of(*name.rpartition(".")[::2]) for name in names]
     kind = kinds[0]
-    if kind is not _builtin(names[0]):
+    if kind.__module__ == __name__:
         lowest = [one for one in kinds if [*filter(one.__subclasscheck__, kinds)] == [one]]
-        kind = type(names[0], tuple(lowest), {"__str__": lambda _: text})
-    error: BaseException = kind(*decode(args))
+        kind = type(kind.__name__, tuple(lowest), {"__str__": lambda _: text})
+    try:
+        error: BaseException = kind(*decode(args))
+    except TypeError:  # of a class that is made of other things than its arguments, as JSONDecodeError
+        error = kind.__new__(kind, *decode(args))
     vars(error).update({name: each for name, each in decode(attributes).items() if name not in dir(error)})
     cause, context, error.__suppress_context__ = before
     error.__context__ = exception_of(*context) if context else None
@@ -258,9 +281,13 @@ def exception_of(names: list[str], text: str, args: Any, attributes: Any, before
     return error
 
 
-def _builtin(name: str) -> Any:
-    kind = vars(builtins).get(name)
-    return kind if isinstance(kind, type) and issubclass(kind, BaseException) else None
+def _kind_of(module: str, name: str) -> Any:
+    """The class of exceptions of Python or numpy with that name; what stands for one of the program."""
+    home = sys.modules.get(module) if module.partition(".")[0] in KNOWN else None
+    for kind in (getattr(home, "__dict__", {}).get(name), _caught.get(name), vars(builtins).get(name)):
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            return kind
+    return _new(name)
 
 
 def _new(name: str) -> type[Exception]:

@@ -9,6 +9,7 @@ numpy alone, whoever encoded it: so no value can lie about what it equals.
 from __future__ import annotations
 
 import datetime
+import io
 import itertools
 import math
 import sys
@@ -28,7 +29,6 @@ _LISTS: dict[str, tuple[Any, _Made]] = {
     "keys": (KeysView, lambda data: dict.fromkeys(data).keys()),
     "items": (ItemsView, lambda data: dict(data).items()),
     "values": (ValuesView, lambda data: dict(enumerate(data)).values()),
-    "array": (array, list),
 }
 """By tag: the type of what consists of values, and what makes one of a list of them."""
 _DICTS: dict[str, tuple[Any, _Made]] = {
@@ -43,11 +43,25 @@ def _of_parts(kind: Any, *names: str) -> tuple[Any, _Made, _Made]:
     return kind, lambda one: encode([getattr(one, name) for name in names]), lambda data: kind(*decode(data))
 
 
+def _stream(kind: Any) -> tuple[Any, _Made, _Made]:
+    """A stream in memory, with its place, and without attributes."""
+
+    def made(data: Any) -> Any:
+        one = kind()
+        one.__setstate__((*decode(data), None))
+        return one
+
+    return kind, lambda one: encode(one.__getstate__()[:-1]), made
+
+
 _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
     "int": (int, hex, lambda digits: int(digits, 16)),
     "bytes": (bytes | memoryview, lambda value: bytes(value).hex(), bytes.fromhex),
     "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
     "complex": (complex, lambda value: repr(complex(value.real, value.imag)), complex),
+    "array": (array, lambda one: encode([one.typecode, one.tolist()]), lambda data: array(*decode(data))),
+    "StringIO": _stream(io.StringIO),
+    "BytesIO": _stream(io.BytesIO),
     "range": _of_parts(range, "start", "stop", "step"),
     "slice": _of_parts(slice, "start", "stop", "step"),
     "fraction": _of_parts(Fraction, "numerator", "denominator"),
@@ -71,6 +85,7 @@ _TEXTS = datetime.date | datetime.time | datetime.timedelta | complex | UUID | P
 PROGRAM = "solution"  # the module of a program
 FUNCTION = "function"  # the name of what can be called
 MADE = "made"  # what a class is asked for by a call
+SEEDED = "seeded"  # what a program is asked for before a call, if tests have set a seed
 DIGITS_BITS = 4_096  # Python writes and reads no larger numbers as digits
 ARRAYS = "biufcSUmM"  # the kinds of arrays of numpy whose values are numbers, texts and times
 LONG = 1_000  # what tests hold is the same here and there as long as it is no longer than this
@@ -152,7 +167,7 @@ def _composed(value: Any) -> dict[str, Any] | None:
             pairs = [[encode(key), encode(each)] for key, each in value.items()]
             is_known = factory in _FACTORIES.values()
             return {"defaultdict": [factory.__name__, pairs]} if is_known else {tag: pairs}
-    if isinstance(value, Iterator):
+    if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
         items = [encode(each) for each in itertools.islice(value, None if Here.remote else Here.items)]
         rest = numbered(type(value).__name__, value) if len(items) == Here.items and not Here.remote else []
         return {"generator" if isinstance(value, Generator) else "iterator": [items, rest]}
@@ -164,7 +179,7 @@ def _composed(value: Any) -> dict[str, Any] | None:
 
 def _other(value: Any) -> Any:
     for tag, (kind, written, _) in _OTHERS.items():
-        if isinstance(value, kind):
+        if isinstance(value, kind) and not getattr(value, "closed", False):
             return {tag: written(value)}
     if (name := type(value).__name__) in Here.given and Here.names.get(name) is type(value):
         return {"given": [name, {name: encode(each) for name, each in vars(value).items()}]}
@@ -368,6 +383,8 @@ def write_back(value: Any, left: Any) -> Any:
             (value.update if isinstance(value, set) else value.extend)(left)
         case bytearray(), bytearray():
             value[:] = left
+        case (io.StringIO(), io.StringIO()) | (io.BytesIO(), io.BytesIO()):
+            value.__setstate__(left.__getstate__())
         case tuple(), tuple() if len(value) == len(left):
             for one, other in zip(value, left, strict=True):
                 write_back(one, other)
