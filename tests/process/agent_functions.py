@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
+
 imported_in = os.getpid()
 num_calls = 0
 
@@ -24,6 +26,8 @@ def solve(row: dict[str, Any], base_url: str, key: str) -> Any:
             return [imported_in, os.getpid(), num_calls, random.random()]
         case "environment":
             return [os.environ["OPENAI_API_KEY"], os.environ.get("WORKER_SECRET")]
+        case "numpy":
+            return {"reward": np.float32(0.5), "each": np.arange(2)}
         case "large":
             return "x" * 100_000
         case "object":

@@ -254,6 +254,7 @@ def test_a_function_gives_its_value(agents: Agents) -> None:
     assert end.exit_code == 0
     assert end.returned == {"row": row, "base_url": URL, "key": KEY, "cwd": end.directory}
     assert ended(agents, None, {"what": "environment"}).returned == [KEY, None]
+    assert ended(agents, None, {"what": "numpy"}).returned == {"reward": 0.5, "each": [0, 1]}
 
 
 def test_a_module_is_imported_once_and_each_call_is_a_process_of_its_own(agents: Agents) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -12,19 +13,23 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.chat_templates import STYLES, make_tokenizer
 
+from millrace.config.tables.generation import SamplingConfig
 from millrace.config.tables.reward_kinds import AgentSection
+from millrace.config.tables.task import EnvironmentRewardSection, FileTaskSection
 from millrace.core.completion.columns import token_array
 from millrace.core.errors import DataError
 from millrace.core.types import Failed, Finish, ScoreRequest
 from millrace.episodes.bridge import PlainBridge
 from millrace.episodes.environment import Budgets
 from millrace.episodes.episodes import Episodes
-from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts
+from millrace.episodes.gateway.agent_environment import AgentEnvironment, AgentParts, make_agent_episodes
+from millrace.episodes.gateway.calls import Call, RefusedCall
 from millrace.episodes.gateway.local_agents import LocalAgents, WorkersDirectory
 from millrace.episodes.gateway.rendering import make_rendering
 from millrace.episodes.gateway.replies import Replies
 from millrace.episodes.open_episodes import Cause
 from millrace.episodes.snapshots import Snapshots
+from millrace.tasks.tasks import make_task
 
 ASKS = """
 import http.client, json, os, urllib.parse
@@ -75,6 +80,24 @@ def test_a_row_without_its_task_is_refused(tmp_path: Path) -> None:
         agents.start({"task": str(tmp_path / "nothing")})
     with pytest.raises(DataError, match="`task`"):
         agents.start({"prompt": "x"})
+
+
+def test_an_agent_cannot_name_a_token_that_the_model_lacks(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer) - 1}))
+    (tmp_path / "own.py").write_text("def reward(end): return 0.0\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    task = FileTaskSection(path=str(tmp_path / "rows.jsonl"), answer=None)
+    reward = EnvironmentRewardSection(
+        path=f"{tmp_path / 'own.py'}:reward", agent=AgentSection(command=("true",))
+    )
+    model = str(tmp_path / "model")
+    some = make_agent_episodes(
+        reward, task, make_task(task, tokenizer), tokenizer, SamplingConfig(), None, model
+    )
+    environment = some._kind()
+    with pytest.raises(RefusedCall, match=f"token ids are from 0 to {len(tokenizer) - 2}"):
+        environment._check(Call(prompt="x", stop_ids=[len(tokenizer) - 1]))  # type: ignore[attr-defined]
 
 
 def test_the_agents_of_a_worker_that_is_gone_leave_no_directory_behind_the_next_start(tmp_path: Path) -> None:

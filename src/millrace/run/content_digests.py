@@ -92,10 +92,10 @@ def refuse_other_start(recorded: Mapping[str, Any], current: Mapping[str, Any]) 
 
 
 def source_digests(config: Config) -> dict[str, str]:
-    """XXH3-128 of each file that a key names a function of. What the file imports is not read."""
+    """XXH3-128 of each file here that a key names a function of. What the file imports is not read."""
     paths = {key: path for key, path in flat(tree_of(config)) if key.endswith(".path")}
     files = {key: _source(path) for key, path in paths.items()}
-    return {key: _digest(file) for key, file in files.items() if file is not None}
+    return {key: _digest(file) for key, file in files.items() if file is not None and file.is_file()}
 
 
 def _source(path: str) -> Path | None:

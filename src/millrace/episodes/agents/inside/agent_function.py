@@ -73,10 +73,17 @@ async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
 
 
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy and torch are those of Python."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
 def _hand_over(value: Any, returned: int) -> None:
     """A value that cannot be handed over is left out, with a line in the agent's output."""
     try:
-        data = json.dumps(value).encode()
+        data = json.dumps(value, default=_plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
         sys.stderr.write(f"millrace: the value that the agent returned is left out: {error}\n")
         return
