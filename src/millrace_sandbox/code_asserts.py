@@ -191,7 +191,14 @@ def continued(code: str, function: str, prompt: str) -> str:
     if tree is None:
         return code
     body = [statement for node in tree.body for statement in getattr(node, "body", ())]
-    columns = {node.col_offset for each in body for node in ast.walk(each) if isinstance(node, ast.stmt)}
+    starts = [
+        (node.lineno, node.col_offset)
+        for each in body
+        for node in ast.walk(each)
+        if isinstance(node, ast.stmt)
+    ]
+    lines = prompt.split("\n")
+    columns = {column for line, column in starts if not lines[line - 1][:column].strip()}
     column = min((one for one in columns if one >= level + given), default=level)
     return f"{prompt.rstrip()}\n{code.replace(first, ' ' * (column - level) + first, 1)}"
 
@@ -203,10 +210,11 @@ def _beginning(prompt: str, function: str) -> ast.Module | None:
 
 
 def _python(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    """A text that is Python, and may end with the first line of a function; None: it is none."""
+    for each in (text, f"{text.rstrip()} ..."):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            return ast.parse(each)
+    return None
 
 
 def _python_in(column: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -410,10 +411,34 @@ def test_texts_of_sandbox_fusion(bare: Sandbox, column: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("generated_checker", "import sys"), ("input_mode", "file"), ("input_file", "in.txt")]
+    ("name", "value"),
+    [
+        ("generated_checker", "import sys"),
+        ("input_mode", "file"),
+        ("input_file", "in.txt"),
+        ("FAIL_TO_PASS", "[]"),
+    ],
 )
 def test_a_row_with_a_checker_or_files_of_its_own_is_a_failure(name: str, value: str) -> None:
     column = [{"input": "1\n", "output": "2\n"}]
     with pytest.raises(DataError, match=f"'{name}'.*Leave such rows out"):
         read_tests(column, None, {name: value})
     assert read_tests(column, None, {name: None, "input_mode": "stdio"}).outputs == ["2\n"]
+
+
+GEEKS = (
+    "#User function Template for python3\n\nclass Solution:\n    def least(self, arr, n):\n        #code here"
+)
+
+
+@pytest.mark.parametrize("begun", [GEEKS, "def least(arr):\n    pass\n", "\nclass Solution {\n"])
+def test_tests_of_a_function_that_nothing_names_are_a_failure(begun: str) -> None:
+    """As those of GeeksforGeeks in TACO. A right program has a function alone, and would earn 0."""
+    column = json.dumps({"inputs": ["n = 2\narr[] = {3, 1}"], "outputs": ["1"]})
+    with pytest.raises(DataError, match="`starter_code` begins a function"):
+        read_tests(column, None, {"starter_code": begun})
+    reads = f"{begun}\nif __name__ == '__main__':\n    n = int(input())"
+    for other in ("", None, "# def least\n", "import sys\n", reads):
+        assert read_tests(column, None, {"starter_code": other}).outputs == ["1"]
+    named = json.dumps({"fn_name": "least", "inputs": [[[3, 1]]], "outputs": [1]})
+    assert read_tests(named, None, {"starter_code": begun}).function == "least"
