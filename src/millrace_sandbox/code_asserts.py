@@ -349,6 +349,9 @@ def _of_program(named: list[str], trees: Sequence[ast.Module], unbound: set[str]
     owners = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     kinds = {name for call in _calls(nodes, KINDS) for arg in call.args for name in names_in(arg)}
     classes = sorted(name for name in unbound & (calls | owners | kinds) if name[0].isupper())
+    values = {name for name in {*named} & _loaded(trees) if name.isupper() and len(name) > 1}
+    if values := values - calls - owners - kinds:
+        raise DataError(f"the tests use {min(values)!r} of the program, and its functions alone can be asked")
     own = {node.name for node in nodes if isinstance(node, FUNCTIONS)}
     called = (node for node in nodes if isinstance(node, ast.Call) and maker(node) in own)
     passed = {ast.unparse(each) for node in called for each in node.args}
