@@ -191,7 +191,14 @@ def continued(code: str, function: str, prompt: str) -> str:
     if tree is None:
         return code
     body = [statement for node in tree.body for statement in getattr(node, "body", ())]
-    columns = {node.col_offset for each in body for node in ast.walk(each) if isinstance(node, ast.stmt)}
+    starts = [
+        (node.lineno, node.col_offset)
+        for each in body
+        for node in ast.walk(each)
+        if isinstance(node, ast.stmt)
+    ]
+    lines = prompt.split("\n")
+    columns = {column for line, column in starts if not lines[line - 1][:column].strip()}
     column = min((one for one in columns if one >= level + given), default=level)
     return f"{prompt.rstrip()}\n{code.replace(first, ' ' * (column - level) + first, 1)}"
 
@@ -203,10 +210,11 @@ def _beginning(prompt: str, function: str) -> ast.Module | None:
 
 
 def _python(text: str) -> ast.Module | None:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    """A text that is Python, and may end with the first line of a function; None: it is none."""
+    for each in (text, f"{text.rstrip()} ..."):
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            return ast.parse(each)
+    return None
 
 
 def _python_in(column: Any) -> Any:
@@ -341,6 +349,9 @@ def _of_program(named: list[str], trees: Sequence[ast.Module], unbound: set[str]
     owners = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     kinds = {name for call in _calls(nodes, KINDS) for arg in call.args for name in names_in(arg)}
     classes = sorted(name for name in unbound & (calls | owners | kinds) if name[0].isupper())
+    values = {name for name in {*named} & _loaded(trees) if name.isupper() and len(name) > 1}
+    if values := values - calls - owners - kinds:
+        raise DataError(f"the tests use {min(values)!r} of the program, and its functions alone can be asked")
     own = {node.name for node in nodes if isinstance(node, FUNCTIONS)}
     called = (node for node in nodes if isinstance(node, ast.Call) and maker(node) in own)
     passed = {ast.unparse(each) for node in called for each in node.args}

@@ -10,7 +10,7 @@ from millrace.rewards.program_text import program_of
 from millrace.tasks.chat import is_messages
 from millrace.tasks.rows import Row, find_column
 from millrace_sandbox.code_asserts import CodeAsserts, code_given, continued, read_asserts
-from millrace_sandbox.code_tests import judge, read_tests
+from millrace_sandbox.code_tests import judge, needed_beyond, read_tests
 from millrace_sandbox.inside.limits import Limits, MiB
 from millrace_sandbox.program import ProgramOutcome
 from millrace_sandbox.sandbox import Sandbox
@@ -47,10 +47,12 @@ class CodeReward:
     def __call__(self, completion: str, answer: Any, columns: Row) -> dict[str, float]:
         column = find_column(columns, self._config.tests)
         if column is None:
-            raise DataError(f"the row has no tests: `reward.tests` names the column {self._config.tests!r}")
+            told = f"names the column {self._config.tests!r}, and there are only {sorted(columns)}"
+            raise DataError(f"the row has no tests: `reward.tests` {told}")
         function = self._config.function
         prompt = _text_of(find_column(columns, self._prompt))
-        tests = read_asserts(column, columns, function, prompt) or read_tests(column, function, columns)
+        asserts = None if needed_beyond(columns) else read_asserts(column, columns, function, prompt)
+        tests = asserts or read_tests(column, function, columns)
         code, given = program_of(completion, tests.function), ""
         if tests.function is not None:
             named = code_given(prompt, tests.function)

@@ -25,8 +25,10 @@ NAMES = (("inputs", "outputs"), ("input", "output"))
 CASES = "test_cases"
 CALLS = ("functional", "function_call", "call")
 """How public data sets mark a test that calls a function."""
-BEYOND = ("generated_checker", "interaction_format", "input_file", "input_mode")
-"""Columns of open-r1's Codeforces and of CodeContests. Equal texts are not all that is right there."""
+BEYOND = ("generated_checker", "interaction_format", "input_file", "input_mode", "FAIL_TO_PASS")
+"""Columns of open-r1's Codeforces, CodeContests and SWE-bench, where not only equal texts are right."""
+BEGUN, READS = re.compile(r"^\s*(class|def)\s", re.MULTILINE), re.compile(r"\binput\(|\bstdin\b")
+"""What a function begins with, as GeeksforGeeks has it in TACO, and what a program has that reads."""
 ROOM = 4
 """So many bytes may stand for a character of an expected output."""
 STREAMS = ("stdin", "stdout")
@@ -77,11 +79,9 @@ def read_tests(column: Any, function: str | None = None, columns: Mapping[str, A
         DataError: the column has another form; or no test, so that any program would pass; or the row says
             that its tests need more than texts to be compared.
     """
-    if needs := [name for name in BEYOND if columns.get(name) not in (None, "", "stdio")]:
-        raise DataError(
-            f"the row has {needs[0]!r}: a file, a partner or a checker of its own decides what is right, and "
-            "here texts are compared. Leave such rows out"
-        )
+    if needs := needed_beyond(columns):
+        more = "files, a partner or a checker of its own, and here texts are compared"
+        raise DataError(f"the row has {needs[0]!r}: {more}. Leave such rows out")
     if isinstance(column, str):
         column = _from_json(column, "the tests are")
     if isinstance(column, Mapping) and CASES in column:
@@ -98,10 +98,19 @@ def read_tests(column: Any, function: str | None = None, columns: Mapping[str, A
             f"the tests have {len(inputs)} inputs and {len(outputs)} outputs, they need as many, and one"
         )
     if function is None:
+        begun = str(columns.get("starter_code"))
+        if BEGUN.search(begun) and not READS.search(begun):
+            shown = f"the row's `starter_code` begins a function, and its tests name none: {begun[:80]!r}"
+            raise DataError(f"{shown}. Leave such rows out")
         return CodeTests(None, [*map(_text, inputs)], [*map(_text, outputs)])
     if all(isinstance(one, str) for one in (*inputs, *outputs)):  # of DeepCoder and PRIME: JSON is JSON
         outputs = [_of_json(output) for output in outputs]
     return CodeTests(function, [*map(_arguments, inputs)], outputs)
+
+
+def needed_beyond(columns: Mapping[str, Any]) -> list[str]:
+    """The columns that say that tests need more than a program."""
+    return [name for name in BEYOND if columns.get(name) not in (None, "", "stdio")]
 
 
 def _metadata(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -143,3 +143,21 @@ def test_a_prompt_in_words_gives_no_code(reward: CodeReward) -> None:
     for prompt in ("Square", "square the number x", "print(1)", "", None, "def other(): 1 / 0\nother()"):
         row = {"prompt": prompt, "tests": ["assert f(2) == 4"]}
         assert reward("def f(x): return x * x", None, row)["reward"] == 1.0
+
+
+SIGNATURES = {
+    "alone": "import math\nLIMIT = 3\ndef f(x,\n      y=1):\n",
+    "in a chat": "Add.\nBegin with:\n```\nimport math\nLIMIT = 3\ndef f(x, y=1):\n```",
+    "with a text": 'import math\nLIMIT = 3\ndef f(x, y=1):\n    """Add."""\n',
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES, ids=[name.replace(" ", "-") for name in SIGNATURES])
+def test_a_prompt_may_end_with_the_first_line_of_the_function(reward: CodeReward, name: str) -> None:
+    """As `code_prompt` and `instruct_prompt` of BigCodeBench. Its tests use what the prompt imports."""
+    row = {"prompt": SIGNATURES[name], "tests": "assert f(math.floor(2.5), LIMIT) == 5", "entry_point": "f"}
+    whole = "```python\nimport math\nLIMIT = 3\ndef f(x, y=1):\n    return {}\n```"
+    body = "    if x:\n        return {}\n    return y"
+    for form in (whole, *[body] * (name != "in a chat")):
+        assert reward(form.format("x + y"), None, row)["reward"] == 1
+        assert reward(form.format("x - y"), None, row)["reward"] == 0

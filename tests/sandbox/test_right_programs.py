@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -410,10 +411,65 @@ def test_texts_of_sandbox_fusion(bare: Sandbox, column: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("generated_checker", "import sys"), ("input_mode", "file"), ("input_file", "in.txt")]
+    ("name", "value"),
+    [
+        ("generated_checker", "import sys"),
+        ("input_mode", "file"),
+        ("input_file", "in.txt"),
+        ("FAIL_TO_PASS", "[]"),
+    ],
 )
 def test_a_row_with_a_checker_or_files_of_its_own_is_a_failure(name: str, value: str) -> None:
     column = [{"input": "1\n", "output": "2\n"}]
     with pytest.raises(DataError, match=f"'{name}'.*Leave such rows out"):
         read_tests(column, None, {name: value})
     assert read_tests(column, None, {name: None, "input_mode": "stdio"}).outputs == ["2\n"]
+
+
+GEEKS = (
+    "#User function Template for python3\n\nclass Solution:\n    def least(self, arr, n):\n        #code here"
+)
+
+
+@pytest.mark.parametrize("begun", [GEEKS, "def least(arr):\n    pass\n", "\nclass Solution {\n"])
+def test_tests_of_a_function_that_nothing_names_are_a_failure(begun: str) -> None:
+    """As those of GeeksforGeeks in TACO. A right program has a function alone, and would earn 0."""
+    column = json.dumps({"inputs": ["n = 2\narr[] = {3, 1}"], "outputs": ["1"]})
+    with pytest.raises(DataError, match="`starter_code` begins a function"):
+        read_tests(column, None, {"starter_code": begun})
+    reads = f"{begun}\nif __name__ == '__main__':\n    n = int(input())"
+    for other in ("", None, "# def least\n", "import sys\n", reads):
+        assert read_tests(column, None, {"starter_code": other}).outputs == ["1"]
+    named = json.dumps({"fn_name": "least", "inputs": [[[3, 1]]], "outputs": [1]})
+    assert read_tests(named, None, {"starter_code": begun}).function == "least"
+
+
+OWN_TESTS = """
+import pytest
+from pytest import approx, fixture, raises
+@pytest.fixture
+def one(): return 1
+@fixture(scope="module")
+def two(): return 2
+@pytest.mark.parametrize("x, y", [(1, 2), pytest.param(2, 3, id="a")])
+@pytest.mark.skip
+def test_f(x, y): assert f(x) == approx(y)
+class TestF:
+    @pytest.mark.parametrize("x", [None])
+    def test_none(self, x):
+        with raises(TypeError): f(x)
+if __name__ == "__main__":
+    pytest.main([__file__])
+"""
+
+
+def test_a_program_may_have_tests_of_pytest_behind_it(bare: Sandbox) -> None:
+    """As those that models wrote for AceCode. pytest need not be installed, and no test is run."""
+    tests = {"fn_name": "f", "inputs": [[1], [5]], "outputs": [2, 6]}
+    asserts = read_asserts(["import pytest\nwith pytest.raises(TypeError): f(None)", "assert f(1) == 2"], {})
+    assert asserts is not None
+    for code, right in (("def f(x): return x + 1", True), ("def f(x): return x", False)):
+        for own in (OWN_TESTS, f"\n{OWN_TESTS.split('if __name__')[0]}"):
+            for each in (read_tests(tests), asserts):
+                passed = judge(bare, code + own, each, LIMITS).outcome is ProgramOutcome.PASSED
+                assert passed is right

@@ -22,6 +22,15 @@ PROMPT = 'def square(x):\n    """Square a number."""\n'
 ROW = {"prompt": PROMPT, "tests": ["assert square(3) == 9"], "canonical_solution": "    return x * x\n"}
 
 
+OF_BIGCODEBENCH = {
+    "prompt": "Begin with:\n```\nimport math\ndef square(x):\n```",
+    "code_prompt": "import math\ndef square(x):\n",
+    "canonical_solution": "    return math.prod([x, x])\n",
+}
+OF_SYNTHETIC = {"canonical_solution": None, "gold_standard_solution": "def square(x):\n    return x * x\n"}
+OF_SWE = {"FAIL_TO_PASS": '["t.py::test_a"]', "tests": '["t.py::test_a"]'}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
@@ -52,6 +61,13 @@ def config_for(model: Path, directory: Path, *rows: dict[str, Any]) -> Config:
         ({"canonical_solution": None, "completion": "    return 1\n"}, "rows.jsonl:2: .*gets 0, not 1"),
         ({"canonical_solution": None, "solution_code": "    return 1\n"}, "rows.jsonl:2: .*gets 0, not 1"),
         ({"tests": ["assert square(3) == 10"]}, "rows.jsonl:2: .*gets 0, not 1"),
+        ({**OF_SYNTHETIC, "gold_standard_solution": "def square(x): pass"}, "rows.jsonl:2: .*gets 0, not 1"),
+        ({**OF_BIGCODEBENCH, "canonical_solution": "    return x\n"}, "rows.jsonl:2: .*gets 0, not 1"),
+        (OF_SWE, "rows.jsonl:2: .*'FAIL_TO_PASS'.*Leave such rows out"),
+        (
+            {"tests": None, "test": ["assert square(3) == 9"]},
+            "rows.jsonl:2: .*names the column 'tests', and there are only .*'test'",
+        ),
         ({"tests": ["assert nearly(square(3), 9)"], "entry_point": "square"}, "rows.jsonl:2: .*nearly"),
     ],
 )
@@ -64,7 +80,7 @@ def test_a_reference_program_that_fails_refuses_the_run_with_its_row(
 
 def test_a_run_whose_reference_programs_pass_begins(model: Path, tmp_path: Path) -> None:
     without = {name: value for name, value in ROW.items() if name != "canonical_solution"}
-    try_first(config_for(model, tmp_path, ROW, without))
+    try_first(config_for(model, tmp_path, ROW, without, {**ROW, **OF_BIGCODEBENCH}, {**ROW, **OF_SYNTHETIC}))
 
 
 def test_a_trial_names_the_row_of_a_reference_program_that_fails(model: Path, tmp_path: Path) -> None:

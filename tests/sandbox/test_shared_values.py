@@ -205,3 +205,54 @@ def test_tests_of_files_are_refused_by_each_name(test: str) -> None:
 def test_what_a_test_may_import_is_said_where_it_imports_more(bare: Sandbox) -> None:
     with pytest.raises(DataError, match=r"No module named 'absent'.*standard library and numpy"):
         verdict_of(bare, "def f(x): return x", "import absent\nassert f(1) == 1")
+
+
+ASYNC = """
+import asyncio
+async def add(x):
+    await asyncio.sleep(0)
+    if x < 0:
+        raise ValueError("below")
+    return [x + 1]
+def later(x): return add(x)
+class Adder:
+    async def add(self, x): return await add(x)
+"""
+AWAITED = {
+    "a run": "import asyncio\nassert asyncio.run(add(1)) == [2]",
+    "several": "import asyncio\nasync def each():\n    return await asyncio.gather(add(1), add(2))\n"
+    "assert asyncio.run(each()) == [[2], [3]]",
+    "its own": "import asyncio\nasync def case():\n    assert await add(1) == [2]\nasyncio.run(case())",
+    "an error": "import asyncio\nimport pytest\nassert asyncio.run(add(1)) == [2]\n"
+    "with pytest.raises(ValueError): asyncio.run(add(-1))",
+    "given by another": "import asyncio\nassert asyncio.run(later(1)) == [2]",
+    "a method": "import asyncio\nassert asyncio.run(Adder().add(1)) == [2]",
+}
+
+
+@pytest.mark.parametrize("name", AWAITED, ids=[name.replace(" ", "-") for name in AWAITED])
+def test_a_coroutine_of_the_program_can_be_awaited(bare: Sandbox, name: str) -> None:
+    entry = "later" if "later" in AWAITED[name] else "add"
+    verdict = verdict_of(bare, ASYNC, AWAITED[name], entry_point=entry)
+    assert verdict.num_passed == 1, verdict.reason
+    for wrong in (ASYNC.replace("x + 1", "x"), "def add(x): return [2]\ndef later(x): return [2]"):
+        assert verdict_of(bare, wrong, AWAITED[name], entry_point=entry).num_passed == 0
+
+
+VALUES = [
+    "from solution import f, LIMIT\nassert f(9) == LIMIT",
+    "from solution import f, TABLE\nassert f(TABLE['a']) == 1",
+    "import solution\nassert solution.f(9) == solution.LIMIT",
+]
+
+
+@pytest.mark.parametrize("test", VALUES)
+def test_tests_of_a_value_of_the_program_are_refused(test: str) -> None:
+    with pytest.raises(DataError, match="of the program, and its functions alone can be asked"):
+        read_asserts(test, {})
+
+
+def test_names_of_capitals_may_be_of_functions_and_classes() -> None:
+    test = "from solution import GCD, LRU, K, UNUSED\nassert LRU(2).get(1) == GCD(2, 4)\nsorted([1], key=K)"
+    found = read_asserts(test, {})
+    assert found is not None and found.names[:2] == ["GCD", "LRU"]

@@ -56,6 +56,31 @@ def test_a_value_equals_each_plain_way_to_write_it_and_nothing_else(answer, righ
     assert [score(answer, text) for text in wrong] == [0.0] * len(wrong)
 
 
+ONE = {"instruction_id": ["punctuation:no_comma"], "kwargs": [None]}
+OF_IFEVAL = [  # of allenai's RLVR-IFeval and IF_multi_constraints, as text and as data
+    '{"func_name": "validate_lowercase", "N": null, "quantifier": null, "end_phrase": null}',
+    {"func_name": "verify_paragraph_count", "N": 3, "quantifier": None},
+    "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]",
+    json.dumps([ONE]),
+    [ONE, ONE],
+    [{"instruction_id": "keywords:existence", "kwargs": {"keywords": ["cat"]}}],
+]
+
+
+@pytest.mark.parametrize("reward", [ExactReward(None, answer_is=kind) for kind in ("one", "any", "json")])
+@pytest.mark.parametrize("answer", OF_IFEVAL)
+def test_instructions_are_no_answer_however_it_is_read(reward, answer):
+    with pytest.raises(DataError, match="IFEval"):
+        reward("x", answer, {})
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"func_name": "validate_user", "arguments": {"N": 1}}', "'instruction_id': 3"]
+)
+def test_a_call_of_a_function_is_an_answer(answer):
+    assert score(answer, answer) == 1.0
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -78,6 +103,7 @@ def test_a_value_equals_each_plain_way_to_write_it_and_nothing_else(answer, righ
         (datetime.timedelta(1), "a timedelta"),
         ("", "is empty"),
         (" \n", "is empty"),
+        *[(answer, "instructions .IFEval.*reward function") for answer in OF_IFEVAL],
     ],
 )
 def test_what_no_completion_could_equal_is_an_error_and_never_a_zero(answer, message):

@@ -128,8 +128,8 @@ def _literal(pattern: str) -> str | None:
     return "".join(written)
 
 
-_SOLUTIONS = ("canonical_solution", "reference_solution", "solution", "solutions", "solution_code")
-PROGRAMS = (*_SOLUTIONS, "code", "completion")
+_SOLUTIONS = ("canonical_solution", "reference_solution", "gold_standard_solution", "solution", "solutions")
+PROGRAMS = (*_SOLUTIONS, "solution_code", "code", "completion")
 """Columns in which public data sets have a right program, where `task.answer` names none."""
 PYTHON_3 = 3
 """The language in the solutions of CodeContests."""
@@ -139,9 +139,12 @@ def reference_program(answer: Any, columns: Row) -> str | None:
     """A completion that should pass all tests of a row: the right program of the row; None: it has none.
 
     A program is a text, or the first of a list of programs, as data or as JSON; or the first in Python 3 of a
-    table of CodeContests. A body that goes on where the prompt ends is a program too, as in HumanEval.
+    table of CodeContests. A body that goes on where the prompt ends is a program too, as in HumanEval. One of
+    BigCodeBench goes on where `code_prompt` ends.
     """
-    return next(filter(None, map(_program, (answer, *(find_column(columns, one) for one in PROGRAMS)))), None)
+    found = map(_program, (answer, *(find_column(columns, one) for one in PROGRAMS)))
+    program = next(filter(None, found), None)
+    return f"{columns.get('code_prompt') or ''}{program}" if program and program[0].isspace() else program
 
 
 def _program(column: Any) -> str | None:

@@ -18,6 +18,8 @@ from millrace.core.errors import ConfigError, DataError
 
 AnswerIs = Literal["one", "any", "json"]
 SHOWN_CHARACTERS = 80
+_IFEVAL = re.compile(r"'instruction_id': \[?'\w+:|'func_name': '\w+', 'N':")
+"""Instructions for a completion, as the sets of allenai have them."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 
 
@@ -43,6 +45,9 @@ class ReferenceAnswers:
             raise DataError(
                 f"{self._reward} needs a reference answer, the row has none: set `task.answer` to its column"
             )
+        if _IFEVAL.search(str(answer).replace('"', "'")):
+            shown = f"the answer has instructions (IFEval), which no text equals: {_shown(answer)}"
+            raise DataError(f"{shown}. Write a reward function for such rows")
         if self._is == "json":
             return [json_value(answer)]
         if self._is == "any" and isinstance(answer, list):

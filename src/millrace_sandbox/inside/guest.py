@@ -132,10 +132,23 @@ def begun(name: str) -> ModuleType:
     sys.stdout, sys.stderr = written(1, buffering=-1), written(2, buffering=1)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc, assignment]
     vars(builtins).update({**common_names(), **vars(builtins), "exit": sys.exit, "quit": sys.exit})
+    sys.modules["pytest"] = Unused("pytest")
     random.seed(0)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(0)
     return module
+
+
+class Unused(ModuleType):
+    """pytest, for a program that has tests of its own behind it. Nobody runs these."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        return given[0] if given and callable(given[0]) else self
 
 
 def common_names() -> dict[str, Any]:

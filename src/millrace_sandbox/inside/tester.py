@@ -310,6 +310,15 @@ class Anything:
     def __float__(self) -> float:
         return 1.0
 
+    def __await__(self) -> Any:
+        return self
+        yield
+
+    def send(self, _: Any) -> Any:
+        raise StopIteration(self)
+
+    throw = close = __getattr__
+
 
 _ANSWERS = {
     **dict.fromkeys(("bool", *objects.COMPARED), True),

@@ -15,10 +15,21 @@ import math
 import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Callable, Generator, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import (
+    Callable,
+    Coroutine,
+    Generator,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    ValuesView,
+)
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from importlib import import_module
 from pathlib import PurePath, PurePosixPath
 from typing import Any, ClassVar
 from uuid import UUID
@@ -54,12 +65,18 @@ def _stream(kind: Any) -> tuple[Any, _Made, _Made]:
     return kind, lambda one: encode(one.__getstate__()[:-1]), made
 
 
+async def _awaited(data: Any) -> Any:
+    """A coroutine of the program, which has run there to its end."""
+    return decode(data)
+
+
 _OTHERS: dict[str, tuple[Any, _Made, _Made]] = {
     "int": (int, hex, lambda digits: int(digits, 16)),
     "bytes": (bytes | memoryview, lambda value: bytes(value).hex(), bytes.fromhex),
     "bytearray": (bytearray, bytearray.hex, bytearray.fromhex),
     "complex": (complex, lambda value: repr(complex(value.real, value.imag)), complex),
     "array": (array, lambda one: encode([one.typecode, one.tolist()]), lambda data: array(*decode(data))),
+    "coroutine": (Coroutine, lambda one: encode(import_module("asyncio").run(one)), _awaited),
     "StringIO": _stream(io.StringIO),
     "BytesIO": _stream(io.BytesIO),
     "range": _of_parts(range, "start", "stop", "step"),
