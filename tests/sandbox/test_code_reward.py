@@ -125,6 +125,8 @@ PROMPT = 'def square(x):\n    """Square a number."""\n'
         (None, {"solutions": json.dumps([SQUARE, "def square(x): return 0"])}),
         (None, {"solutions": [SQUARE]}),
         (None, {"solutions": {"language": [2, 3], "solution": ["int x;", SQUARE]}}),
+        (None, {"solutions": ["def square(x):\n    print x\n", SQUARE]}),
+        ({"language": [3, 3], "solution": ["exec 'x'", SQUARE]}, {}),
     ],
 )
 def test_the_reference_program_of_a_row_is_a_completion_that_passes(

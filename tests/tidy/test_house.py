@@ -53,7 +53,7 @@ BUDGETS = {
     "observe": 2_300,
     "placement": 1_150,
     "quickstart": 300,
-    "rewards": 2_321,
+    "rewards": 2_328,
     "rollout": 1_050,
     "run": 1_250,
     "run_directory": 500,

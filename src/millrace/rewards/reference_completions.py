@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+from warnings import catch_warnings
 
 import msgspec
 
@@ -138,9 +140,9 @@ PYTHON_3 = 3
 def reference_program(answer: Any, columns: Row) -> str | None:
     """A completion that should pass all tests of a row: the right program of the row; None: it has none.
 
-    A program is a text, or the first of a list of programs, as data or as JSON; or the first in Python 3 of a
-    table of CodeContests. A body that goes on where the prompt ends is a program too, as in HumanEval. One of
-    BigCodeBench goes on where `code_prompt` ends.
+    A program is a text; or of a list, as data or as JSON, or of a table of CodeContests, the first that is
+    Python 3: APPS has old ones. A body that goes on where the prompt ends is a program too, as in HumanEval.
+    One of BigCodeBench goes on where `code_prompt` ends.
     """
     found = map(_program, (answer, *(find_column(columns, one) for one in PROGRAMS)))
     program = next(filter(None, found), None)
@@ -155,5 +157,12 @@ def _program(column: Any) -> str | None:
         pairs = zip(column["language"], column["solution"], strict=False)
         column = [program for language, program in pairs if language in (PYTHON_3, "PYTHON3")]
     if isinstance(column, list | tuple):
-        column = next((one for one in column if isinstance(one, str) and one.strip()), None)
+        programs = [one for one in column if isinstance(one, str) and one.strip()]
+        column = next(filter(_is_python, programs), next(iter(programs), None))
     return column if isinstance(column, str) and column.strip() else None
+
+
+def _is_python(program: str) -> bool:
+    with catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        return bool(ast.parse(program))
+    return False

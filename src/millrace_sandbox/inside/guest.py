@@ -157,7 +157,7 @@ def common_names() -> dict[str, Any]:
     names: dict[str, Any] = {}
     for module in COMMON:
         public = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
-        names.update({name: vars(module)[name] for name in public})
+        names.update({name: getattr(module, name) for name in public})
     return names | {module.__name__: module for module in (*COMMON, sys)}
 
 
