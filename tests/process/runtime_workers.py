@@ -8,8 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from millrace.core.errors import DataError
@@ -47,6 +49,14 @@ class Process:
     async def say(self, text: str) -> None:
         print(text)
         print(text, file=sys.stderr)
+
+    async def warned_of(self, file: str) -> list[str]:
+        """What is told of a piece of Python in the file with that name."""
+        told: list[str] = []
+        sys.stderr, shown = SimpleNamespace(write=told.append, flush=lambda: None), sys.stderr  # type: ignore
+        warnings.warn_explicit("an odd piece", SyntaxWarning, file, 1)
+        sys.stderr = shown
+        return told
 
     async def block(self, seconds: float, until: str | None = None) -> AsyncIterator[str]:
         """Say so, then hold the loop for that time and until the file `until` is there, then say so."""

@@ -124,6 +124,15 @@ def test_a_worker_that_cannot_answer_can_be_killed(state: str) -> None:
 
 
 @pytest.mark.usefixtures("start_method")
+def test_a_worker_warns_of_python_in_a_file_and_not_of_a_text_that_it_parses() -> None:
+    async def use(worker: LocalHandle) -> None:
+        assert "an odd piece" in "".join(await call(worker, "warned_of", "reward.py"))
+        assert await call(worker, "warned_of", "<unknown>") == []
+
+    with_worker(use)
+
+
+@pytest.mark.usefixtures("start_method")
 def test_sigint_and_sigterm_are_left_to_the_controller() -> None:
     async def use(worker: LocalHandle) -> None:
         assert worker.pid is not None

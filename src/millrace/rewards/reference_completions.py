@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from warnings import catch_warnings
 
 import msgspec
 
@@ -163,6 +162,6 @@ def _program(column: Any) -> str | None:
 
 
 def _is_python(program: str) -> bool:
-    with catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         return bool(ast.parse(program))
     return False

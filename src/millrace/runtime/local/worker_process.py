@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import warnings
 from contextlib import aclosing
 from typing import Any
 
@@ -35,6 +36,8 @@ def main(connection: socket.socket, name: str, epoch: int, silence_s_max: float 
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
+    # Python 3.12 warns of a `"\d"` in a text that it parses, which here is a model's or a row's.
+    warnings.filterwarnings("ignore", category=SyntaxWarning, module="<unknown>")
     asyncio.run(_serve(connection, name, epoch, silence_s_max))
 
 
