@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -242,6 +244,19 @@ def test_a_program_may_recurse_deeply_and_ask_for_a_large_stack(any_level: Sandb
     assert any_level.run(deep, b"", LIMITS).stdout == b"0\n"
     asks = "import threading\nthreading.stack_size(2**29)\nprint(threading.stack_size())"
     assert any_level.run(asks, b"", LIMITS).stdout == b"67108864\n"
+
+
+IN_PYTHON = """
+import functools
+from millrace_sandbox.inside.zygote import cache_in_python
+cache_in_python()
+g = functools.cache(lambda n: n and g(n - 1))
+assert (g(200), g.cache_info().currsize, type(g)) == (0, 201, type(cache_in_python)), g
+"""
+
+
+def test_a_cache_in_python_caches() -> None:
+    subprocess.run([sys.executable, "-c", IN_PYTHON], check=True)
 
 
 THREAD = "import sys, threading, time\ndef main():\n    time.sleep(0.1)\n    print(int(input()) + 1)\n"

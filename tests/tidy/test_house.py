@@ -46,7 +46,7 @@ BUDGETS = {
     "millrace_curation": 1_200,
     "millrace_jax": 2_300,
     "millrace_ray": 1_300,
-    "millrace_sandbox": 2_792,
+    "millrace_sandbox": 2_803,
     "millrace_sim": 5_812,
     "millrace_sweeps": 1_300,
     "millrace_ui": 4_600,

@@ -6,6 +6,7 @@ its socket is closed.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -50,6 +51,8 @@ def main(descriptor: int, level: str, readable: list[str], base: str, packages: 
     more = [path for paths in packages.values() for path in paths]
     try:
         import_packages(packages)
+        if (3, 12) <= sys.version_info < (3, 14):
+            cache_in_python()
         proc = prepare(level, readable, base, more)
     except MissingLayer as missing:
         control.send(json.dumps({"missing": missing.args[0], "why": missing.args[1]}).encode())
@@ -116,6 +119,18 @@ def _clean(base: str) -> None:
 
 class MissingLayer(Exception):
     """A layer, and why it is missing."""
+
+
+def cache_in_python() -> None:
+    """Let a function with `functools.cache` call itself as deeply as the limit of recursion says. In C the
+    cache ends at a few hundred or thousand calls in Python 3.12 and 3.13, whatever the limit."""
+    in_c, sys.modules["_functools"] = sys.modules["_functools"], None  # type: ignore[assignment]
+    try:
+        plain = vars(functools).copy()
+        exec(functools.__loader__.get_code("functools"), plain)  # type: ignore[union-attr]
+    finally:
+        sys.modules["_functools"] = in_c
+    vars(functools)["_lru_cache_wrapper"] = plain["_lru_cache_wrapper"]
 
 
 def import_packages(packages: dict[str, list[str]]) -> None:
