@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -119,6 +121,23 @@ def test_nothing_is_left_when_a_sandbox_is_closed(any_level: Sandbox, monkeypatc
         pid = sandbox._warm._process.pid
     assert list(tmp_path.iterdir()) == []
     assert not Path(f"/proc/{pid}").exists()
+
+
+PREPARED = """
+import os, sys
+from millrace_sandbox.inside.zygote import prepare
+prepare("limits", ["/usr"], sys.argv[1], sys.argv[2:])
+print(os.geteuid())
+"""
+
+
+@pytest.mark.parametrize("closed", ["where packages are", "where programs work"])
+def test_root_stays_root_where_another_user_could_not_read(closed: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "work").mkdir()
+    paths = ["", str(tmp_path)] if closed == "where packages are" else [str(tmp_path / "work")]
+    ran = subprocess.run([sys.executable, "-c", PREPARED, *paths], check=True, capture_output=True, text=True)
+    assert int(ran.stdout) == os.geteuid()
 
 
 def test_a_warm_process_that_is_gone_is_replaced_and_the_program_runs_again(any_level: Sandbox) -> None:

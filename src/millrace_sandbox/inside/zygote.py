@@ -51,7 +51,7 @@ def main(descriptor: int, level: str, readable: list[str], base: str, packages: 
     more = [path for paths in packages.values() for path in paths]
     try:
         import_packages(packages)
-        if (3, 12) <= sys.version_info < (3, 14):
+        if sys.version_info >= (3, 12):
             cache_in_python()
         proc = prepare(level, readable, base, more)
     except MissingLayer as missing:
@@ -123,7 +123,7 @@ class MissingLayer(Exception):
 
 def cache_in_python() -> None:
     """Let a function with `functools.cache` call itself as deeply as the limit of recursion says. In C the
-    cache ends at a few hundred or thousand calls in Python 3.12 and 3.13, whatever the limit."""
+    cache ends at a few hundred or thousand calls since Python 3.12, whatever the limit."""
     in_c, sys.modules["_functools"] = sys.modules["_functools"], None  # type: ignore[assignment]
     try:
         plain = vars(functools).copy()
@@ -152,17 +152,17 @@ def prepare(level: str, readable: list[str], base: str, more: Sequence[str] = ()
             check()
         except OSError as error:
             raise MissingLayer(layer, str(error)) from None
+    visible = [*readable, *more, "/dev/null"]
     if level != "namespaces":
-        _become_nobody(readable, base)
+        _become_nobody(visible, base)
         return None
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     user = _private_user()
-    visible = [*readable, *more, "/dev/null"]
     try:
         try:
             namespaces.enter(visible, proc)
         except PermissionError:  # root without CAP_SYS_ADMIN: a user namespace may be permitted all the same
-            if os.geteuid() != 0 or not _become_nobody(readable, base):
+            if os.geteuid() != 0 or not _become_nobody(visible, base):
                 raise
             namespaces.enter(visible, proc)
         if os.geteuid() == 0:
@@ -172,9 +172,9 @@ def prepare(level: str, readable: list[str], base: str, more: Sequence[str] = ()
     return proc
 
 
-def _become_nobody(readable: list[str], base: str) -> bool:
-    """As root, become another user where that user can still read the standard library. Returns whether."""
-    if os.geteuid() != 0 or not all(map(_is_open_to_all, readable)):
+def _become_nobody(visible: list[str], base: str) -> bool:
+    """As root, become another user who can read what programs may, and reach `base`. Returns whether."""
+    if os.geteuid() != 0 or not all(map(_is_open_to_all, [*visible, os.path.dirname(base) or "/"])):
         return False
     user = _private_user()
     try:
