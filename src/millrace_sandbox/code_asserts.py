@@ -191,14 +191,9 @@ def continued(code: str, function: str, prompt: str) -> str:
     if tree is None:
         return code
     body = [statement for node in tree.body for statement in getattr(node, "body", ())]
-    starts = [
-        (node.lineno, node.col_offset)
-        for each in body
-        for node in ast.walk(each)
-        if isinstance(node, ast.stmt)
-    ]
-    lines = prompt.split("\n")
-    columns = {column for line, column in starts if not lines[line - 1][:column].strip()}
+    statements = [node for each in body for node in ast.walk(each) if isinstance(node, ast.stmt)]
+    lines = re.split("\r\n?|\n", prompt)  # as Python counts them
+    columns = {one.col_offset for one in statements if not lines[one.lineno - 1][: one.col_offset].strip()}
     column = min((one for one in columns if one >= level + given), default=level)
     return f"{prompt.rstrip()}\n{code.replace(first, ' ' * (column - level) + first, 1)}"
 

@@ -9,6 +9,7 @@ import pytest
 
 from millrace.config.tables.task import CodeRewardSection
 from millrace.core.errors import DataError, SandboxError
+from millrace_sandbox.code_asserts import continued
 from millrace_sandbox.code_reward import CodeReward
 
 PROMPT = '''import math
@@ -161,3 +162,11 @@ def test_a_prompt_may_end_with_the_first_line_of_the_function(reward: CodeReward
     for form in (whole, *[body] * (name != "in a chat")):
         assert reward(form.format("x + y"), None, row)["reward"] == 1
         assert reward(form.format("x - y"), None, row)["reward"] == 0
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_body_goes_on_where_a_prompt_ends_whatever_ends_its_lines(end: str) -> None:
+    prompt = 'def f(x):\n    """Double."""\n    y = 2\n'.replace("\n", end)
+    scope: dict[str, Any] = {}
+    exec(continued("    return y * x\n", "f", prompt), scope)
+    assert scope["f"](3) == 6
